@@ -6,15 +6,22 @@ are what tools print, while the partition service knows where each emulated mach
 
 Order matters: agents stand in the order of their IPUs. Agent *a* holds IPUs ``4a .. 4a+3``; consecutive
 agents fill an IPU-Link domain (ILD) before the next one starts.
+
+A POD is one V-IPU cluster, unless an administrator has changed its agents and clusters while the service runs: then it
+has `Cluster.parts`, one for each V-IPU cluster, and perhaps agents in none (`arranged`).
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
+
+from podrun.core.errors import UsageError
 
 IPUS_PER_MACHINE = 4
 """IPUs of one IPU-M2000 or Bow-2000."""
@@ -38,6 +45,20 @@ class GatewayTopology(enum.Enum):
     """One ILD: nothing to join."""
     LOOPED = "looped"
     """Machine *m* of each ILD is joined to machine *m* of the next one, and the last to the first."""
+
+
+_TopologyName = TypeVar("_TopologyName", LinkTopology, GatewayTopology)
+
+
+def named_topology(kind: type[_TopologyName], text: str) -> _TopologyName:
+    """The topology of a name, in any case. Raises UsageError, which lists them."""
+    try:
+        return kind(text.lower())
+    except ValueError:
+        known = ", ".join(member.value for member in kind)
+        raise UsageError(
+            f"there is no topology {text!r} of these links", hint=f"There are: {known}."
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +133,9 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A POD. ``target`` is the chip: "gc200" or "bow". ``gateway_memory_bytes``: streaming memory of each
-    machine."""
+    """A POD, or one V-IPU cluster of it. ``target`` is the chip: "gc200" or "bow". ``gateway_memory_bytes``: streaming
+    memory of each machine. ``parts``: the V-IPU clusters of a POD that was divided, in the order of their agents, which
+    come before those in no cluster; None: the POD is one cluster."""
 
     name: str
     description: str
@@ -123,16 +145,32 @@ class Cluster:
     topology: Topology
     agents: tuple[Agent, ...]
     allocations: tuple[Allocation, ...]
+    parts: tuple[Cluster, ...] | None = None
 
     @property
     def ipu_count(self) -> int:
-        """Number of IPUs of the whole POD."""
+        """Number of its IPUs."""
         return len(self.agents) * IPUS_PER_MACHINE
+
+    @property
+    def first_ipu(self) -> int:
+        """Index in the POD of its first IPU."""
+        return self.agents[0].first_ipu if self.agents else 0
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """The V-IPU clusters of a POD."""
+        return (self,) if self.parts is None else self.parts
+
+    @cached_property
+    def clusters_by_agent(self) -> dict[str, Cluster]:
+        """The V-IPU cluster of each agent that is in one."""
+        return {agent.id: cluster for cluster in self.clusters for agent in cluster.agents}
 
     @cached_property
     def ilds(self) -> tuple[Ild, ...]:
-        """IPU-Link domains in order."""
-        count = 1 + max(agent.ild for agent in self.agents)
+        """IPU-Link domains of one V-IPU cluster in order."""
+        count = 1 + max((agent.ild for agent in self.agents), default=-1)
         return tuple(Ild(i, tuple(a for a in self.agents if a.ild == i)) for i in range(count))
 
     @cached_property
@@ -142,7 +180,7 @@ class Cluster:
 
     def agent_of(self, ipu: int) -> Agent:
         """The agent that holds IPU ``ipu`` of the POD."""
-        return self.agents[ipu // IPUS_PER_MACHINE]
+        return self.agents[(ipu - self.first_ipu) // IPUS_PER_MACHINE]
 
     def ipu_links(self) -> tuple[tuple[int, int], ...]:
         """Pairs of IPUs of the POD joined by IPU-Links, each once, lower first.
@@ -153,6 +191,27 @@ class Cluster:
         for ild in self.ilds:
             links += ladder_links(ild.ipu_count, self.topology.ipu_links, ild.agents[0].first_ipu)
         return tuple(links)
+
+
+def arranged(
+    pod: Cluster, clusters: Iterable[tuple[str, Topology, tuple[str, ...]]], agents: Iterable[Agent]
+) -> Cluster:
+    """The POD with these agents and V-IPU clusters: name, links, agents by id in the order of their links. Agents in
+    no cluster come last."""
+    left = {agent.id: agent for agent in agents}
+    parts: list[Cluster] = []
+    index = 0
+    for name, topology, members in clusters:
+        per_ild = topology.ild_ipus // IPUS_PER_MACHINE
+        placed = tuple(
+            replace(left.pop(agent), index=index + i, ild=i // per_ild, position=i % per_ild)
+            for i, agent in enumerate(members)
+        )
+        parts.append(replace(pod, name=name, topology=topology, agents=placed, allocations=(), parts=None))
+        index += len(placed)
+    free = tuple(replace(a, index=index + i, ild=0, position=0) for i, a in enumerate(left.values()))
+    everyone = tuple(agent for part in parts for agent in part.agents) + free
+    return replace(pod, agents=everyone, parts=tuple(parts))
 
 
 def ladder_links(ipus: int, topology: LinkTopology, first: int = 0) -> list[tuple[int, int]]:

@@ -217,7 +217,7 @@ def target_options(
 ) -> dict[str, str]:
     """POPLAR_TARGET_OPTIONS of a partition. Options in the user's environment take precedence.
 
-    ``routing`` is the partition's ILD routing as V-IPU names it (DNC, SWNC, RINGSWNC); empty: by size, as
+    ``routing`` is the partition's ILD routing as V-IPU names it (DNC, SWNC, RINGSWNC, BTNC); empty: by size, as
     observed on real systems (mesh and default below a full POD64, torus and sliding window on it). Raises
     UsageError if the environment's value is not a JSON object.
     """
@@ -225,8 +225,8 @@ def target_options(
     routing = routing or ("RINGSWNC" if domain >= 64 else "DNC")
     options = {
         "ipuLinkDomainSize": str(domain),
-        "ipuLinkConfiguration": "default" if routing == "DNC" else "slidingWindow",
-        "ipuLinkTopology": "torus" if routing == "RINGSWNC" else "mesh",
+        "ipuLinkConfiguration": {"DNC": "default", "BTNC": "barleyTwist"}.get(routing, "slidingWindow"),
+        "ipuLinkTopology": "torus" if routing in ("RINGSWNC", "BTNC") else "mesh",
         "gatewayMode": "true",
         "instanceSize": str(instance_ipus),
     }

@@ -86,8 +86,38 @@ class GetClusterResponse(_message.Message):
     gateway_topology: str
     def __init__(self, cluster_id: _Optional[str] = ..., target: _Optional[str] = ..., num_agents: _Optional[int] = ..., num_ipus: _Optional[int] = ..., ipu_link_domain_size: _Optional[int] = ..., ipu_link_topology: _Optional[str] = ..., gateway_topology: _Optional[str] = ...) -> None: ...
 
+class Cluster(_message.Message):
+    __slots__ = ("cluster_id", "agent_ids", "num_ilds", "ipu_link_topology", "gateway_topology", "num_ipus", "ipu_link_domain_size", "target")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ILDS_FIELD_NUMBER: _ClassVar[int]
+    IPU_LINK_TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    NUM_IPUS_FIELD_NUMBER: _ClassVar[int]
+    IPU_LINK_DOMAIN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    agent_ids: _containers.RepeatedScalarFieldContainer[str]
+    num_ilds: int
+    ipu_link_topology: str
+    gateway_topology: str
+    num_ipus: int
+    ipu_link_domain_size: int
+    target: str
+    def __init__(self, cluster_id: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., num_ilds: _Optional[int] = ..., ipu_link_topology: _Optional[str] = ..., gateway_topology: _Optional[str] = ..., num_ipus: _Optional[int] = ..., ipu_link_domain_size: _Optional[int] = ..., target: _Optional[str] = ...) -> None: ...
+
+class ListClustersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListClustersResponse(_message.Message):
+    __slots__ = ("clusters",)
+    CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    clusters: _containers.RepeatedCompositeFieldContainer[Cluster]
+    def __init__(self, clusters: _Optional[_Iterable[_Union[Cluster, _Mapping]]] = ...) -> None: ...
+
 class PartitionRequirements(_message.Message):
-    __slots__ = ("size", "reconfigurable", "num_gcds", "sync_type", "allocation_id", "num_ilds", "routing", "index")
+    __slots__ = ("size", "reconfigurable", "num_gcds", "sync_type", "allocation_id", "num_ilds", "routing", "index", "cluster_id")
     SIZE_FIELD_NUMBER: _ClassVar[int]
     RECONFIGURABLE_FIELD_NUMBER: _ClassVar[int]
     NUM_GCDS_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +126,7 @@ class PartitionRequirements(_message.Message):
     NUM_ILDS_FIELD_NUMBER: _ClassVar[int]
     ROUTING_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     size: int
     reconfigurable: bool
     num_gcds: int
@@ -104,7 +135,8 @@ class PartitionRequirements(_message.Message):
     num_ilds: int
     routing: str
     index: int
-    def __init__(self, size: _Optional[int] = ..., reconfigurable: _Optional[bool] = ..., num_gcds: _Optional[int] = ..., sync_type: _Optional[_Union[SyncType, str]] = ..., allocation_id: _Optional[str] = ..., num_ilds: _Optional[int] = ..., routing: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, size: _Optional[int] = ..., reconfigurable: _Optional[bool] = ..., num_gcds: _Optional[int] = ..., sync_type: _Optional[_Union[SyncType, str]] = ..., allocation_id: _Optional[str] = ..., num_ilds: _Optional[int] = ..., routing: _Optional[str] = ..., index: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class CreatePartitionRequest(_message.Message):
     __slots__ = ("partition_id", "requirements", "disable_auto_reset", "relocatable", "faults", "wait", "priority", "limit_seconds", "reservation")
@@ -342,7 +374,7 @@ class ResetIpusResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Agent(_message.Message):
-    __slots__ = ("agent_id", "host", "port", "serial", "state", "partition_ids", "endpoints", "ild", "num_ipus", "health", "stale_seconds", "reason", "deadline")
+    __slots__ = ("agent_id", "host", "port", "serial", "state", "partition_ids", "endpoints", "ild", "num_ipus", "health", "stale_seconds", "reason", "deadline", "cluster_id")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +388,7 @@ class Agent(_message.Message):
     STALE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
     host: str
     port: int
@@ -369,7 +402,8 @@ class Agent(_message.Message):
     stale_seconds: float
     reason: str
     deadline: float
-    def __init__(self, agent_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., serial: _Optional[str] = ..., state: _Optional[_Union[AgentState, str]] = ..., partition_ids: _Optional[_Iterable[str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., ild: _Optional[int] = ..., num_ipus: _Optional[int] = ..., health: _Optional[str] = ..., stale_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., deadline: _Optional[float] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, agent_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., serial: _Optional[str] = ..., state: _Optional[_Union[AgentState, str]] = ..., partition_ids: _Optional[_Iterable[str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., ild: _Optional[int] = ..., num_ipus: _Optional[int] = ..., health: _Optional[str] = ..., stale_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., deadline: _Optional[float] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class QueuedRequest(_message.Message):
     __slots__ = ("partition_id", "size", "priority", "since", "position", "ahead", "blockers", "latest", "owner")
@@ -504,6 +538,50 @@ class RemoveAllocationRequest(_message.Message):
     def __init__(self, allocation_id: _Optional[str] = ...) -> None: ...
 
 class RemoveAllocationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CreateAgentRequest(_message.Message):
+    __slots__ = ("agent_id", "host", "port")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    host: str
+    port: int
+    def __init__(self, agent_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class CreateAgentResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoveAgentRequest(_message.Message):
+    __slots__ = ("agent_id",)
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    def __init__(self, agent_id: _Optional[str] = ...) -> None: ...
+
+class RemoveAgentResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CreateClusterRequest(_message.Message):
+    __slots__ = ("cluster",)
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    cluster: Cluster
+    def __init__(self, cluster: _Optional[_Union[Cluster, _Mapping]] = ...) -> None: ...
+
+class CreateClusterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoveClusterRequest(_message.Message):
+    __slots__ = ("cluster_id",)
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    def __init__(self, cluster_id: _Optional[str] = ...) -> None: ...
+
+class RemoveClusterResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

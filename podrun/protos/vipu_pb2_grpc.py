@@ -46,6 +46,11 @@ class UserServiceStub:
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.GetClusterRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.GetClusterResponse.FromString,
                 _registered_method=True)
+        self.ListClusters = channel.unary_unary(
+                '/podrun.vipu.v1.UserService/ListClusters',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.ListClustersRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListClustersResponse.FromString,
+                _registered_method=True)
         self.CreatePartition = channel.unary_unary(
                 '/podrun.vipu.v1.UserService/CreatePartition',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.CreatePartitionRequest.SerializeToString,
@@ -131,7 +136,14 @@ class UserServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetCluster(self, request, context):
-        """The POD behind this server.
+        """The POD behind this server. Of one that was divided into several clusters: the largest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListClusters(self, request, context):
+        """The clusters of the POD: agents that links join.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -248,6 +260,11 @@ def add_UserServiceServicer_to_server(servicer, server):
                     servicer.GetCluster,
                     request_deserializer=podrun_dot_protos_dot_vipu__pb2.GetClusterRequest.FromString,
                     response_serializer=podrun_dot_protos_dot_vipu__pb2.GetClusterResponse.SerializeToString,
+            ),
+            'ListClusters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListClusters,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.ListClustersRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.ListClustersResponse.SerializeToString,
             ),
             'CreatePartition': grpc.unary_unary_rpc_method_handler(
                     servicer.CreatePartition,
@@ -376,6 +393,33 @@ class UserService:
             '/podrun.vipu.v1.UserService/GetCluster',
             podrun_dot_protos_dot_vipu__pb2.GetClusterRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.GetClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListClusters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.UserService/ListClusters',
+            podrun_dot_protos_dot_vipu__pb2.ListClustersRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.ListClustersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -810,6 +854,26 @@ class AdminServiceStub:
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveAllocationRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveAllocationResponse.FromString,
                 _registered_method=True)
+        self.CreateAgent = channel.unary_unary(
+                '/podrun.vipu.v1.AdminService/CreateAgent',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.CreateAgentRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.CreateAgentResponse.FromString,
+                _registered_method=True)
+        self.RemoveAgent = channel.unary_unary(
+                '/podrun.vipu.v1.AdminService/RemoveAgent',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveAgentRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveAgentResponse.FromString,
+                _registered_method=True)
+        self.CreateCluster = channel.unary_unary(
+                '/podrun.vipu.v1.AdminService/CreateCluster',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.CreateClusterRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.CreateClusterResponse.FromString,
+                _registered_method=True)
+        self.RemoveCluster = channel.unary_unary(
+                '/podrun.vipu.v1.AdminService/RemoveCluster',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveClusterRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveClusterResponse.FromString,
+                _registered_method=True)
         self.PowerCycleAgent = channel.unary_unary(
                 '/podrun.vipu.v1.AdminService/PowerCycleAgent',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.PowerCycleAgentRequest.SerializeToString,
@@ -894,6 +958,34 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateAgent(self, request, context):
+        """Add an agent, in no cluster.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveAgent(self, request, context):
+        """Take an agent that is in no cluster away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateCluster(self, request, context):
+        """Join agents that are in no cluster by links. An allocation of the same name gets all of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveCluster(self, request, context):
+        """Take a cluster without partitions apart, with the allocation of its name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PowerCycleAgent(self, request, context):
         """Power-cycle an IPU-M2000 (recovery action FULL_RESET). Its partition goes to PS_ERROR; reset the partition next.
         """
@@ -971,6 +1063,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RemoveAllocation,
                     request_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveAllocationRequest.FromString,
                     response_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveAllocationResponse.SerializeToString,
+            ),
+            'CreateAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateAgent,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.CreateAgentRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.CreateAgentResponse.SerializeToString,
+            ),
+            'RemoveAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveAgent,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveAgentRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveAgentResponse.SerializeToString,
+            ),
+            'CreateCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateCluster,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.CreateClusterRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.CreateClusterResponse.SerializeToString,
+            ),
+            'RemoveCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveCluster,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveClusterRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveClusterResponse.SerializeToString,
             ),
             'PowerCycleAgent': grpc.unary_unary_rpc_method_handler(
                     servicer.PowerCycleAgent,
@@ -1193,6 +1305,114 @@ class AdminService:
             '/podrun.vipu.v1.AdminService/RemoveAllocation',
             podrun_dot_protos_dot_vipu__pb2.RemoveAllocationRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.RemoveAllocationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.AdminService/CreateAgent',
+            podrun_dot_protos_dot_vipu__pb2.CreateAgentRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.CreateAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.AdminService/RemoveAgent',
+            podrun_dot_protos_dot_vipu__pb2.RemoveAgentRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.RemoveAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.AdminService/CreateCluster',
+            podrun_dot_protos_dot_vipu__pb2.CreateClusterRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.CreateClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.AdminService/RemoveCluster',
+            podrun_dot_protos_dot_vipu__pb2.RemoveClusterRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.RemoveClusterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,7 +51,7 @@ class Role(enum.Enum):
     OPERATOR = "operator"
     """Take agents out of service and repair them, reserve them, set priorities."""
     ADMIN = "admin"
-    """Change allocations and users."""
+    """Change agents, clusters, allocations and users."""
 
     def covers(self, other: Role) -> bool:
         """Whether this role may do what the other may."""
@@ -62,6 +62,7 @@ class Role(enum.Enum):
 NEEDED: Mapping[str, Role] = {
     "GetServerVersion": Role.VIEWER,
     "GetCluster": Role.VIEWER,
+    "ListClusters": Role.VIEWER,
     "GetPartition": Role.VIEWER,
     "ListPartitions": Role.VIEWER,
     "GetPartitionStatus": Role.VIEWER,

@@ -35,7 +35,6 @@ from podrun.vipu.events import (
 from podrun.vipu.ipu_placement import IpuTable, slices_of
 from podrun.vipu.requirements import (
     check_name,
-    complete_requirements,
     unknown_name,
     validate_plans,
     validate_state,
@@ -58,7 +57,8 @@ NO_PLANS = Plans()
 
 
 class Allocator:
-    """The state of one POD: partitions, allocations, agents that are lost or in maintenance, queue, reservations.
+    """The state of one POD: its agents and V-IPU clusters (``cluster``), partitions, allocations, agents that are lost
+    or in maintenance, queue, reservations.
 
     Attributes are for reading; only `apply` changes them. ``now``: the time of decisions, in seconds since 1970, for
     events that carry none; whoever asks for decisions sets it.
@@ -98,6 +98,7 @@ class Allocator:
             draft._changed,
             allocations=None if draft.allocations == self.allocations else tuple(draft.allocations.values()),
             lost=None if draft.lost == self.lost else frozenset(draft.lost),
+            layout=None if draft.cluster is self.cluster else draft.cluster,
         )
         return Decision(change, tuple(instructions), draft._operations)
 
@@ -115,6 +116,8 @@ class Allocator:
     def apply(self, decision: Decision) -> None:
         """Make a decision's change. It must be the answer to this very state."""
         change = decision.change
+        if change.layout is not None:
+            self.arrange(change.layout)
         for name, partition in change.partitions.items():
             self._replace(name, partition)
         if change.allocations is not None:
@@ -179,7 +182,7 @@ class Allocator:
                 f"a request for partition {asked.name} waits in the queue",
                 hint=f"Look at it: vipu explain {asked.name}; give it up: vipu remove partition {asked.name}",
             )
-        return complete_requirements(asked, self.cluster)
+        return queueing.settle(self, asked)
 
     def make(self, needs: Requirements, allocation: str, ipus: Sequence[int]) -> list[Instruction]:
         """Make a partition of free IPUs."""
@@ -354,9 +357,26 @@ class Allocator:
                         f"agent {agent} is in allocation {other.name}",
                         hint=f"Remove that one first: vipu-admin remove allocation {other.name}",
                     )
+        self._check_one_cluster(event.agents)
         ordered = tuple(a.id for a in self.cluster.agents if a.id in set(event.agents))
         self.allocations[event.name] = Allocation(event.name, ordered)
         return []
+
+    def _check_one_cluster(self, agents: Sequence[str]) -> None:
+        """Raise ConflictError unless agents are in one V-IPU cluster."""
+        clusters = self.cluster.clusters_by_agent
+        first = clusters.get(agents[0])
+        for agent in agents:
+            if agent not in clusters:
+                raise ConflictError(
+                    f"agent {agent} is in no cluster",
+                    hint="Put it into one first: vipu-admin create cluster NAME --agents A,B,...",
+                )
+            if clusters[agent] is not first:
+                raise ConflictError(
+                    f"agents {agents[0]} and {agent} are in different clusters",
+                    hint="An allocation lies in one cluster: vipu list clusters",
+                )
 
     def _remove_allocation(self, event: ev.RemoveAllocation) -> list[Instruction]:
         if event.name not in self.allocations:
@@ -369,10 +389,31 @@ class Allocator:
                 f"allocation {event.name} has partitions: {', '.join(users)}",
                 hint=f"Remove them first: vipu remove partition {users[0]}",
             )
+        waiting = sorted(name for name, entry in self.queue.items() if entry.needs.allocation == event.name)
+        if waiting:
+            raise ConflictError(
+                f"requests wait for allocation {event.name}: {', '.join(waiting)}",
+                hint=f"Give them up first: vipu remove partition {waiting[0]}",
+            )
         del self.allocations[event.name]
         return []
 
     # --- inside ---------------------------------------------------------------------------------------------
+
+    def find_cluster(self, name: str) -> Cluster:
+        """A V-IPU cluster by name. Raises NotFoundError, which lists them."""
+        found = {cluster.name: cluster for cluster in self.cluster.clusters}
+        if name not in found:
+            raise unknown_name("cluster", name, found, "vipu-admin create cluster NAME --agents A,B")
+        return found[name]
+
+    def cluster_of_allocation(self, name: str) -> Cluster:
+        """The V-IPU cluster in which an allocation lies."""
+        return self.cluster.clusters_by_agent[self.allocations[name].agents[0]]
+
+    def arrange(self, layout: Cluster) -> None:
+        """Change the POD's agents and V-IPU clusters; what lies on them must be in both."""
+        self.cluster, self.table = layout, IpuTable(layout, self.partitions.values())
 
     def check_agent(self, agent: str) -> None:
         """Raise NotFoundError for an agent that the POD does not have."""
@@ -461,4 +502,8 @@ _HANDLERS: dict[type, Callable[[Allocator, Any], list[Instruction]]] = {
     ev.Tick: maintenance.tick,
     ev.SetMaintenance: maintenance.begin,
     ev.EndMaintenance: maintenance.end,
+    ev.CreateAgent: maintenance.create_agent,
+    ev.RemoveAgent: maintenance.remove_agent,
+    ev.CreateCluster: maintenance.create_cluster,
+    ev.RemoveCluster: maintenance.remove_cluster,
 }

@@ -59,7 +59,7 @@ def list_agents(cli: CliContext) -> None:
             "agents",
             [agent_json(info) for info in found],
             lambda: table(
-                ("Agent", "Host", "Serial", "ILD", "State", "Partitions", "Health"),
+                ("Agent", "Host", "Serial", "Cluster", "ILD", "State", "Partitions", "Health"),
                 (agent_row(info) for info in found),
             ),
         )
@@ -74,12 +74,19 @@ def get_agent(cli: CliContext, name: str) -> None:
     """Show one agent."""
     from podrun.vipu.requirements import unknown_name
 
-    with cli.client() as client:
+    def once(client: VipuClient) -> None:
         agents = {info.agent_id: info for info in client.list_agents()}
-    info = agents.get(name)
-    if info is None:
-        raise unknown_name("agent", name, agents, "vipu-admin list agents")
-    rows = [
+        info = agents.get(name)
+        if info is None:
+            raise unknown_name("agent", name, agents, "vipu-admin list agents")
+        cli.show("agent", agent_json(info), lambda: fields(agent_fields(info)))
+
+    cli.repeat(("machine",), once)
+
+
+def agent_fields(info: AgentInfo) -> list[tuple[str, str]]:
+    """An agent as names and values."""
+    return [
         ("Agent ID", info.agent_id),
         ("Host", info.host),
         ("Port", str(info.port)),
@@ -87,11 +94,15 @@ def get_agent(cli: CliContext, name: str) -> None:
         ("Health", _health(info)),
         ("Board serial number", info.serial),
         ("Num of IPUs", str(info.num_ipus)),
-        ("ILD", str(info.ild)),
+        ("Cluster", info.cluster or "-"),
+        ("ILD", _ild(info)),
         ("Partitions", " ".join(info.partitions) or "-"),
         ("Endpoints", " ".join(info.endpoints) or "-"),
     ]
-    cli.show("agent", agent_json(info), lambda: fields(rows))
+
+
+def _ild(info: AgentInfo) -> str:
+    return str(info.ild) if info.cluster else "-"
 
 
 @click.command("allocation")
@@ -103,6 +114,40 @@ def create_allocation(cli: CliContext, name: str, agents: str) -> None:
     with cli.client() as client:
         client.create_allocation(name, [agent.strip() for agent in agents.split(",") if agent.strip()])
     cli.show("created", name, lambda: f"create allocation ({name}): success.")
+
+
+@click.command("agent")
+@click.argument("name")
+@click.option("--host", required=True, help="Its address in the POD, which tools show.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8080, help="Its port there [8080].")
+@click.pass_obj
+def create_agent(cli: CliContext, name: str, host: str, port: int) -> None:
+    """Add an IPU-M2000. It is in no cluster: put it into one next (create cluster)."""
+    with cli.client() as client:
+        client.create_agent(name, host, port)
+    cli.show("created", name, lambda: f"create agent ({name}): success.")
+
+
+@click.command("cluster")
+@click.argument("name")
+@click.option("--agents", required=True, metavar="A,B,...", help="Agents, in the order of their links.")
+@click.option("--num-ipulinkdomains", type=click.IntRange(1), default=1, help="IPU-Link domains [1].")
+@click.option("--topology", default="mesh", help="IPU-Links: mesh or torus [mesh].")
+@click.option("--cluster-topology", default="", help="GW-Links between domains: looped [if several].")
+@click.pass_obj
+def create_cluster(
+    cli: CliContext, name: str, agents: str, num_ipulinkdomains: int, topology: str, cluster_topology: str
+) -> None:
+    """Create a cluster of agents that are in no other one, and an allocation of the same name."""
+    with cli.client() as client:
+        client.create_cluster(
+            name,
+            [agent.strip() for agent in agents.split(",") if agent.strip()],
+            ilds=num_ipulinkdomains,
+            ipu_links=topology,
+            gateway=cluster_topology,
+        )
+    cli.show("created", name, lambda: f"create cluster ({name}): success.")
 
 
 @click.command("fault")
@@ -143,17 +188,26 @@ def create_user(cli: CliContext, name: str, role: str, allocations: str, may_inj
 @click.pass_obj
 def list_users(cli: CliContext) -> None:
     """List the users of a server that was started with --secure."""
-    with cli.client() as client:
+
+    def once(client: VipuClient) -> None:
         found = client.list_users()
-    rows = (
-        (u.name, u.role, " ".join(u.allocations) or "all", "yes" if u.may_inject else "no", moment(u.created))
-        for u in found
-    )
-    cli.show(
-        "users",
-        [{**asdict(user), "allocations": list(user.allocations)} for user in found],
-        lambda: table(("User", "Role", "Allocations", "May inject", "Since"), rows),
-    )
+        rows = (
+            (
+                u.name,
+                u.role,
+                " ".join(u.allocations) or "all",
+                "yes" if u.may_inject else "no",
+                moment(u.created),
+            )
+            for u in found
+        )
+        cli.show(
+            "users",
+            [{**asdict(user), "allocations": list(user.allocations)} for user in found],
+            lambda: table(("User", "Role", "Allocations", "May inject", "Since"), rows),
+        )
+
+    cli.repeat(("user",), once)
 
 
 def _health(info: AgentInfo) -> str:
@@ -174,7 +228,8 @@ def agent_row(info: AgentInfo) -> tuple[str, ...]:
         info.agent_id,
         info.host,
         info.serial,
-        str(info.ild),
+        info.cluster or "-",
+        _ild(info),
         info.state.name,
         " ".join(info.partitions),
         info.health,
@@ -228,6 +283,20 @@ remove_user = _named(
     "Remove a user; its access key is worth nothing then.",
     lambda client, name: client.remove_user(name),
 )
+remove_agent = _named(
+    "remove",
+    "agent",
+    "removed",
+    "Take an IPU-M2000 that is in no cluster away.",
+    lambda client, name: client.remove_agent(name),
+)
+remove_cluster = _named(
+    "remove",
+    "cluster",
+    "removed",
+    "Take a cluster without partitions apart, with the allocation of its name.",
+    lambda client, name: client.remove_cluster(name),
+)
 remove_reservation = _named(
     "remove",
     "reservation",
@@ -269,18 +338,15 @@ def _verb(name: str, help_text: str, command: click.Command, alias: str) -> None
     vipu_admin.add_command(group)
 
 
-_POD = "Agents and IPU-Link domains are those of the POD: vipu-server --cluster FILE"
-_verbs = add_user_commands(
-    vipu_admin,
-    {
-        "agent": _POD,
-        "cluster": _POD,
-    },
-)
+_verbs = add_user_commands(vipu_admin)
 _verbs["list"].add_command(list_agents)
 _verbs["get"].add_command(get_agent)
 _verbs["create"].add_command(create_allocation)
 _verbs["remove"].add_command(remove_allocation)
+_verbs["create"].add_command(create_agent)
+_verbs["create"].add_command(create_cluster)
+_verbs["remove"].add_command(remove_agent)
+_verbs["remove"].add_command(remove_cluster)
 _verbs["create"].add_command(create_user)
 _verbs["remove"].add_command(remove_user)
 _verbs["list"].add_command(list_users)

@@ -22,7 +22,7 @@ from podrun.vipu.types import partition_json
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
     from podrun.vipu.client import VipuClient
-    from podrun.vipu.types import IpuofConfig, PartitionInfo
+    from podrun.vipu.types import ClusterInfo, IpuofConfig, PartitionInfo
 
 PARTITION_COLUMNS = ("Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing", "Size", "GCDs", "State")
 
@@ -32,15 +32,17 @@ PARTITION_COLUMNS = ("Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing"
 @click.option("--size", type=int, required=True, help="IPUs: a power of two.")
 @click.option("--reconfigurable", is_flag=True, help="Expose every power-of-two sub-device.")
 @click.option("--allocation", help="Allocation to take the IPUs from.")
-@click.option("--cluster", help="Old name of --allocation.")
+@click.option("--cluster", help="Cluster to take the IPUs from (or an allocation: its old name).")
 @click.option("--num-gcds", type=int, default=1, help="Graph compilation domains [1].")
 @click.option("--num-ilds", type=int, default=0, help="IPU-Link domains [as few as possible].")
 @click.option(
     "--gcd-sync-replicas", "--total-num-replicas", type=int, help="Accepted; PopRun decides the replicas."
 )
 @click.option("--sync-type", help="c2-compatible or pod-native-default.")
-@click.option("--routing", default="", help="DNC, SWNC or RINGSWNC [by the size and the POD's links].")
-@click.option("--index", type=click.IntRange(1), help="Which of the POD's places of this size [any].")
+@click.option(
+    "--routing", default="", help="DNC, SWNC, RINGSWNC or BTNC [by the size and the cluster's links]."
+)
+@click.option("--index", type=click.IntRange(1), help="Which of the cluster's places of this size [any].")
 @click.option("--disable-auto-reset", is_flag=True, help="Leave IPU errors until they are reset.")
 @click.option("--fault", "faults", multiple=True, metavar="SPEC", help="Plan a fault; may be repeated.")
 @click.option("--relocatable", is_flag=True, help="May be moved to other IPUs when a machine fails.")
@@ -59,7 +61,8 @@ def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
     needs = Requirements(
         name,
         options["size"],
-        allocation=options["allocation"] or options["cluster"] or "",
+        allocation=options["allocation"] or "",
+        cluster=options["cluster"] or "",
         reconfigurable=options["reconfigurable"],
         num_gcds=options["num_gcds"],
         num_ilds=options["num_ilds"],
@@ -126,6 +129,44 @@ def list_allocations(cli: CliContext) -> None:
         )
 
     cli.repeat(("machine",), once)
+
+
+@click.command("clusters")
+@click.pass_obj
+def list_clusters(cli: CliContext) -> None:
+    """List clusters: agents that links join."""
+
+    def once(client: VipuClient) -> None:
+        found = client.list_clusters()
+        rows = (
+            (
+                info.name,
+                str(info.num_ipus // info.ipu_link_domain_size),
+                str(info.num_ipus),
+                info.ipu_link_topology,
+                info.gateway_topology,
+                " ".join(info.agents),
+            )
+            for info in found
+        )
+        header = ("Cluster", "ILDs", "IPUs", "Topology", "GW Topology", "Agents")
+        cli.show("clusters", [cluster_json(info) for info in found], lambda: table(header, rows))
+
+    cli.repeat(("machine",), once)
+
+
+def cluster_json(info: ClusterInfo) -> dict[str, Any]:
+    """A cluster for --format json."""
+    return {
+        "id": info.name,
+        "target": info.target,
+        "num_ipus": info.num_ipus,
+        "num_ilds": info.num_ipus // info.ipu_link_domain_size,
+        "ipu_link_domain_size": info.ipu_link_domain_size,
+        "ipu_link_topology": info.ipu_link_topology,
+        "gateway_topology": info.gateway_topology,
+        "agents": list(info.agents),
+    }
 
 
 @click.command("ipu-attrs")

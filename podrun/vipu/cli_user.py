@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -169,22 +168,20 @@ def reservation_json(info: ReservationInfo) -> dict[str, Any]:
     return {"id": info.name, "agents": list(info.agents), "start_s": info.start, "end_s": info.end}
 
 
-def add_user_commands(root: click.Group, refused: Mapping[str, str] | None = None) -> dict[str, click.Group]:
-    """Give a root command the verbs of `vipu`; returns them by name, for `vipu-admin` to add to.
-
-    ``refused``: what cannot be created, with what to do instead.
-    """
+def add_user_commands(root: click.Group) -> dict[str, click.Group]:
+    """Give a root command the verbs of `vipu`; returns them by name, for `vipu-admin` to add to."""
     plurals = {
         "partition": "partitions",
         "allocation": "allocations",
         "ipu-attr": "ipu-attrs",
         "agent": "agents",
+        "cluster": "clusters",
         "reservation": "reservations",
         "user": "users",
     }
     singulars = {plural: one for one, plural in plurals.items()}
     verbs = {
-        "create": SuggestingGroup("create", help="Create something.", aliases=singulars, refused=refused),
+        "create": SuggestingGroup("create", help="Create something.", aliases=singulars),
         "list": SuggestingGroup("list", help="List what there is.", aliases=plurals),
         "get": SuggestingGroup("get", help="Show one thing.", aliases=singulars),
         "reset": SuggestingGroup("reset", help="Re-initialise something.", aliases=singulars),
@@ -195,6 +192,7 @@ def add_user_commands(root: click.Group, refused: Mapping[str, str] | None = Non
     verbs["create"].add_command(partitions.create_partition)
     verbs["list"].add_command(partitions.list_partitions)
     verbs["list"].add_command(partitions.list_allocations)
+    verbs["list"].add_command(partitions.list_clusters)
     verbs["list"].add_command(partitions.list_ipu_attrs)
     verbs["list"].add_command(list_queue)
     verbs["list"].add_command(list_reservations)

@@ -24,23 +24,20 @@ from podrun.core.access import (
     make_token,
     open_channel,
     quiet_grpc,
-    why_unreachable,
     with_account,
 )
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import (
     DeadlineError,
-    DeniedError,
     NotFoundError,
     PodrunError,
     ServiceError,
     UsageError,
-    error_from_json,
 )
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu.discovery import DEFAULT_PORT
-from podrun.vipu.endpoint_watch import listens
+from podrun.vipu.endpoint_watch import call_error
 from podrun.vipu.types import (
     AgentInfo,
     AgentState,
@@ -69,8 +66,6 @@ QUEUE_POLL_S = 0.5
 WATCH_PATIENCE_S = 30.0
 """A watch that is broken is tried again for so long."""
 WATCH_AGAIN_S = 0.5
-ERROR_METADATA_KEY = "podrun-error-bin"
-"""Trailing metadata with the error as JSON."""
 
 
 class VipuClient:
@@ -139,6 +134,7 @@ class VipuClient:
             allocation_id=needs.allocation,
             routing=needs.routing,
             index=_unsigned(needs.index, "index"),
+            cluster_id=needs.cluster,
         )
         self._call(
             self._user.CreatePartition,
@@ -323,7 +319,7 @@ class VipuClient:
         return ServerVersion(reply.version, reply.host, reply.port, reply.pid)
 
     def cluster(self) -> ClusterInfo:
-        """The POD behind the server."""
+        """The POD behind the server; of one that was divided into several clusters the largest."""
         reply = self._call(self._user.GetCluster, self._pb.GetClusterRequest())
         return ClusterInfo(
             name=reply.cluster_id,
@@ -334,6 +330,50 @@ class VipuClient:
             ipu_link_topology=reply.ipu_link_topology,
             gateway_topology=reply.gateway_topology,
         )
+
+    def list_clusters(self) -> list[ClusterInfo]:
+        """The V-IPU clusters of the POD: agents that links join."""
+        reply = self._call(self._user.ListClusters, self._pb.ListClustersRequest())
+        return [
+            ClusterInfo(
+                name=entry.cluster_id,
+                target=entry.target,
+                num_agents=len(entry.agent_ids),
+                num_ipus=entry.num_ipus,
+                ipu_link_domain_size=entry.ipu_link_domain_size,
+                ipu_link_topology=entry.ipu_link_topology,
+                gateway_topology=entry.gateway_topology,
+                agents=tuple(entry.agent_ids),
+            )
+            for entry in reply.clusters
+        ]
+
+    def create_cluster(
+        self, name: str, agents: Iterable[str], *, ilds: int = 1, ipu_links: str = "mesh", gateway: str = ""
+    ) -> None:
+        """Join agents that are in no cluster by links, with an allocation of the same name. ``ilds``: IPU-Link domains;
+        ``ipu_links``: ``mesh`` or ``torus``; ``gateway``: ``none`` or ``looped``, empty: as is usual for so many."""
+        cluster = self._pb.Cluster(
+            cluster_id=name,
+            agent_ids=list(agents),
+            num_ilds=_unsigned(ilds, "num-ipulinkdomains"),
+            ipu_link_topology=ipu_links,
+            gateway_topology=gateway,
+        )
+        self._call(self._admin.CreateCluster, self._pb.CreateClusterRequest(cluster=cluster))
+
+    def remove_cluster(self, name: str) -> None:
+        """Take a cluster without partitions apart; its agents are in none then."""
+        self._call(self._admin.RemoveCluster, self._pb.RemoveClusterRequest(cluster_id=name))
+
+    def create_agent(self, name: str, host: str, port: int = 8080) -> None:
+        """Add an IPU-M2000, in no cluster. ``host`` and ``port``: its modelled address."""
+        request = self._pb.CreateAgentRequest(agent_id=name, host=host, port=_unsigned(port, "port"))
+        self._call(self._admin.CreateAgent, request)
+
+    def remove_agent(self, name: str) -> None:
+        """Take an IPU-M2000 that is in no cluster away."""
+        self._call(self._admin.RemoveAgent, self._pb.RemoveAgentRequest(agent_id=name))
 
     def list_allocations(self) -> list[AllocationInfo]:
         """Allocations, by name."""
@@ -375,6 +415,7 @@ class VipuClient:
                 None if (stale := agent.stale_seconds) < 0 else stale,
                 agent.reason,
                 agent.deadline,
+                agent.cluster_id,
             )
             for agent in reply.agents
         ]
@@ -513,45 +554,7 @@ class VipuClient:
             raise self._translate(error) from None
 
     def _translate(self, error: Any) -> PodrunError:
-        import grpc
-
-        for key, value in error.trailing_metadata() or ():
-            if key == ERROR_METADATA_KEY:
-                return error_from_json(value)
-        where = f"{self.host}:{self.port}"
-        if error.code() is grpc.StatusCode.UNAVAILABLE and (why := why_unreachable(where)):
-            return ServiceError(why)
-        if error.code() is grpc.StatusCode.UNAVAILABLE and listens(where):
-            return ServiceError(
-                f"the program at {where} accepts connections but does not answer as a V-IPU server",
-                hint="Check host and port: another program may use the port, or the server may be stopped.",
-            )
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
-            return ServiceError(
-                f"no V-IPU server answers at {where}",
-                hint="Start one (vipu-server --cluster pod16), or name another host and port: --vipu-server-host and "
-                "--vipu-server-port in podrun, --api-host and --api-port in vipu.",
-            )
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            return DeniedError(
-                f"the V-IPU server at {where} is another user's, or does not know this user's secret: "
-                f"{error.details()}",
-                hint="Use a server of your own (vipu-server, or podrun --private yes), or ask that user to share it.",
-            )
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return ServiceError(
-                f"the program at {where} is no V-IPU server, or one of another release: {error.details()}",
-                hint="Check host and port; vipu --server-version shows what is there.",
-            )
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineError(
-                f"the V-IPU server at {where} did not answer within {self.timeout:g} s",
-                hint="Allow more time (--vipu-server-timeout SECONDS in podrun, --timeout in vipu).",
-            )
-        return ServiceError(
-            f"the V-IPU server at {where} failed: {error.code().name}: {error.details()}",
-            hint="vipu-server --verbose logs what happens.",
-        )
+        return call_error(error, f"{self.host}:{self.port}", self.timeout)
 
 
 def _unsigned(value: int, what: str) -> int:

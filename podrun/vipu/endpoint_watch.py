@@ -1,4 +1,5 @@
 """Threads that watch: whether machines still listen, whether clients still ask, what is due every second.
+`call_error` says what a call that failed tells about who listens.
 
 `EndpointWatcher` detects at once that a process that listens on a TCP port has ended.
 
@@ -17,6 +18,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from podrun.core.access import why_unreachable
+from podrun.core.errors import DeadlineError, DeniedError, PodrunError, ServiceError, error_from_json
 
 
 def listens(endpoint: str, timeout: float = 1.0) -> bool:
@@ -37,6 +42,53 @@ def _connect(endpoint: str, timeout: float = 1.0) -> socket.socket | None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setblocking(False)
     return connection
+
+
+ERROR_METADATA_KEY = "podrun-error-bin"
+"""Trailing metadata with the error as JSON."""
+
+
+def call_error(error: Any, where: str, timeout: float) -> PodrunError:
+    """What a failed call to the V-IPU server at ``where`` (host:port) means. ``error``: gRPC's; ``timeout``: seconds
+    that the call was given."""
+    import grpc
+
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_METADATA_KEY:
+            return error_from_json(value)
+    if error.code() is grpc.StatusCode.UNAVAILABLE and (why := why_unreachable(where)):
+        return ServiceError(why)
+    if error.code() is grpc.StatusCode.UNAVAILABLE and listens(where):
+        return ServiceError(
+            f"the program at {where} accepts connections but does not answer as a V-IPU server",
+            hint="Check host and port: another program may use the port, or the server may be stopped.",
+        )
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return ServiceError(
+            f"no V-IPU server answers at {where}",
+            hint="Start one (vipu-server --cluster pod16), or name another host and port: --vipu-server-host and "
+            "--vipu-server-port in podrun, --api-host and --api-port in vipu.",
+        )
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return DeniedError(
+            f"the V-IPU server at {where} is another user's, or does not know this user's secret: "
+            f"{error.details()}",
+            hint="Use a server of your own (vipu-server, or podrun --private yes), or ask that user to share it.",
+        )
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return ServiceError(
+            f"the program at {where} is no V-IPU server, or one of another release: {error.details()}",
+            hint="Check host and port; vipu --server-version shows what is there.",
+        )
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(
+            f"the V-IPU server at {where} did not answer within {timeout:g} s",
+            hint="Allow more time (--vipu-server-timeout SECONDS in podrun, --timeout in vipu).",
+        )
+    return ServiceError(
+        f"the V-IPU server at {where} failed: {error.code().name}: {error.details()}",
+        hint="vipu-server --verbose logs what happens.",
+    )
 
 
 @dataclass(eq=False, slots=True)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from podrun.core.cluster import Allocation
+from podrun.core.cluster import Allocation, Cluster, GatewayTopology, LinkTopology
 from podrun.faults import FaultSpec
 from podrun.vipu.ipu_placement import MachineSlice
 from podrun.vipu.types import NO_USER, PartitionState, Requirements, SyncType
@@ -262,6 +262,41 @@ class RemoveReservation:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateAgent:
+    """Request: a further IPU-M2000, in no cluster."""
+
+    name: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAgent:
+    """Request: take an IPU-M2000 that is in no cluster away."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateCluster:
+    """Request: join agents that are in no cluster by links. ``ilds``: IPU-Link domains, of equal size; ``gateway``: how
+    they are joined, None: as is usual for so many."""
+
+    name: str
+    agents: tuple[str, ...]
+    ilds: int
+    ipu_links: LinkTopology
+    gateway: GatewayTopology | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveCluster:
+    """Request: take a cluster apart; its agents are in none then."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerStarted:
     """Report: the service starts with the stored state. ``adopted``: partitions whose machines an earlier server left
     as they should be; no machine process is left of the others."""
@@ -288,6 +323,10 @@ Event = (
     | EndMaintenance
     | CreateReservation
     | RemoveReservation
+    | CreateAgent
+    | RemoveAgent
+    | CreateCluster
+    | RemoveCluster
     | ServerStarted
 )
 
@@ -359,7 +398,8 @@ class StateChange:
     """What an event changes in the state; what is not named stays as it is.
 
     ``partitions``: new contents by name, None for a partition that is gone. ``allocations``: all of them, in order.
-    ``lost``: all agents whose machine is lost. The others: new contents by name, None for what is gone.
+    ``lost``: all agents whose machine is lost. ``layout``: the POD with other agents and clusters. The others: new
+    contents by name, None for what is gone.
     """
 
     partitions: Mapping[str, Partition | None] = field(default_factory=dict)
@@ -368,10 +408,12 @@ class StateChange:
     maintenance: Mapping[str, Maintenance | None] = field(default_factory=dict)
     queue: Mapping[str, Queued | None] = field(default_factory=dict)
     reservations: Mapping[str, Reservation | None] = field(default_factory=dict)
+    layout: Cluster | None = None
 
     def __bool__(self) -> bool:
         named = (self.partitions, self.maintenance, self.queue, self.reservations)
-        return any(named) or self.allocations is not None or self.lost is not None
+        whole = (self.allocations, self.lost, self.layout)
+        return any(named) or any(entry is not None for entry in whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from podrun.core.access import caller_of
+from podrun.core.cluster import GatewayTopology, LinkTopology, named_topology
 from podrun.core.errors import (
     ConflictError,
     DeadlineError,
@@ -31,12 +32,19 @@ from podrun.faults import parse_fault
 from podrun.protos import vipu_pb2 as messages
 from podrun.vipu import events as ev
 from podrun.vipu.accounts import Account, AccountCaller, Accounts, AuditLog, Role, role_of
-from podrun.vipu.client import ERROR_METADATA_KEY
+from podrun.vipu.endpoint_watch import ERROR_METADATA_KEY
 from podrun.vipu.event_log import BOUNDS_S, SYNCED, Change
 from podrun.vipu.ipu_placement import routing_named
 from podrun.vipu.rights import RIGHTS, CallRoom, Right, Sharing
-from podrun.vipu.types import AgentInfo, PartitionInfo, PartitionState, Requirements, SyncType
-from podrun.vipu.views import ViewCache
+from podrun.vipu.types import AgentInfo, PartitionInfo, Requirements, SyncType
+from podrun.vipu.views import (
+    ViewCache,
+    agent_message,
+    cluster_message,
+    partition_message,
+    queue_message,
+    status_message,
+)
 
 if TYPE_CHECKING:
     from podrun.vipu.service import Service
@@ -218,9 +226,10 @@ class UserServicer(_Servicer):
 
     @_answers
     def GetCluster(self, request: Any, caller: Caller) -> Any:
-        cluster = self._service.cluster
+        pod = self._service.cluster
+        cluster = max(pod.clusters, key=lambda one: one.ipu_count, default=pod)
         return pb.GetClusterResponse(
-            cluster_id=cluster.name,
+            cluster_id=pod.name,
             target=cluster.target,
             num_agents=len(cluster.agents),
             num_ipus=cluster.ipu_count,
@@ -228,6 +237,10 @@ class UserServicer(_Servicer):
             ipu_link_topology=cluster.topology.ipu_links.value,
             gateway_topology=cluster.topology.gateway.value,
         )
+
+    @_answers
+    def ListClusters(self, request: Any, caller: Caller) -> Any:
+        return pb.ListClustersResponse(clusters=[cluster_message(info) for info in self._service.clusters()])
 
     @_answers
     def CreatePartition(self, request: Any, caller: Caller) -> Any:
@@ -260,6 +273,7 @@ class UserServicer(_Servicer):
                 reservation=request.reservation,
                 routing=routing_named(needs.routing) if needs.routing else "",
                 index=needs.index,
+                cluster=needs.cluster_id,
             ),
             wait=request.wait,
             priority=request.priority,
@@ -268,12 +282,14 @@ class UserServicer(_Servicer):
 
     @_answers
     def GetPartition(self, request: Any, caller: Caller) -> Any:
-        return pb.GetPartitionResponse(partition=_partition(self._service.partition(request.partition_id)))
+        return pb.GetPartitionResponse(
+            partition=partition_message(self._service.partition(request.partition_id))
+        )
 
     @_answers
     def ListPartitions(self, request: Any, caller: Caller) -> Any:
         messages = self._partitions.all(
-            (info.name, info, partial(_partition, info)) for info in self._service.partitions()
+            (info.name, info, partial(partition_message, info)) for info in self._service.partitions()
         )
         seen = (
             messages if self.sees_all(caller) else [m for m in messages if self.sees(caller, m.allocation_id)]
@@ -283,26 +299,11 @@ class UserServicer(_Servicer):
     @_answers
     def GetPartitionStatus(self, request: Any, caller: Caller) -> Any:
         info = self._service.partition(request.partition_id, asks_for_itself=True)
-        return pb.GetPartitionStatusResponse(status=_partition_status(info))
+        return pb.GetPartitionStatusResponse(status=status_message(info))
 
     @_answers
     def ListQueue(self, request: Any, caller: Caller) -> Any:
-        return pb.ListQueueResponse(
-            requests=[
-                pb.QueuedRequest(
-                    partition_id=info.name,
-                    size=info.size,
-                    priority=info.priority,
-                    since=info.since,
-                    position=info.position,
-                    ahead=list(info.ahead),
-                    blockers=list(info.blockers),
-                    latest=info.latest or 0.0,
-                    owner=info.owner,
-                )
-                for info in self._service.queue()
-            ]
-        )
+        return pb.ListQueueResponse(requests=[queue_message(info) for info in self._service.queue()])
 
     @_answers
     def ListReservations(self, request: Any, caller: Caller) -> Any:
@@ -421,7 +422,7 @@ class AdminServicer(_Servicer):
     @_answers
     def ListAgents(self, request: Any, caller: Caller) -> Any:
         messages = self._agents.all(
-            (info.agent_id, info, partial(_agent, info)) for info in self._service.agents()
+            (info.agent_id, info, partial(agent_message, info)) for info in self._service.agents()
         )
         reply = pb.ListAgentsResponse(agents=messages)
         if not self.is_admin(caller):
@@ -466,6 +467,31 @@ class AdminServicer(_Servicer):
     def RemoveAllocation(self, request: Any, caller: Caller) -> Any:
         self._service.handle(ev.RemoveAllocation(request.allocation_id))
         return pb.RemoveAllocationResponse()
+
+    @_answers
+    def CreateAgent(self, request: Any, caller: Caller) -> Any:
+        self._service.handle(ev.CreateAgent(request.agent_id, request.host, request.port))
+        return pb.CreateAgentResponse()
+
+    @_answers
+    def RemoveAgent(self, request: Any, caller: Caller) -> Any:
+        self._service.handle(ev.RemoveAgent(request.agent_id))
+        return pb.RemoveAgentResponse()
+
+    @_answers
+    def CreateCluster(self, request: Any, caller: Caller) -> Any:
+        asked = request.cluster
+        links = named_topology(LinkTopology, asked.ipu_link_topology or LinkTopology.MESH.value)
+        gateway = named_topology(GatewayTopology, asked.gateway_topology) if asked.gateway_topology else None
+        self._service.handle(
+            ev.CreateCluster(asked.cluster_id, tuple(asked.agent_ids), asked.num_ilds or 1, links, gateway)
+        )
+        return pb.CreateClusterResponse()
+
+    @_answers
+    def RemoveCluster(self, request: Any, caller: Caller) -> Any:
+        self._service.handle(ev.RemoveCluster(request.cluster_id))
+        return pb.RemoveClusterResponse()
 
     @_answers
     def PowerCycleAgent(self, request: Any, caller: Caller) -> Any:
@@ -524,52 +550,3 @@ class AdminServicer(_Servicer):
 def who(caller: Caller) -> str:
     """A caller's name in the audit log."""
     return caller.account.name if isinstance(caller, AccountCaller) else user_name(caller.uid)
-
-
-def _agent(info: AgentInfo) -> Any:
-    return pb.Agent(
-        agent_id=info.agent_id,
-        host=info.host,
-        port=info.port,
-        serial=info.serial,
-        state=pb.AgentState.Value(f"AS_{info.state.name}"),
-        partition_ids=list(info.partitions),
-        endpoints=list(info.endpoints),
-        ild=info.ild,
-        num_ipus=info.num_ipus,
-        health=info.health,
-        stale_seconds=-1.0 if info.stale_seconds is None else info.stale_seconds,
-        reason=info.reason,
-        deadline=info.deadline,
-    )
-
-
-def _partition_status(info: PartitionInfo) -> Any:
-    state = pb.PartitionState.Value(info.state.wire_name)
-    return pb.PartitionStatus(state=state, error=info.error, generation=info.generation)
-
-
-def _partition(info: PartitionInfo) -> Any:
-    assert info.state is not PartitionState.REMOVED, "a removed partition is not described"
-    return pb.Partition(
-        partition_id=info.name,
-        cluster_id=info.cluster,
-        allocation_id=info.allocation,
-        requirements=pb.PartitionRequirements(
-            size=info.size,
-            reconfigurable=info.reconfigurable,
-            num_gcds=info.num_gcds,
-            sync_type=pb.SyncType.Value(info.sync_type.wire_name),
-            allocation_id=info.allocation,
-            num_ilds=info.num_ilds,
-        ),
-        status=_partition_status(info),
-        num_ilds=info.num_ilds,
-        ild_routing=info.ild_routing,
-        gw_routing=info.gw_routing,
-        agent_ids=list(info.agents),
-        created=info.created,
-        owner=info.owner,
-        ends=info.ends or 0.0,
-        relocatable=info.relocatable,
-    )

@@ -47,7 +47,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 def least_ilds(cluster: Cluster, size: int) -> int:
-    """The fewest ILDs that hold ``size`` IPUs."""
+    """The fewest ILDs of a V-IPU cluster that hold ``size`` IPUs."""
     return max(1, size // cluster.topology.ild_ipus)
 
 
@@ -75,8 +75,11 @@ ROUTINGS = {
     "DNC": Routing("DNC", "default", "mesh"),
     "SWNC": Routing("SWNC", "slidingWindow", "mesh"),
     "RINGSWNC": Routing("RINGSWNC", "slidingWindow", "torus"),
+    "BTNC": Routing("BTNC", "barleyTwist", "torus"),
 }
-"""By the name that V-IPU shows."""
+"""By the name that V-IPU shows. BTNC has not been observed: what it stands for is inferred from its name."""
+NEEDS_TORUS = ("RINGSWNC", "BTNC")
+"""Routings of whole IPU-Link domains that are a torus."""
 
 
 def routing_named(text: str) -> str:
@@ -89,8 +92,8 @@ def routing_named(text: str) -> str:
 
 
 def place_of_index(cluster: Cluster, size: int, ilds: int, index: int) -> tuple[int, ...]:
-    """The IPUs of the POD's ``index``-th place of this size, from 1, in the POD's order. Raises UsageError if there are
-    fewer."""
+    """The IPUs of a V-IPU cluster's ``index``-th place of this size, from 1, in the order of its agents. Raises
+    UsageError if there are fewer."""
     domain, share = cluster.topology.ild_ipus, size // ilds
     per_group = domain // share
     places = len(cluster.ilds) // ilds * per_group
@@ -103,7 +106,7 @@ def place_of_index(cluster: Cluster, size: int, ilds: int, index: int) -> tuple[
 
 
 def routing_of(cluster: Cluster, size: int, ilds: int, wanted: str = "") -> Routing:
-    """Wiring of a partition; ``wanted``: the routing that was asked for.
+    """Wiring of a partition of a V-IPU cluster; ``wanted``: the routing that was asked for.
 
     A whole torus ILD is routed as rings (RINGSWNC), up to 16 IPUs directly (DNC), sizes between by sliding window
     (SWNC). Observed on real systems: 4 IPUs default and mesh, 64 IPUs slidingWindow and torus; the rest is inferred.
@@ -193,11 +196,13 @@ class IpuTable:
 
 
 def find_place(cluster: Cluster, size: int, ilds: int, usable: Flags) -> tuple[int, ...] | None:
-    """IPUs for a partition of ``size`` IPUs over ``ilds`` IPU-Link domains, among those usable; None if there are none.
+    """IPUs of a V-IPU cluster for a partition of ``size`` IPUs over ``ilds`` IPU-Link domains, among those usable; None
+    if there are none.
 
     Best fit: of all places the one in the smallest free block, so that larger blocks stay whole; of equals the first.
     """
     domain, share = cluster.topology.ild_ipus, size // ilds
+    usable = usable[cluster.first_ipu : cluster.first_ipu + cluster.ipu_count]
     if share < 1 or share > domain or len(usable) < domain * ilds:
         return None
     blocks: Flags = np.all(
@@ -213,17 +218,19 @@ def find_place(cluster: Cluster, size: int, ilds: int, usable: Flags) -> tuple[i
 
 
 def largest_place(cluster: Cluster, usable: Flags) -> int:
-    """IPUs of the largest partition that could be made of the usable IPUs; 0 if none."""
-    size = 1 << (max(int(usable.sum()), 1).bit_length() - 1)
-    while size and find_place(cluster, size, max(1, size // cluster.topology.ild_ipus), usable) is None:
+    """IPUs of the largest partition of a V-IPU cluster that could be made of the usable IPUs; 0 if none."""
+    count = int(usable[cluster.first_ipu : cluster.first_ipu + cluster.ipu_count].sum())
+    size = 1 << (max(count, 1).bit_length() - 1)
+    while size and find_place(cluster, size, least_ilds(cluster, size), usable) is None:
         size //= 2
     return size
 
 
 def place_at(cluster: Cluster, size: int, ilds: int, group: int, offset: int) -> tuple[int, ...]:
-    """The IPUs of block ``offset`` in each domain of a group of neighbouring domains, in partition order."""
+    """The IPUs of block ``offset`` in each domain of a group of neighbouring domains of a V-IPU cluster, in partition
+    order."""
     domain, share = cluster.topology.ild_ipus, size // ilds
-    first = group * ilds * domain + offset * share
+    first = cluster.first_ipu + group * ilds * domain + offset * share
     return tuple(first + i * domain + place for i in range(ilds) for place in range(share))
 
 

@@ -107,6 +107,9 @@ class MachinePool(Protocol):
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
         """Get ready; ``on_lost`` is called for machines that end by themselves."""
 
+    def arrange(self, pod: Cluster) -> None:
+        """The POD has these agents and clusters now."""
+
     def adopt(self, wanted: Collection[MachineUse]) -> dict[MachineUse, int] | None:
         """Take over what an earlier server of the lease's POD left. Machines of ``wanted`` uses go on as they are; the
         others become spares or end. Returns the operation that configured each, `SILENT` for one that listens but does
@@ -214,6 +217,10 @@ class BasePool:
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
         """See MachinePool."""
         self._on_lost, self.lease = on_lost, lease
+
+    def arrange(self, pod: Cluster) -> None:
+        """See MachinePool."""
+        self.cluster = pod
 
     def adopt(self, wanted: Collection[MachineUse]) -> dict[MachineUse, int] | None:
         """See MachinePool."""

@@ -25,7 +25,7 @@ from podrun.core.errors import ConflictError, ExhaustedError, ExistsError, Usage
 from podrun.vipu import events as ev
 from podrun.vipu.events import Instruction, Partition, Queued
 from podrun.vipu.ipu_placement import Flags, find_place, ipus_of, largest_place, place_at, place_of_index
-from podrun.vipu.requirements import check_name, unknown_name
+from podrun.vipu.requirements import check_name, complete_requirements, unknown_name
 from podrun.vipu.types import Requirements
 
 if TYPE_CHECKING:
@@ -34,17 +34,19 @@ if TYPE_CHECKING:
 
 Times = NDArray[np.float64]
 """A time for each IPU of the POD, seconds since 1970."""
+Choice = tuple[str, Cluster, Flags]
+"""An allocation, its V-IPU cluster, and its IPUs that may be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A request as the plan needs it. ``usable``: the allocations in which it may lie, in order of preference;
+    """A request as the plan needs it. ``choices``: the allocations in which it may lie, in order of preference;
     ``limit_s``: seconds after which its partition ends; infinite without a limit."""
 
     name: str
     size: int
     ilds: int
-    usable: tuple[tuple[str, Flags], ...]
+    choices: tuple[Choice, ...]
     limit_s: float = math.inf
 
 
@@ -64,7 +66,7 @@ class Timeline:
     """Until when each IPU is held, from when it is booked for somebody who waits, and when it is free after both."""
 
     def __init__(self, cluster: Cluster, now: float) -> None:
-        self.cluster, self.now = cluster, now
+        self.now = now
         self._held_until: Times = np.full(cluster.ipu_count, now)
         self._booked_from: Times = np.full(cluster.ipu_count, math.inf)
         self._free_at: Times = np.full(cluster.ipu_count, now)
@@ -82,8 +84,8 @@ class Timeline:
     def place_now(self, wish: Wish) -> tuple[str, tuple[int, ...]] | None:
         """A place in which a wish can start now without hindering a booking; None if there is none."""
         open_now = (self._held_until <= self.now) & (self._booked_from >= self.now + wish.limit_s)
-        for allocation, usable in wish.usable:
-            ipus = find_place(self.cluster, wish.size, wish.ilds, usable & open_now)
+        for allocation, cluster, usable in wish.choices:
+            ipus = find_place(cluster, wish.size, wish.ilds, usable & open_now)
             if ipus is not None:
                 return allocation, ipus
         return None
@@ -92,29 +94,37 @@ class Timeline:
         """The place that is free soonest, and when at the latest; of those whose time is not known the one with the
         fewest IPUs held. None if no place can hold the wish."""
         best: tuple[float, int, str, tuple[int, ...]] | None = None
-        domain, share = self.cluster.topology.ild_ipus, wish.size // wish.ilds
-        if share < 1 or share > domain:
-            return None
-        for allocation, usable in wish.usable:
+        for allocation, cluster, usable in wish.choices:
+            domain, share = cluster.topology.ild_ipus, wish.size // wish.ilds
+            if share < 1 or share > domain:
+                continue
             at = np.where(usable, self._free_at, np.inf)
-            late, held = self._of_places(at, np.max, wish), self._of_places(np.isinf(at), np.sum, wish)
-            possible = self._of_places(usable, np.all, wish).astype(bool)
+            late, held = (
+                _of_places(cluster, at, np.max, wish),
+                _of_places(cluster, np.isinf(at), np.sum, wish),
+            )
+            possible = _of_places(cluster, usable, np.all, wish).astype(bool)
             if not possible.any():
                 continue
             order = np.lexsort((held.ravel(), np.where(possible, late, np.inf).ravel(), ~possible.ravel()))
             group, offset = divmod(int(order[0]), domain // share)
             found = (float(late[group, offset]), int(held[group, offset]), allocation)
             if best is None or found[:2] < best[:2]:
-                best = (*found, place_at(self.cluster, wish.size, wish.ilds, group, offset))
+                best = (*found, place_at(cluster, wish.size, wish.ilds, group, offset))
         return None if best is None else (best[2], best[3], best[0])
 
-    def _of_places(self, values: NDArray[np.generic], reduce: object, wish: Wish) -> NDArray[np.float64]:
-        """A figure for each place of the wish's size, from one for each IPU: (group of domains, block)."""
-        domain, share = self.cluster.topology.ild_ipus, wish.size // wish.ilds
-        by_domain = values.reshape(-1, domain // share, share)
-        whole = len(by_domain) // wish.ilds * wish.ilds
-        grouped = by_domain[:whole].reshape(-1, wish.ilds, domain // share, share)
-        return np.asarray(reduce(grouped, axis=(1, 3)))  # type: ignore[operator]
+
+def _of_places(
+    cluster: Cluster, values: NDArray[np.generic], reduce: object, wish: Wish
+) -> NDArray[np.float64]:
+    """A figure for each place of the wish's size in a cluster, from one for each IPU of the POD: (group of domains,
+    block)."""
+    domain, share = cluster.topology.ild_ipus, wish.size // wish.ilds
+    own = values[cluster.first_ipu : cluster.first_ipu + cluster.ipu_count]
+    by_domain = own.reshape(-1, domain // share, share)
+    whole = len(by_domain) // wish.ilds * wish.ilds
+    grouped = by_domain[:whole].reshape(-1, wish.ilds, domain // share, share)
+    return np.asarray(reduce(grouped, axis=(1, 3)))  # type: ignore[operator]
 
 
 def plan(timeline: Timeline, wishes: Iterable[Wish]) -> list[Planned]:
@@ -234,14 +244,67 @@ def place_now(draft: Allocator, needs: Requirements) -> Place | None:
     """A place for a request now that hinders no queued request and no reservation; None if there is none."""
     _possible_at_all(draft, needs)
     if not draft.queue and not draft.reservations:
-        for allocation, usable in _usable(draft, needs):
-            ipus = find_place(draft.cluster, needs.size, needs.num_ilds, usable & ~draft.table.taken)
-            if ipus is not None:
-                return allocation, ipus
-        return None
+        return _free_place(draft, needs)
     last = Queued(needs, -(1 << 31), 1 << 62, draft.now)
     found = {planned.name: planned for planned in planned_queue(draft, [last])}.get(needs.name)
     return (found.allocation, found.ipus) if found is not None and found.starts else None
+
+
+def _free_place(draft: Allocator, needs: Requirements) -> Place | None:
+    """A place whose IPUs nobody holds."""
+    for allocation, cluster, usable in _choices(draft, needs):
+        ipus = find_place(cluster, needs.size, needs.num_ilds, usable & ~draft.table.taken)
+        if ipus is not None:
+            return allocation, ipus
+    return None
+
+
+def settle(draft: Allocator, asked: Requirements) -> Requirements:
+    """A request with defaults for what it leaves open, and with the V-IPU cluster in which it is to lie: of those that
+    can hold it the first with room, else the first. Raises UsageError if none can ever hold it."""
+    names = {cluster.name for cluster in draft.cluster.clusters}
+    if asked.cluster and asked.cluster not in names and asked.cluster in draft.allocations:
+        asked = replace(asked, cluster="", allocation=asked.allocation or asked.cluster)  # Its old name.
+    clusters = _clusters(draft, asked)
+    possible: list[Requirements] = []
+    refusals: list[UsageError] = []
+    for cluster in clusters:
+        try:
+            needs = complete_requirements(replace(asked, cluster=cluster.name), cluster)
+            _possible_at_all(draft, needs)
+        except UsageError as error:
+            refusals.append(error)
+        else:
+            possible.append(needs)
+    if not possible:
+        raise refusals[0] if refusals else _no_cluster(draft)
+    if len(possible) == 1:
+        return possible[0]
+    return next((needs for needs in possible if _free_place(draft, needs) is not None), possible[0])
+
+
+def _clusters(draft: Allocator, asked: Requirements) -> list[Cluster]:
+    """The V-IPU clusters in which a request may lie. Raises NotFoundError for an unknown allocation or cluster."""
+    if asked.allocation:
+        _check_allocation(draft, asked.allocation)
+        agent = draft.allocations[asked.allocation].agents[0]
+        found = draft.cluster.clusters_by_agent[agent]
+        if asked.cluster not in ("", found.name):
+            raise UsageError(
+                f"allocation {asked.allocation} is in cluster {found.name}, not in {asked.cluster}",
+                hint="Leave out --cluster.",
+            )
+        return [found]
+    if asked.cluster:
+        return [draft.find_cluster(asked.cluster)]
+    return list(draft.cluster.clusters)
+
+
+def _no_cluster(draft: Allocator) -> UsageError:
+    return UsageError(
+        f"{draft.cluster.name} has no cluster, so no IPU can be in a partition",
+        hint="Make one: vipu-admin create cluster NAME --agents A,B,...",
+    )
 
 
 def planned_queue(draft: Allocator, more: Sequence[Queued] = ()) -> list[Planned]:
@@ -282,32 +345,39 @@ def _ipus_of_agents(draft: Allocator, agents: Sequence[str]) -> NDArray[np.intp]
 
 
 def _wish(draft: Allocator, needs: Requirements) -> Wish:
-    usable = tuple(_usable(draft, needs))
-    return Wish(needs.name, needs.size, needs.num_ilds, usable, needs.limit_s or math.inf)
+    choices = tuple(_choices(draft, needs))
+    return Wish(needs.name, needs.size, needs.num_ilds, choices, needs.limit_s or math.inf)
 
 
-def _usable(draft: Allocator, needs: Requirements) -> list[tuple[str, Flags]]:
+def _choices(draft: Allocator, needs: Requirements) -> list[Choice]:
     """The allocations that a request may use, each with the IPUs of its agents that are in service."""
     unavailable = draft.unavailable()
     found = []
     for name in _allocations(draft, needs):
+        cluster = draft.cluster_of_allocation(name)
         mask = draft.table.of_allocation(draft.allocations[name], unavailable)
         if needs.index:
             there = np.zeros_like(mask)
-            there[list(place_of_index(draft.cluster, needs.size, needs.num_ilds, needs.index))] = True
+            there[list(place_of_index(cluster, needs.size, needs.num_ilds, needs.index))] = True
             mask &= there
         if needs.reservation:
             mask &= draft.table.of_agents(draft.reservations[needs.reservation].agents)
-        found.append((name, mask))
+        found.append((name, cluster, mask))
     return found
 
 
 def _allocations(draft: Allocator, needs: Requirements) -> list[str]:
-    if needs.allocation and needs.allocation not in draft.allocations:
-        raise unknown_name(
-            "allocation", needs.allocation, draft.allocations, "vipu-admin create allocation NAME"
-        )
-    return [needs.allocation] if needs.allocation else list(draft.allocations)
+    if needs.allocation:
+        _check_allocation(draft, needs.allocation)
+        return [needs.allocation]
+    return [
+        name for name in draft.allocations if needs.cluster in ("", draft.cluster_of_allocation(name).name)
+    ]
+
+
+def _check_allocation(draft: Allocator, name: str) -> None:
+    if name not in draft.allocations:
+        raise unknown_name("allocation", name, draft.allocations, "vipu-admin create allocation NAME")
 
 
 def _possible_at_all(draft: Allocator, needs: Requirements) -> None:
@@ -319,11 +389,12 @@ def _possible_at_all(draft: Allocator, needs: Requirements) -> None:
         )
     for name in names:
         everything = draft.table.of_allocation(draft.allocations[name])
-        if find_place(draft.cluster, needs.size, needs.num_ilds, everything) is not None:
+        cluster = draft.cluster_of_allocation(name)
+        if find_place(cluster, needs.size, needs.num_ilds, everything) is not None:
             return
     where = f"allocation {names[0]}" if len(names) == 1 else "any allocation"
     raise UsageError(
-        f"a partition of {needs.size} IPUs does not fit {where} of {draft.cluster.name}",
+        f"a partition of {needs.size} IPUs does not fit {where} of {needs.cluster or draft.cluster.name}",
         hint="Partitions do not span allocations: vipu list allocations",
     )
 
@@ -336,22 +407,37 @@ def free_ipus(draft: Allocator) -> Flags:
     return free & ~draft.table.taken
 
 
+def largest_possible(draft: Allocator) -> int:
+    """IPUs of the largest partition that could be made now; a partition does not span allocations."""
+    unavailable = draft.unavailable()
+    return max(
+        (
+            largest_place(
+                draft.cluster_of_allocation(name),
+                draft.table.of_allocation(allocation, unavailable) & ~draft.table.taken,
+            )
+            for name, allocation in draft.allocations.items()
+        ),
+        default=0,
+    )
+
+
 # --- explanations -----------------------------------------------------------------------------------------------
 
 
 def no_room(draft: Allocator, needs: Requirements) -> UsageError:
     """The refusal of a request that has no place now: what is free, what could be made, who holds the rest."""
     free = np.zeros(draft.cluster.ipu_count, bool)
-    whole = free.copy()
-    for allocation, usable in _usable(draft, needs):
+    whole, largest = free.copy(), 0
+    for allocation, cluster, usable in _choices(draft, needs):
         free |= usable & ~draft.table.taken
+        largest = max(largest, largest_place(cluster, usable & ~draft.table.taken))
         whole |= draft.table.of_allocation(draft.allocations[allocation])
     agents = {draft.cluster.agent_of(int(ipu)).id for ipu in np.flatnonzero(whole & draft.table.taken)}
     names = {name for agent in agents for name in draft.partitions_on(agent)}
     holders = sorted((draft.partitions[name] for name in names), key=lambda p: (-p.size, p.created, p.name))
     shown = ", ".join(_holder(partition) for partition in holders[:SHOWN_HOLDERS]) or "none"
     more = f" and {len(holders) - SHOWN_HOLDERS} more" if len(holders) > SHOWN_HOLDERS else ""
-    largest = largest_place(draft.cluster, free)
     message = f"no {needs.size} aligned IPUs are free: {int(free.sum())} IPUs are"
     if largest < needs.size:
         message += f", room for a partition of {largest}" if largest else ""

@@ -86,7 +86,7 @@ class RayMachinePool(BasePool):
         self._options = dict(options or {})
         self._session: RaySession | None = None
         self._session_lock = threading.Lock()
-        self._groups: dict[int, Any] = {}
+        self._groups: dict[tuple[str, ...], Any] = {}
         self._numbers = itertools.count(1)
         self._idle = threading.Condition()
         self._starts = 0
@@ -340,14 +340,16 @@ class RayMachinePool(BasePool):
         return str(self.session.ray.util.get_node_ip_address())
 
     def _hosts_of_agents(self) -> dict[str, Host]:
-        if self._host_of is None or any(host.node for host in self._host_of.values()):
+        placed = self._host_of or {}
+        complete = placed.keys() == self.cluster.agents_by_id.keys()
+        if not complete or any(host.node for host in placed.values()):
             hosts = self.hosts()
-            known = {host.node: host for host in hosts}
-            if self._host_of is None or any(h.node not in known for h in self._host_of.values()):
-                self._host_of = host_of_agents(self.cluster, hosts)
+            known = {host.node for host in hosts}
+            if not complete or any(host.node not in known for host in placed.values()):
+                placed = self._host_of = host_of_agents(self.cluster, hosts)
                 if len(hosts) > 1:
                     log.info("machines lie on %d hosts", len(hosts))
-        return self._host_of
+        return placed
 
     def _listen(self, agent: str) -> dict[str, Any]:
         """Address, token and options of the machines in an agent's process."""
@@ -374,14 +376,15 @@ class RayMachinePool(BasePool):
         if self.lease.epoch:  # A group would end with the driver that made it.
             return {"num_cpus": 0, "max_restarts": 0}
         description = self.cluster.agents_by_id[agent]
+        members = self.cluster.clusters_by_agent[agent].ilds[description.ild].agents
         with self._session_lock:
-            group = self._groups.get(description.ild)
+            key = tuple(member.id for member in members)
+            group = self._groups.get(key)
             if group is None:
-                members = self.cluster.ilds[description.ild].agents
                 # A machine shared by partitions of one IPU has an actor for each, and one spare.
                 bundle = {"CPU": CPU_SHARE * (IPUS_PER_MACHINE + 1)}
                 group = placement_group([bundle] * len(members), strategy="PACK")
-                self._groups[description.ild] = group
+                self._groups[key] = group
         return {
             "num_cpus": CPU_SHARE,
             "max_restarts": 0,

@@ -185,7 +185,9 @@ class Host:
 def host_of_agents(cluster: Cluster, hosts: Sequence[Host]) -> dict[str, Host]:
     """A host for each agent of the POD; see the module docstring."""
     ordered = sorted(hosts, key=lambda host: _sortable(host.address))
-    blocks: list[tuple[str, ...]] = [tuple(agent.id for agent in ild.agents) for ild in cluster.ilds]
+    domains = [ild.agents for part in cluster.clusters for ild in part.ilds]
+    alone = [(agent,) for agent in cluster.agents if agent.id not in cluster.clusters_by_agent]
+    blocks: list[tuple[str, ...]] = [tuple(agent.id for agent in agents) for agents in (*domains, *alone)]
     if len(blocks) < len(ordered):
         blocks = [(agent,) for block in blocks for agent in block]
     return {

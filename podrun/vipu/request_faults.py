@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.core.errors import ServiceError
-from podrun.faults import FaultSpec, FaultTarget
+from podrun.core.cluster import Cluster, LinkTopology
+from podrun.core.errors import NotFoundError, ServiceError
+from podrun.core.telemetry import MachineReport
+from podrun.faults import FaultSpec, FaultTarget, parse_fault, partition_links, validate
+from podrun.vipu.ipu_placement import routing_of
 
 log = logging.getLogger("podrun.vipu")
 
@@ -23,6 +26,29 @@ log = logging.getLogger("podrun.vipu")
 def of_service(specs: Iterable[FaultSpec]) -> tuple[FaultSpec, ...]:
     """The faults of the service among these."""
     return tuple(spec for spec in specs if spec.target is FaultTarget.SERVICE)
+
+
+def check_faults(faults: Sequence[FaultSpec], cluster: Cluster, size: int, ilds: int) -> None:
+    """Raises UsageError for a fault on an IPU, link or machine that a partition of a V-IPU cluster lacks."""
+    topology = LinkTopology(routing_of(cluster, size, ilds).link_topology)
+    validate(faults, ipus=size, links=partition_links(size, ilds, topology), ilds=ilds)
+
+
+def planned_faults(
+    partition: str, reports: Iterable[MachineReport], texts: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Of the faults planned on a partition those of these texts, or all. Raises NotFoundError for a text that is not
+    planned."""
+    found = [parse_fault(text) for report in reports for text in report.planned_faults]
+    planned = {str(spec): spec for spec in found}
+    known = {text for spec in planned.values() for text in (spec.text, str(spec))}
+    for text in texts:
+        if text not in known:
+            listed = ", ".join(sorted(spec.text for spec in planned.values())) or "none"
+            raise NotFoundError(
+                f"no fault {text} is planned on partition {partition}", hint=f"Planned: {listed}."
+            )
+    return tuple(spec.text for spec in planned.values() if not texts or {spec.text, str(spec)} & set(texts))
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, LinkTopol
 from podrun.core.errors import InternalError, NotFoundError, UsageError
 from podrun.vipu.ipu_placement import (
     DIRECT_IPUS,
+    NEEDS_TORUS,
     ROUTINGS,
     ipus_of,
     is_power_of_two,
@@ -51,7 +52,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str], make: str) -> NotFo
 
 
 def complete_requirements(needs: Requirements, cluster: Cluster) -> Requirements:
-    """The requirements with defaults for what they leave open. Raises UsageError if the POD can never meet them."""
+    """The requirements with defaults for what they leave open. Raises UsageError if the V-IPU cluster can never meet
+    them."""
     check_name(needs.name, "a partition")
     if not is_power_of_two(needs.size):
         raise UsageError(
@@ -101,9 +103,9 @@ def _check_routing(needs: Requirements, ilds: int, cluster: Cluster) -> None:
     """Raise UsageError for a routing that IPU-Links of the partition cannot have."""
     share, topology = needs.size // ilds, cluster.topology
     ring = share == topology.ild_ipus and topology.ipu_links is LinkTopology.TORUS
-    if needs.routing == "RINGSWNC" and not ring:
+    if needs.routing in NEEDS_TORUS and not ring:
         raise UsageError(
-            f"rings (RINGSWNC) need a whole IPU-Link domain of {topology.ild_ipus} IPUs, a torus, not {share}",
+            f"rings ({needs.routing}) need a whole IPU-Link domain of {topology.ild_ipus} IPUs, a torus, not {share}",
             hint="Leave out --routing, or use SWNC.",
         )
     if needs.routing == "DNC" and share > DIRECT_IPUS:
@@ -152,6 +154,7 @@ def validate_state(
     for name, partition in partitions.items():
         _require(name == partition.name, f"partition {name} is recorded as {partition.name}")
         _check_partition(cluster, partition)
+        _check_place(cluster, partition)
         allocation = allocations.get(partition.allocation)
         _require(allocation is not None, f"partition {name} is in no allocation")
         agents = {part.agent_id for part in partition.slices}
@@ -191,6 +194,11 @@ def _check_allocations(cluster: Cluster, allocations: Mapping[str, Allocation], 
     _require(len(agents) == len(set(agents)), "an agent is in two allocations")
     _require(set(agents) <= known, f"an allocation names an unknown agent: {sorted(set(agents) - known)}")
     _require(lost <= known, f"an unknown agent is lost: {sorted(lost - known)}")
+    clusters = cluster.clusters_by_agent
+    for allocation in allocations.values():
+        first = clusters.get(allocation.agents[0]) if allocation.agents else None
+        inside = first is not None and all(clusters.get(agent) is first for agent in allocation.agents)
+        _require(inside, f"allocation {allocation.name} does not lie in one cluster")
 
 
 def _check_partition(cluster: Cluster, partition: Partition) -> None:
@@ -206,12 +214,27 @@ def _check_partition(cluster: Cluster, partition: Partition) -> None:
     ipus = ipus_of(cluster, partition.slices)
     _require(is_power_of_two(size), f"partition {name} has {size} IPUs")
     _require(len(ipus) == size, f"partition {name} holds {len(ipus)} IPUs, not {size}")
-    domain, domains = cluster.topology.ild_ipus, partition.num_ilds
+
+
+def _check_place(pod: Cluster, partition: Partition) -> None:
+    """What holds for a partition's place: in one V-IPU cluster, aligned."""
+    name, size, domains = partition.name, partition.size, partition.num_ilds
+    cluster = pod.clusters_by_agent.get(partition.slices[0].agent_id)
+    inside = cluster is not None and all(
+        pod.clusters_by_agent.get(part.agent_id) is cluster for part in partition.slices
+    )
+    if cluster is None or not inside:
+        raise InternalError(f"{_BROKEN}: partition {name} does not lie in one cluster")
+    domain = cluster.topology.ild_ipus
+    ipus = [ipu - cluster.first_ipu for ipu in ipus_of(pod, partition.slices)]
     _require(0 < domains <= size, f"partition {name} has {domains} IPU-Link domains")
     _require(ipus[0] % domain % (size // domains) == 0, f"partition {name} is not aligned")
     _require(len({ipu // domain for ipu in ipus}) == domains, f"partition {name} lies in other ILDs")
 
 
+_BROKEN = "the allocator's state does not hold together"
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise InternalError(f"the allocator's state does not hold together: {message}")
+        raise InternalError(f"{_BROKEN}: {message}")

@@ -39,6 +39,7 @@ class Right(enum.Enum):
 RIGHTS: Mapping[str, Right] = {
     "GetServerVersion": Right.ANYBODY,
     "GetCluster": Right.ANYBODY,
+    "ListClusters": Right.ANYBODY,
     "CreatePartition": Right.ANYBODY,
     "GetPartition": Right.ANYBODY,
     "ListPartitions": Right.ANYBODY,
@@ -63,6 +64,10 @@ RIGHTS: Mapping[str, Right] = {
     "RemoveAllocation": Right.ADMIN,
     "PowerCycleAgent": Right.ADMIN,
     "RestartAgent": Right.ADMIN,
+    "CreateAgent": Right.ADMIN,
+    "RemoveAgent": Right.ADMIN,
+    "CreateCluster": Right.ADMIN,
+    "RemoveCluster": Right.ADMIN,
     "CreateUser": Right.ADMIN,
     "RemoveUser": Right.ADMIN,
     "ListUsers": Right.ADMIN,

@@ -29,26 +29,26 @@ from typing import TYPE_CHECKING, Any
 
 from podrun import __version__
 from podrun.core.access import make_token, quiet_grpc
-from podrun.core.cluster import Cluster, LinkTopology
+from podrun.core.cluster import Cluster
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import ConflictError, NotFoundError, PodrunError, ServiceError, UsageError
 from podrun.core.telemetry import MachineReport
-from podrun.faults import FaultSpec, parse_fault, partition_links, validate
+from podrun.faults import FaultSpec
 from podrun.vipu import events as ev
 from podrun.vipu.allocator import Allocator
 from podrun.vipu.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, SignsOfLife, steady_clock
 from podrun.vipu.event_log import CallMeter, EventLog
 from podrun.vipu.events import Partition
-from podrun.vipu.ipu_placement import largest_place, routing_of
 from podrun.vipu.machine_pool import MachinePool, MachineUse
 from podrun.vipu.operations import Reporter, bring_up, on_machines, refuse_in_use, take_over, work_on_agent
-from podrun.vipu.queueing import explain, free_ipus
-from podrun.vipu.request_faults import ControlLog, RequestFaults, of_service
-from podrun.vipu.requirements import complete_requirements, unknown_name
+from podrun.vipu.queueing import explain, free_ipus, largest_possible, settle
+from podrun.vipu.request_faults import ControlLog, RequestFaults, check_faults, of_service, planned_faults
+from podrun.vipu.requirements import unknown_name
 from podrun.vipu.store import Store, Superseded
 from podrun.vipu.types import (
     AgentInfo,
     AllocationInfo,
+    ClusterInfo,
     IpuofConfig,
     PartitionInfo,
     PartitionState,
@@ -60,12 +60,13 @@ from podrun.vipu.types import (
     partition_json,
 )
 from podrun.vipu.views import (
-    IDLE_AGENT,
+    AgentFacts,
     AgentStatus,
     ViewCache,
     agent_info,
-    agent_state,
+    agent_statuses,
     changes_told,
+    cluster_info,
     ipuof_config,
     partition_info,
     queue_info,
@@ -96,14 +97,14 @@ class Service:
         clock: Callable[[], float] | None = None,
         heartbeats: bool = False,
     ) -> None:
-        self.cluster, self.store, self.pool = cluster, store, machine_pool
+        self.store, self.pool = store, machine_pool
         self._clock = clock or steady_clock()
         self._lock = threading.RLock()
         self._agents_lock = threading.RLock()
         state = store.load(cluster)
         self._lease = store.lead()
         self._allocator = Allocator(
-            cluster,
+            state.layout or cluster,
             allocations=state.allocations,
             partitions=state.partitions,
             lost=state.lost,
@@ -120,13 +121,19 @@ class Service:
         self._partition_locks: dict[str, threading.Lock] = {}
         self.request_faults = RequestFaults()
         self.control_log = ControlLog()
-        self._reporter = Reporter(cluster, machine_pool)
+        self._reporter = Reporter(self.cluster, machine_pool)
+        self.pool.arrange(self.cluster)
         self._server: Any = None
         self.events, self.meter = EventLog(self._all_there_is, self._clock), CallMeter()
         self._told_agents: dict[str, AgentInfo] = {}
         self._stopping = threading.Event()
         self.on_superseded: Callable[[], None] = lambda: None
         self._address = ("", 0)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The POD with its agents and clusters as they are now."""
+        return self._allocator.cluster
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -199,8 +206,10 @@ class Service:
         if needs.limit_s < 0 or not math.isfinite(needs.limit_s):
             raise UsageError(f"a partition cannot last {needs.limit_s:g} s", hint="Use --time-limit SECONDS.")
         if needs.faults:
-            possible = complete_requirements(needs, self.cluster)
-            self._check_faults(possible.faults, possible.size, possible.num_ilds)
+            with self._lock:
+                possible = settle(self._allocator, needs)
+                cluster = self._allocator.find_cluster(possible.cluster)
+            check_faults(possible.faults, cluster, possible.size, possible.num_ilds)
             self.request_faults.plan(needs.name, needs.faults)
         if wait:
             self._signs.note(needs.name)
@@ -268,8 +277,15 @@ class Service:
     def allocations(self) -> list[AllocationInfo]:
         """Allocations, by name."""
         with self._lock:
-            entries = sorted(self._allocator.allocations.values(), key=lambda a: a.name)
-        return [AllocationInfo(entry.name, self.cluster.name, entry.agents) for entry in entries]
+            entries = sorted(self._allocator.allocations.items())
+            return [
+                AllocationInfo(name, self._allocator.cluster_of_allocation(name).name, entry.agents)
+                for name, entry in entries
+            ]
+
+    def clusters(self) -> list[ClusterInfo]:
+        """The POD's V-IPU clusters."""
+        return [cluster_info(cluster) for cluster in self.cluster.clusters]
 
     def machine_reports(self, name: str = "") -> list[MachineReport]:
         """Reports of machines: those of one partition, or one for each agent and partition of the POD."""
@@ -314,7 +330,8 @@ class Service:
         """Plan faults on the machines of a partition; each machine takes those on itself."""
         with self._lock:
             partition = self._active(name)
-        self._check_faults(faults, partition.size, partition.num_ilds)
+            cluster = self._allocator.cluster_of_allocation(partition.allocation)
+        check_faults(faults, cluster, partition.size, partition.num_ilds)
         self.request_faults.plan(name, faults)
         if len(faults) > len(of_service(faults)):
             on_machines(self.pool, partition, lambda i, use: self.pool.control(use).inject(faults))
@@ -329,16 +346,7 @@ class Service:
 
         Raises NotFoundError for a text that is not planned.
         """
-        planned = {
-            str(parse_fault(t)): parse_fault(t) for r in self.machine_reports(name) for t in r.planned_faults
-        }
-        known = {text for spec in planned.values() for text in (spec.text, str(spec))}
-        for text in texts:
-            if text not in known:
-                listed = ", ".join(sorted(spec.text for spec in planned.values())) or "none"
-                raise NotFoundError(
-                    f"no fault {text} is planned on partition {name}", hint=f"Planned: {listed}."
-                )
+        cancelled = planned_faults(name, self.machine_reports(name), texts)
         with self._lock:
             partition = self._allocator.partition(name)
         self.request_faults.cancel(name, texts)
@@ -347,9 +355,7 @@ class Service:
             use = MachineUse(part.agent_id, name)
             if use in uses:
                 self.pool.control(use).cancel_faults(texts)
-        return tuple(
-            spec.text for spec in planned.values() if not texts or {spec.text, str(spec)} & set(texts)
-        )
+        return cancelled
 
     def set_maintenance(self, agent: str, *, drain: bool, deadline_s: float = 0.0, reason: str = "") -> None:
         """Cordon or drain an agent."""
@@ -399,28 +405,14 @@ class Service:
         with self._lock:
             lost = set(self._allocator.lost)
             maintenance = dict(self._allocator.maintenance)
-            holders = self._allocator.table.all_holders()
+            holders, pod = self._allocator.table.all_holders(), self.cluster
         running, silent = self.pool.running_agents(), self._reporter.silent_agents()
         endpoints: dict[str, tuple[str, ...]] = {}
         for use, where in self.pool.endpoints().items():
             endpoints[use.agent_id] = (*endpoints.get(use.agent_id, ()), where)
-        # Most agents of a large POD are idle: what is said about these is said once.
-        busy = lost.union(maintenance, holders, running, silent, endpoints)
-
-        def status(agent: str) -> AgentStatus:
-            return AgentStatus(
-                agent_state(agent, lost, running),
-                holders.get(agent, ()),
-                endpoints.get(agent, ()),
-                maintenance.get(agent),
-                silent.get(agent),
-            )
-
-        agents = (
-            (agent, status(agent.id) if agent.id in busy else IDLE_AGENT) for agent in self.cluster.agents
-        )
+        told = agent_statuses(pod, AgentFacts(lost, maintenance, holders, running, silent, endpoints))
         return self._agent_infos.all(
-            (agent.id, told, partial(agent_info, agent, told)) for agent, told in agents
+            (agent.id, status, partial(agent_info, agent, status)) for agent, status in told
         )
 
     def handle(self, event: ev.Event) -> None:
@@ -428,7 +420,7 @@ class Service:
 
         Raises what the allocator refuses, and ServiceError if the change cannot be stored: then nothing has changed.
         """
-        if isinstance(event, ev.AgentLost | ev.RestartAgent | ev.PowerCycleAgent):
+        if isinstance(event, ev.AgentLost | ev.RestartAgent | ev.PowerCycleAgent | ev.RemoveAgent):
             # Machines of agents end and start in the order in which that was decided, but not under the lock that every
             # request needs.
             with self._agents_lock:
@@ -445,12 +437,21 @@ class Service:
             if decision.change:
                 self._commit(decision.change)
             self._allocator.apply(decision)
+            if decision.change.layout is not None:
+                self._arranged(decision.change.layout)
             for name, partition in decision.change.partitions.items():
                 log.info("partition %s: %s", name, partition.story[-1] if partition else "removed")
             self._tell(decision.change)
             for instruction in decision.instructions:
                 self._carry_out(instruction)
             return decision.instructions
+
+    def _arranged(self, pod: Cluster) -> None:
+        """The POD has other agents or clusters."""
+        self.pool.arrange(pod)
+        self._reporter.cluster = pod
+        self._partition_infos, self._agent_infos = ViewCache(), ViewCache()
+        log.info("%s: %d agents in %d clusters", pod.name, len(pod.agents), len(pod.clusters))
 
     def _tell(self, change: ev.StateChange) -> None:
         """Tell those who watch."""
@@ -466,6 +467,8 @@ class Service:
         for name, info in infos.items():
             if told and told.get(name) != info:
                 self.events.add("machine", name, json.dumps(agent_json(info)))
+        for name in told.keys() - infos.keys():
+            self.events.add("machine", name, "")
 
     def _all_there_is(self) -> list[tuple[str, str, str]]:
         """For those who begin to watch."""
@@ -482,8 +485,8 @@ class Service:
     def room(self) -> tuple[int, int, int]:
         """Queued requests, free IPUs on agents in service, and IPUs of the largest partition possible now."""
         with self._lock:
-            free = free_ipus(self._allocator)
-            return len(self._allocator.queue), int(free.sum()), largest_place(self.cluster, free)
+            free = int(free_ipus(self._allocator).sum())
+            return len(self._allocator.queue), free, largest_possible(self._allocator)
 
     def check_allocation(self, name: str) -> None:
         """Raise NotFoundError unless there is an allocation of that name."""
@@ -581,13 +584,6 @@ class Service:
         for partition in self.partitions_on(agent):
             self.control_log.note(partition, "machine lost", agent)
         self._report(ev.AgentLost(agent, reason))
-
-    # --- inside ---------------------------------------------------------------------------------------------
-
-    def _check_faults(self, faults: Sequence[FaultSpec], size: int, ilds: int) -> None:
-        """Raises UsageError for a fault on an IPU, link or machine that the partition lacks."""
-        topology = LinkTopology(routing_of(self.cluster, size, ilds).link_topology)
-        validate(faults, ipus=size, links=partition_links(size, ilds, topology), ilds=ilds)
 
     def _active(self, name: str) -> Partition:
         partition = self._allocator.partition(name)

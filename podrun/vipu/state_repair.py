@@ -28,6 +28,7 @@ from podrun.vipu.store import (
     StoredState,
     entry_of,
     fingerprint_of,
+    layout_of,
     partition_of,
 )
 from podrun.vipu.types import PartitionState
@@ -46,6 +47,7 @@ class StateRows:
     lost: tuple[str, ...] = ()
     plans: tuple[Row, ...] = ()
     users: tuple[Row, ...] = ()
+    layout: tuple[Row, ...] | None = None
     unreadable: tuple[str, ...] = ()
 
 
@@ -89,9 +91,11 @@ def diagnose(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
     elif rows.pod.get("fingerprint", "") not in ("", fingerprint_of(cluster)):
         what = f"it was written for another description of {cluster.name}"
         problems.append(Problem(what, "partitions that fit the present one are kept"))
-    core = Allocator(cluster, allocations=_allocations(cluster, rows, problems))
+    layout = _layout(cluster, rows, problems)
+    pod_now = layout or cluster
+    core = Allocator(pod_now, allocations=_allocations(pod_now, rows, problems))
     for agent in rows.lost:
-        if agent in cluster.agents_by_id:
+        if agent in pod_now.agents_by_id:
             core.lost.add(agent)
         else:
             problems.append(Problem(f"lost agent {agent} is unknown", "it is forgotten"))
@@ -103,14 +107,29 @@ def diagnose(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
         tuple(core.maintenance.values()), tuple(core.queue.values()), tuple(core.reservations.values())
     )
     users = {str(name): str(data) for name, data in rows.users}
-    kept = StoredState(tuple(core.partitions.values()), allocations, frozenset(core.lost), plans, users)
+    kept = StoredState(
+        tuple(core.partitions.values()), allocations, frozenset(core.lost), plans, users, layout
+    )
     pod = rows.pod or {}
     return StateDiagnosis(tuple(problems), kept, Lease(str(pod.get("uid", "")), int(pod.get("epoch", 0))))
 
 
+def _layout(cluster: Cluster, rows: StateRows, problems: list[Problem]) -> Cluster | None:
+    """The POD with its agents and clusters as they were changed; None if they are those of its description."""
+    if rows.layout is None:
+        return None
+    try:
+        return layout_of(cluster, rows.layout)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"its agents and clusters, which were changed, cannot be read: {error}"
+        problems.append(Problem(what, f"those of {cluster.name}'s description are taken"))
+        return None
+
+
 def _allocations(cluster: Cluster, rows: StateRows, problems: list[Problem]) -> tuple[Allocation, ...]:
+    clusters = cluster.clusters_by_agent
     if rows.allocations is None:
-        return cluster.allocations
+        return tuple(a for a in cluster.allocations if all(agent in clusters for agent in a.agents))
     kept: list[Allocation] = []
     seen: set[str] = set()
     for name, agents in rows.allocations:
@@ -119,7 +138,8 @@ def _allocations(cluster: Cluster, rows: StateRows, problems: list[Problem]) -> 
         except (ValueError, TypeError) as error:
             problems.append(Problem(f"allocation {name} cannot be read: {error}", "it is left out"))
             continue
-        good = tuple(agent for agent in listed if agent in cluster.agents_by_id and agent not in seen)
+        inside = next((clusters[agent] for agent in listed if agent in clusters), None)
+        good = tuple(a for a in listed if inside and clusters.get(a) is inside and a not in seen)
         if good != listed:
             bad = ", ".join(sorted(set(listed) - set(good)))
             problems.append(
@@ -226,8 +246,13 @@ def read_rows(path: Path) -> StateRows:
             tuple(str(row[0]) for row in ask("SELECT agent FROM lost")),
             tuple(ask("SELECT kind, name, data FROM plans")) if number > 3 else (),
             tuple(ask("SELECT name, data FROM users")) if number > 4 else (),
+            _layout_rows(pod, ask) if number > 5 else None,
             tuple(unreadable),
         )
+
+
+def _layout_rows(pod: list[dict[str, Any]], ask: Callable[[str], list[Row]]) -> tuple[Row, ...] | None:
+    return tuple(ask("SELECT kind, position, data FROM layout")) if pod and pod[0]["own_layout"] else None
 
 
 def _no_version(number: int) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""What the V-IPU service keeps across restarts, in SQLite: partitions, allocations, lost agents.
+"""What the V-IPU service keeps across restarts, in SQLite: partitions, allocations, lost agents, plans, users, and the
+agents and clusters of the POD once they were changed.
 
 A change of state is one transaction, committed before the change takes effect anywhere. A state file has one owner at a
 time and belongs to one POD as its description was when the file was made. What cannot be read, or does not hold
@@ -16,12 +17,21 @@ import secrets
 import socket
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podrun.core.cluster import Allocation, Cluster
+from podrun.core.cluster import (
+    IPUS_PER_MACHINE,
+    Agent,
+    Allocation,
+    Cluster,
+    GatewayTopology,
+    LinkTopology,
+    Topology,
+    arranged,
+)
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError, ConflictError, InternalError, ServiceError
 from podrun.faults import parse_fault
@@ -32,9 +42,13 @@ from podrun.vipu.machine_pool import Lease
 from podrun.vipu.requirements import validate_state
 from podrun.vipu.types import PartitionState, Requirements, SyncType
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 _PLANS = "CREATE TABLE plans (kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (kind, name))"
 _USERS = "CREATE TABLE users (name TEXT PRIMARY KEY, data TEXT NOT NULL)"
+_LAYOUT = (
+    "CREATE TABLE layout (kind TEXT NOT NULL, position INTEGER NOT NULL, data TEXT NOT NULL, "
+    "PRIMARY KEY (kind, position))"
+)
 MIGRATIONS = {
     1: ("ALTER TABLE pod ADD COLUMN fingerprint TEXT NOT NULL DEFAULT ''",),
     2: (
@@ -43,13 +57,14 @@ MIGRATIONS = {
     ),
     3: (_PLANS,),
     4: (_USERS,),
+    5: (_LAYOUT, "ALTER TABLE pod ADD COLUMN own_layout INTEGER NOT NULL DEFAULT 0"),
 }
 """What makes a file of a schema version one of the next."""
 
 _TABLES = """
 CREATE TABLE pod (name TEXT NOT NULL, own_allocations INTEGER NOT NULL DEFAULT 0,
                   fingerprint TEXT NOT NULL DEFAULT '', uid TEXT NOT NULL DEFAULT '',
-                  epoch INTEGER NOT NULL DEFAULT 0);
+                  epoch INTEGER NOT NULL DEFAULT 0, own_layout INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE partitions (name TEXT PRIMARY KEY, data TEXT NOT NULL);
 CREATE TABLE allocations (position INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, agents TEXT NOT NULL);
 CREATE TABLE lost (agent TEXT PRIMARY KEY);
@@ -65,13 +80,15 @@ PLAN_KINDS: tuple[tuple[str, type], ...] = (
 @dataclass(frozen=True, slots=True)
 class StoredState:
     """What a store holds. ``allocations`` None: those of the POD's description were never changed. ``users``: the
-    record of each user of a server started with --secure, by name."""
+    record of each user of a server started with --secure, by name. ``layout``: the POD with its agents and clusters as
+    they were changed, None: they are those of its description."""
 
     partitions: tuple[Partition, ...]
     allocations: tuple[Allocation, ...] | None
     lost: frozenset[str]
     plans: Plans = NO_PLANS
     users: Mapping[str, str] = field(default_factory=dict)
+    layout: Cluster | None = None
 
 
 class Superseded(ConflictError):
@@ -147,11 +164,11 @@ class Store:
         self._release_owner()
 
     def load(self, cluster: Cluster) -> StoredState:
-        """All that is stored. Raises ConfigError for another description of the POD, for what cannot be read, and for a
-        state that does not hold together."""
+        """All that is stored; ``cluster``: the POD as it is described. Raises ConfigError for another description of
+        the POD, for what cannot be read, and for a state that does not hold together."""
         try:
             with self._guard:
-                state = self._read()
+                state = self._read(cluster)
                 fingerprint = str(self._db.execute("SELECT fingerprint FROM pod").fetchone()[0])
             known = cluster.allocations if state.allocations is None else state.allocations
             if len({p.name for p in state.partitions}) != len(state.partitions):
@@ -161,11 +178,10 @@ class Store:
                     f"{self.path} was written for another description of {cluster.name}: its agents or links changed",
                     hint="Start the server with the description it had, or name another file with --state-file.",
                 )
-            validate_state(
-                cluster, {p.name: p for p in state.partitions}, {a.name: a for a in known}, state.lost
-            )
+            pod = state.layout or cluster
+            validate_state(pod, {p.name: p for p in state.partitions}, {a.name: a for a in known}, state.lost)
             Allocator(
-                cluster,
+                pod,
                 allocations=known,
                 partitions=state.partitions,
                 lost=state.lost,
@@ -188,6 +204,7 @@ class Store:
             {entry.agent: entry for entry in state.plans.maintenance},
             {entry.needs.name: entry for entry in state.plans.queue},
             {entry.name: entry for entry in state.plans.reservations},
+            state.layout,
         )
         self.commit(change)
         with self._committing():
@@ -254,6 +271,10 @@ class Store:
                 self._db.execute("DELETE FROM lost")
                 agents = [(agent,) for agent in sorted(change.lost)]
                 self._db.executemany("INSERT INTO lost VALUES (?)", agents)
+            if change.layout is not None:
+                self._db.execute("DELETE FROM layout")
+                self._db.executemany("INSERT INTO layout VALUES (?, ?, ?)", layout_rows(change.layout))
+                self._db.execute("UPDATE pod SET own_layout = 1")
 
     def _write_entries(self, kind: str, entries: Mapping[str, Any]) -> None:
         for name, entry in entries.items():
@@ -272,7 +293,7 @@ class Store:
                     hint="Use that server: vipu --server-version. This one ends and leaves its machines to it.",
                 )
 
-    def _read(self) -> StoredState:
+    def _read(self, cluster: Cluster) -> StoredState:
         rows = self._db.execute("SELECT name, data FROM partitions").fetchall()
         partitions = [partition_of(str(name), json.loads(data)) for name, data in rows]
         allocations = None
@@ -290,7 +311,10 @@ class Store:
             )
             for kind, entry_class in PLAN_KINDS
         }
-        return StoredState(tuple(partitions), allocations, lost, Plans(**plans))
+        layout = None
+        if self._db.execute("SELECT own_layout FROM pod").fetchone()[0]:
+            layout = layout_of(cluster, self._db.execute("SELECT kind, position, data FROM layout"))
+        return StoredState(tuple(partitions), allocations, lost, Plans(**plans), layout=layout)
 
     @contextlib.contextmanager
     def _committing(self) -> Iterator[None]:
@@ -394,11 +418,54 @@ def _create(path: Path, cluster: str) -> None:
 
 def _make_tables(db: sqlite3.Connection, cluster: str) -> None:
     db.execute("BEGIN")
-    for statement in (*_TABLES.strip().split(";\n"), _PLANS, _USERS):
+    for statement in (*_TABLES.strip().split(";\n"), _PLANS, _USERS, _LAYOUT):
         db.execute(statement)
     db.execute("INSERT INTO pod (name) VALUES (?)", (cluster,))
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("COMMIT")
+
+
+def layout_rows(pod: Cluster) -> list[tuple[str, int, str]]:
+    """Agents and clusters of a POD as rows of the table ``layout``: kind, position, JSON."""
+    agents = [(a.id, a.host, a.port, a.serial_pattern) for a in pod.agents]
+    clusters = [
+        {
+            "name": cluster.name,
+            "agents": len(cluster.agents),
+            "ild_ipus": cluster.topology.ild_ipus,
+            "ipu_links": cluster.topology.ipu_links.value,
+            "gateway": cluster.topology.gateway.value,
+        }
+        for cluster in pod.clusters
+    ]
+    return [("agent", i, json.dumps(row)) for i, row in enumerate(agents)] + [
+        ("cluster", i, json.dumps(row)) for i, row in enumerate(clusters)
+    ]
+
+
+def layout_of(pod: Cluster, rows: Iterable[tuple[Any, ...]]) -> Cluster:
+    """The POD with the agents and clusters of rows of the table ``layout``. Raises ValueError, KeyError or TypeError if
+    they make no POD."""
+    ordered = sorted((str(kind), int(position), json.loads(data)) for kind, position, data in rows)
+    agents = [
+        Agent(str(name), 0, str(host), int(port), str(serial), 0, 0)
+        for kind, _, (name, host, port, serial) in (row for row in ordered if row[0] == "agent")
+    ]
+    if len({agent.id for agent in agents}) != len(agents):
+        raise ValueError("two agents have one name")
+    clusters: list[tuple[str, Topology, tuple[str, ...]]] = []
+    first = 0
+    for data in (data for kind, _, data in ordered if kind == "cluster"):
+        domain, count = int(data["ild_ipus"]), int(data["agents"])
+        links = Topology(LinkTopology(data["ipu_links"]), domain, GatewayTopology(data["gateway"]))
+        members = tuple(agent.id for agent in agents[first : first + count])
+        if domain not in (4, 8, 16, 32, 64) or len(members) != count or count * IPUS_PER_MACHINE % domain:
+            raise ValueError(f"cluster {data['name']} has {len(members)} agents and domains of {domain} IPUs")
+        clusters.append((str(data["name"]), links, members))
+        first += count
+    if len({name for name, _, _ in clusters}) != len(clusters):
+        raise ValueError("two clusters have one name")
+    return arranged(pod, clusters, agents)
 
 
 def _plain(partition: Partition) -> dict[str, Any]:

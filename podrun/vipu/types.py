@@ -96,7 +96,9 @@ class Requirements:
     routing: str = ""
     """``DNC``, ``SWNC`` or ``RINGSWNC``; empty: what the size and the POD's links make best."""
     index: int = 0
-    """Which of the POD's places of this size, from 1; 0: the server chooses."""
+    """Which of the V-IPU cluster's places of this size, from 1; 0: the server chooses."""
+    cluster: str = ""
+    """The V-IPU cluster it is to lie in; empty: the server chooses."""
 
 
 class AgentState(enum.Enum):
@@ -189,6 +191,8 @@ class AgentInfo:
     """Seconds since its machine answered last; None if it answers, or has none."""
     reason: str = ""
     deadline: float = 0.0
+    cluster: str = ""
+    """The V-IPU cluster it is in, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +223,7 @@ class ReservationInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """The POD behind a server."""
+    """The POD behind a server, or a V-IPU cluster of it."""
 
     name: str
     target: str
@@ -228,6 +232,8 @@ class ClusterInfo:
     ipu_link_domain_size: int
     ipu_link_topology: str
     gateway_topology: str
+    agents: tuple[str, ...] = ()
+    """Of a V-IPU cluster of the POD, in the order of their links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +319,8 @@ def agent_json(info: AgentInfo) -> dict[str, Any]:
         "stale_seconds": info.stale_seconds,
         "reason": info.reason or None,
         "deadline_s": info.deadline or None,
-        "ild": info.ild,
+        "cluster": info.cluster or None,
+        "ild": info.ild if info.cluster else None,
         "num_ipus": info.num_ipus,
         "partitions": list(info.partitions),
         "endpoints": list(info.endpoints),

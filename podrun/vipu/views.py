@@ -1,16 +1,18 @@
 """A partition as others see it: what `vipu` lists, and how clients reach its IPUs.
 
-Pure, from the POD's description, the allocator's `Partition` and the addresses of its machines.
+Pure, from the POD's description, the allocator's `Partition` and the addresses of its machines. Values of
+`podrun.vipu.types`, their JSON for those who watch, and their messages on the wire.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from podrun.core.cluster import Agent, Cluster, ipu_number
 from podrun.core.errors import UsageError
+from podrun.protos import vipu_pb2 as messages
 from podrun.vipu.events import Maintenance, Partition, Queued, StateChange
 from podrun.vipu.ipu_placement import routing_of
 from podrun.vipu.machine_pool import MachineUse
@@ -19,6 +21,7 @@ from podrun.vipu.rights import owner_name
 from podrun.vipu.types import (
     AgentInfo,
     AgentState,
+    ClusterInfo,
     IpuofConfig,
     IpuofDevice,
     PartitionInfo,
@@ -27,6 +30,7 @@ from podrun.vipu.types import (
     partition_json,
 )
 
+pb: Any = messages
 Source = TypeVar("Source")
 Result = TypeVar("Result")
 
@@ -52,17 +56,70 @@ class ViewCache(Generic[Source, Result]):
 
 
 class AgentStatus(NamedTuple):
-    """What changes about an agent. ``stale``: seconds since its machine answered; None if it answers, or has none."""
+    """What changes about an agent. ``stale``: seconds since its machine answered; None if it answers, or has none.
+    ``cluster``: the V-IPU cluster it is in."""
 
     state: AgentState
     partitions: tuple[str, ...]
     endpoints: tuple[str, ...]
     maintenance: Maintenance | None
     stale: float | None
+    cluster: str
 
 
-IDLE_AGENT = AgentStatus(AgentState.STANDBY, (), (), None, None)
-"""No machine, no partition, nothing wrong."""
+class AgentFacts(NamedTuple):
+    """What is known of agents, by id; most of a large POD are in none of these. ``silent``: seconds since its machine
+    answered."""
+
+    lost: set[str]
+    maintenance: Mapping[str, Maintenance]
+    holders: Mapping[str, tuple[str, ...]]
+    running: set[str]
+    silent: Mapping[str, float]
+    endpoints: Mapping[str, tuple[str, ...]]
+
+
+def agent_statuses(pod: Cluster, facts: AgentFacts) -> Iterator[tuple[Agent, AgentStatus]]:
+    """The status of each agent of a POD. Idle ones of a cluster share one."""
+    busy = facts.lost.union(facts.maintenance, facts.holders, facts.running, facts.silent, facts.endpoints)
+    idle = {cluster.name: _idle(cluster.name) for cluster in pod.clusters}
+    nowhere = _idle("")
+    for agent in pod.agents:
+        name, cluster = agent.id, pod.clusters_by_agent.get(agent.id)
+        if name not in busy:
+            yield agent, nowhere if cluster is None else idle[cluster.name]
+            continue
+        yield (
+            agent,
+            AgentStatus(
+                agent_state(name, facts.lost, facts.running),
+                facts.holders.get(name, ()),
+                facts.endpoints.get(name, ()),
+                facts.maintenance.get(name),
+                facts.silent.get(name),
+                "" if cluster is None else cluster.name,
+            ),
+        )
+
+
+def _idle(cluster: str) -> AgentStatus:
+    """No machine, no partition, nothing wrong."""
+    return AgentStatus(AgentState.STANDBY, (), (), None, None, cluster)
+
+
+def cluster_info(cluster: Cluster) -> ClusterInfo:
+    """A V-IPU cluster as `vipu list clusters` describes it."""
+    topology = cluster.topology
+    return ClusterInfo(
+        name=cluster.name,
+        target=cluster.target,
+        num_agents=len(cluster.agents),
+        num_ipus=cluster.ipu_count,
+        ipu_link_domain_size=topology.ild_ipus,
+        ipu_link_topology=topology.ipu_links.value,
+        gateway_topology=topology.gateway.value,
+        agents=tuple(agent.id for agent in cluster.agents),
+    )
 
 
 def agent_info(agent: Agent, status: AgentStatus) -> AgentInfo:
@@ -81,11 +138,13 @@ def agent_info(agent: Agent, status: AgentStatus) -> AgentInfo:
         stale_seconds=status.stale,
         reason=wanted.reason if wanted else "",
         deadline=wanted.deadline if wanted else 0.0,
+        cluster=status.cluster,
     )
 
 
-def partition_info(cluster: Cluster, partition: Partition) -> PartitionInfo:
+def partition_info(pod: Cluster, partition: Partition) -> PartitionInfo:
     """A partition as `vipu get partition` describes it."""
+    cluster = pod.clusters_by_agent[partition.slices[0].agent_id]
     return PartitionInfo(
         name=partition.name,
         cluster=cluster.name,
@@ -107,9 +166,10 @@ def partition_info(cluster: Cluster, partition: Partition) -> PartitionInfo:
     )
 
 
-def queued_info(cluster: Cluster, entry: Queued) -> PartitionInfo:
+def queued_info(pod: Cluster, entry: Queued) -> PartitionInfo:
     """A request that waits, as `vipu get partition` describes it."""
     needs = entry.needs
+    cluster = next((c for c in pod.clusters if c.name == needs.cluster), pod)
     return PartitionInfo(
         name=needs.name,
         cluster=cluster.name,
@@ -195,7 +255,8 @@ def _devices(partition: Partition, endpoints: Mapping[MachineUse, str]) -> Itera
 
 
 def _attributes(cluster: Cluster, partition: Partition, gcd: int) -> dict[str, str]:
-    routing = routing_of(cluster, partition.size, partition.num_ilds, partition.routing)
+    own = cluster.clusters_by_agent[partition.slices[0].agent_id]
+    routing = routing_of(own, partition.size, partition.num_ilds, partition.routing)
     return {
         "GCD Id": str(gcd),
         "Num GCDs": str(partition.num_gcds),
@@ -227,3 +288,88 @@ def changes_told(cluster: Cluster, change: StateChange, now: float) -> Iterator[
             yield "partition", name, json.dumps(partition_json(queued_info(cluster, entry)))
         elif name not in change.partitions:
             yield "partition", name, ""
+
+
+# --- on the wire -------------------------------------------------------------------------------------------------
+
+
+def agent_message(info: AgentInfo) -> Any:
+    """An agent on the wire."""
+    return pb.Agent(
+        agent_id=info.agent_id,
+        host=info.host,
+        port=info.port,
+        serial=info.serial,
+        state=pb.AgentState.Value(f"AS_{info.state.name}"),
+        partition_ids=list(info.partitions),
+        endpoints=list(info.endpoints),
+        ild=info.ild,
+        num_ipus=info.num_ipus,
+        health=info.health,
+        stale_seconds=-1.0 if info.stale_seconds is None else info.stale_seconds,
+        reason=info.reason,
+        deadline=info.deadline,
+        cluster_id=info.cluster,
+    )
+
+
+def status_message(info: PartitionInfo) -> Any:
+    """The state of a partition on the wire."""
+    state = pb.PartitionState.Value(info.state.wire_name)
+    return pb.PartitionStatus(state=state, error=info.error, generation=info.generation)
+
+
+def partition_message(info: PartitionInfo) -> Any:
+    """A partition on the wire."""
+    assert info.state is not PartitionState.REMOVED, "a removed partition is not described"
+    return pb.Partition(
+        partition_id=info.name,
+        cluster_id=info.cluster,
+        allocation_id=info.allocation,
+        requirements=pb.PartitionRequirements(
+            size=info.size,
+            reconfigurable=info.reconfigurable,
+            num_gcds=info.num_gcds,
+            sync_type=pb.SyncType.Value(info.sync_type.wire_name),
+            allocation_id=info.allocation,
+            num_ilds=info.num_ilds,
+        ),
+        status=status_message(info),
+        num_ilds=info.num_ilds,
+        ild_routing=info.ild_routing,
+        gw_routing=info.gw_routing,
+        agent_ids=list(info.agents),
+        created=info.created,
+        owner=info.owner,
+        ends=info.ends or 0.0,
+        relocatable=info.relocatable,
+    )
+
+
+def cluster_message(info: ClusterInfo) -> Any:
+    """A V-IPU cluster on the wire."""
+    return pb.Cluster(
+        cluster_id=info.name,
+        agent_ids=list(info.agents),
+        num_ilds=info.num_ipus // info.ipu_link_domain_size,
+        ipu_link_topology=info.ipu_link_topology,
+        gateway_topology=info.gateway_topology,
+        num_ipus=info.num_ipus,
+        ipu_link_domain_size=info.ipu_link_domain_size,
+        target=info.target,
+    )
+
+
+def queue_message(info: QueueInfo) -> Any:
+    """A queued request on the wire."""
+    return pb.QueuedRequest(
+        partition_id=info.name,
+        size=info.size,
+        priority=info.priority,
+        since=info.since,
+        position=info.position,
+        ahead=list(info.ahead),
+        blockers=list(info.blockers),
+        latest=info.latest or 0.0,
+        owner=info.owner,
+    )

@@ -154,9 +154,10 @@ class CheckedService(Service):
         with self._lock:
             instructions = super()._decide(event)
             self._allocator.validate_state()
-            stored = self.store.load(self.cluster)
+            stored = self.store.load(load_cluster(self.cluster.name))
             assert {p.name: p for p in stored.partitions} == self._allocator.partitions
             assert stored.lost == self._allocator.lost
+            assert stored.layout in (None, self.cluster)
             return instructions
 
 

@@ -229,15 +229,15 @@ def test_bad_input_is_explained_with_exit_code_two(shell: Shell, line: str, word
     [
         (
             "create partition p --size 4 --routing ring",
-            "there is no routing 'ring'\nhint: There are: DNC, SWNC, RINGSWNC.",
+            "there is no routing 'ring'\nhint: There are: DNC, SWNC, RINGSWNC, BTNC.",
         ),
         ("create partition p --size 4 --routing ring-swnc", "need a whole IPU-Link domain"),
         ("create partition p --size 4 --index 5", "has 4 places for 4 IPUs, no place 5"),
         ("create user bob", "this server has no users: it was started without --secure"),
-        ("create agents ipum9", "create agents\nhint: Agents and"),
-        ("create cluster c1", "vipu-server --cluster FILE"),
+        ("create agents ipum9", "missing option '--host'"),
+        ("create cluster c1", "missing option '--agents'"),
         ("discover agent", "vipu-admin list agents"),
-        ("remove agents x", "Commands: allocation, partition, reservation, user."),
+        ("remove agents x", "there is no agent 'x'"),
     ],
 )
 def test_commands_and_options_that_podrun_lacks_are_refused_by_name(

@@ -391,10 +391,16 @@ def test_a_routing_that_is_named_is_used(make_pod: Callable[..., Pod], tmp_path:
     for size, routing, why in (
         (32, "DNC", "direct links .* at most 16 IPUs of a domain, not 32"),
         (32, "ring-swnc", "need a whole IPU-Link domain of 64"),
-        (4, "btnc", "there is no routing 'btnc'"),
+        (32, "btnc", "rings .BTNC. need a whole IPU-Link domain of 64"),
+        (4, "sideways", "there is no routing 'sideways'"),
     ):
         with pytest.raises(UsageError, match=why):
             pod.client.create_partition(Requirements("q", size, routing=routing))
     pod.stop()
     again = make_pod("pod64", tmp_path / "state")
     assert again.client.get_partition("p").ild_routing == "SWNC"
+    again.client.remove_partition("p")
+    again.client.wait_for_state("p", {S.REMOVED}, 20)
+    again.active("whole", 64, routing="btnc")
+    attributes = again.client.ipuof_config("whole").attributes
+    assert (attributes["IPU-Link Configuration"], attributes["IPU-Link Topology"]) == ("barleyTwist", "torus")

@@ -251,7 +251,7 @@ TABLES_OF = {
     3: "CREATE TABLE pod (name TEXT NOT NULL, own_allocations INTEGER NOT NULL DEFAULT 0, "
     "fingerprint TEXT NOT NULL DEFAULT '', uid TEXT NOT NULL DEFAULT '', epoch INTEGER NOT NULL DEFAULT 0)",
 }
-TABLES_OF[4] = TABLES_OF[3]
+TABLES_OF[4] = TABLES_OF[5] = TABLES_OF[3]
 """The table that changed, as each earlier schema had it."""
 
 
@@ -268,6 +268,8 @@ def test_a_state_file_of_an_earlier_schema_goes_on(
         )
         if version > 3:
             db.execute("CREATE TABLE plans (kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL)")
+        if version > 4:
+            db.execute("CREATE TABLE users (name TEXT PRIMARY KEY, data TEXT NOT NULL)")
         db.execute("CREATE TABLE lost (agent TEXT PRIMARY KEY)")
         db.execute("INSERT INTO pod (name) VALUES ('pod16')")
         db.execute("INSERT INTO partitions VALUES ('p', ?)", (ROW,))
