@@ -18,8 +18,8 @@ from podrun.core import access
 from podrun.core.cluster import load_cluster
 from podrun.core.environment import runtime_directory
 from podrun.protos import ipuof_pb2
+from podrun.vipu.accounts import FrontDesk
 from podrun.vipu.client import VipuClient
-from podrun.vipu.grpc_service import FrontDesk
 from podrun.vipu.machine_pool import LocalMachinePool, MachineUse
 from podrun.vipu.rights import Sharing
 from podrun.vipu.service import Service

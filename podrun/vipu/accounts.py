@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from podrun.core.access import ACCESS_KEY_KEY, USER_KEY
 from podrun.core.errors import ConflictError, DeniedError, ExistsError, PodrunError, ServiceError, UsageError
 from podrun.core.identity import Caller
 from podrun.vipu.requirements import check_name, unknown_name
+from podrun.vipu.rights import CallRoom, Sharing
 
 if TYPE_CHECKING:
     from podrun.vipu.store import Store
@@ -144,11 +145,17 @@ class Accounts:
         self._verified: dict[str, tuple[str, bytes]] = {}
         self._wrong: dict[str, list[float]] = {}
         self._spice = secrets.token_bytes(16)
+        self.on_change: Callable[[], None] = lambda: None
 
     def all(self) -> list[Account]:
         """The users, by name."""
         with self._lock:
             return sorted(self._known.values(), key=lambda account: account.name)
+
+    def has(self, account: Account) -> bool:
+        """Whether a user is there, as it was."""
+        with self._lock:
+            return self._known.get(account.name) == account
 
     def create(self, account: Account) -> str:
         """Add a user; returns its access key, which is kept nowhere. Raises UsageError, ExistsError."""
@@ -163,6 +170,7 @@ class Accounts:
                 )
             self._store.put_user(account.name, _to_text(account))
             self._known[account.name] = account
+        self.on_change()
         return key
 
     def remove(self, name: str) -> None:
@@ -180,6 +188,7 @@ class Accounts:
             self._store.put_user(name, None)
             del self._known[name]
             self._verified.pop(name, None)
+        self.on_change()
 
     def authenticate(self, metadata: Mapping[str, str | bytes]) -> Account:
         """The user that a call's metadata names and proves to be. Raises DeniedError; a wrong name and a wrong key are
@@ -345,3 +354,16 @@ def arguments(request: Any) -> dict[str, Any] | str:
 
     plain = MessageToDict(request, preserving_proto_field_name=True)
     return plain if len(str(plain)) <= LONGEST else f"{str(plain)[:LONGEST]}..."
+
+
+@dataclass(slots=True)
+class FrontDesk:
+    """Who may call a server, and what of it is noted. ``sharing``: other users of the host; ``accounts``: users with
+    access keys, None without --secure; ``admin_port``: where calls for administrators alone are answered (0: a free
+    port), None: with all others."""
+
+    sharing: Sharing = field(default_factory=Sharing)
+    accounts: Accounts | None = None
+    audit: AuditLog = field(default_factory=lambda: AuditLog(None))
+    admin_port: int | None = None
+    room: CallRoom = field(default_factory=CallRoom)

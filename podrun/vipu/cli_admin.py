@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from podrun.vipu.cli_common import (
     write_account,
 )
 from podrun.vipu.cli_user import add_user_commands, cordon_agent, create_reservation, drain_agent, moment
-from podrun.vipu.types import agent_json
+from podrun.vipu.types import agent_json, user_json
 
 if TYPE_CHECKING:
     from podrun.vipu.client import VipuClient
@@ -203,7 +202,7 @@ def list_users(cli: CliContext) -> None:
         )
         cli.show(
             "users",
-            [{**asdict(user), "allocations": list(user.allocations)} for user in found],
+            [user_json(user) for user in found],
             lambda: table(("User", "Role", "Allocations", "May inject", "Since"), rows),
         )
 

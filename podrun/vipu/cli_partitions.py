@@ -17,12 +17,12 @@ from podrun.core.telemetry import NO_ANSWER
 from podrun.core.terminal import fields, table
 from podrun.faults import parse_fault
 from podrun.vipu.cli_common import CliContext, partition_names
-from podrun.vipu.types import partition_json
+from podrun.vipu.types import allocation_json, cluster_json, partition_json
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
     from podrun.vipu.client import VipuClient
-    from podrun.vipu.types import ClusterInfo, IpuofConfig, PartitionInfo
+    from podrun.vipu.types import IpuofConfig, PartitionInfo
 
 PARTITION_COLUMNS = ("Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing", "Size", "GCDs", "State")
 
@@ -122,13 +122,13 @@ def list_allocations(cli: CliContext) -> None:
         found = client.list_allocations()
         cli.show(
             "allocations",
-            [{"id": info.name, "cluster": info.cluster, "agents": list(info.agents)} for info in found],
+            [allocation_json(info) for info in found],
             lambda: table(
                 ("Allocation ID", "Agents"), ((info.name, " ".join(info.agents)) for info in found)
             ),
         )
 
-    cli.repeat(("machine",), once)
+    cli.repeat(("allocation",), once)
 
 
 @click.command("clusters")
@@ -152,21 +152,7 @@ def list_clusters(cli: CliContext) -> None:
         header = ("Cluster", "ILDs", "IPUs", "Topology", "GW Topology", "Agents")
         cli.show("clusters", [cluster_json(info) for info in found], lambda: table(header, rows))
 
-    cli.repeat(("machine",), once)
-
-
-def cluster_json(info: ClusterInfo) -> dict[str, Any]:
-    """A cluster for --format json."""
-    return {
-        "id": info.name,
-        "target": info.target,
-        "num_ipus": info.num_ipus,
-        "num_ilds": info.num_ipus // info.ipu_link_domain_size,
-        "ipu_link_domain_size": info.ipu_link_domain_size,
-        "ipu_link_topology": info.ipu_link_topology,
-        "gateway_topology": info.gateway_topology,
-        "agents": list(info.agents),
-    }
+    cli.repeat(("cluster",), once)
 
 
 @click.command("ipu-attrs")

@@ -28,8 +28,8 @@ from podrun.vipu.rights import Sharing, user_ids
 
 if TYPE_CHECKING:
     from podrun.core.cluster import Cluster
+    from podrun.vipu.accounts import FrontDesk
     from podrun.vipu.discovery import Registry, ServiceEntry
-    from podrun.vipu.grpc_service import FrontDesk
     from podrun.vipu.keeper import Keeper
     from podrun.vipu.ray_session import RaySession
     from podrun.vipu.state_repair import StateDiagnosis
@@ -275,8 +275,7 @@ def _sharing(options: dict[str, Any]) -> Sharing:
 
 def _desk(options: dict[str, Any], service: Any) -> FrontDesk:
     """Who the server answers, and what is noted."""
-    from podrun.vipu.accounts import Accounts, AuditLog
-    from podrun.vipu.grpc_service import FrontDesk
+    from podrun.vipu.accounts import Accounts, AuditLog, FrontDesk
 
     path, state = options["audit_log"], service.store.path
     if options["secure"] and not is_loopback(options["host"]) and not tls_asked_for():

@@ -18,10 +18,11 @@ from podrun.vipu.cli_common import (
     open_context,
     run,
 )
+from podrun.vipu.types import reservation_json
 
 if TYPE_CHECKING:
     from podrun.vipu.client import VipuClient
-    from podrun.vipu.types import QueueInfo, ReservationInfo
+    from podrun.vipu.types import QueueInfo
 
 NOT_KNOWN = "not known: what is in the way has no time limit"
 
@@ -95,7 +96,7 @@ def list_reservations(cli: CliContext) -> None:
             lambda: table(("Reservation", "Agents", "From", "To"), rows),
         )
 
-    cli.repeat(("partition",), once)
+    cli.repeat(("reservation",), once)
 
 
 @click.command("reservation")
@@ -161,11 +162,6 @@ def queue_json(info: QueueInfo) -> dict[str, Any]:
         "blockers": list(info.blockers),
         "starts_by_s": info.latest,
     }
-
-
-def reservation_json(info: ReservationInfo) -> dict[str, Any]:
-    """A reservation for --format json."""
-    return {"id": info.name, "agents": list(info.agents), "start_s": info.start, "end_s": info.end}
 
 
 def add_user_commands(root: click.Group) -> dict[str, click.Group]:

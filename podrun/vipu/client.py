@@ -495,7 +495,7 @@ class VipuClient:
     def watch(self, kinds: Iterable[str] = (), *, token: str = "") -> Iterator[WatchedChange]:
         """What changes, without end: first what is there, then a change of kind ``synced``, then each change.
 
-        ``kinds``: ``partition``, ``machine``, ``incident``; none: all. ``token``: of the last change that was seen, to
+        ``kinds``: those of `podrun.vipu.event_log.KINDS`; none: all. ``token``: of the last change that was seen, to
         go on after it. A connection that breaks is made anew and goes on so; raises ServiceError if no server answers
         for `WATCH_PATIENCE_S`.
         """

@@ -12,12 +12,12 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from podrun.core.errors import ExhaustedError, UsageError
 
-KINDS = ("partition", "machine", "incident")
+KINDS = ("partition", "machine", "incident", "cluster", "allocation", "reservation", "user")
 KEPT = 4096
 """Changes that the log holds."""
 WATCHERS = 32
@@ -29,17 +29,21 @@ BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A partition, machine or incident as it is from now on; ``text`` is its JSON, empty if it is gone."""
+    """A thing of one of `KINDS` as it is from now on; ``text`` is its JSON, empty if it is gone. ``allocation``: of a
+    partition, so that it is told only to those who may see it."""
 
     number: int
     kind: str
     name: str
     text: str
     time: float
+    allocation: str = ""
 
 
-Snapshot = Callable[[], Iterable[tuple[str, str, str]]]
-"""What is there: kind, name, JSON of each."""
+Told = tuple[str, str, str, str]
+"""Kind, name, JSON (empty: it is gone), allocation."""
+Snapshot = Callable[[], Iterable[Told]]
+"""What is there."""
 
 
 class EventLog:
@@ -52,14 +56,33 @@ class EventLog:
         self._changes: deque[Change] = deque(maxlen=KEPT)
         self._last = 0
         self._closed = False
+        self._told: dict[str, dict[str, str]] = {}
         self.watchers = 0
 
-    def add(self, kind: str, name: str, text: str) -> None:
+    def add(self, kind: str, name: str, text: str, allocation: str = "") -> None:
         """A change. ``text``: JSON; empty: it is gone."""
         with self._changed:
             self._last += 1
-            self._changes.append(Change(self._last, kind, name, text, self._clock()))
+            self._changes.append(Change(self._last, kind, name, text, self._clock(), allocation))
             self._changed.notify_all()
+
+    def tell(self, kind: str, there: Mapping[str, str]) -> None:
+        """What there is of a kind, by name: what is new, another or gone since the last time is a change. The first
+        time it is only noted."""
+        with self._changed:
+            before, self._told[kind] = self._told.get(kind), dict(there)
+        if before is None:
+            return
+        for name, text in there.items():
+            if before.get(name) != text:
+                self.add(kind, name, text)
+        for name in before.keys() - there.keys():
+            self.add(kind, name, "")
+
+    def there(self, kind: str) -> dict[str, str]:
+        """What there is of a kind, as it was told last."""
+        with self._changed:
+            return dict(self._told.get(kind, {}))
 
     def close(self) -> None:
         """End all watchers."""
@@ -112,9 +135,9 @@ class EventLog:
                     seen = (
                         self._last
                     )  # A change from here on is told again, after the snapshot that may have it.
-                for kind, name, text in self._snapshot():
+                for kind, name, text, allocation in self._snapshot():
                     if kind in wanted:
-                        yield Change(0, kind, name, text, self._clock())
+                        yield Change(0, kind, name, text, self._clock(), allocation)
                 yield Change(seen, SYNCED, "", "", self._clock())
             with self._changed:
                 self._changed.wait_for(lambda last=seen: self._last > last or self._closed, patience)  # type: ignore[misc]

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,10 +19,14 @@ from podrun.core.access import Gate, add_port
 from podrun.core.errors import ConflictError, UsageError
 from podrun.protos import vipu_pb2 as messages
 from podrun.protos import vipu_pb2_grpc
+from podrun.vipu.accounts import FrontDesk
 from podrun.vipu.event_log import WATCHERS
-from podrun.vipu.grpc_service import AdminServicer, FrontDesk, UserServicer
+from podrun.vipu.grpc_service import AdminServicer, UserServicer
+from podrun.vipu.types import user_json
+from podrun.vipu.views import json_by_name, user_info
 
 if TYPE_CHECKING:
+    from podrun.vipu.accounts import Accounts
     from podrun.vipu.service import Service
 
 HANDLER_THREADS = 16
@@ -64,6 +69,9 @@ def serve(
     from grpc_health.v1.health import HealthServicer
 
     desk = desk or FrontDesk()
+    if desk.accounts is not None:
+        desk.accounts.on_change = partial(_tell_of_users, service, desk.accounts)
+        desk.accounts.on_change()
     health = HealthServicer()
     bound, server, threads = _listen(
         service, (host, port), token, desk, health, admin=desk.admin_port is None
@@ -80,6 +88,11 @@ def serve(
         servers.append(second)
         pools.append(threads)
     return Listening(servers, pools, health, desk), bound
+
+
+def _tell_of_users(service: Service, accounts: Accounts) -> None:
+    """Tell those who watch which users there are."""
+    service.events.tell("user", json_by_name(map(user_info, accounts.all()), user_json))
 
 
 def _listen(

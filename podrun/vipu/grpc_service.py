@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,11 @@ from podrun.core.telemetry import MachineReport
 from podrun.faults import parse_fault
 from podrun.protos import vipu_pb2 as messages
 from podrun.vipu import events as ev
-from podrun.vipu.accounts import Account, AccountCaller, Accounts, AuditLog, Role, role_of
+from podrun.vipu.accounts import Account, AccountCaller, Accounts, FrontDesk, Role, role_of
 from podrun.vipu.endpoint_watch import ERROR_METADATA_KEY
 from podrun.vipu.event_log import BOUNDS_S, SYNCED, Change
 from podrun.vipu.ipu_placement import routing_named
-from podrun.vipu.rights import RIGHTS, CallRoom, Right, Sharing
+from podrun.vipu.rights import RIGHTS, Right, Sharing
 from podrun.vipu.types import AgentInfo, PartitionInfo, Requirements, SyncType
 from podrun.vipu.views import (
     ViewCache,
@@ -44,6 +44,7 @@ from podrun.vipu.views import (
     partition_message,
     queue_message,
     status_message,
+    user_message,
 )
 
 if TYPE_CHECKING:
@@ -54,21 +55,9 @@ pb: Any = messages
 
 NOBODY = -2
 """A user id that owns nothing."""
+_ASK = "Ask an administrator of this server."
 MESSAGE_BYTES = 800
 """Longest error message or hint on the wire: gRPC drops an answer whose headers exceed 8 KiB."""
-
-
-@dataclass(slots=True)
-class FrontDesk:
-    """Who may call a server, and what of it is noted. ``sharing``: other users of the host; ``accounts``: users with
-    access keys, None without --secure; ``admin_port``: where calls for administrators alone are answered (0: a free
-    port), None: with all others."""
-
-    sharing: Sharing = field(default_factory=Sharing)
-    accounts: Accounts | None = None
-    audit: AuditLog = field(default_factory=lambda: AuditLog(None))
-    admin_port: int | None = None
-    room: CallRoom = field(default_factory=CallRoom)
 
 
 _STATUS: tuple[tuple[type[PodrunError], grpc.StatusCode], ...] = (
@@ -185,7 +174,25 @@ class _Servicer:
     def sees(self, caller: Caller, allocation: str | None) -> bool:
         """Whether the caller is told of partitions of an allocation."""
         account = caller.account if isinstance(caller, AccountCaller) else None
-        return account is None or not allocation or account.may_use(allocation)
+        return account is None or account.may_use(allocation or "")
+
+    def sees_agents(self, caller: Caller, agents: Iterable[str]) -> bool:
+        """Whether the caller may use one of these agents."""
+        wanted = set(agents)
+        return self.sees_all(caller) or any(
+            wanted & set(info.agents) for info in self._service.allocations() if self.sees(caller, info.name)
+        )
+
+    def seen_names(self, caller: Caller, names: Iterable[str]) -> list[str]:
+        """Of partitions and queued requests those that the caller is told of."""
+        if self.sees_all(caller):
+            return list(names)
+        return [name for name in names if self.sees(caller, self._service.allocation_of(name))]
+
+    def is_current(self, caller: Caller) -> bool:
+        """Whether the caller is a user still."""
+        accounts = self.desk.accounts
+        return accounts is None or (isinstance(caller, AccountCaller) and accounts.has(caller.account))
 
     def sees_all(self, caller: Caller) -> bool:
         """Whether the caller is told of all partitions."""
@@ -303,7 +310,21 @@ class UserServicer(_Servicer):
 
     @_answers
     def ListQueue(self, request: Any, caller: Caller) -> Any:
-        return pb.ListQueueResponse(requests=[queue_message(info) for info in self._service.queue()])
+        queue = self._service.queue()
+        seen = set(self.seen_names(caller, [info.name for info in queue]))
+        return pb.ListQueueResponse(
+            requests=[
+                queue_message(
+                    replace(
+                        info,
+                        ahead=tuple(self.seen_names(caller, info.ahead)),
+                        blockers=tuple(self.seen_names(caller, info.blockers)),
+                    )
+                )
+                for info in queue
+                if info.name in seen
+            ]
+        )
 
     @_answers
     def ListReservations(self, request: Any, caller: Caller) -> Any:
@@ -311,6 +332,7 @@ class UserServicer(_Servicer):
             reservations=[
                 pb.Reservation(id=info.name, agent_ids=list(info.agents), start=info.start, end=info.end)
                 for info in self._service.reservations()
+                if self.sees_agents(caller, info.agents)
             ]
         )
 
@@ -345,6 +367,7 @@ class UserServicer(_Servicer):
                     id=info.name, spec=pb.AllocationSpec(cluster_id=info.cluster, agent_ids=list(info.agents))
                 )
                 for info in self._service.allocations()
+                if self.sees(caller, info.name)
             ]
         )
 
@@ -363,7 +386,7 @@ class UserServicer(_Servicer):
         """A machine's report as the caller may see it."""
         if self.sees_all(caller):
             return self._sharing.visible(caller, report, owner)
-        if self.sees(caller, self._service.allocation_of(report.partition) if report.partition else None):
+        if not report.partition or self.sees(caller, self._service.allocation_of(report.partition)):
             return report
         return Sharing(shared=True).visible(Caller(NOBODY, own=False), report, owner)
 
@@ -373,26 +396,41 @@ class UserServicer(_Servicer):
             caller = self.admit("Watch", request, context)
             log_ = self._service.events
             for change in log_.watch(request.resume_token, request.kinds, context.is_active):
-                if not self._told(caller, change):
+                if not self.is_current(caller):
+                    raise DeniedError(f"{who(caller)} is no user of this server any more", hint=_ASK)
+                text = self._told(caller, change)
+                if text is None:
                     continue
                 yield pb.WatchEvent(
                     resume_token=log_.token(change),
                     kind=change.kind,
                     name=change.name,
-                    removed=change.kind != SYNCED and not change.text,
-                    json=change.text,
+                    removed=change.kind != SYNCED and not text,
+                    json=text,
                     time=change.time,
                 )
         except PodrunError as error:
             _abort(context, error)
 
-    def _told(self, caller: Caller, change: Change) -> bool:
-        """Whether the caller is told of a change."""
-        if self.sees_all(caller) or change.kind not in ("partition", "incident") or not change.text:
-            return True
-        told = json.loads(change.text)
-        allocation = told.get("allocation") or self._service.allocation_of(change.name)
-        return self.sees(caller, allocation)
+    def _told(self, caller: Caller, change: Change) -> str | None:
+        """The JSON of a change as the caller may see it; None: it is not told."""
+        match change.kind:
+            case "user":
+                account = caller.account if isinstance(caller, AccountCaller) else None
+                return change.text if account is None or account.role is Role.ADMIN else None
+            case "partition" | "incident":
+                return change.text if self.sees(caller, change.allocation) else None
+            case "allocation":
+                return change.text if self.sees(caller, change.name) else None
+            case "reservation" if change.text and not self.sees_all(caller):
+                agents = json.loads(change.text)["agents"]
+                return change.text if self.sees_agents(caller, agents) else None
+            case "machine" if change.text and not (self.is_admin(caller) and self.sees_all(caller)):
+                told = json.loads(change.text)
+                endpoints = told["endpoints"] if self.is_admin(caller) else []
+                seen = self.seen_names(caller, told["partitions"])
+                return json.dumps({**told, "partitions": seen, "endpoints": endpoints})
+        return change.text
 
     @_answers
     def GetServiceMetrics(self, request: Any, caller: Caller) -> Any:
@@ -428,6 +466,9 @@ class AdminServicer(_Servicer):
         if not self.is_admin(caller):
             for agent in reply.agents:
                 agent.ClearField("endpoints")
+        if not self.sees_all(caller):
+            for agent in reply.agents:
+                agent.partition_ids[:] = self.seen_names(caller, agent.partition_ids)
         return reply
 
     @_answers
@@ -526,17 +567,7 @@ class AdminServicer(_Servicer):
 
     @_answers
     def ListUsers(self, request: Any, caller: Caller) -> Any:
-        users = [
-            pb.User(
-                user_id=account.name,
-                role=account.role.value,
-                allocation_ids=account.allocations,
-                may_inject=account.may_inject,
-                created=account.created,
-            )
-            for account in self._accounts().all()
-        ]
-        return pb.ListUsersResponse(users=users)
+        return pb.ListUsersResponse(users=[user_message(account) for account in self._accounts().all()])
 
     def _accounts(self) -> Accounts:
         if self.desk.accounts is None:

@@ -21,6 +21,8 @@ from podrun.vipu.events import Partition
 from podrun.vipu.machine_pool import SILENT, MachinePool, MachineUse
 from podrun.vipu.types import PartitionState
 
+log = logging.getLogger("podrun.vipu")
+
 
 def uses_of(partition: Partition) -> list[MachineUse]:
     """The machines of a partition in its order."""
@@ -114,7 +116,19 @@ def on_machines(pool: MachinePool, partition: Partition, work: Callable[[int, Ma
             raise ServiceError(f"machine {use.agent_id}: {error.message}", hint=error.hint) from error
 
 
-log = logging.getLogger("podrun.vipu")
+def reset_ipus(pool: MachinePool, partition: Partition, ipus: Sequence[int]) -> None:
+    """Reset IPUs of a partition by their index in it. Raises UsageError for one that it does not have."""
+    for ipu in ipus:
+        if not 0 <= ipu < partition.size:
+            raise UsageError(
+                f"partition {partition.name} has no IPU {ipu}",
+                hint=f"Its IPUs are 0 to {partition.size - 1}.",
+            )
+    for first, part in partition.machines():
+        local = [ipu - first for ipu in ipus if first <= ipu < first + part.count]
+        if local:
+            pool.control(MachineUse(part.agent_id, partition.name)).reset_ipus(local)
+
 
 REPORT_SECONDS = 2.0
 """Longest wait for a machine's report. Tools wait 10 s for the service, so one stopped machine does not fail them."""

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from podrun.core.cluster import Cluster, LinkTopology
@@ -188,3 +188,15 @@ class RequestFaults:
                     )
                     return entry.spec
         return None
+
+
+def with_request_faults(report: MachineReport, faults: RequestFaults, log: ControlLog) -> MachineReport:
+    """The report of a partition's first machine tells its faults of the service too, and what was asked for."""
+    if report.machine_index or not report.partition:
+        return report
+    return replace(
+        report,
+        planned_faults=report.planned_faults + faults.planned(report.partition),
+        struck_faults=report.struck_faults + faults.struck(report.partition),
+        control_events=log.of(report.partition),
+    )

@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +34,21 @@ from podrun.core.errors import ConflictError, NotFoundError, PodrunError, Servic
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu import events as ev
+from podrun.vipu import operations
 from podrun.vipu.allocator import Allocator
 from podrun.vipu.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, SignsOfLife, steady_clock
-from podrun.vipu.event_log import CallMeter, EventLog
+from podrun.vipu.event_log import CallMeter, EventLog, Told
 from podrun.vipu.events import Partition
 from podrun.vipu.machine_pool import MachinePool, MachineUse
-from podrun.vipu.operations import Reporter, bring_up, on_machines, refuse_in_use, take_over, work_on_agent
 from podrun.vipu.queueing import explain, free_ipus, largest_possible, settle
-from podrun.vipu.request_faults import ControlLog, RequestFaults, check_faults, of_service, planned_faults
+from podrun.vipu.request_faults import (
+    ControlLog,
+    RequestFaults,
+    check_faults,
+    of_service,
+    planned_faults,
+    with_request_faults,
+)
 from podrun.vipu.requirements import unknown_name
 from podrun.vipu.store import Store, Superseded
 from podrun.vipu.types import (
@@ -57,7 +63,10 @@ from podrun.vipu.types import (
     ReservationInfo,
     ServerVersion,
     agent_json,
+    allocation_json,
+    cluster_json,
     partition_json,
+    reservation_json,
 )
 from podrun.vipu.views import (
     AgentFacts,
@@ -68,13 +77,14 @@ from podrun.vipu.views import (
     changes_told,
     cluster_info,
     ipuof_config,
+    json_by_name,
     partition_info,
     queue_info,
     queued_info,
 )
 
 if TYPE_CHECKING:
-    from podrun.vipu.grpc_service import FrontDesk
+    from podrun.vipu.accounts import FrontDesk
 
 log = logging.getLogger("podrun.vipu")
 
@@ -121,11 +131,11 @@ class Service:
         self._partition_locks: dict[str, threading.Lock] = {}
         self.request_faults = RequestFaults()
         self.control_log = ControlLog()
-        self._reporter = Reporter(self.cluster, machine_pool)
+        self._reporter = operations.Reporter(self.cluster, machine_pool)
         self.pool.arrange(self.cluster)
         self._server: Any = None
         self.events, self.meter = EventLog(self._all_there_is, self._clock), CallMeter()
-        self._told_agents: dict[str, AgentInfo] = {}
+        self._tell_of_groups()
         self._stopping = threading.Event()
         self.on_superseded: Callable[[], None] = lambda: None
         self._address = ("", 0)
@@ -157,7 +167,7 @@ class Service:
             self.pool.open(self._machine_lost, self._lease)
             instructions = self._take_over()
         for instruction in instructions:
-            work_on_agent(self.pool, instruction)
+            operations.work_on_agent(self.pool, instruction)
         for rounds in self._rounds:
             rounds.start()
         self.serving = True
@@ -167,7 +177,7 @@ class Service:
     def _take_over(self) -> list[ev.Instruction]:
         """Go on with the machines that an earlier server left, and bring up what is missing. Returns instructions on
         agents, which are to be carried out without the lock."""
-        left = take_over(self.pool, list(self._allocator.partitions.values()))
+        left = operations.take_over(self.pool, list(self._allocator.partitions.values()))
         self._reporter.note_silent(left.silent)
         instructions: list[ev.Instruction] = []
         for agent in left.lost:
@@ -253,7 +263,7 @@ class Service:
             partition = self._allocator.partitions.get(name)
             lost = set(self._allocator.lost)
         if partition is not None and not force and partition.state is PartitionState.ACTIVE:
-            refuse_in_use(name, self._reporter.reports([partition], lost))
+            operations.refuse_in_use(name, self._reporter.reports([partition], lost))
         self.handle(ev.RemovePartition(name))
 
     def queue(self) -> list[QueueInfo]:
@@ -296,33 +306,14 @@ class Service:
             else:
                 partitions = sorted(self._allocator.partitions.values(), key=lambda p: p.name)
         reports = self._reporter.reports(partitions, lost)
-        reports = [self._with_request_faults(report) for report in reports]
+        reports = [with_request_faults(r, self.request_faults, self.control_log) for r in reports]
         return reports if name else self._reporter.whole_pod(reports, lost)
-
-    def _with_request_faults(self, report: MachineReport) -> MachineReport:
-        """The report of a partition's first machine tells its faults of the service too."""
-        if report.machine_index or not report.partition:
-            return report
-        return replace(
-            report,
-            planned_faults=report.planned_faults + self.request_faults.planned(report.partition),
-            struck_faults=report.struck_faults + self.request_faults.struck(report.partition),
-            control_events=self.control_log.of(report.partition),
-        )
 
     def reset_ipus(self, name: str, ipus: Sequence[int]) -> None:
         """Reset IPUs by their index in the partition. Raises ConflictError unless the partition is active."""
         with self._lock:
             partition = self._active(name)
-        for ipu in ipus:
-            if not 0 <= ipu < partition.size:
-                raise UsageError(
-                    f"partition {name} has no IPU {ipu}", hint=f"Its IPUs are 0 to {partition.size - 1}."
-                )
-        for first, part in partition.machines():
-            local = [ipu - first for ipu in ipus if first <= ipu < first + part.count]
-            if local:
-                self.pool.control(MachineUse(part.agent_id, name)).reset_ipus(local)
+        operations.reset_ipus(self.pool, partition, ipus)
 
     # --- requests of administrators ----------------------------------------------------------------------------
 
@@ -334,7 +325,7 @@ class Service:
         check_faults(faults, cluster, partition.size, partition.num_ilds)
         self.request_faults.plan(name, faults)
         if len(faults) > len(of_service(faults)):
-            on_machines(self.pool, partition, lambda i, use: self.pool.control(use).inject(faults))
+            operations.on_machines(self.pool, partition, lambda i, use: self.pool.control(use).inject(faults))
 
     def partitions_on(self, agent: str) -> tuple[str, ...]:
         """Names of the partitions that hold IPUs of an agent."""
@@ -390,7 +381,8 @@ class Service:
                 self.handle(ev.LeaveQueue(name))
         if waiting or timed or due:
             self.handle(ev.Tick(self._clock()))
-        self._tell_of_agents()
+        if self.events.watchers:
+            self._tell_of_agents()
 
     def _ask_machines(self) -> None:
         """A heartbeat: which machines answer."""
@@ -425,7 +417,7 @@ class Service:
             # request needs.
             with self._agents_lock:
                 for instruction in self._decide(event):
-                    work_on_agent(self.pool, instruction)
+                    operations.work_on_agent(self.pool, instruction)
         else:
             self._decide(event)
 
@@ -436,12 +428,14 @@ class Service:
             decision = self._allocator.propose(event)
             if decision.change:
                 self._commit(decision.change)
+            changed = [*decision.change.partitions, *decision.change.queue]
+            before = {name: self.allocation_of(name) or "" for name in changed}
             self._allocator.apply(decision)
             if decision.change.layout is not None:
                 self._arranged(decision.change.layout)
             for name, partition in decision.change.partitions.items():
                 log.info("partition %s: %s", name, partition.story[-1] if partition else "removed")
-            self._tell(decision.change)
+            self._tell(decision.change, before)
             for instruction in decision.instructions:
                 self._carry_out(instruction)
             return decision.instructions
@@ -453,34 +447,42 @@ class Service:
         self._partition_infos, self._agent_infos = ViewCache(), ViewCache()
         log.info("%s: %d agents in %d clusters", pod.name, len(pod.agents), len(pod.clusters))
 
-    def _tell(self, change: ev.StateChange) -> None:
-        """Tell those who watch."""
-        for kind, name, text in changes_told(self.cluster, change, self._clock()):
-            self.events.add(kind, name, text)
+    def _tell(self, change: ev.StateChange, before: dict[str, str]) -> None:
+        """Tell those who watch. ``before``: allocations of what has changed, by name."""
+        for told in changes_told(self.cluster, change, self._clock(), before):
+            self.events.add(*told)
+        if change.layout is not None or change.allocations is not None or change.reservations:
+            self._tell_of_groups()
 
-    def _tell_of_agents(self) -> None:
-        """Tell those who watch which agents have changed."""
-        if not self.events.watchers:
-            return
-        infos = {info.agent_id: info for info in self.agents()}
-        told, self._told_agents = self._told_agents, infos
-        for name, info in infos.items():
-            if told and told.get(name) != info:
-                self.events.add("machine", name, json.dumps(agent_json(info)))
-        for name in told.keys() - infos.keys():
-            self.events.add("machine", name, "")
+    def _tell_of_groups(self) -> dict[str, dict[str, str]]:
+        """Tell those who watch which clusters, allocations and reservations have changed; the JSON of all."""
+        there = {
+            "cluster": json_by_name(self.clusters(), cluster_json),
+            "allocation": json_by_name(self.allocations(), allocation_json),
+            "reservation": json_by_name(self.reservations(), reservation_json),
+        }
+        for kind, texts in there.items():
+            self.events.tell(kind, texts)
+        return there
 
-    def _all_there_is(self) -> list[tuple[str, str, str]]:
+    def _tell_of_agents(self) -> dict[str, str]:
+        """Tell those who watch which agents have changed; the JSON of all."""
+        there = {info.agent_id: json.dumps(agent_json(info)) for info in self.agents()}
+        self.events.tell("machine", there)
+        return there
+
+    def _all_there_is(self) -> list[Told]:
         """For those who begin to watch."""
         with self._lock:
             waiting = [queued_info(self.cluster, entry) for entry in self._allocator.queue.values()]
+            there = self._tell_of_groups()
+        there |= {"machine": self._tell_of_agents(), "user": self.events.there("user")}
         partitions = [
-            ("partition", p.name, json.dumps(partition_json(p))) for p in [*self.partitions(), *waiting]
+            ("partition", info.name, json.dumps(partition_json(info)), info.allocation)
+            for info in [*self.partitions(), *waiting]
         ]
-        self._told_agents = {info.agent_id: info for info in self.agents()}
-        return partitions + [
-            ("machine", name, json.dumps(agent_json(info))) for name, info in self._told_agents.items()
-        ]
+        others = [(kind, name, text, "") for kind, texts in there.items() for name, text in texts.items()]
+        return partitions + others
 
     def room(self) -> tuple[int, int, int]:
         """Queued requests, free IPUs on agents in service, and IPUs of the largest partition possible now."""
@@ -567,7 +569,7 @@ class Service:
                 if isinstance(operation, ev.ReleaseMachines):
                     self.pool.release([MachineUse(part.agent_id, name) for part in operation.slices])
                 else:
-                    bring_up(self.pool, partition)
+                    operations.bring_up(self.pool, partition)
             except PodrunError as error:
                 if self._stopping.is_set():
                     return  # The partition is as it should be: it is brought up when the service starts again.

@@ -325,3 +325,32 @@ def agent_json(info: AgentInfo) -> dict[str, Any]:
         "partitions": list(info.partitions),
         "endpoints": list(info.endpoints),
     }
+
+
+def cluster_json(info: ClusterInfo) -> dict[str, Any]:
+    """A cluster for --format json."""
+    return {
+        "id": info.name,
+        "target": info.target,
+        "num_ipus": info.num_ipus,
+        "num_ilds": info.num_ipus // info.ipu_link_domain_size,
+        "ipu_link_domain_size": info.ipu_link_domain_size,
+        "ipu_link_topology": info.ipu_link_topology,
+        "gateway_topology": info.gateway_topology,
+        "agents": list(info.agents),
+    }
+
+
+def allocation_json(info: AllocationInfo) -> dict[str, Any]:
+    """An allocation for --format json."""
+    return {"id": info.name, "cluster": info.cluster, "agents": list(info.agents)}
+
+
+def reservation_json(info: ReservationInfo) -> dict[str, Any]:
+    """A reservation for --format json."""
+    return {"id": info.name, "agents": list(info.agents), "start_s": info.start, "end_s": info.end}
+
+
+def user_json(info: UserInfo) -> dict[str, Any]:
+    """A user for --format json."""
+    return {**asdict(info), "allocations": list(info.allocations)}

@@ -13,6 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from podrun.core.cluster import Agent, Cluster, ipu_number
 from podrun.core.errors import UsageError
 from podrun.protos import vipu_pb2 as messages
+from podrun.vipu.accounts import Account
+from podrun.vipu.event_log import Told
 from podrun.vipu.events import Maintenance, Partition, Queued, StateChange
 from podrun.vipu.ipu_placement import routing_of
 from podrun.vipu.machine_pool import MachineUse
@@ -21,18 +23,22 @@ from podrun.vipu.rights import owner_name
 from podrun.vipu.types import (
     AgentInfo,
     AgentState,
+    AllocationInfo,
     ClusterInfo,
     IpuofConfig,
     IpuofDevice,
     PartitionInfo,
     PartitionState,
     QueueInfo,
+    ReservationInfo,
+    UserInfo,
     partition_json,
 )
 
 pb: Any = messages
 Source = TypeVar("Source")
 Result = TypeVar("Result")
+Named = TypeVar("Named", AllocationInfo, ClusterInfo, PartitionInfo, ReservationInfo, UserInfo)
 
 
 class ViewCache(Generic[Source, Result]):
@@ -273,21 +279,30 @@ def _attributes(cluster: Cluster, partition: Partition, gcd: int) -> dict[str, s
     }
 
 
-def changes_told(cluster: Cluster, change: StateChange, now: float) -> Iterator[tuple[str, str, str]]:
-    """A change of state as those who watch are told: kind, name, JSON (empty for what is gone)."""
+def changes_told(
+    pod: Cluster, change: StateChange, now: float, allocations: Mapping[str, str]
+) -> Iterator[Told]:
+    """A change of state as those who watch are told. ``allocations``: of what there was before, by name."""
     for name, partition in change.partitions.items():
-        text = ""
+        text, allocation = "", allocations.get(name, "")
         if partition is not None:
-            text = json.dumps(partition_json(partition_info(cluster, partition)))
+            allocation = partition.allocation
+            text = json.dumps(partition_json(partition_info(pod, partition)))
             if partition.state is PartitionState.ERROR:
-                told = {"partition": name, "allocation": partition.allocation, "error": partition.error}
-                yield "incident", name, json.dumps({**told, "time_s": now})
-        yield "partition", name, text
+                told = {"partition": name, "allocation": allocation, "error": partition.error}
+                yield "incident", name, json.dumps({**told, "time_s": now}), allocation
+        yield "partition", name, text, allocation
     for name, entry in change.queue.items():
         if entry is not None:
-            yield "partition", name, json.dumps(partition_json(queued_info(cluster, entry)))
+            text = json.dumps(partition_json(queued_info(pod, entry)))
+            yield "partition", name, text, entry.needs.allocation
         elif name not in change.partitions:
-            yield "partition", name, ""
+            yield "partition", name, "", allocations.get(name, "")
+
+
+def json_by_name(entries: Iterable[Named], plain: Callable[[Named], dict[str, Any]]) -> dict[str, str]:
+    """The JSON of values, by name, for those who watch."""
+    return {entry.name: json.dumps(plain(entry)) for entry in entries}
 
 
 # --- on the wire -------------------------------------------------------------------------------------------------
@@ -372,4 +387,22 @@ def queue_message(info: QueueInfo) -> Any:
         blockers=list(info.blockers),
         latest=info.latest or 0.0,
         owner=info.owner,
+    )
+
+
+def user_info(account: Account) -> UserInfo:
+    """A user as `vipu-admin list users` shows it."""
+    return UserInfo(
+        account.name, account.role.value, account.allocations, account.may_inject, account.created
+    )
+
+
+def user_message(account: Account) -> Any:
+    """A user on the wire."""
+    return pb.User(
+        user_id=account.name,
+        role=account.role.value,
+        allocation_ids=account.allocations,
+        may_inject=account.may_inject,
+        created=account.created,
     )

@@ -14,9 +14,8 @@ from podrun.core.errors import ServiceError
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu import events as ev
-from podrun.vipu.accounts import Accounts, AuditLog
+from podrun.vipu.accounts import Accounts, AuditLog, FrontDesk
 from podrun.vipu.client import VipuClient
-from podrun.vipu.grpc_service import FrontDesk
 from podrun.vipu.machine_pool import BasePool, _LeftMachine
 from podrun.vipu.service import Service
 from podrun.vipu.store import Store

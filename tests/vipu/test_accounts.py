@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sqlite3
@@ -178,6 +179,68 @@ def test_administrators_have_a_port_of_their_own(make_pod: MakePod) -> None:
         pod.client.end_maintenance("ipum1")
     assert caught.value.hint == f"vipu-admin --api-port {pod.desk.admin_port}"
     assert len(pod.client.list_agents()) == 4
+
+
+def test_lists_and_watches_hold_what_who_asks_may_see(make_pod: MakePod) -> None:
+    pod = make_pod(secure=True)
+    with as_user(pod, "root", admin_of(pod)) as root:
+        root.remove_allocation("pod16")
+        root.create_allocation("left", ["ipum1", "ipum2"])
+        root.create_allocation("right", ["ipum3", "ipum4"])
+        bob = root.create_user("bob", "viewer", ["right"])
+        root.create_partition(Requirements("l", 8, allocation="left"))
+        root.create_partition(Requirements("r", 8, allocation="right"))
+        assert pod.service.wait_idle(20)
+        root.create_partition(Requirements("lq", 8, allocation="left"), wait=True, priority=1)
+        root.create_partition(Requirements("rq", 8, allocation="right"), wait=True)
+        root.set_maintenance("ipum2", reason="memory")
+        assert [entry.ahead for entry in root.list_queue()] == [(), ("lq",)]
+        with as_user(pod, "bob", bob) as client:
+            assert [entry.name for entry in client.list_allocations()] == ["right"]
+            assert [info.name for info in client.list_partitions()] == ["r"]
+            (queued,) = client.list_queue()
+            assert (queued.name, queued.ahead, queued.blockers) == ("rq", (), ("r",))
+            agents = client.list_agents()
+            assert [agent.partitions for agent in agents] == [(), (), ("r",), ("r",)]
+            assert not any(agent.endpoints for agent in agents)
+            stream = client.watch()
+            there = list(itertools.takewhile(lambda change: change.kind != "synced", stream))
+            names = {(change.kind, change.name) for change in there if change.kind != "machine"}
+            assert names == {
+                ("partition", "r"),
+                ("partition", "rq"),
+                ("allocation", "right"),
+                ("cluster", "pod16"),
+            }
+            machines = {change.name: change.value or {} for change in there if change.kind == "machine"}
+            assert [machine["partitions"] for machine in machines.values()] == [[], [], ["r"], ["r"]]
+            assert not any(machine["endpoints"] for machine in machines.values())
+            root.remove_partition("lq")
+            root.remove_partition("rq")
+            root.create_user("carol")
+            change = next(stream)
+            assert (change.kind, change.name, change.value) == ("partition", "rq", None)
+            root.remove_user("bob")
+            root.remove_partition("r")
+            with pytest.raises(DeniedError, match="bob is no user of this server any more"):
+                list(stream)
+
+
+def test_administrators_watch_users(make_pod: MakePod) -> None:
+    pod = make_pod(secure=True)
+    with as_user(pod, "root", admin_of(pod)) as root:
+        stream = root.watch(["user"])
+        assert [(change.kind, change.name) for change in itertools.islice(stream, 2)] == [
+            ("user", "root"),
+            ("synced", ""),
+        ]
+        root.create_user("carol", "viewer")
+        change = next(stream)
+        assert (change.name, (change.value or {})["role"]) == ("carol", "viewer")
+        assert "key" not in json.dumps(change.value)
+        root.remove_user("carol")
+        change = next(stream)
+        assert (change.name, change.value) == ("carol", None)
 
 
 def test_the_audit_log_tells_who_changed_what(make_pod: MakePod, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def told(log: EventLog, token: str, count: int, kinds: tuple[str, ...] = ()) -> 
 
 def test_a_watcher_is_told_what_is_there_and_then_what_changes() -> None:
     there = {"p": "1"}
-    log = EventLog(lambda: [("partition", name, text) for name, text in there.items()], clock=lambda: 5.0)
+    log = EventLog(lambda: [("partition", name, text, "") for name, text in there.items()], clock=lambda: 5.0)
     stream = log.watch("", (), lambda: True, 0.01)
     assert [(c.kind, c.name, c.text) for c in itertools.islice(stream, 2)] == [
         ("partition", "p", "1"),
@@ -46,7 +46,7 @@ def test_a_watcher_is_told_what_is_there_and_then_what_changes() -> None:
 
 @pytest.mark.parametrize("token", ["", "another.3", "x", "{id}.99999", "{id}.-1", "{id}.0"])
 def test_a_token_of_a_place_that_is_not_known_begins_anew(token: str) -> None:
-    log = EventLog(lambda: [("partition", "p", "1")])
+    log = EventLog(lambda: [("partition", "p", "1", "")])
     for number in range(KEPT + 10):
         log.add("machine", str(number), "{}")
     own = log.token(Change(0, "", "", "", 0.0)).partition(".")[0]
@@ -56,7 +56,7 @@ def test_a_token_of_a_place_that_is_not_known_begins_anew(token: str) -> None:
 
 
 def test_a_watcher_that_is_too_slow_begins_anew() -> None:
-    log = EventLog(lambda: [("partition", "p", "1")])
+    log = EventLog(lambda: [("partition", "p", "1", "")])
     stream = log.watch("", (), lambda: True, 0.01)
     assert [change.kind for change in itertools.islice(stream, 2)] == ["partition", SYNCED]
     for number in range(KEPT + 1):
@@ -98,6 +98,21 @@ def test_changes_of_a_pod(pod16: Pod) -> None:
     assert pod16.client.wait_for_state("p", {PartitionState.ERROR}, 20)
     kinds = [(c.kind, c.name) for c in itertools.islice(pod16.client.watch(token=token), 2)]
     assert kinds == [("incident", "p"), ("partition", "p")]
+
+
+def test_clusters_allocations_and_reservations_are_watched(pod16: Pod) -> None:
+    stream = pod16.client.watch(["cluster", "allocation", "reservation"])
+    first = list(itertools.takewhile(lambda change: change.kind != SYNCED, stream))
+    assert [(change.kind, change.name) for change in first] == [("cluster", "pod16"), ("allocation", "pod16")]
+    pod16.client.create_reservation("keep", ["ipum1"], begin_in_s=0, for_s=60)
+    pod16.client.remove_allocation("pod16")
+    pod16.client.remove_reservation("keep")
+    told = [(c.kind, c.name, c.value is None) for c in itertools.islice(stream, 3)]
+    assert told == [
+        ("reservation", "keep", False),
+        ("allocation", "pod16", True),
+        ("reservation", "keep", True),
+    ]
 
 
 def test_figures_of_the_service(pod16: Pod) -> None:
