@@ -1,7 +1,7 @@
-"""Checkpoints of a training run: atomic, verified, a part for each instance, written beside training.
+"""Checkpoints of a training run: atomic, verified, a part for each instance, written while training goes on.
 
-`values` turns a program's state into plain data, `folder` has the format of files and writes them so that a kill at
-any byte leaves the last good checkpoint, `checkpoints` is what a training loop calls.
+The state of a session or model enters as plain data (`values`); files leave. `folder` has their format and writes them
+so that a kill at any byte leaves the last good checkpoint; `checkpoints` is what a training loop calls.
 """
 
 from podrun.checkpoint.checkpoints import Checkpointed, Checkpoints, Resumed

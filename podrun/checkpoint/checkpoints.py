@@ -1,4 +1,4 @@
-"""`Checkpoints`: what a training loop calls. Saves beside training, resumes, keeps the last ones."""
+"""`Checkpoints`: what a training loop calls. Saves while training goes on, resumes, keeps the last checkpoints."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ _NONE = -1
 
 
 class Checkpointed(Protocol):
-    """What can be saved: sessions of PopART, models of PopTorch."""
+    """Objects that can be saved: sessions of PopART, models of PopTorch."""
 
     def _checkpoint_state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Tensors that all instances have alike, and values of this instance. Arrays that nobody changes any more."""
+        """The tensors that are equal on all instances, and the values of this instance. Nobody changes the arrays any
+        more.
+        """
 
     def _restore_checkpoint(self, tensors: Mapping[str, Array], values: Mapping[str, Any]) -> None:
-        """Continue from what `_checkpoint_state` gave. Raises an error of its own for another program's."""
+        """Continue from what `_checkpoint_state` returned. Raises an error for another program's state."""
 
 
 class InstanceGroup(Protocol):
@@ -44,7 +46,7 @@ class InstanceGroup(Protocol):
     def count(self) -> int: ...
 
     def gather(self, number: int) -> list[int]:
-        """The numbers that the instances give, in their order. All instances make the call."""
+        """The numbers of all instances, in their order. All instances make the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
         self.stalled_seconds = 0.0
-        """How long `save` has kept training from going on, in all."""
+        """Seconds in all by which `save` has held up training."""
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -134,12 +136,12 @@ class Checkpoints:
             self._thread.join()
 
     def save(self, program: Checkpointed, batch: int, state: Any = None, *, wait: bool = False) -> None:
-        """Save after ``batch`` batches. Returns when the state has been taken; the file is written beside training,
-        unless ``wait``. A save that is still under way is waited for.
+        """Save after ``batch`` batches. Returns when the state has been copied; the file is written while training goes
+        on, unless ``wait``. A save that is still under way is waited for first.
 
-        ``state``: what else the program needs to go on, of this instance: numbers, texts, arrays, lists, tuples, dicts.
-        Saving the batch that was saved or resumed last does nothing. Raises CheckpointError for an earlier one, for
-        what cannot be saved, and for a save before that failed.
+        ``state``: further values of this instance that the program needs to resume: numbers, texts, arrays, lists,
+        tuples, dicts. Saving the batch that was saved or resumed last does nothing. Raises CheckpointError for an
+        earlier batch, for values that cannot be saved, and if the previous save failed.
         """
         began = time.perf_counter()
         self.wait()
@@ -197,11 +199,11 @@ class Checkpoints:
         return None
 
     def batches(self) -> list[int]:
-        """The batches of the checkpoints whose files are all there, newest first. Nothing is verified."""
+        """The batches of the complete checkpoints, newest first. Nothing is verified."""
         return [batch for batch, _ in whole(self._folder.present())]
 
     def _candidates(self) -> list[tuple[int, int]]:
-        """What instance 0 finds, for all instances."""
+        """The checkpoints that instance 0 finds, on all instances."""
         found = whole(self._folder.present())
         if self._instances.count == 1:
             return found
@@ -212,7 +214,9 @@ class Checkpoints:
         return agreed
 
     def _read_alike(self, batch: int, parts: int, fallback: bool) -> list[Part] | None:
-        """The parts of a checkpoint; None on all instances if one of them finds it damaged, and that is no error."""
+        """The parts of a checkpoint; None on all instances if one of them finds it damaged and ``fallback`` allows
+        that.
+        """
         error: CheckpointError | None = None
         read: list[Part] | None = None
         try:
@@ -247,7 +251,7 @@ class Checkpoints:
         return Resumed(parts[here].header.batch, own["state"])
 
     def _start(self, batch: int) -> None:
-        """The first save of a run: what is in the folder has to be its own, or be cleared."""
+        """The first save of a run: the files in the folder have to be its own, or be cleared."""
         if self._last is not None and batch < self._last:
             raise CheckpointError(
                 f"Batch {batch} comes before batch {self._last}, which was saved last.",
@@ -263,7 +267,7 @@ class Checkpoints:
             )
         if self._fresh:
             self._folder.clear_beyond(_NONE)
-            self._instances.gather(batch)  # Nobody writes before all have cleared.
+            self._instances.gather(batch)  # No instance writes before all have cleared.
         self._started = True
 
     def _write(self, part: Part) -> None:
@@ -275,7 +279,7 @@ class Checkpoints:
 
 
 def share_of(tensors: Mapping[str, Array], part: int, parts: int) -> list[str]:
-    """The names that one of ``parts`` parts holds, so that all have about as many bytes. The same for all instances."""
+    """The names of the tensors in one of ``parts`` parts of about equal size. All instances compute the same."""
     filled = [0] * parts
     mine = []
     for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):

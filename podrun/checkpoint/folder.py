@@ -38,10 +38,10 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """What a part says about itself.
+    """The header of a part.
 
     ``batch``: batches done. ``part`` of ``parts``: the instance that wrote it. ``run``: marks the parts of one run.
-    ``state``: the JSON tree of what belongs to this instance alone.
+    ``state``: the JSON tree of the values of this instance alone.
     """
 
     batch: int
@@ -195,29 +195,29 @@ _ASIDE = ".set-aside"
 
 
 class Disk(Protocol):
-    """What a folder of checkpoints needs of a file system. Every call may raise OSError."""
+    """The operations of a file system that a folder of checkpoints needs. Every call may raise OSError."""
 
     def names(self, folder: Path) -> list[str]:
         """Names of the files in a folder; makes the folder."""
 
     def write(self, path: Path, data: Iterable[bytes | memoryview]) -> None:
-        """Make a file; returns when its bytes are on the disk."""
+        """Make a file. Returns when its bytes are on the disk."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name, in one step; what had that name is gone."""
+        """Give a file another name, in one step; replaces a file of that name."""
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is not there is no error."""
+        """Remove a file. No error if it does not exist."""
 
     def settle(self, folder: Path) -> None:
-        """Returns when the names in a folder are on the disk."""
+        """Write the names in a folder to the disk."""
 
     def read(self, path: Path) -> tuple[BinaryIO, int]:
         """An open file and its size in bytes."""
 
 
 class LocalDisk:
-    """The file system of this host. ``faults``: what may strike a write."""
+    """The file system of this host. ``faults``: faults that may strike a write."""
 
     def __init__(self, faults: ProgramFaults | None = None) -> None:
         self._faults = faults
@@ -283,7 +283,7 @@ def whole(present: Iterable[PartName]) -> list[tuple[int, int]]:
 def outdated(present: Sequence[PartName], part: int, parts: int, keep: int) -> list[PartName]:
     """The files that instance ``part`` of ``parts`` may remove, so that the last ``keep`` checkpoints stay.
 
-    An instance removes its own files; instance 0 those too that a run with another number of instances left.
+    An instance removes its own files; instance 0 also removes those of a run with another number of instances.
     """
     kept = whole(present)[:keep]
     if len(kept) < keep:
@@ -314,9 +314,9 @@ class Folder:
         return [found for name in names if (found := parse_name(name)) is not None]
 
     def put(self, part: Part, keep: int) -> None:
-        """Write this instance's part of a checkpoint, then remove what is outdated.
+        """Write this instance's part of a checkpoint, then remove outdated parts.
 
-        Raises CheckpointError if it cannot be written; the checkpoints that were there still are.
+        Raises CheckpointError if it cannot be written; earlier checkpoints are then unchanged.
         """
         name = str(PartName(part.header.batch, self._parts, self._part))
         draft = self.path / (name + _DRAFT)
@@ -359,7 +359,7 @@ class Folder:
 
     def clear_beyond(self, batch: int) -> None:
         """Rename this instance's parts of later batches to ``.set-aside`` and remove its drafts: they do not belong to
-        the run that goes on from ``batch``.
+        a run that resumes at ``batch``.
         """
         present = self.present()
         with self._explained("cleared"):

@@ -1,8 +1,8 @@
 """State of a program as plain data: a tree of containers, numbers, texts and arrays, to JSON and back.
 
 JSON has no tuples, no bytes, no keys but texts and no infinities, so each value that JSON cannot hold as it is becomes
-an object with one key, its tag (`encode` names them). Arrays lie beside the JSON, by number. Nothing is unpickled: what
-is read is these types and no others.
+an object with one key, its tag (`encode` lists them). Arrays lie beside the JSON, by number. Nothing is unpickled:
+a reader accepts these types and no others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES = frozenset(
 )
 """Types of arrays that a checkpoint can hold."""
 DEEPEST = 64
-"""Containers inside each other."""
+"""Most containers inside each other."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -36,7 +36,7 @@ class CheckpointError(UsageError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint whose bytes are not those that were written; names the file."""
+    """A checkpoint whose bytes are not the written ones; names the file."""
 
 
 def encode(values: Mapping[str, Any]) -> tuple[Any, list[Array]]:
@@ -89,7 +89,7 @@ def _encode_array(value: Any, arrays: list[Array], place: str) -> Any:
 
 
 def decode(tree: Any, arrays: Sequence[Array]) -> Any:
-    """The value of a JSON tree and its arrays. Raises CheckpointError for what `encode` does not write."""
+    """The value of a JSON tree and its arrays. Raises CheckpointError for anything that `encode` does not write."""
     return _decode(tree, arrays, 0)
 
 
@@ -109,7 +109,7 @@ def _decode(tree: Any, arrays: Sequence[Array], depth: int) -> Any:
 
 
 def _decode_tagged(tag: str, inner: Any, arrays: Sequence[Array], depth: int) -> tuple[Any] | None:
-    """The value in a tuple of one; None for what is no tagged value."""
+    """The value in a tuple of one; None if this is not a tagged value."""
     if tag == "float" and inner in ("inf", "-inf", "nan"):
         return (float(inner),)
     if tag == "bytes" and isinstance(inner, str):
@@ -129,7 +129,7 @@ def _decode_tagged(tag: str, inner: Any, arrays: Sequence[Array], depth: int) ->
 
 
 def random_state(*generators: np.random.Generator) -> dict[str, Any]:
-    """The state of this process's random numbers: Python's, NumPy's global generator and ``generators``."""
+    """The state of this process's random numbers: Python's, NumPy's global generator, and ``generators``."""
     kind, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -145,7 +145,7 @@ def random_state(*generators: np.random.Generator) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], *generators: np.random.Generator) -> None:
-    """Continue all random numbers from what `random_state` gave. Raises CheckpointError if it does not fit."""
+    """Continue all random numbers from what `random_state` returned. Raises CheckpointError if it does not fit."""
     try:
         numpy, saved = state["numpy"], state["generators"]
         if len(saved) != len(generators):

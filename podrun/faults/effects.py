@@ -29,12 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One kind of fault.
+    """The effect of one kind of fault.
 
-    ``action`` makes the target usable again: for every class but recoverable ones it is what the reference
-    recommends, and it is not part of the error. None: nothing does, the machine has to be replaced. ``state``
-    is the phrase that monitor tools show. ``message`` is filled with ``a`` and ``b`` (the indices), ``batch``
-    and ``partition``.
+    ``action`` makes the target usable again: for every class but recoverable ones it is what the reference recommends,
+    and it is not part of the error. None: no action helps, the machine has to be replaced. ``state`` is the phrase that
+    monitor tools show. ``message`` is filled with ``a`` and ``b`` (the indices), ``batch`` and ``partition``.
     """
 
     error: type[PoplarError]
@@ -244,7 +243,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """A fault that raises no error by itself: it is seen in results, times, processes or answers. ``lasts``: it may be
+    """A fault that raises no error by itself: it shows in results, times, processes or answers. ``lasts``: it may be
     given a number of batches (``for``). ``settings``: its parameters. ``does``: in words.
     """
 
@@ -297,14 +296,14 @@ DISTURBANCES: Mapping[tuple[str, str], Disturbance] = {
 """Faults without an error of their own, by target and kind."""
 
 EVENTS = ("load", "read", "partition-reset")
-"""What a machine does besides batches, at which a fault may strike: it loads a program, gives weights to the host
-(as a checkpoint needs), is reset with its partition.
+"""Events of a machine, besides batches, at which a fault may strike: it loads a program, gives weights to the host (as
+a checkpoint needs), or is reset with its partition.
 """
 CHECKPOINT_WRITE = "checkpoint-write"
 COLLECTIVE = "collective"
 PROGRAM_EVENTS = (CHECKPOINT_WRITE, COLLECTIVE)
-"""What an instance does by itself, at which faults may strike: it writes its part of a checkpoint to the disk; it takes
-part in a collective of instances (``popdist``).
+"""Events of an instance at which faults may strike: it writes its part of a checkpoint to the disk, or takes part in a
+collective of instances (``popdist``).
 """
 REQUESTS = (
     "CreatePartition",
@@ -327,9 +326,9 @@ def events_of(target: str, kind: str) -> tuple[str, ...]:
         return (COLLECTIVE,)
     found: tuple[str, ...] = ("load",) if kind == "out-of-memory" else EVENTS
     if kind == "corrupt":
-        found = ("read",)  # Nothing is in the memory when a program is loaded or a partition reset.
+        found = ("read",)  # The memory is empty when a program is loaded or a partition reset.
     if (target, kind) in DISTURBANCES and DISTURBANCES[target, kind].lasts:
-        found = ("load", "read")  # Until the program is loaded again: a reset takes it away.
+        found = ("load", "read")  # The effect lasts until the program is loaded again, so a reset ends it.
     if WHERE[target] == "A-B":
         found = tuple(
             event for event in found if event != "read"
@@ -381,7 +380,7 @@ def error_for(
     spec: FaultSpec, *, partition: str = "", agent: str = "", batch: int | None = None
 ) -> PoplarError:
     """The error that the fault raises, in every process of the program. ``partition`` and ``agent`` go into the hint;
-    ``batch``: in which it struck, if the fault does not say.
+    ``batch``: the batch in which it struck, if the fault does not name one.
     """
     effect = EFFECTS[spec.target.value, spec.kind]
     a, b = spec.indices[0], spec.indices[-1]

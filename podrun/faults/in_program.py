@@ -1,9 +1,9 @@
-"""Faults that strike in the process of an instance, at what it does by itself: it writes a checkpoint, or takes part in
+"""Faults that strike in the process of an instance: when it writes a checkpoint, or takes part in
 a collective of instances.
 
 podrun writes those of a launch to a file that `FILE` names in the environment of its instances, one a line. An instance
 notes each strike in a second file beside it, so that a fault strikes as often as planned however often instances are
-started. Of a program without podrun they come from its `ProcessPlan`.
+started. In a program without podrun they come from its `ProcessPlan`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from podrun.faults.spec import FaultSpec, FaultTarget, parse_fault
 log = logging.getLogger("podrun.faults")
 
 FILE = "PODRUN_PROGRAM_FAULTS"
-"""Set by ``podrun``: the file with the faults that strike in instances."""
+"""Variable that ``podrun`` sets: the file with the faults that strike in instances."""
 LIFE = "PODRUN_RESTART_COUNT"
-"""How often the instances of the launch were started before."""
+"""Variable with the number of times that the launch's instances were started before."""
 _WAKE = (
     "import os, signal, sys, time; pid = os.pidfd_open(int(sys.argv[1])); os.kill(int(sys.argv[1]), signal.SIGSTOP); "
     "time.sleep(float(sys.argv[2])); signal.pidfd_send_signal(pid, signal.SIGCONT)"
 )
-"""Stops the process of a number, and lets it go on after some seconds."""
+"""Source of a program that stops the process of a number, and lets it continue after some seconds."""
 
 
 class ProgramFaults:
-    """The faults of one instance. ``claim``: called before one strikes; False if it has struck as often as it may.
-    ``kill``: ends this process.
+    """The faults of one instance. ``claim`` is called before a fault strikes; False if it has struck as often as it
+    may. ``kill`` ends this process.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ProgramFaults:
         self._planned, self._claim, self._instance, self._kill = planned, claim, instance, kill
 
     def take(self, event: str, among: Collection[int] | None = None) -> FaultSpec | None:
-        """The fault that strikes this instance at an event, if any. ``among``: the instances that it concerns."""
+        """The fault that strikes this instance at an event, if any. ``among``: the instances that take part."""
         for spec in tuple(self._planned()):
             if among is not None and not set(spec.indices) <= set(among):
                 continue
@@ -60,8 +60,10 @@ class ProgramFaults:
         return None
 
     def through_write(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        """The bytes of a checkpoint on their way to the disk, which a fault may stop. A full disk takes as many bytes
-        as the fault says, and raises OSError; an instance is killed or stopped after the first piece.
+        """The bytes of a checkpoint on their way to the disk, which a fault may stop.
+
+        A full disk takes as many bytes as the fault says, and raises OSError; an instance is killed or stopped after
+        the first piece.
         """
         spec = self.take("checkpoint-write")
         if spec is None:
@@ -117,13 +119,13 @@ class _JointStrike:
 
 
 class PlanOfALaunch:
-    """The file of a launch's faults that strike in instances, and the file of strikes beside it."""
+    """The file with a launch's faults that strike in instances, and the file of strikes beside it."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._struck = file, file.with_name(file.name + ".struck")
 
     def write(self, faults: Sequence[FaultSpec]) -> None:
-        """Plan these."""
+        """Write these faults to the file."""
         self._file.write_text("".join(f"{spec.text}\n" for spec in faults), encoding="utf-8")
 
     def left(self) -> list[FaultSpec]:
@@ -142,7 +144,7 @@ class PlanOfALaunch:
         return found
 
     def note_strike(self, spec: FaultSpec, instance: int = 0, life: int = 0) -> bool:
-        """A fault strikes now: written before it does, since it may end the process."""
+        """Note that a fault strikes. This is written before the strike, which may end the process."""
         handle = os.open(self._struck, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(handle, f"{instance} {life} {spec.text}\n".encode())
@@ -154,7 +156,7 @@ class PlanOfALaunch:
         return [parse_fault(line) for line in self._lines(self._file)]
 
     def _strikes(self, spec: FaultSpec) -> list[_JointStrike]:
-        """How often a fault has struck, and whom."""
+        """How often a fault has struck, and which instances."""
         found: list[_JointStrike] = []
         for line in self._lines(self._struck):
             instance, life, text = line.split(" ", 2)

@@ -154,13 +154,13 @@ def _fault(entry: Mapping[str, Any]) -> FaultSpec:
 
 
 VARIABLE = "PODRUN_FAULTS"
-"""Faults to plan, separated by semicolons or white space."""
+"""Variable with faults to plan, separated by semicolons or white space."""
 UNSTRUCK_EXIT_CODE = 3
 """Exit code of a launch, or a standalone program, that ended well although a planned fault did not strike."""
 
 
 GCDA_OPTIONS = "GCDA_OPTIONS"
-"""The SDK's own way in: JSON with ``simulateSOCError.errorList``, ``.triggerCount`` and ``.rearmOnReset``."""
+"""The SDK's own variable: JSON with ``simulateSOCError.errorList``, ``.triggerCount`` and ``.rearmOnReset``."""
 _SOC = "simulateSOCError."
 
 
@@ -208,7 +208,7 @@ class ProcessPlan:
         return tuple(self._planned)
 
     def claim(self, spec: FaultSpec) -> bool:
-        """Take a fault that is about to strike off the plan. False for one of the plan's that struck before."""
+        """Take a fault that is about to strike off the plan. False for a fault of the plan that has struck before."""
         with self._lock:
             if spec in self._planned:
                 self._left[spec] -= 1
@@ -219,9 +219,10 @@ class ProcessPlan:
 
 
 def process_plan(environ: Mapping[str, str]) -> ProcessPlan:
-    """The plan of `VARIABLE`: what this process was started with always gives the same one, another text a new one.
+    """The plan of `VARIABLE`: the text that this process was started with always gives the same plan, another text a
+    new one.
 
-    Raises UsageError for text that is no fault. The plan of this process is checked when the process ends: see
+    Raises UsageError for text that is not a fault. The plan of this process is checked when the process ends: see
     `report_unstruck`.
     """
     global _of_this_process
@@ -239,7 +240,7 @@ def process_plan(environ: Mapping[str, str]) -> ProcessPlan:
 
 
 def report_unstruck(specs: Iterable[FaultSpec]) -> str:
-    """The message that names faults that did not strike; empty if none has to."""
+    """The message that names faults that did not strike; empty if none had to."""
     missed = [spec.text for spec in specs if not spec.optional]
     if not missed:
         return ""
@@ -252,7 +253,7 @@ def report_unstruck(specs: Iterable[FaultSpec]) -> str:
 
 @contextmanager
 def plan_in_process(specs: Iterable[FaultSpec]) -> Iterator[ProcessPlan]:
-    """Every device that is opened meanwhile in this process has these faults, instead of those of `VARIABLE`."""
+    """Give every device that is opened inside the block these faults, instead of those of `VARIABLE`."""
     global _of_a_test
     before, _of_a_test = _of_a_test, ProcessPlan(specs)
     try:
@@ -266,7 +267,7 @@ _of_a_test: ProcessPlan | None = None
 
 
 def _at_exit(plan: ProcessPlan, owner: int) -> None:
-    """Name the faults that did not strike; fail the process unless it fails already with an exception."""
+    """Name the faults that did not strike, and fail the process unless it fails already with an exception."""
     message = report_unstruck(plan.planned)
     if not message or os.getpid() != owner:
         return

@@ -15,7 +15,7 @@ from podrun.faults.effects import error_for
 from podrun.faults.spec import OF_INSTANCES, PAIRS, FaultSpec, FaultTarget
 
 WHOLE_MACHINES = (FaultTarget.MACHINE, FaultTarget.GW_LINK, FaultTarget.NETWORK, FaultTarget.HOST)
-"""Targets that are no IPU of a machine: their faults enter the machine's first list."""
+"""Targets larger than an IPU: their faults enter the machine's first list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ListPlaces:
     batch_seconds: float = math.nan
 
     def runs(self, spec: FaultSpec) -> bool:
-        """True iff the fault enters this list."""
+        """True iff the fault strikes in this list."""
         if spec.target in OF_INSTANCES:
             return self.leads and not self.instances.isdisjoint(spec.indices)
         if spec.target in WHOLE_MACHINES:
@@ -59,8 +59,8 @@ class Strike:
 
 @dataclass(slots=True)
 class _Planned:
-    """A fault that has still to strike. ``job``: whom it may hit (empty: the next job that attaches). ``strikes``: how
-    often it has struck.
+    """A fault that has still to strike. ``job``: the job that it may hit (empty: the next job that attaches).
+    ``strikes``: how often it has struck.
     """
 
     spec: FaultSpec
@@ -93,7 +93,7 @@ class Struck:
 
 
 HISTORY = 1000
-"""Strikes that a machine remembers."""
+"""Number of strikes that a machine remembers."""
 
 
 class FaultPoint:
@@ -127,8 +127,10 @@ class FaultPoint:
         job_at: Callable[[FaultSpec], str] = lambda spec: "",
         done_at: Callable[[FaultSpec], int] = lambda spec: 0,
     ) -> None:
-        """Add the faults that concern this machine. ``job_at``: the job that runs where a fault is to strike;
-        ``done_at``: the batches it has done. A fault of a launch that is planned already is not planned twice.
+        """Add the faults that concern this machine.
+
+        ``job_at``: the job that runs where a fault is to strike; ``done_at``: the batches it has done. A fault of a
+        launch that is already planned is not planned twice.
         """
         with self._lock:
             for spec in specs:
@@ -139,7 +141,7 @@ class FaultPoint:
                 self._planned.append(_Planned(spec, spec.launch or job_at(spec)))
 
     def cancel(self, texts: Collection[str] = ()) -> tuple[str, ...]:
-        """Take faults off the plan: those of these texts, or all. The texts of those that were planned."""
+        """Take faults off the plan: those of these texts, or all. Returns the texts of the cancelled faults."""
         with self._lock:
             gone = [
                 e
@@ -155,8 +157,8 @@ class FaultPoint:
         return tuple(entry.left for entry in self._planned)
 
     def begin_job(self, job: str, ipus: Collection[int], others: Collection[str] = ()) -> None:
-        """A job attaches to ``ipus``: faults without a job become its faults; those of jobs that are neither this
-        one nor among ``others``, which are attached, are disarmed.
+        """A job attaches to ``ipus``. Faults without a job become its faults. Faults of other jobs are disarmed, unless
+        the job is among ``others``, which are attached.
         """
         with self._lock:
             for entry in [e for e in self._planned if self._is_on(e.spec, ipus)]:
@@ -171,8 +173,9 @@ class FaultPoint:
         lists: Sequence[ListPlaces],
         variables: Mapping[str, Collection[int]] = MappingProxyType({}),
     ) -> None:
-        """Raises UsageError for a planned fault of a job that cannot strike in the program with these lists and
-        variables, each with the IPUs on which it lies. Faults of instances that other machines serve are theirs.
+        """Raise UsageError for a planned fault of a job that cannot strike in the program with these lists and
+        variables (each with the IPUs on which it lies). Other machines check the faults of the instances that they
+        serve.
         """
         for entry in tuple(self._planned):
             if entry.job not in ("", job):
@@ -259,7 +262,7 @@ class FaultPoint:
         if spec.target in WHOLE_MACHINES:
             return self._machine in spec.indices
         if spec.target in OF_INSTANCES:
-            return True  # Which machine serves it is known when a program is loaded.
+            return True  # The serving machine is known only when a program is loaded.
         return spec.target is not FaultTarget.SERVICE and any(index in ipus for index in spec.indices)
 
 
@@ -276,7 +279,7 @@ def _check_variable(spec: FaultSpec, name: str, variables: Mapping[str, Collecti
 
 
 def check_places(spec: FaultSpec, lists: Sequence[ListPlaces], *, done: int = 0) -> None:
-    """Raises UsageError if the fault's batch is over, or if no list that it enters has its instruction."""
+    """Raise UsageError if the fault's batch is over, or if no list that it enters has its instruction."""
     if spec.during:
         return
     timed = [places for places in lists if places.runs(spec)]

@@ -65,7 +65,7 @@ PAIRS = (FaultTarget.LINK, FaultTarget.GW_LINK, FaultTarget.NETWORK, FaultTarget
 OF_INSTANCES = (FaultTarget.INSTANCE, FaultTarget.INSTANCE_NETWORK)
 """Targets on the machines that serve instances, which are known when a program is loaded."""
 PACKET_BYTES = 1448
-"""What a packet carries."""
+"""Bytes that a packet carries."""
 SENT_AGAIN_AFTER_S = 0.2
 """Seconds until a lost packet is sent again: the shortest wait of TCP on Linux."""
 MOST_REPEATS = 1_000_000
@@ -117,8 +117,8 @@ class FaultSpec:
         return float(self.setting(name, 0.0) or 0.0)
 
     def delay(self, nbytes: int) -> float:
-        """Seconds for which a network holds up an exchange of so many bytes. One that loses a share of packets: until
-        less than half a packet is still missing, on average.
+        """Seconds by which a network delays an exchange of so many bytes. A network that loses packets: until less than
+        half a packet is still missing, on average.
         """
         if self.kind == "delayed":
             return self.number("seconds")
@@ -138,14 +138,14 @@ class FaultSpec:
         return self.during in PROGRAM_EVENTS
 
     def moment(self, strikes: int) -> int:
-        """The batch of the strike after ``strikes`` strikes."""
+        """The batch in which the fault strikes after ``strikes`` strikes."""
         if self.rate is not None:
             return drawn_batch(self.rate, f"{self.seed} {self.place} {self.kind}", strikes)
         return self.batch + strikes * self.every
 
     @property
     def experiment(self) -> FaultSpec:
-        """What stays the same of a fault while it strikes again and again."""
+        """The part of a fault that stays the same while it strikes again and again."""
         return replace(self, repeat=1, every=0, batch=0 if self.every else self.batch, relative=False)
 
     @property
@@ -178,7 +178,7 @@ class FaultSpec:
         return f"{self.place}@{','.join(when)}:{','.join(how)}{':optional' if self.optional else ''}"
 
     def __str__(self) -> str:
-        """The fault as one process writes it to another: `parse_fault` gives an equal value."""
+        """The fault in the form that processes exchange: `parse_fault` returns an equal value."""
         return self.text + (f":launch={self.launch}" if self.launch else "")
 
 
@@ -266,7 +266,7 @@ def make_fault(
 
 
 def parse_faults(text: str) -> tuple[FaultSpec, ...]:
-    """Faults separated by semicolons or white space. Empty text gives none."""
+    """Faults separated by semicolons or white space; empty for empty text."""
     return tuple(parse_fault(part) for part in re.split(r"[;\s]+", text) if part)
 
 
@@ -278,10 +278,10 @@ def validate(
     ilds: int = 1,
     instances: int | None = None,
 ) -> None:
-    """Raises UsageError for a fault that cannot happen on a partition of ``ipus`` IPUs on ``ilds`` IPU-Link domains.
+    """Raise UsageError for a fault that cannot happen on a partition of ``ipus`` IPUs on ``ilds`` IPU-Link domains.
 
-    ``links``: pairs of IPUs joined by IPU-Links, in partition indices (None: those of a torus). ``instances``: of the
-    program (None: not known).
+    ``links``: pairs of IPUs joined by IPU-Links, in partition indices (None: those of a torus). ``instances``: number
+    of instances of the program (None: unknown).
     """
     machines = -(-ipus // IPUS_PER_MACHINE)
     joined = set(ladder_links(ipus, LinkTopology.TORUS) if links is None else links)
@@ -380,7 +380,7 @@ class _Moment:
 
     @property
     def batch(self) -> int:
-        """The batch that is given; 0 where something else says when."""
+        """The given batch; 0 if another key says when."""
         text = self._when.get("batch")
         if text is None:
             return 0

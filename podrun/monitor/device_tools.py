@@ -68,7 +68,7 @@ def device_table(view: View) -> str:
 
 
 def headline(view: View) -> str:
-    """Which partition it is and how many IPUs it has."""
+    """The partition's name and its number of IPUs."""
     info = view.info
     gcd = f" (gcd:{view.config.attributes.get('GCD Id', '0')})" if info.num_gcds > 1 else ""
     active = " [active]" if view.active else ""
@@ -100,7 +100,7 @@ def _device_cells(view: View, device: Device) -> list[str]:
 
 
 def process_table(view: View, now: float | None = None) -> str:
-    """A row for each IPU that a process holds, grouped by process and machine; a box that says so if none does."""
+    """A row for each IPU that a process holds, grouped by process and machine; a box that says so if there is none."""
     busy = [device for device in view.devices if device.ipu.process is not None]
     if not busy:
         return _box(f"No attached processes in partition {view.info.name}")
@@ -160,7 +160,7 @@ def duration(seconds: float) -> str:
 
 
 def error_table(view: View) -> str | None:
-    """IPUs that are not usable, why, and what makes them usable; None if all are usable.
+    """The IPUs that cannot be used, why, and the remedy; None if all are usable.
 
     A partition that is being brought up or taken back gets one line, since it needs no help.
     """
@@ -230,7 +230,7 @@ NEEDS_EXCLUSIVE_ACCESS = (
     "--pci-status",
     "--nlc-status",
 )
-"""Options of the real tool that read registers and tile memory; refused by name."""
+"""Options of the real tool that read registers and tile memory. They are refused by name."""
 
 
 @click.command(context_settings=HELP_OPTIONS, epilog=f"Not available: {', '.join(NEEDS_EXCLUSIVE_ACCESS)}.")
@@ -487,7 +487,7 @@ def gc_reset(device: int, api_host: str | None, api_port: int | None) -> None:
 
 
 def _refuse_ambiguous(device: int, active: PartitionInfo, partitions: Sequence[PartitionInfo]) -> None:
-    """Raises ConflictError for an id that --all-partitions shows as an IPU of another partition than the active one."""
+    """Raise ConflictError for an id that --all-partitions shows as an IPU of a partition other than the active one."""
     from podrun.core.errors import ConflictError
 
     first = active.size

@@ -41,7 +41,7 @@ class View:
     reports: tuple[MachineReport, ...]
     devices: tuple[Device, ...]
     active: bool
-    """True iff it is the partition tools act on by default."""
+    """True iff tools act on this partition by default."""
 
 
 # --- device ids -------------------------------------------------------------------------------------------------
@@ -94,8 +94,9 @@ def attributes_of(view: View) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why an IPU is not usable. ``action``: the SDK's name of the recovery action, or None if none helps; ``remedy``:
-    what to type."""
+    """Why an IPU cannot be used. ``action``: the SDK's name of the recovery action, or None if none helps; ``remedy``:
+    the command to type.
+    """
 
     state: str
     action: str | None
@@ -144,9 +145,9 @@ def connect(
 ) -> VipuClient:
     """A client of the server that options, environment or discovery name.
 
-    If discovery finds several, it is the first with the partition that IPUOF_VIPU_API_PARTITION_ID names, or with any
-    if it names none; ``say`` then gets a note which server that is and how to choose. ``one``, for commands that take
-    IPUs away: raises ConflictError if several servers qualify.
+    If discovery finds several, it is the first one with the partition that IPUOF_VIPU_API_PARTITION_ID names, or with
+    any partition if the variable is not set; ``say`` then gets a note about which server that is and how to choose.
+    ``one``, for commands that take IPUs away: raises ConflictError if several servers qualify.
     """
     from podrun.vipu.cli_common import find_server
     from podrun.vipu.client import VipuClient
@@ -225,7 +226,7 @@ def active_partition(
 
 
 def no_partition() -> NotFoundError:
-    """The error of tools that need a partition and find none."""
+    """The error of tools that need a partition when there is none."""
     return NotFoundError(
         "no active partition",
         hint="Create one: vipu create partition NAME --size N. Or run something with podrun.",

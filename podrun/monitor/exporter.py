@@ -2,10 +2,10 @@
 
     python -m podrun.monitor.exporter --port 2112      # http://127.0.0.1:2112/metrics
 
-It shows what its user may see. So it answers that user and root alone, whom the kernel knows on loopback addresses, and
-who shows its *key* (``Authorization: Bearer KEY``): it is derived from the user's secret and lies in the file
-``exporter-key`` of the runtime directory. ``--public`` answers everybody. Where TLS is asked for (`podrun.core.tls`)
-it speaks TLS.
+It shows what its user may see. So it answers only that user and root, whom the kernel knows on loopback addresses, and
+callers that show its *key* (``Authorization: Bearer KEY``). The key is derived from the user's secret and lies in the
+file ``exporter-key`` of the runtime directory. ``--public`` answers everybody. Where TLS is asked for
+(`podrun.core.tls`) it speaks TLS.
 
 Names of families follow the V-IPU exporter if they are known (``exporter_ticks``, ``ipu_attached``,
 ``ipu_tile_clk_speed``, ``ipum_hardware_info``); those that start with ``podrun_`` are podrun's own. Unknown values are
@@ -165,7 +165,7 @@ def make_key(directory: Path, token: str) -> str:
 
 
 def may_read(connection: socket.socket, authorization: str, key: str) -> bool:
-    """Whether who is at the other end shows the key, or is this user or root on this host."""
+    """Whether the caller shows the key, or is this user or root on this host."""
     kind, _, shown = authorization.partition(" ")
     if kind.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), key.encode()):
         return True
@@ -174,8 +174,9 @@ def may_read(connection: socket.socket, authorization: str, key: str) -> bool:
 
 
 def make_server(client: VipuClient, host: str, port: int, key: str = "") -> ThreadingHTTPServer:
-    """An HTTP server that answers /metrics; the caller runs ``serve_forever``. ``key``: see `may_read`; empty: it
-    answers everybody."""
+    """An HTTP server that answers /metrics; the caller runs ``serve_forever``. ``key``: see `may_read`; with an empty
+    key it answers everybody.
+    """
     ticks = iter(range(1, sys.maxsize))
 
     class Handler(BaseHTTPRequestHandler):
@@ -213,8 +214,9 @@ def make_server(client: VipuClient, host: str, port: int, key: str = "") -> Thre
 
 
 class _Server(ThreadingHTTPServer):
-    """Speaks TLS where that is asked for; each caller's thread does its handshake. At most `CALLERS` have a thread;
-    more are let go at once."""
+    """Speaks TLS where the environment asks for it; each caller's thread does its handshake. At most `CALLERS` have a
+    thread; further callers are dropped at once.
+    """
 
     request_queue_size = 128
 
@@ -248,7 +250,7 @@ class _Server(ThreadingHTTPServer):
         return sock, peer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of callers that go away, or that TLS refuses."""
+        """Ignore callers that go away, or that TLS refuses."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 

@@ -29,9 +29,9 @@ class DeviceDiscoveryMode(enum.Enum):
     """Which IPUs an object sees."""
 
     DiscoverActivePartitionIPUs = 0
-    """Those of the active partition."""
+    """The IPUs of the active partition."""
     DiscoverAllPartitionIPUs = 1
-    """Those of all partitions."""
+    """The IPUs of all partitions."""
 
 
 DiscoverActivePartitionIPUs = DeviceDiscoveryMode.DiscoverActivePartitionIPUs

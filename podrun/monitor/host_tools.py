@@ -296,7 +296,7 @@ def _emulated(
 
 
 def _show(found: dict[str, Any], as_json: bool) -> None:
-    """Print the values, and which of them are modelled."""
+    """Print the values, and say which of them are modelled."""
     if as_json:
         from podrun.monitor.tool_partition import strings
 

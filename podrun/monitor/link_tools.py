@@ -146,7 +146,7 @@ def _until_interrupt(test: LinkCheck, outcomes: Callable[[], list[PairTraffic]])
             if any(outcome.errors for outcome in found):
                 break
     except KeyboardInterrupt:
-        pass  # The requested end; the current run is abandoned.
+        pass  # This is the requested end; the current run is abandoned.
     return found
 
 

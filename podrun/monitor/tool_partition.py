@@ -188,10 +188,10 @@ def transfer_seconds(chip: Chip, way: Route, nbytes: float) -> float:
 
 
 def streamed_product_cycles(chip: Chip, input_type: str, rows: int) -> float:
-    """A tile's cycles of one launch that streams ``rows`` rows through the weights its matrix unit holds.
+    """A tile's cycles of one launch that streams ``rows`` rows through the weights that its matrix unit holds.
 
     The tile model's vertex for a further block of input channels: it loads the block's weights, starts the workers and
-    adds to the partial sums that are there.
+    adds to the existing partial sums.
     """
     from podrun.costmodel import vertices
 

@@ -1,5 +1,6 @@
-"""What happened in a launch: recorded as events in causal order, compared, replayed, shrunk, told as incidents.
+"""What happened in a launch: recorded as events in causal order, compared, replayed, shrunk, reported as incidents.
 
-`events` is the record, its file, and how those of several processes become one; `recorder` what a process writes down;
-`compare` finds the first difference and the smallest failing plan; `incidents` and `goodput` say what it meant.
+Processes write events (`recorder`), which become one record and its file (`events`). `compare` finds the first
+difference of two records and the smallest failing plan; `incidents` and `goodput` explain a record. Only plain data
+enter, and nothing here starts a launch: `podrun.launcher.recording` does that, and prints the results.
 """

@@ -1,4 +1,4 @@
-"""What differs between two records: the first event that is not the same in both.
+"""The difference between two records: the first event that is not the same in both.
 
 `smallest` is the smallest part of a plan that still fails: delta debugging (Zeller and Hildebrandt, 2002).
 """
@@ -16,9 +16,8 @@ from podrun.record.events import Event, Record
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``number``: of the event, from 1. ``ours`` and ``theirs``: what the records have there; None: nothing.
-
-    ``fields``: the names of the fields that differ, with dots (``data.inputs.x``).
+    """The first difference. ``number``: of the event, from 1. ``ours`` and ``theirs``: the events there; None: the
+    record has ended. ``fields``: the names of the fields that differ, with dots (``data.inputs.x``).
     """
 
     number: int
@@ -45,7 +44,7 @@ def first_difference(ours: Record, theirs: Record) -> Difference | None:
 
 
 def header_differences(ours: Record, theirs: Record) -> list[str]:
-    """How the launches were started differently, in words."""
+    """How the starts of the two launches differ, in words."""
     found = []
     for name in ("words", "faults", "directory"):
         a, b = getattr(ours.header, name), getattr(theirs.header, name)
@@ -80,7 +79,7 @@ T = TypeVar("T")
 
 
 def smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """A subset, in order, for which ``fails`` holds and without any one of whose items it does not.
+    """A subset, in order, for which ``fails`` holds and stops holding if any one item is removed.
 
     ``fails`` has to hold for all items, and is called once for each subset that is tried.
     """

@@ -29,12 +29,12 @@ from podrun.faults import FaultTarget, error_for, parse_fault
 
 VERSION = 1
 FIRST_BYTES = b'{"podrun_record":'
-"""How the file of a record begins."""
+"""The first bytes of a record's file."""
 LARGEST_LINE = 1 << 20
 AFTER = 1 << 20
-"""In the order of actors: after all instances."""
+"""Sorts behind all instances in the order of actors."""
 LAUNCH = "launch"
-"""The actor that is podrun itself; instances are ``instance N``."""
+"""The actor that stands for podrun itself; instances are ``instance N``."""
 SERVICE = "service"
 """The actor that is the partition service."""
 _ACTOR = re.compile(r"launch|service|instance \d{1,6}", re.ASCII)
@@ -42,7 +42,7 @@ _KIND = re.compile(r"[a-z-]{1,30}", re.ASCII)
 
 
 class RecordError(UsageError):
-    """A record that is not as it was written; names the file and the line."""
+    """A record that differs from what was written; names the file and the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Record:
 
 
 def normalised(text: str) -> str:
-    """A message without what differs from launch to launch: addresses, process ids, names that hold one."""
+    """A message without parts that differ between launches: addresses, process ids, and names that hold one."""
     text = re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}:\d+\b|\[[0-9a-f:]+\]:\d+\b|\blocalhost:\d+\b", "ADDRESS", text)
     text = re.sub(r"\bpodrun-\d+\b", "podrun-PID", text)
     text = re.sub(r"\b(process|pid) \d+\b", r"\1 PID", text)
@@ -198,7 +198,7 @@ def _short(value: Any) -> str:
 
 
 def causal_order(events: Sequence[Event]) -> list[Event]:
-    """Events of all actors in causal order; those of one actor stay in theirs."""
+    """Events of all actors in causal order; events of one actor keep their order."""
 
     def place(event: Event) -> tuple[int, int, int, str]:
         # podrun starts instances before, and hears of them after, all that they do; instances count with numbers. What
@@ -211,7 +211,7 @@ def causal_order(events: Sequence[Event]) -> list[Event]:
 
 _NAME = re.compile(r"(?:instance-(\d{1,6})|launch)\.\d{1,6}\.\d{1,10}\.jsonl", re.ASCII)
 AT_END = -1
-"""The clock of an event of podrun's that comes after all that the instances of its life do."""
+"""The clock of podrun's events that come after everything that the instances of their life do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class TimedEvent:
 
 
 def read_parts(folder: Path) -> list[TimedEvent]:
-    """The events of all processes of a launch, in causal order, without a line that a killed process did not end."""
+    """The events of all processes of a launch, in causal order, without an unfinished last line of a killed process."""
     found: list[TimedEvent] = []
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
@@ -241,7 +241,7 @@ def _timed(line: str, actor: str) -> TimedEvent:
 
 
 def ordered(events: Iterable[TimedEvent]) -> list[TimedEvent]:
-    """Events in causal order; those of podrun's with the clock `AT_END` after all others of their life."""
+    """Events in causal order; podrun's events with the clock `AT_END` come after all others of their life."""
     given = list(events)
     last: dict[int, int] = {}
     for timed in given:
@@ -261,8 +261,8 @@ def _at(event: Event, clock: int) -> Event:
 
 
 def with_control(events: Sequence[TimedEvent], control: Iterable[Mapping[str, Any]]) -> list[TimedEvent]:
-    """The events with what the service did to the partition, as it tells it (`MachineReport.control_events`): each
-    after the last event that was written before it. Machines that are lost at once come in the order of their names.
+    """The events, with those of the service (`MachineReport.control_events`): each after the last event that was
+    written before it. Machines that are lost at once come in the order of their names.
     """
     found = []
     for entry in control:
@@ -284,15 +284,17 @@ def with_control(events: Sequence[TimedEvent], control: Iterable[Mapping[str, An
 
 
 def without_ends_after_errors(events: Sequence[TimedEvent]) -> list[TimedEvent]:
-    """The events without ends of instances that have said why: which of them ended first is a matter of luck."""
+    """The events without the ends of instances that have reported an error, because chance decides which of these ended
+    first.
+    """
     said = {timed.event.life for timed in events if timed.event.kind == "error"}
     return [t for t in events if t.event.kind != "ended" or t.event.life not in said]
 
 
 def with_faults(events: Sequence[TimedEvent], struck: Iterable[str]) -> list[TimedEvent]:
-    """The events with one for each fault that struck, right before the first error that it explains.
+    """The events, with one for each fault that struck right before the first error that it explains.
 
-    A fault whose error nobody heard, such as one in the last batch of a killed launch, comes at the end.
+    A fault whose error no process reported, such as one in the last batch of a killed launch, comes at the end.
     """
     errors = [timed for timed in events if timed.event.kind in ("error", "ended")]
     found = list(events)
@@ -322,7 +324,7 @@ _IN_BATCH = re.compile(r"\bin batch \d+")
 
 
 def _explains(text: str, event: Event) -> bool:
-    """True iff an error, or the end of an instance, is what a fault gives rise to."""
+    """True iff a fault explains an error, or the end of an instance."""
     spec = parse_fault(text)
     where = str(event.data.get("where", ""))
     if event.kind == "ended":

@@ -1,8 +1,8 @@
-"""Goodput: of a launch's time, how much went into batches that count, and where the rest went.
+"""Goodput: how much of a launch's time went into batches that count, and where the rest went.
 
-`progress_of` says where an instance's training was at each of its events: which batches count, and which were done
-again. The batch of a run is that of the checkpoint it resumed from plus the batches run since. A program that keeps no
-`podrun.checkpoint` is taken to have gone back, after an error or a new start, to the last run that had the same inputs.
+`progress_of` says where an instance's training was at each of its events: which batches count, and which were repeated.
+The batch of a run is that of the checkpoint it resumed from plus the batches run since. A program without
+`podrun.checkpoint` counts as going back, after an error or a new start, to the last run with the same inputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from podrun.record.events import LAUNCH, SERVICE, Event, TimedEvent
 
 @dataclass(slots=True)
 class DoneRun:
-    """A run that went well. ``place``: of its ``ran`` among the instance's events. ``lost``: it was done again."""
+    """A run without error. ``place``: of its ``ran`` among the instance's events. ``lost``: it was repeated later."""
 
     place: int
     batch: int
@@ -34,7 +34,7 @@ class TrainingProgress:
 
 
 def progress_of(events: Iterable[Event]) -> TrainingProgress:
-    """What one instance's events say."""
+    """The progress of one instance, from its events."""
     follower = _Follower()
     for place, event in enumerate(events):
         follower.see(place, event)
@@ -48,7 +48,7 @@ class _Follower:
         self._batch = 0
         self._life = 0
         self._unsure = False
-        """True after an error or a new start, until it is clear where the program goes on."""
+        """True after an error or a new start, until the events show where the program goes on."""
         self._inputs: Mapping[str, Any] = {}
 
     def see(self, place: int, event: Event) -> None:
@@ -124,7 +124,7 @@ class Goodput:
 
 
 def goodput_of(events: Sequence[TimedEvent], *, incidents: int = 0) -> Goodput | None:
-    """The goodput of a launch whose events these are, in causal order; None if no instance ran anything."""
+    """The goodput of a launch with these events, in causal order; None if no instance ran anything."""
     if not events:
         return None
     start = min(timed.seconds for timed in events)
@@ -197,6 +197,6 @@ def _of_one(own: Sequence[TimedEvent], events: Sequence[TimedEvent]) -> _Spent:
 
 
 def _end_of_life(last: TimedEvent, events: Sequence[TimedEvent]) -> float:
-    """When podrun knew that the instances of a life had ended."""
+    """When podrun learned that the instances of a life had ended."""
     ends = [t.seconds for t in events if t.event.kind == "ended" and t.event.life == last.event.life]
     return min(ends, default=last.seconds)

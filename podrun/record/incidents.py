@@ -1,6 +1,6 @@
-"""Incidents: what went wrong in a launch, told once, with its evidence, the suspected component and what it cost.
+"""Incidents: what went wrong in a launch, with its evidence, the suspected component and its cost.
 
-An incident is all errors between two runs that went well. It is made from a record alone, so a replay with the same
+An incident is all errors between two runs without error. It is made from a record alone, so a replay with the same
 events gives the same incidents to the byte.
 """
 
@@ -21,9 +21,11 @@ MOST_EVIDENCE = 12
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """``batch``: how far instance 0 was (batches done). ``instances``: those that heard of it. ``error``: type, code,
-    where, recovery action and message of the first error. ``component``: the suspect, in words. ``action``: what was
-    done. ``evidence``: events in words, in causal order. ``lost_batches``: done again by each instance.
+    """One incident.
+
+    ``batch``: how far instance 0 was (batches done). ``instances``: those that reported an error. ``error``: type,
+    code, where, recovery action and message of the first error. ``component``: the suspect, in words. ``action``: what
+    was done. ``evidence``: events in words, in causal order. ``lost_batches``: batches that each instance repeated.
     """
 
     id: str
@@ -94,7 +96,7 @@ def _groups(events: Sequence[Event]) -> Iterator[_Group]:
         elif event.kind == "error" or _is_crash(event, events[:place], group):
             group.errors.append(place)
         elif event.kind == "ran" and (group.errors or group.faults):
-            # A run that the others of a joint operation end well is no sign of recovery.
+            # A run that other instances of a joint operation complete is no sign of recovery.
             first = events[(group.errors or group.faults)[0]]
             if (event.life, event.clock) > (first.life, first.clock):
                 yield group
@@ -104,7 +106,7 @@ def _groups(events: Sequence[Event]) -> Iterator[_Group]:
 
 
 def _is_crash(event: Event, before: Sequence[Event], group: _Group) -> bool:
-    """True iff an instance ended without having said why: a signal, or a failure of its own."""
+    """True iff an instance ended without reporting why: by a signal, or a failure of its own."""
     if event.kind != "ended" or not event.data.get("code"):
         return False
     return not any(before[place].life == event.life for place in group.errors)
@@ -122,7 +124,7 @@ def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequen
     evidence = []
     for (
         place
-    ) in places:  # The first error of each instance: what comes after it may depend on who was faster.
+    ) in places:  # The first error of each instance: later ones may depend on which process was faster.
         event = events[place]
         if event.kind == "fault" or not any(
             events[p].actor == event.actor for p in group.errors if p < place
@@ -149,7 +151,7 @@ def _instance(event: Event) -> int:
 
 
 def _progress(events: Sequence[Event], actor: str, start: int, end: int) -> tuple[int, int]:
-    """Batches that an instance had done at an event, and how many of them it lost between two."""
+    """Batches that an instance had done at an event, and how many of them it lost between the two events."""
     own = [(place, event) for place, event in enumerate(events) if event.actor == actor]
     progress = progress_of([event for _, event in own])
     places = [place for place, _ in own]
@@ -171,7 +173,7 @@ def _error(event: Event, faults: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _component(event: Event, faults: Sequence[str]) -> str:
-    """What is to blame, as far as the error says."""
+    """The component at fault, as far as the error tells."""
     if event.kind == "ended":
         return f"instance {event.data.get('instance')}: the program or its host"
     if event.data.get("where"):
@@ -180,7 +182,7 @@ def _component(event: Event, faults: Sequence[str]) -> str:
 
 
 def _action(events: Sequence[Event], last: int, end: int) -> str:
-    """What was done about it, from the events after it."""
+    """What was done about it, according to the events after it."""
     done = []
     for event in events[last:end]:
         if event.actor == LAUNCH and event.kind in ("restart", "repair", "verdict"):

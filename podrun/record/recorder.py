@@ -1,6 +1,6 @@
-"""What one process writes down: a `EventRecorder`, and a connection to IPUs that tells it what goes through.
+"""The events of one process: an `EventRecorder`, and a connection to IPUs that reports its calls to it.
 
-A process writes lines to a file of its own, each with one system call, so that what a killed process has said is there.
+A process writes lines to a file of its own, each with one system call, so that the lines of a killed process are there.
 podrun brings the files together when the launch ends (`podrun.record.events`).
 """
 
@@ -24,9 +24,9 @@ from podrun.record.events import normalised
 
 T = TypeVar("T")
 FOLDER = "PODRUN_RECORD"
-"""Set by ``podrun --record``: the folder for the files of the processes of a launch."""
+"""Variable that ``podrun --record`` sets: the folder for the files of the launch's processes."""
 LIFE = "PODRUN_RESTART_COUNT"
-"""How often the instances of the launch were started before."""
+"""Variable with the number of times that the launch's instances were started before."""
 _COLLECTIVES = (AllReduce, ReduceScatter, AllGather, Sync)
 
 
@@ -44,12 +44,12 @@ class EventRecorder:
         self.note_at(self._done, kind, data)
 
     def note_at(self, clock: int, kind: str, data: Mapping[str, Any]) -> None:
-        """Write an event of another clock."""
+        """Write an event with another clock."""
         fields = {"life": self.life, "clock": clock, "kind": kind, "time": self._clock(), "data": data}
         os.write(self._file, json.dumps(fields, separators=(",", ":")).encode() + b"\n")
 
     def note_error(self, error: PodrunError, during: str) -> None:
-        """Write that something failed."""
+        """Write a failure."""
         data: dict[str, Any] = {"during": during, "error": type(error).__name__}
         if isinstance(error, PoplarError):
             data |= {"error": error.type, "code": error.code.name, "where": error.where}
@@ -70,7 +70,7 @@ _of_this_process: dict[str, EventRecorder] = {}
 
 
 def recorder(environ: Mapping[str, str] | None = None) -> EventRecorder | None:
-    """The recorder of this process; None where nothing is recorded."""
+    """The recorder of this process; None if nothing is recorded."""
     given = environment(environ)
     folder = given.get(FOLDER, "")
     if not folder:
@@ -101,7 +101,7 @@ def digest_of_all(values: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 
 class RecordedConnection:
-    """A Connection that writes down what goes through another one."""
+    """A Connection that records the calls of another one."""
 
     def __init__(self, inner: Connection, notes: EventRecorder) -> None:
         self._inner, self._notes = inner, notes
@@ -203,7 +203,7 @@ class RecordedConnection:
 
 
 def describe_program(executable: Executable) -> dict[str, Any]:
-    """What a record says of a program: a name for it, and the collectives that a pass of its instruction lists does."""
+    """A record's description of a program: a name for it, and the collectives of one pass of its instruction lists."""
     from podrun.core import executable_file
 
     found: dict[str, int] = {}

@@ -1,6 +1,6 @@
 """Reports of the tile model about a program, for people and tools: text, JSON, an HTML page, a trace, a comparison.
 
-Reads the ``tile_report`` of an `Executable` (made by the compiler from `podrun.costmodel`) and nothing else; no
+The ``tile_report`` of an `Executable` (made by the compiler from `podrun.costmodel`) enters and nothing else; no
 cost is ever computed here. `document` turns the report into a `Profile` (`model`) and writes all files; `text`,
 `html` and `chrome_trace` show it; `engine_options` reads when and where to.
 

@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the summary; write the files that are asked for. 0, or 2 for bad input."""
+    """Print the summary and write the requested files. Returns 0, or 2 for bad input."""
     try:
         return _show(parser().parse_args(argv))
     except PodrunError as error:
@@ -95,7 +95,7 @@ def _origin(path: Path) -> ReportOrigin | None:
 
 
 def _write(path: Path, text: Callable[[], str]) -> None:
-    """Raises UsageError if the file cannot be written."""
+    """Write a file. Raises UsageError if that is impossible."""
     try:
         path.write_text(text(), encoding="utf-8")
     except OSError as error:

@@ -4,7 +4,7 @@
     max(tile.memory.total.includingGaps for tile in report.compilation.tiles)
     sum(step.ipus[0].cycles for step in report.execution.steps)
 
-Names are that library's (`podrun.report.library`); present is what the tile model knows, the rest is refused by name.
+Names are that library's (`podrun.report.library`). What the tile model does not know is refused by name.
 Each IPU of a replica appears once; tiles are numbered through all of them. Gaps between variables are not modelled:
 ``includingGaps`` equals ``excludingGaps``. Copies between IPUs and from and to the host are no steps: their time is
 in ``microseconds`` and ``totalCycles``, and by cause in the profile.
@@ -125,7 +125,7 @@ def _pass_steps(profile: Profile) -> Iterator[ExecutionStep]:
 
 
 class Report:
-    """What ``pva.openReport`` gives: `compilation` and `execution` of a profile, each worked out once."""
+    """The result of ``pva.openReport``: `compilation` and `execution` of a profile, each computed once."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -139,7 +139,7 @@ class Report:
 
     @cached_property
     def compilation(self) -> Compilation:
-        """What is known before anything runs."""
+        """The facts known before anything runs."""
         return compilation(self.profile)
 
     @cached_property
@@ -204,7 +204,7 @@ def _variables(profile: Profile) -> Iterator[LibraryVariable]:
 
 
 def _ipu(use: MemoryUse | None, ipu: int, target: Target) -> Ipu:
-    """An IPU and what its tiles hold; nothing where it has no work."""
+    """An IPU and the contents of its tiles; empty if it has no work."""
     found: list[Tile] = []
     tiles = target.tilesPerIpu
     for interval in use.by_tile if use is not None else ():

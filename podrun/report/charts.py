@@ -126,9 +126,8 @@ def timeline(stage: ReportStage) -> str:
 
 
 def memory_by_tile(memory: MemoryUse, layers: str = "") -> str:
-    """Bytes on each tile by category. A dashed line is what a tile has, where it is within sight.
-
-    ``layers``: the id of what opens on a click.
+    """Bytes on each tile by category. A dashed line shows the memory of a tile, if it is in view. ``layers``: the id of
+    the element that opens on a click.
     """
     height = 160.0
     tiles = memory.by_tile[-1].end_tile if memory.by_tile else 1

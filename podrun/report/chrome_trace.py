@@ -2,7 +2,7 @@
 
 In the trace of a profile each IPU is a process and BSP phases are slices; times are modelled.
 
-Tracepoints are a program's own, as the SDK's libpvti takes them, in seconds of wall time.
+A program's own tracepoints, as the SDK's libpvti takes them, are in wall time.
 ``PVTI_OPTIONS='{"enable": "true", "directory": "DIR"}'`` switches them on; ``DIR/tracepoints-PID.json`` is written at
 the end of the process. Otherwise they cost next to nothing.
 """
@@ -129,9 +129,9 @@ class StageRun:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A pipeline's slots: while it fills, runs full and flushes; and the bubble.
+    """A pipeline's slots (while it fills, runs full and flushes) and the bubble.
 
-    ``idle_share``: the part of the compute time in which an IPU does nothing, on average over those with work.
+    ``idle_share``: the share of the compute time in which an IPU does nothing, on average over the IPUs with work.
     ``idle_share_by_ipu``: for each of them.
     """
 
@@ -154,7 +154,9 @@ def runs(profile: Profile, micro_batches: int) -> list[StageRun]:
 
 
 def shape(profile: Profile) -> Shape | None:
-    """The shape of a profile's pipeline over all micro-batches that are in it together; None if it is no pipeline."""
+    """The shape of a profile's pipeline over all micro-batches that are in it together; None if the profile has no
+    pipeline.
+    """
     if not profile.pipelined:
         return None
     total = profile.micro_batches_per_pass
@@ -241,7 +243,7 @@ class TracepointLog:
         return self._directory is not None
 
     def note(self, channel: TraceChannel, name: str, phase: str) -> None:
-        """``phase``: B at the beginning, E at the end, i for a moment."""
+        """Record a tracepoint. ``phase``: B at the beginning, E at the end, i for a moment."""
         if self._directory is None:
             return
         event = {
@@ -266,7 +268,7 @@ class TracepointLog:
 
 
 def log_of(environ: Mapping[str, str]) -> TracepointLog:
-    """The recorder that PVTI_OPTIONS asks for; one that keeps nothing for options that cannot be read."""
+    """The recorder that PVTI_OPTIONS asks for; a recorder that keeps nothing if the options cannot be read."""
     try:
         options = parse_json(environ.get(OPTIONS) or "{}", OPTIONS)
     except ConfigError:
@@ -278,7 +280,7 @@ def log_of(environ: Mapping[str, str]) -> TracepointLog:
 
 @functools.cache
 def recorder() -> TracepointLog:
-    """The process's own, which writes its file when the process ends."""
+    """The process's recorder, which writes its file when the process ends."""
     made = log_of(environment())
     if made.on:
         atexit.register(made.write)
@@ -308,22 +310,22 @@ class Tracepoint:
     enter = __enter__
 
     def leave(self) -> None:
-        """The end of it."""
+        """Note the end of the tracepoint."""
         self.end(self._channel, self._name)
 
     @staticmethod
     def begin(channel: TraceChannel, name: str) -> None:
-        """Something begins."""
+        """Note the beginning of a tracepoint."""
         recorder().note(channel, name, "B")
 
     @staticmethod
     def end(channel: TraceChannel, name: str) -> None:
-        """It ends."""
+        """Note the end of a tracepoint."""
         recorder().note(channel, name, "E")
 
     @staticmethod
     def event(channel: TraceChannel, name: str) -> None:
-        """Something happens."""
+        """Note a moment."""
         recorder().note(channel, name, "i")
 
 

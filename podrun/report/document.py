@@ -47,7 +47,7 @@ from podrun.report.text import compare, summary
 
 SCHEMA = "podrun.profile"
 SCHEMA_VERSION = 1
-"""Grows when a key changes its meaning or goes; new keys alone do not change it."""
+"""Grows when a key changes its meaning or disappears; new keys alone do not change it."""
 
 MOST_BYTES = 512 << 20
 """The largest report that is read."""
@@ -130,7 +130,7 @@ def origin_of_process(environ: Mapping[str, str], words: Sequence[str], now: dat
 
 
 def read_text(path: Path) -> str:
-    """What a file holds. Raises ConfigError if there is no such file, or no text in it."""
+    """The text of a file. Raises ConfigError if there is no such file, or it holds no text."""
     hint = "Write one first: podrun profile --report-directory DIR train.py"
     try:
         data = read_bytes(path, MOST_BYTES, hint=hint)

@@ -1,6 +1,6 @@
 """POPLAR_ENGINE_OPTIONS and SessionOptions.engineOptions: which reports are written where, and what else counts.
 
-Names are those of Poplar's Engine, and ``podrun.strict``. What concerns reports and memory is honoured; the others are
+Names are those of Poplar's Engine, and ``podrun.strict``. Options about reports and memory are honoured; the others are
 accepted, because programs set them, and change nothing here. A name that Poplar does not have is an error. The
 environment comes before the program.
 """
@@ -109,7 +109,7 @@ KNOWN = tuple(sorted((*FLAGS, DIRECTORY, RUN_COUNT, *ACCEPTED)))
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What engine options ask for. ``directory`` holds one folder of report files for each session, by name.
+    """The meaning of engine options. ``directory`` holds one folder of report files for each session, by name.
 
     ``graph_profile``: profile.json, profile.html and summary.txt; ``execution_profile``: trace.json as well.
     """
@@ -120,7 +120,7 @@ class EngineOptions:
     allow_out_of_memory: bool = False
     strict: bool = False
     floating_point_exceptions: bool = False
-    """Whether tiles stop at values that are infinite or no numbers."""
+    """Whether tiles stop at infinities and NaNs."""
 
     @property
     def reports(self) -> bool:
@@ -170,7 +170,7 @@ def _checked(options: Mapping[str, object], source: str) -> dict[str, str]:
     for name, value in options.items():
         if name not in KNOWN:
             raise _unknown(name, source)
-        # JSON's true, and numbers, are taken as the strings that Poplar wants.
+        # JSON's true, and numbers, count as the strings that Poplar expects.
         if isinstance(value, (dict, list)) or value is None:
             raise InvalidOptionError(f"{source}: {name} is {value!r}; an option's value is a string")
         found[name] = str(value).lower() if isinstance(value, bool) else str(value)
@@ -214,7 +214,7 @@ def _directory(text: str, environ: Mapping[str, str]) -> Path:
 
 
 def instance_index(environ: Mapping[str, str]) -> int | None:
-    """Which instance of a podrun launch this process is; None outside of one."""
+    """The instance of a podrun launch that this process is; None outside of a launch."""
     if "POPDIST_NUM_TOTAL_REPLICAS" not in environ:
         return None
     text = environ.get("OMPI_COMM_WORLD_RANK", "0")

@@ -24,7 +24,7 @@ TOP_VALUES = 8
 def page(
     profile: Profile, *, title: str = "", other: Profile | None = None, origin: ReportOrigin | None = None
 ) -> str:
-    """The page; with ``other``, what changed from ``other`` to ``profile`` stands near its beginning."""
+    """The page. With ``other``, the changes from ``other`` to ``profile`` stand near its beginning."""
     title = title or profile.name
     sections = [*_sections(profile, other)]
     links = "".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name, _ in sections)
@@ -36,7 +36,7 @@ def page(
 def side_by_side(
     first: Profile, second: Profile, origins: tuple[ReportOrigin | None, ReportOrigin | None] = (None, None)
 ) -> str:
-    """A page with two reports beside each other, and what changed from the first to the second above them."""
+    """A page with two reports beside each other, and above them the changes from the first to the second."""
     title = (
         f"{first.name} and {second.name}" if first.name != second.name else f"{first.name}, before and after"
     )
@@ -121,7 +121,7 @@ def _sections(profile: Profile, other: Profile | None, prefix: str = "") -> Iter
 
 
 def _memory(use: IpuUse, prefix: str) -> str:
-    """What one IPU holds: by tile, by content, by layer, along its work."""
+    """The contents of one IPU: by tile, by content, by layer, along its work."""
     memory = use.memory
     verdict = "fits" if memory.fits else '<span class="warn">does not fit</span>'
     about = (

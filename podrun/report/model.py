@@ -1,4 +1,4 @@
-"""What a report says, as values: a program's time by cause, its stages on IPUs, what they cost and what tiles hold.
+"""A report as values: a program's time by cause, its stages on IPUs, their cost and the contents of tiles.
 
 Every number's unit stands in its name. All of it is modelled (`podrun.costmodel`), none measured. The JSON
 document of `podrun.report.document` has exactly these fields.
@@ -72,8 +72,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What one stage needs by itself, or one IPU in all. ``over_time_bytes``: not-always-live bytes along the schedule
-    (thinned by maximum). ``bytes_by_content`` adds up to ``total_bytes``.
+    """The memory of one stage by itself, or of one IPU in all.
+
+    ``over_time_bytes``: not-always-live bytes along the schedule (thinned by maximum). ``bytes_by_content`` adds up to
+    ``total_bytes``.
     """
 
     always_live_bytes: int
@@ -91,7 +93,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class IpuUse:
-    """What one IPU of a replica holds, over all its stages and the update: variables, stashes, work, code."""
+    """The contents of one IPU of a replica, over all its stages and the update: variables, stashes, work, code."""
 
     ipu: int
     memory: MemoryUse
@@ -111,7 +113,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A primitive that no planner knows: ``count`` equations, the cycles of their bound, and where some of them are."""
+    """A primitive that no planner knows: ``count`` equations, the cycles of their bound, and scopes in which some of
+    them occur.
+    """
 
     name: str
     cycles: int
@@ -211,7 +215,7 @@ class Profile:
         show(self, height)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows for a profile."""
+        """The form in which a notebook shows a profile."""
         from podrun.report.notebook import frame
 
         return frame(self)

@@ -1,8 +1,8 @@
 """``podrun cache``: what podrun keeps between runs, how large it is, and how it is removed without harm.
 
-All of it is made anew when it is needed: clearing costs time, no results. What a running program has open stays usable,
-since Linux keeps an open file until it is closed; still, files younger than a minute are left for the process that may
-be about to read them.
+All of it is made again when needed: clearing costs time, no results. A file that a running program has open stays
+usable, since Linux keeps an open file until it is closed; still, files younger than a minute are left for the process
+that may be about to read them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS: Mapping[str, str] = {
 }
 """Folders of the cache directory."""
 EXECUTABLES = "executables"
-"""Programs that PopART and PopTorch keep where a variable says."""
+"""Programs that PopART and PopTorch keep in the directory that a variable names."""
 VARIABLES = ("POPART_CACHE_DIR", "POPXL_CACHE_DIR", "POPTORCH_CACHE_DIR")
 PROGRAM = re.compile(r"[0-9a-f]{32,}\.popef")
 """Files that podrun names itself in the folder of such a variable; a user's own files there have other names."""
@@ -67,7 +67,7 @@ def caches(environ: Mapping[str, str]) -> list[Cache]:
 
 
 def chosen(found: Sequence[Cache], names: Sequence[str]) -> list[Cache]:
-    """The caches of these names; all if there are none. Raises UsageError for a name that no cache has."""
+    """The caches of these names; all caches without names. Raises UsageError for a name that no cache has."""
     known = sorted({cache.name for cache in found})
     for name in names:
         if name not in known:

@@ -26,7 +26,7 @@ def variable(command: str) -> str:
 
 
 def script(shell: str) -> str:
-    """What a shell has to read, for every installed command."""
+    """The script that a shell has to read, for every installed command."""
     kind = get_completion_class(shell)
     assert kind is not None, "the shells of the command line are click's"
     names = [
@@ -39,7 +39,7 @@ def script(shell: str) -> str:
 
 
 def asked() -> str:
-    """Which of podrun's two names a shell completes."""
+    """The name of podrun's command (of two) that the shell completes."""
     return next(name for name in NAMES if environment().get(variable(name)))
 
 
@@ -66,7 +66,7 @@ def launcher() -> click.Group:
 
 
 class _Launcher(click.Group):
-    """Completes verbs, and files where no verb begins so; behind a program only files."""
+    """Completes verbs; where no verb fits, files; behind a program only files."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
         found = super().shell_complete(ctx, incomplete)
@@ -91,7 +91,7 @@ def _helps() -> dict[str, str]:
 
 
 def _by_help(name: str, text: str) -> click.Command:
-    """A command whose options are those that its help text names; its arguments are files."""
+    """A command whose options are those in its help text, and whose arguments are files."""
     words = sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)))
     takes = {word for word in words if re.search(rf"{word}[ =][A-Z]{{2,}}|{word} \{{", text)}
     params: list[click.Parameter] = [click.Option([word], is_flag=word not in takes) for word in words]

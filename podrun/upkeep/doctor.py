@@ -1,6 +1,6 @@
-"""``podrun doctor``: can podrun work on this host? One line for each thing it needs, and what to do where it is amiss.
+"""``podrun doctor``: can podrun work on this host? One line for each requirement, and what to do if it is not met.
 
-A check is a function that gives one `Finding`; checks are told what they look at (`HostFacts`), so tests need no broken
+A check is a function that returns one `Finding`; it looks at `HostFacts`, so tests need no broken
 computer. They are given one by one, the quick ones first. JAX and oneDNN are tried in a process of their own.
 """
 
@@ -49,7 +49,7 @@ PROBE = (
 
 
 class Soundness(enum.Enum):
-    """How a thing is."""
+    """The state of a requirement."""
 
     OK = "ok"
     WARNING = "warning"
@@ -60,7 +60,7 @@ class Soundness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: a thing, how it is, what was found, and the command that helps (empty if nothing is amiss)."""
+    """One line: a requirement, its state, what was found, and the command that helps (empty if nothing is wrong)."""
 
     what: str
     health: Soundness
@@ -92,7 +92,7 @@ def _installed(package: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What the checks look at: this host, or another one in tests."""
+    """The facts that checks look at: of this host, or of an invented one in tests."""
 
     environ: Mapping[str, str] = field(default_factory=environment)
     system: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}")
@@ -117,7 +117,7 @@ def cpu_flags(cpuinfo: Path) -> frozenset[str]:
 
 
 def check_host(host: HostFacts) -> Finding:
-    """Operating system and Python."""
+    """Check operating system and Python."""
     python = ".".join(map(str, host.python))
     found = f"podrun {__version__}, Python {python}, {host.system}"
     if not host.system.startswith("Linux"):
@@ -128,7 +128,7 @@ def check_host(host: HostFacts) -> Finding:
 
 
 def check_processor(host: HostFacts) -> Finding:
-    """Cores and vector instructions."""
+    """Check cores and vector instructions."""
     level = next((name for name in ("avx512f", "avx2", "avx") if name in host.cpu_flags), "no AVX")
     found = f"{host.cores} core{'s' if host.cores > 1 else ''}, {level}"
     if not host.system.endswith("x86_64"):
@@ -143,7 +143,7 @@ def check_processor(host: HostFacts) -> Finding:
 
 
 def check_memory(host: HostFacts) -> Finding:
-    """Memory that processes can still take."""
+    """Check the memory that processes can still take."""
     free = host.memory()
     found = f"{free / GIB:.1f} GiB available"
     if free < LEAST_MEMORY:
@@ -156,7 +156,7 @@ def check_memory(host: HostFacts) -> Finding:
 
 
 def check_files(host: HostFacts) -> Finding:
-    """Files that a process may have open."""
+    """Check the number of files that a process may have open."""
     found = "no limit" if host.files < 0 else f"{host.files} open files"
     if 0 <= host.files < LEAST_FILES:
         return Finding("limits", Soundness.WRONG, found, "Allow more: ulimit -n 4096")
@@ -164,7 +164,7 @@ def check_files(host: HostFacts) -> Finding:
 
 
 def check_temporary(host: HostFacts) -> Finding:
-    """The directory for temporary files: room, and a path that is short enough for sockets."""
+    """Check the directory for temporary files: room, and a path that is short enough for sockets."""
     path = host.temporary
     problem = _directory_problem(path, host)
     if problem:
@@ -176,7 +176,7 @@ def check_temporary(host: HostFacts) -> Finding:
 
 
 def check_cache(host: HostFacts) -> Finding:
-    """Where compiled programs are kept."""
+    """Check the directory of compiled programs."""
     path = cache_directory(host.environ)
     if path is None:
         return Finding("cache", Soundness.WARNING, "none: every process compiles for itself (HOME is not set)",
@@ -207,7 +207,7 @@ def _with_room(what: str, path: Path, host: HostFacts, there: Path | None = None
 
 
 def check_runtime(host: HostFacts) -> Finding:
-    """The directory that says where this user's servers are."""
+    """Check the directory that lists this user's servers."""
     try:
         return Finding("runtime files", Soundness.OK, str(runtime_directory(host.environ)))
     except UsageError as error:
@@ -215,7 +215,7 @@ def check_runtime(host: HostFacts) -> Finding:
 
 
 def check_packages(host: HostFacts) -> Finding:
-    """Versions of what podrun needs."""
+    """Check the versions of packages that podrun needs."""
     wrong, shown = [], []
     for text in metadata.requires("podrun") or ():
         requirement, _, marker = text.partition(";")
@@ -253,7 +253,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_ray(host: HostFacts) -> Finding:
-    """Ray, which places machines on a POD."""
+    """Check Ray, which places machines on a POD."""
     version = host.installed("ray")
     if not version:
         remedy = "For podrun and vipu-server: pip install 'podrun[pod]'. podrun compat needs no Ray."
@@ -262,7 +262,7 @@ def check_ray(host: HostFacts) -> Finding:
 
 
 def check_network(host: HostFacts) -> Finding:
-    """Sockets on the loopback address, and the port of the partition service."""
+    """Check sockets on the loopback address, and the port of the partition service."""
     try:
         with socket.socket() as any_port:
             any_port.bind(("127.0.0.1", 0))
@@ -279,7 +279,7 @@ def check_network(host: HostFacts) -> Finding:
 
 
 def check_numbers(host: HostFacts) -> Finding:
-    """JAX computes, and oneDNN takes the convolutions."""
+    """Check that JAX computes, and that oneDNN takes the convolutions."""
     try:
         code, out, err = host.probe()
     except subprocess.TimeoutExpired:

@@ -2,7 +2,7 @@
 
 A *run* is a launch by ``podrun`` or a partition of a server. Launches of this user publish themselves
 (`podrun.vipu.discovery`); partitions come from every server of this user that runs here, and from the one that the
-environment names. `stop` ends a launch as Ctrl-C does, and nothing else: a partition that nobody's launch goes with is
+environment names. `stop` ends a launch as Ctrl-C does, and nothing else: a partition without a launch is
 removed by ``vipu remove partition``, another user's run by that user.
 """
 
@@ -54,7 +54,7 @@ class Run:
 
 
 def runs(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> tuple[list[Run], list[str]]:
-    """All runs, oldest first, and what could not be asked.
+    """All runs, oldest first, and the servers that did not answer.
 
     ``servers``: further servers (host, port, whether it must be this user's own), beside those that the registry knows.
     """
@@ -132,7 +132,7 @@ def _holders(client: VipuClient, partition: str) -> tuple[str, ...]:
 
 
 def described(pid: int) -> tuple[str, float | None]:
-    """The program that a launch's process was told to run, and since when it runs (seconds since 1970)."""
+    """The program that a launch's process runs, and since when it runs (seconds since 1970)."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         ticks = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
@@ -158,8 +158,8 @@ def _me() -> str:
 def find(found: Sequence[Run], name: str) -> Run:
     """The run of that name (or process number) that `stop` may end.
 
-    Raises NotFoundError if there is none, ConflictError for a partition that no launch goes with, DeniedError for
-    another user's.
+    Raises NotFoundError if there is none, ConflictError for a partition without a launch, DeniedError for another
+    user's run.
     """
     for run in found:
         if name not in (run.name, str(run.owner.pid) if run.owner else ""):
@@ -191,7 +191,8 @@ def stop(
     clock: Callable[[], float] = time.monotonic,
     kill: Callable[[int, int], None] = os.kill,
 ) -> str:
-    """End a launch by SIGTERM, on which it clears up as on Ctrl-C, and wait for its end; how it ended, in words.
+    """End a launch by SIGTERM, on which it clears up as on Ctrl-C, and wait for its end. Returns how it ended, in
+    words.
 
     ``force``: kill it if it has not ended after ``patience`` seconds; its instances and machines end with it. Raises
     DeadlineError otherwise.
@@ -215,7 +216,7 @@ def stop(
 
 
 def _signal(process: ProcessId, number: int, kill: Callable[[int, int], None]) -> None:
-    """Only if the process is still the same: its number may belong to another by now."""
+    """Send a signal only if the process is still the same, because another process may have its number by now."""
     if process.alive:
         with contextlib.suppress(ProcessLookupError):
             kill(process.pid, number)

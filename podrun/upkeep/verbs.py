@@ -184,11 +184,11 @@ VERBS: dict[str, click.Command] = {
     "stop": stop,
     "completion": completion,
 }
-"""By the word after ``podrun``."""
+"""Commands by the word after ``podrun``."""
 
 
 def main(verb: str, words: Sequence[str]) -> int:
-    """Run a verb; its exit code."""
+    """Run a verb and return its exit code."""
     return run(VERBS[verb], list(words))
 
 

@@ -1,4 +1,4 @@
-"""``report.compilation``: the target, and what its tiles hold."""
+"""``report.compilation``: the target, and the contents of its tiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from podrun.report.library.execution import (
 
 
 class IPU:
-    """What is said of IPUs in general."""
+    """Statements that hold for IPUs in general."""
 
     class Architecture(enum.Enum):
         """Generations of the chip."""
@@ -31,7 +31,7 @@ class IPU:
 
 
 class TargetType(enum.Enum):
-    """What a program was compiled for. Reports of podrun always say IpuModel: nothing in them was measured."""
+    """The kind of target of a program. Reports of podrun always say IpuModel: nothing in them was measured."""
 
     Ipu = "Ipu"
     IpuModel = "IpuModel"
@@ -129,7 +129,7 @@ class Categories(Partial):
 
 @dataclass(frozen=True, slots=True)
 class TileMemory:
-    """What a tile holds; ``overflowed``: bytes for which it has no room."""
+    """The contents of a tile; ``overflowed``: bytes for which it has no room."""
 
     total: Total
     overflowed: Total
@@ -177,13 +177,13 @@ class LivenessStep(Partial):
     ipu: int
 
     def notAlwaysLiveMemoryForIpu(self, ipu: int) -> Live:
-        """What this work holds on ``ipu``: nothing, if it is another's."""
+        """The memory of this work on ``ipu``: empty for any other IPU."""
         return self.notAlwaysLiveMemory if ipu == self.ipu else Live(0)
 
 
 @dataclass(frozen=True)
 class Compilation(Partial):
-    """What is known before anything runs."""
+    """The facts known before anything runs."""
 
     refused = refusing(
         (
@@ -206,5 +206,5 @@ class Compilation(Partial):
 
     @cached_property
     def computeSets(self) -> list[ComputeSet]:
-        """Those of all programs that compute."""
+        """The compute sets of all programs that compute."""
         return [program.computeset for program in self.programs if program.type is ProgramType.OnTileExecute]

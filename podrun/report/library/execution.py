@@ -1,7 +1,7 @@
 """``report.execution``: one modelled run, step by step, its programs; what a report says about itself and refuses.
 
-What the analysis library has and the tile model does not know is refused by name (`NotModelledError`, an
-AttributeError, so that ``hasattr`` says no). What the library does not have either is an ordinary AttributeError.
+Attributes of the analysis library that the tile model does not know are refused by name (`NotModelledError`, an
+AttributeError, so that ``hasattr`` says no). Names that the library does not have either are ordinary AttributeErrors.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class ReportVersion:
 
 
 class ProgramType(enum.Enum):
-    """Kinds of programs. Steps of podrun are of the first three; the others are there to be compared with."""
+    """Kinds of programs. Steps of podrun are of the first three; the others exist so that programs can compare with
+    them.
+    """
 
     OnTileExecute = "OnTileExecute"
     DoExchange = "DoExchange"
@@ -119,7 +121,7 @@ class ProgramType(enum.Enum):
 
 
 class ProgramVisitor:
-    """Derive from it, override what is of interest, and give it to a program's ``accept``."""
+    """Base class for visitors: override the methods of interest, and give it to a program's ``accept``."""
 
     def visitOnTileExecute(self, program: LibraryProgram) -> None:
         """A compute set that runs on the tiles."""
@@ -151,7 +153,7 @@ class LibraryProgram(Partial):
 
     @property
     def computeset(self) -> ComputeSet:
-        """What an OnTileExecute program runs."""
+        """The compute set that an OnTileExecute program runs."""
         if self.type is not ProgramType.OnTileExecute:
             raise AttributeError(f"a {self.type.value} program has no compute set")
         return ComputeSet(self.name)
@@ -168,7 +170,7 @@ class LibraryProgram(Partial):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Over an IPU's tiles, which the model does not tell apart in time: both the same."""
+    """Bounds over an IPU's tiles. The model does not tell tiles apart in time, so both are the same."""
 
     min: int
     max: int
@@ -198,13 +200,13 @@ class StepOnIpu(Partial):
 
     @property
     def activeCycles(self) -> CycleInterval:
-        """When its work begins and ends."""
+        """Beginning and end of its work."""
         end = self.start + self.cycles
         return CycleInterval(Bounds(self.start, self.start), Bounds(end, end))
 
     @property
     def allCycles(self) -> CycleInterval:
-        """The same: waiting is no part of a step here."""
+        """The same as ``activeCycles``: waiting is no part of a step here."""
         return self.activeCycles
 
 
