@@ -1,5 +1,6 @@
-"""Folders ``popart`` and ``popdist`` (and the monitor's ``gcipuinfo``) that re-export ours under the SDK's
-names.
+"""Folders with the SDK's names, such as ``popart``, ``poptorch`` and ``popdist``, that re-export podrun's packages.
+
+Only re-exports under a foreign name may enter; programs import them.
 
 ``podrun`` puts this folder on PYTHONPATH of what it launches, so programs written for the SDK run
 unmodified and nothing shadows a real SDK in site-packages. ``python -m podrun.compat train.py`` does the

@@ -44,12 +44,12 @@ _OPTIONS = (*_NUMBERS, "--print-path", "--help", "-h", "-i", "-c", "-m")
 
 
 class _Wrong(Exception):
-    """The command line cannot be followed: message and hint."""
+    """An invalid command line: message and hint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a command line asks for. ``kind``: what ``program`` is (``"script"``, ``"-m"``, ``"-c"``, empty: none)."""
+    """The request of a command line. ``kind``: kind of ``program`` (``"script"``, ``"-m"``, ``"-c"``, empty: none)."""
 
     kind: str = ""
     program: str = ""
@@ -101,7 +101,9 @@ def _number(name: str, text: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is asked for as ``__main__`` with popart and popdist on the path, for it and for its child processes."""
+    """Run the requested program as ``__main__`` with popart and popdist on the path, for it and for its child
+    processes.
+    """
     try:
         request = parse(arguments)
         if request.only == "path":
@@ -127,7 +129,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _prepare(request: Request) -> None:
-    """The path, ``sys.argv`` and the variables that popdist reads, as the program is to find them."""
+    """Set the path, ``sys.argv`` and the variables that popdist reads, for the program."""
     if request.kind == "script":
         if not Path(request.program).is_file():
             raise _Wrong(
@@ -163,7 +165,7 @@ def _popdist_variables(request: Request) -> dict[str, str]:
 
 
 def _run(request: Request) -> dict[str, object]:
-    """Run the program; its names."""
+    """Run the program; returns its names."""
     if request.kind == "script":
         return runpy.run_path(request.program, run_name="__main__")
     if request.kind == "-m":
@@ -179,7 +181,7 @@ def _run(request: Request) -> dict[str, object]:
 
 
 def _check_replicas(request: Request) -> None:
-    """Say so if the program cannot know how many replicas it was to have."""
+    """Warn if the program cannot know how many replicas it was to have."""
     if request.replicas is not None and request.kind and "popdist" not in sys.modules:
         print(
             f"podrun.compat: --num-replicas {request.replicas} had no effect: the program does not import popdist, "
@@ -212,5 +214,5 @@ def _is_there(module: str) -> bool:
 
 
 if __name__ == "__main__":
-    # The script has done its work, whatever becomes of what it prints; podrun says the same of its instances.
+    # The script has done its work, even if its output is lost; podrun treats its instances in the same way.
     sys.exit(commands.run(lambda: main(sys.argv[1:]), command="podrun.compat", loss_fails=False))

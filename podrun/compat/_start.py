@@ -1,4 +1,5 @@
-"""What happens around a program written for the SDK: how its errors are reported, and what NumPy 2 took from it.
+"""The surroundings of a program written for the SDK: how its errors are reported, and functions that NumPy 2 took from
+it.
 
 **Errors.** A program that ends with one shows its own frames, what happened and what to do next. Frames inside podrun,
 JAX and Python's module runner are left out, because they do not help the author of the program, and so are causes that
@@ -33,13 +34,13 @@ _BELOW = "(It was raised inside podrun or a library that podrun uses: PODRUN_TRA
 
 
 def install() -> None:
-    """Set the hook unless the program has set one."""
+    """Set the exception hook unless the program has set one."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = report
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the program's own frames, the error and its hint, and leave with the error's exit code."""
+    """Print the program's own frames, the error and its hint, and exit with the error's exit code."""
     inside = isinstance(error, PodrunError) and error.fault is Fault.INTERNAL
     if inside or environment().get("PODRUN_TRACEBACK") == "full":
         sys.__excepthook__(kind, error, trace)
@@ -50,7 +51,7 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
             sys.stderr.write(f"hint: {error.hint}\n")
         sys.stderr.flush()
         if error.exit_code != 1:
-            # Python takes a SystemExit from its exception hook as the way the process ends.
+            # Python takes a SystemExit from its exception hook as the exit code of the process.
             raise SystemExit(error.exit_code)
 
 
@@ -67,7 +68,7 @@ def lines(error: BaseException, trace: TracebackType | None) -> list[str]:
 
 
 def _strip(shown: traceback.TracebackException, *, chained: bool) -> None:
-    """Take frames that are hidden away, and causes that are left without any."""
+    """Remove hidden frames, and causes that have no frames left."""
     kept = [frame for frame in shown.stack if not _is_hidden(frame.filename)]
     shown.stack = traceback.StackSummary.from_list(kept)
     for name in ("__cause__", "__context__"):

@@ -8,7 +8,7 @@ alone.
 
 ``vision`` and ``sequences`` hold the architectures, ``catalogue`` their names and sizes,
 `Network` the few operators they are written in. With `Declared` weights a network of any size is built
-without a byte of weights, for the tile model; with `Random` ones it runs. What enters this room:
+without a byte of weights, for the tile model; with `Random` ones it runs. Only these may enter this room:
 architectures with a published definition.
 """
 

@@ -1,4 +1,4 @@
-"""Networks by name: what `build` can make, and the sizes that the names fix."""
+"""Networks by name: the networks that `build` can make, and the sizes that the names fix."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TRANSFORMERS: Mapping[str, Transformer] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A network of the catalogue: ``side`` of its square images (0: not images), and what writes it."""
+    """A network of the catalogue: ``side`` of its square images (0: not images), and the function that writes it."""
 
     side: int
     write: Callable[[Network, str], str]
@@ -88,13 +88,13 @@ class Built:
 
 
 TOKENS = 128
-"""Tokens of text networks unless ``size`` is given."""
+"""Number of tokens of text networks unless ``size`` is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """How a network of images is varied. ``norm``: one of `podrun.models.network.NORMS`. ``depthwise_group``: channels
-    of a group of EfficientNet's depthwise convolutions (1 or 16). ``channels``: of an image, 4 as the IPU library pads
+    """Variants of a network of images. ``norm``: one of `podrun.models.network.NORMS`. ``depthwise_group``: channels of
+    a group of EfficientNet's depthwise convolutions (1 or 16). ``channels``: of an image, 4 as the IPU library pads
     them.
     """
 
@@ -155,6 +155,6 @@ def lstm(batch: int, steps: int, layers: int, hidden: int, *, weights: Weights |
 
 
 def finished(net: Network, inputs: tuple[str, ...], output: str) -> Built:
-    """The network that ``net`` wrote, with ``output`` as its only output."""
+    """The network that ``net`` has written, with ``output`` as its only output."""
     net.builder.addOutputTensor(output)
     return Built(net.builder.getModelProto(), inputs, output, tuple(net.named.values()), tuple(net.state))

@@ -25,12 +25,12 @@ ATTENTION_BLOCKED = -1e4
 
 
 class Weights(Protocol):
-    """Where a network's weights come from, and their type."""
+    """The source of a network's weights, and their type."""
 
     dtype: str
 
     def add(self, builder: Builder, name: str, shape: Sequence[int], scale: float, mean: float) -> str:
-        """Add a weight and give its tensor; values about ``mean``, spread ``scale``."""
+        """Add a weight with values about ``mean`` and spread ``scale``; returns its tensor."""
         ...
 
 
@@ -64,10 +64,10 @@ class Random:
 
 @dataclass(slots=True)
 class Network:
-    """A network being written: the builder, where weights come from, and how the network normalises.
+    """A network being written: the builder, the source of weights, and how the network normalises.
 
-    ``norm`` is one of `NORMS`. ``train``: dropout and batch statistics are in use. Images are ``[batch, channels,
-    rows, columns]``, text ``[batch, tokens, hidden]``.
+    ``norm`` is one of `NORMS`. ``train``: dropout and batch statistics are in use. Images are ``[batch, channels, rows,
+    columns]``, text ``[batch, tokens, hidden]``.
     """
 
     builder: Builder
@@ -144,7 +144,7 @@ class Network:
         )
 
     def normalise(self, x: str, name: str) -> str:
-        """Normalise channels as the network does."""
+        """Normalise channels with the network's normalisation."""
         channels = self.shape(x)[1]
         bias = self.weight(f"{name}.bias", (channels,))
         if self.norm == "none" or (self.norm == "batch" and not self.train):
@@ -260,7 +260,7 @@ class Network:
         return str(self.builder.aiOnnx.logsoftmax([x], axis=len(self.shape(x)) - 1))
 
     def dropout(self, x: str, ratio: float = 0.1) -> str:
-        """Dropout in training, nothing otherwise."""
+        """Dropout in training; no-op otherwise."""
         if not self.train:
             return x
         (y,) = self.builder.aiOnnx.dropout([x], num_outputs=1, ratio=ratio)

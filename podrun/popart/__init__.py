@@ -190,8 +190,8 @@ __all__ = [
     *_ACCESSORS,
 ]
 
-if not TYPE_CHECKING:  # Type checkers are to report what is not there.
+if not TYPE_CHECKING:  # Type checkers must still report unknown names.
 
     def __getattr__(name: str) -> Never:
-        """Only for names that are not there."""
+        """Called only for names that do not exist."""
         raise missing(name)

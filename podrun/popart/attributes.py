@@ -1,5 +1,4 @@
-"""Node attributes and placement: what Builder offers on nodes that are there, and on nodes added inside a
-scope.
+"""Node attributes and placement: Builder's methods on existing nodes, and scopes for nodes that are added inside.
 
 Attributes whose names start with two underscores are PopART's own; ONNX's checker leaves them alone.
 """
@@ -46,7 +45,7 @@ _SCOPES = {
     PIPELINE_STAGE: "Pipeline stage",
     EXECUTION_PHASE: "Execution phase",
 }
-"""What a program calls the attributes that it may ask a scope for."""
+"""PopART's names of the attributes that a program may ask a scope for."""
 
 _KINDS = {
     "INT": "an integer",
@@ -66,9 +65,7 @@ Names = str | Sequence[str] | set[str]
 
 
 class NodeAttributes:
-    """The part of Builder that speaks of nodes rather than tensors. Nodes are named by all of their
-    outputs.
-    """
+    """The part of Builder whose methods concern nodes rather than tensors. A node is named by all of its outputs."""
 
     _scope: GraphScope
 
@@ -116,7 +113,7 @@ class NodeAttributes:
         return any(attribute.name == attributeName for attribute in self._node(nodeOutputNames).attribute)
 
     def removeNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> None:
-        """Take an attribute away. popart_exception if it is not there."""
+        """Remove an attribute. popart_exception if the node does not have it."""
         node = self._node(nodeOutputNames)
         if not self.nodeHasAttribute(attributeName, nodeOutputNames):
             raise popart_exception(f"Cannot remove attribute {attributeName} as it does not exist.")
@@ -174,7 +171,7 @@ class NodeAttributes:
         return Pushed(self._attribute_scopes, (name, value))
 
     def _scope_attributes(self) -> dict[str, Any]:
-        """Attributes that scopes give to a node added now; the inner scope wins."""
+        """Attributes that the open scopes give to a node added now; an inner scope overrides an outer one."""
         return dict(self._attribute_scopes)
 
     def _in_scope(self, name: str) -> Any:
@@ -214,7 +211,7 @@ class NodeAttributes:
         return self._attribute_scope(OUTLINE, flat)
 
     def commGroup(self, type: Any = 0, groupSize: int = 0) -> AbstractContextManager[None]:
-        """The group of replicas for collective nodes added inside."""
+        """Set the group of replicas for collective nodes added inside."""
         return self._attribute_scope(COMM_GROUP, [int(type), groupSize])
 
     def recomputeOutput(
@@ -245,7 +242,7 @@ class NodeAttributes:
     # -- asking -----------------------------------------------------------------------------------
 
     def getVirtualGraph(self, nodeOutputNames: Names | None = None) -> int:
-        """The IPU of a node, or of the scope. popart_exception where there is none."""
+        """The IPU of a node, or of the scope. popart_exception if there is none."""
         if nodeOutputNames is None:
             return int(self._in_scope(VIRTUAL_GRAPH))
         return self.getInt64NodeAttribute(VIRTUAL_GRAPH, nodeOutputNames)
@@ -329,7 +326,7 @@ class NodeAttributes:
         self._set(nodeOutputName, INPLACE_PRIORITIES, [float(value) for value in prefs.values()])
 
     def excludePatterns(self, nodeOutputName: Names, patternNames: Sequence[str]) -> None:
-        """Keep patterns away from the node."""
+        """Exclude the node from patterns."""
         self._set(nodeOutputName, EXCLUDE_PATTERNS, list(patternNames))
 
     def setSerializeMatMul(
@@ -349,7 +346,7 @@ class NodeAttributes:
         self._set(nodeOutputName, SERIALIZE_PRECISION, int(keep_precision))
 
     def checkpointOutput(self, nodeOutputNames: Sequence[str]) -> list[str]:
-        """Keep these tensors for the backward pass: gives new tensors, to be used from here on."""
+        """Keep these tensors for the backward pass. Returns new tensors, which the program must use from here on."""
         made = []
         for name in nodeOutputNames:
             output = self.aiOnnx.identity([name])  # type: ignore[attr-defined]

@@ -45,9 +45,8 @@ _log = logging.getLogger("podrun.popart.builder")
 
 
 class Builder(NodeAttributes, BuilderModel, FormerBuilder):
-    """See the module docstring. ``modelProtoOrFilename`` continues a model that is there already;
-    ``opsets`` fixes the operator set versions up front, ``Builder(opsets={"ai.onnx": 9, "ai.graphcore":
-    1})``.
+    """See the module docstring. ``modelProtoOrFilename`` continues an existing model; ``opsets`` fixes the operator set
+    versions up front, ``Builder(opsets={"ai.onnx": 9, "ai.graphcore": 1})``.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
 
     @property
     def aiOnnx(self) -> AiOnnx:
-        """The ai.onnx operators at this builder's opset: the first one used, 10 if it is this property."""
+        """The ai.onnx operators at this builder's opset: the first one used, or 10 if this property comes first."""
         return self.aiOnnxOpsetVersion(self._scope.opsets.get("", DEFAULT_OPSET))
 
     def aiOnnxOpsetVersion(self, version: int) -> AiOnnx:

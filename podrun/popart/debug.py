@@ -1,4 +1,5 @@
-"""What helps to debug a program: where things come from, PopART's loggers, and the version this front end answers for.
+"""Help for debugging a program: where objects come from, PopART's loggers, and the version of PopART that this front
+end follows.
 
 `DebugContext`, `DebugInfo` and `SourceLocation` fill the file that Poplar's tools read. ``popart.getLogger`` gives
 PopART's logger objects over Python's own logging. PopART's log is its own: it goes to standard error (or where
@@ -20,7 +21,7 @@ from podrun import __version__
 from podrun.session.environment import LOG_DESTINATION, LOG_LEVEL, ours
 
 _PACKAGE = os.path.dirname(__file__)
-"""Frames in files below this are not the program's."""
+"""Frames in files below this directory do not belong to the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,10 @@ def _place_of(frame: FrameType | None) -> SourceLocation:
 
 
 class DebugContext:
-    """A name and a place, passed where a debugContext is asked for: ``DebugContext("layer0")``.
+    """A name and a place, passed as debugContext: ``DebugContext("layer0")``.
 
-    ``DebugContext(info, "layer0")`` is below another part of the program. The place is where it is made, unless it is
-    given.
+    ``DebugContext(info, "layer0")`` lies below another part of the program. The place is where the object is made,
+    unless one is given.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -64,7 +65,7 @@ class DebugContext:
 
 
 class _Collected:
-    """The DebugInfos since `initializePoplarDebugInfo`, which are numbered from there."""
+    """The DebugInfos since `initializePoplarDebugInfo`; their numbers start there."""
 
     def __init__(self) -> None:
         self.path: str | None = None
@@ -93,19 +94,19 @@ class DebugInfo:
         self._id = _collected.add(self)
 
     def setValue(self, name: str, value: str) -> bool:
-        """Keep a fact. False if there is one of that name."""
+        """Keep a fact. False if one of that name exists."""
         if name in self.values:
             return False
         self.values[name] = value
         return True
 
     def getId(self) -> int:
-        """A number of its own."""
+        """A unique number."""
         return self._id
 
 
 def note(context: DebugContext | str, api: str, outputs: Sequence[str]) -> None:
-    """Collect what a builder call has made, under the name that the program gave it, at the program's own line."""
+    """Record what a builder call has made, under the name that the program gave it, at the program's own line."""
     if _collected.path is None:
         return
     if isinstance(context, str):
@@ -214,7 +215,7 @@ class Logger:
 
 
 class _Standard(logging.StreamHandler[TextIO]):
-    """Writes to what is ``sys.stderr`` or ``sys.stdout`` when a line comes: a program may put others there."""
+    """Writes to the ``sys.stderr`` or ``sys.stdout`` of the moment, because a program may replace them."""
 
     def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)
@@ -233,7 +234,7 @@ def getLogger(name: str = "all") -> Logger:
 
 
 def configure(environ: Mapping[str, str] | None = None) -> None:
-    """Set the log up as POPART_LOG_DEST and POPART_LOG_LEVEL say; once, when ``popart`` is imported."""
+    """Set up the log as POPART_LOG_DEST and POPART_LOG_LEVEL say; once, when ``popart`` is imported."""
     found, root = ours(environ), logging.getLogger(_ROOT)
     destination = found.get(LOG_DESTINATION) or "stderr"
     handler = (
@@ -263,5 +264,5 @@ def versionNumber() -> str:
 
 
 def packageHash() -> str:
-    """What stands for the SDK's package hash."""
+    """A value in place of the SDK's package hash."""
     return f"podrun-{__version__}"

@@ -1,7 +1,7 @@
 """Losses of PopART 1, as its published programs write them: ``losses=[NllLoss(probabilities, labels, "loss")]``.
 
-A loss is an operator now. These objects remember what it would be; a session that is given them as ``losses`` adds the
-operators to its model and takes their sum as its loss. Each says by a DeprecationWarning what to write instead.
+A loss is an operator now. These objects describe the operator; a session that gets them as ``losses`` adds the
+operators to its model and takes their sum as its loss. Each says in a DeprecationWarning what to write instead.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FormerLoss:
 
     @staticmethod
     def into(model: str | bytes | os.PathLike[str], losses: Sequence[FormerLoss]) -> tuple[bytes, str]:
-        """A model with the operators of ``losses``, each output under its own name, and the name of their sum."""
+        """A model with the operators of ``losses`` added, each output under its own name, and the name of their sum."""
         import onnx
 
         builder = Builder(model)
@@ -120,7 +120,7 @@ class IdentityLoss(FormerLoss):
 
 
 class AnchorReturnTypes:
-    """``AnchorReturnTypes.ALL`` and the others, before they were named by strings."""
+    """``AnchorReturnTypes.ALL`` and the others, from the time before they were named by strings."""
 
     ALL = AnchorReturnType("All")
     FINAL = AnchorReturnType("Final")

@@ -49,18 +49,18 @@ small.
 
 
 class Names:
-    """Names that are taken, and how the next free one is formed: ``Add:0``, ``Add:0/1``, ``Add:0/2``."""
+    """The names in use, and how the next free one is formed: ``Add:0``, ``Add:0/1``, ``Add:0/2``."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._counts: dict[str, int] = {}
 
     def reserve(self, name: str) -> None:
-        """Take a name as it is."""
+        """Mark a name as used."""
         self._taken.add(name)
 
     def unique(self, base: str) -> str:
-        """``base`` if it is free, else ``base/1`` and so on; taken from now on."""
+        """``base`` if it is free, else ``base/1`` and so on. Marks the result as used."""
         name = base
         while name in self._taken:
             self._counts[base] = self._counts.get(base, 0) + 1
@@ -84,7 +84,7 @@ class GraphScope:
     """The inputs, and among them the tensors of outer graphs that the program named as inputs."""
     initializers: dict[str, TensorProto] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
-    """Those of the main graph's initializers that lie beside the model (`LightModel`)."""
+    """Values of the main graph's initializers that lie beside the model (`LightModel`)."""
     infos: dict[str, TensorInfo | None] = field(default_factory=dict)
     constants: dict[str, TensorProto] = field(default_factory=dict)
     producers: dict[str, NodeProto] = field(default_factory=dict)
@@ -98,7 +98,9 @@ class GraphScope:
         return None if self.parent is None else self.parent.find(tensor)
 
     def info(self, tensor: str) -> TensorInfo | None:
-        """What is known of ``tensor``. popart_exception naming likely ones if there is none of that name."""
+        """The known type and shape of ``tensor``. popart_exception that names similar tensors if there is none of that
+        name.
+        """
         scope = self.find(tensor)
         if scope is None:
             raise popart_exception(
@@ -107,7 +109,7 @@ class GraphScope:
         return scope.infos[tensor]
 
     def suggestion(self, tensor: str) -> str:
-        """The nearest names, for an error about one that is not there."""
+        """The nearest names, for an error about an unknown one."""
         near = difflib.get_close_matches(tensor, self.visible(), n=3, cutoff=0.4)
         listed = near or self.visible()[-5:]
         return f" Candidates: {', '.join(repr(name) for name in listed)}." if listed else ""
@@ -143,7 +145,7 @@ class GraphScope:
             self.constants[name] = proto
 
     def add_node(self, node: NodeProto, infos: Sequence[TensorInfo | None]) -> None:
-        """A node with what is known of its outputs."""
+        """Add a node with the known types and shapes of its outputs."""
         self.nodes.append(node)
         for output, info in zip(node.output, infos, strict=True):
             if output:
@@ -157,8 +159,8 @@ class GraphScope:
     # -- inference --------------------------------------------------------------------------------
 
     def infer_onnx(self, node: NodeProto, version: int) -> list[TensorInfo | None]:
-        """Types and shapes of an ai.onnx node's outputs by ONNX's own inference; None where it does not know, or where
-        the inputs do not fit together.
+        """Types and shapes of an ai.onnx node's outputs by ONNX's own inference; None if it finds none, or if the
+        inputs do not fit together.
         """
         from onnx import TypeProto, shape_inference
 
@@ -184,8 +186,8 @@ class GraphScope:
         return [info_from_type(found[name]) if name in found else None for name in node.output]
 
     def _infer_control(self, node: NodeProto) -> list[TensorInfo | None]:
-        """Outputs of If are its branches' outputs; of Loop, its loop-carried values' then stacked scan
-        outputs'.
+        """Outputs of If are its branches' outputs; outputs of Loop are its loop-carried values, then stacked scan
+        outputs.
         """
         bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
         results = [info_from_type(output.type) for output in bodies[0].output]
@@ -200,7 +202,7 @@ class GraphScope:
     # -- out --------------------------------------------------------------------------------------
 
     def to_proto(self, inputs: Sequence[str] | None = None) -> GraphProto:
-        """The graph as ONNX has it, with other ``inputs`` than its own if given. Subgraphs list their outputs with
+        """The graph in ONNX's form, with ``inputs`` instead of its own if given. Subgraphs list their outputs with
         types where these are known.
         """
         from onnx import GraphProto
@@ -210,7 +212,7 @@ class GraphScope:
         return graph
 
     def into_proto(self, graph: GraphProto, inputs: Sequence[str] | None = None) -> None:
-        """`to_proto` into an empty graph that is part of something greater: another copy of all weights less."""
+        """`to_proto` into an empty graph that is part of something greater, which saves a copy of all weights."""
         from onnx import helper
 
         graph.name = self.name
@@ -264,7 +266,9 @@ def _infer(
 
 
 def _listed_types(schema: OpSchema, node: NodeProto) -> dict[str, dict[int, int]]:
-    """For each input, what stands for element types that the operator does not list: the first that it does."""
+    """For each input, the type that replaces element types that the operator does not list: the first one that it
+    lists.
+    """
     from onnx import TensorProto
 
     kinds = {f"tensor({n.lower()})": value for n, value in TensorProto.DataType.items()}
@@ -280,7 +284,9 @@ def _listed_types(schema: OpSchema, node: NodeProto) -> dict[str, dict[int, int]
 def _restore(
     schema: OpSchema, node: NodeProto, types: Mapping[str, TypeProto], found: Mapping[str, TypeProto]
 ) -> None:
-    """Give outputs whose type is an input's the type that this input has, where the operator lists more than one."""
+    """Give outputs whose type is an input's type the real type of this input, where the operator lists more
+    than one.
+    """
     given = {}
     for index, name in enumerate(node.input):
         formal = schema.inputs[min(index, len(schema.inputs) - 1)]
@@ -293,7 +299,7 @@ def _restore(
 
 
 def scope_from_graph(graph: GraphProto, opsets: dict[str, int], known: Mapping[str, Any]) -> GraphScope:
-    """A scope that continues a loaded graph; ``known`` are inferred infos of its tensors."""
+    """A scope that continues a loaded graph; ``known`` holds inferred infos of its tensors."""
     scope = GraphScope(Names(), opsets, name=graph.name or UNNAMED)
     for value in graph.input:
         scope.add_input(value.name, info_from_type(value.type))
@@ -326,7 +332,9 @@ class BuilderModel:
     _metadata: dict[str, Any]
 
     def _subgraph_proto(self, called: bool = False) -> GraphProto:
-        """``called``: as a Call takes it, to which tensors of graphs around it are arguments like others."""
+        """A subgraph in ONNX's form. ``called``: in the form for a Call, where tensors of outer graphs are arguments
+        like others.
+        """
         return self._scope.to_proto(self._scope.arguments if called else None)
 
     def _model(self) -> LightModel:
@@ -402,7 +410,7 @@ def load(source: str | bytes | os.PathLike[str]) -> GraphScope:
 
 
 class Pushed:
-    """A context manager inside of which ``item`` lies on top of ``stack``."""
+    """A context manager that keeps ``item`` on top of ``stack``."""
 
     def __init__(self, stack: list[Any], item: Any) -> None:
         self._stack, self._item = stack, item
@@ -415,7 +423,7 @@ class Pushed:
 
 
 class _Manager:
-    """A context manager around another that the builder gives."""
+    """Base of the context managers that the builder returns; it wraps another one."""
 
     def __init__(self, inner: AbstractContextManager[Any]) -> None:
         self._inner = inner

@@ -138,7 +138,7 @@ def _scatter_reduce(infos: Infos, attributes: Attributes) -> list[TensorInfo | N
         return [None]
     shape, axis = data.shape(), attributes.get("axis", -1)
     if not -len(shape) <= axis < len(shape):
-        return [None]  # The session says so.
+        return [None]  # The session reports this.
     shape[axis] = attributes["axis_size"]
     return [TensorInfo(data.dataType(), shape)]
 
@@ -172,7 +172,7 @@ _REDUCTION = ("reduction", ReductionType.Mean)
 _DYNAMIC = (("axes", REQUIRED), ("sizes", REQUIRED))
 _COLLECTIVE = (("collectiveOperator", None), ("commGroup", None))
 NODE_NAMES = {"collectiveOperator": COLLECTIVE_OPERATOR, "commGroup": COMM_GROUP}
-"""What nodes call attributes that methods have another name for."""
+"""The names on nodes of attributes that methods name differently."""
 _ANY = 1 << 30
 
 OPS: dict[str, GraphcoreOp] = {
@@ -354,7 +354,7 @@ OPS: dict[str, GraphcoreOp] = {
 
 
 def attribute_value(op: GraphcoreOp, name: str, value: Any) -> Any:
-    """``value`` as it stands in the node: enumerations by name or number, data types by ONNX's number."""
+    """``value`` in the form of the node's attribute: enumerations by name or number, data types by ONNX's number."""
     if name == "reduction" and isinstance(value, ReductionType):
         return value.name
     if name == "data_type":

@@ -1,7 +1,8 @@
-"""Types and shapes of what ai.graphcore's and custom operators make, and checks of windows, while a model is built.
+"""Types and shapes of the results of ai.graphcore's and custom operators, and checks of windows, while a model is
+built.
 
 ONNX infers its own operators. The table of ai.graphcore has a rule for most of its operators; those whose shapes follow
-from a formula too long for it are traced: the operator's own JAX function tells, as it does when a session is made.
+from a formula too long for it are traced with the operator's own JAX function, as when a session is made.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BY_TYPE = {op.op_type: op for op in OPS.values()}
 def infer_graphcore(
     scope: GraphScope, op: GraphcoreOp, node: NodeProto, attributes: Mapping[str, Any]
 ) -> Infos:
-    """What is known of an ai.graphcore node's outputs. popart_exception if it cannot take its inputs."""
+    """The known outputs of an ai.graphcore node. popart_exception if it cannot take its inputs."""
     infos = [scope.info(name) if name else None for name in node.input]
     if op.op_type == "Call":
         found = [info_from_type(output.type) for output in attributes["callee"].output]
@@ -45,13 +46,13 @@ def infer_graphcore(
 
 
 def infer_custom(scope: GraphScope, node: NodeProto, version: int, attributes: Mapping[str, Any]) -> Infos:
-    """What is known of the outputs of a node that customOp adds: one of ai.graphcore's, or a registered operator."""
+    """The known outputs of a node that customOp adds: an operator of ai.graphcore's, or a registered one."""
     if node.domain == GRAPHCORE_DOMAIN and node.op_type in BY_TYPE:
         op = BY_TYPE[node.op_type]
         given = {name: default for name, default in op.attributes if name not in attributes}
         try:
             return infer_graphcore(scope, op, node, {**given, **attributes})
-        except popart_exception:  # The attributes are as a program spelled them: the session will tell.
+        except popart_exception:  # The attributes have the program's spelling: the session will check them.
             return _as_many([], node)
     if not custom.registered(node.domain, node.op_type):
         return _as_many([], node)
@@ -64,7 +65,7 @@ def _as_many(found: Sequence[TensorInfo | None], node: NodeProto) -> Infos:
 
 
 def _traced(scope: GraphScope, node: NodeProto, infos: Infos) -> Infos:
-    """The outputs by tracing the node alone, for static inputs; nothing is known of them if it does not go."""
+    """The outputs by tracing the node alone, for static inputs; unknown if tracing fails."""
     known = {name: info for name, info in zip(node.input, infos, strict=True) if name}
     if not node.output or any(info is None or not info.is_static for info in known.values()):
         return []
@@ -100,8 +101,8 @@ _WINDOWED = ("Conv", "MaxPool", "AveragePool")
 def check_windows(
     op_type: str, inputs: Sequence[str], infos: Sequence[TensorInfo | None], attributes: Mapping[str, Any]
 ) -> None:
-    """popart_exception for window attributes of a wrong length, a kernel that is not the weights', or a window that
-    does not fit. ``infos`` are those of ``inputs``; nothing is checked where they are not known.
+    """popart_exception for window attributes of a wrong length, a kernel other than the weights', or a window that does
+    not fit. ``infos`` are those of ``inputs``; nothing is checked where they are not known.
     """
     data = infos[0] if infos else None
     if data is None or not data.is_static:
@@ -171,7 +172,8 @@ def _spaced(values: Sequence[int]) -> str:
 
 
 def multi_convolution(builder: Any, bound: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of multiconv, which come as a list for each convolution, as the node has them: one after the other.
+    """The arguments of multiconv, a list for each convolution, in the form of the node's attributes: one after the
+    other.
 
     popart_exception, in PopART's words, for lists that do not fit together.
     """

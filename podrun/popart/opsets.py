@@ -33,9 +33,7 @@ _NO_ARGS = {"Constant", "RandomNormal", "RandomUniform", "SequenceEmpty"}
 
 
 class _OpFamily:
-    """Common to all operator families: binding arguments the way pybind11 would, with its kind of
-    TypeError.
-    """
+    """Base of all operator families: binds arguments as pybind11 would, and raises its kind of TypeError."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
@@ -67,12 +65,12 @@ class _OpFamily:
 
 
 def _present_names(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with debugContext for debugPrefix, its name before SDK 2.0."""
+    """The arguments, with debugContext for debugPrefix, its name before SDK 2.0."""
     return {"debugContext" if name == "debugPrefix" else name: value for name, value in kwargs.items()}
 
 
 def takes_debug_prefix(method: Callable[P, R]) -> Callable[P, R]:
-    """A method that takes its debugContext under its former name too, as PopART's does."""
+    """A method that also takes its debugContext under its former name, as PopART's methods do."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -91,7 +89,7 @@ def _incompatible(method: str, signature: inspect.Signature, why: str) -> str:
 
 
 def _safe(name: str) -> str:
-    """`lambda` is an attribute's name, but none that a Python parameter can have."""
+    """A Python parameter's name for an attribute: `lambda` cannot be one."""
     return "lambda_" if name == "lambda" else name
 
 
@@ -154,7 +152,7 @@ class AiOnnx(_OpFamily):
         last = [(p.name, p.default) for p in parameters if p.name == AUTO_PAD]
         signature = self._signature(before, usual, last, "debugContext")
         bound = self._bind(method, signature, args, kwargs)
-        if isinstance(bound.get("is_value_sparse"), str):  # Before opset 11 the name stands in its place.
+        if isinstance(bound.get("is_value_sparse"), str):  # Before opset 11: the name.
             bound["debugContext"] = bound.pop("is_value_sparse")
         inputs = check_inputs(method, bound.pop("args", []))
         if not schema.min_input <= len(inputs) <= schema.max_input:
@@ -223,7 +221,10 @@ class AiGraphcore(_OpFamily):
         signature = self._signature(before, op.attributes, op.keyword_attributes, debug)
         bound = self._bind(method, signature, args, kwargs)
         if method == "init" and isinstance(bound["batch_axis"], (str, DebugContext)):
-            bound[debug], bound["batch_axis"] = bound["batch_axis"], -1  # The form without a batch axis.
+            bound[debug], bound["batch_axis"] = (
+                bound["batch_axis"],
+                -1,
+            )  # This is the form without a batch axis.
         convolutions = len(bound["args"]) if method == "multiconv" else 1
         if method == "multiconv":
             bound = multi_convolution(self._builder, bound)
@@ -236,7 +237,8 @@ class AiGraphcore(_OpFamily):
                 "(ai.graphcore)."
             )
         if method == "abort" and not inputs:
-            # ONNX has no nodes without inputs and outputs: an abort without a condition has one that is true.
+            # ONNX has no nodes without inputs and outputs: an abort without a condition gets a condition that is
+            # true.
             inputs = [self._builder.addInitializedInputTensor(np.array([True]), "abort")]
         count = bound.pop("num_outputs", convolutions if method == "multiconv" else op.outputs)
         context = bound.pop(debug)

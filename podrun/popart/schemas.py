@@ -1,6 +1,6 @@
 """ONNX's schemas as methods of ``builder.aiOnnx``: names, parameters with their defaults, and attribute values.
 
-Source of what differs from ONNX: the opset classes in the PopART Python API reference.
+Source of the differences from ONNX: the opset classes in the PopART Python API reference.
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ _NOT_OFFERED = frozenset(
 
 AUTO_PAD = "auto_pad"
 POOLS = ("AveragePool", "MaxPool")
-"""Operators whose methods take it by name, behind the others, for programs that are written so."""
+"""Operators whose methods take the attribute by name, behind the others, because programs write it so."""
 
 _LISTS = ("INTS", "FLOATS", "STRINGS")
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An attribute as a method argument: its ONNX kind ("INT", "FLOATS", ...) and default (REQUIRED:
-    none)."""
+    """An attribute as a method argument: its ONNX kind ("INT", "FLOATS", ...) and default (REQUIRED if it has none)."""
 
     name: str
     kind: str
@@ -134,11 +133,11 @@ def _all(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 class Unfit(Exception):
-    """A value that an attribute cannot have; says why."""
+    """An impossible attribute value; the message says why."""
 
 
 def onnx_value(op_type: str, parameter: Parameter, value: Any) -> Any:
-    """The attribute to write, or None if it is the default. Unfit for a value that it cannot have."""
+    """The attribute to write, or None if it is the default. Unfit for an impossible value."""
     from podrun.popart.builder import Builder
 
     if parameter.kind == "GRAPH":
@@ -180,7 +179,7 @@ class OperatorIdentifier:
 
 @dataclass(frozen=True, slots=True)
 class OpDefinition:
-    """What an operator takes and gives, as ONNX's schema says it."""
+    """The inputs and outputs of an operator, according to ONNX's schema."""
 
     inputs: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
@@ -208,7 +207,7 @@ def getUnsupportedOperations(opsetVersion: int) -> list[OperatorIdentifier]:
 
 
 def getSupportedOperationsDefinition(includeInternal: bool) -> dict[OperatorIdentifier, OpDefinition]:
-    """What each supported ai.onnx operator takes and gives."""
+    """Inputs and outputs of each supported ai.onnx operator."""
     from onnx import defs
 
     found = {}

@@ -1,6 +1,7 @@
-"""PopDist: who this process is among the instances that ``podrun`` launched, and PopART's settings for it.
+"""PopDist: which of the instances that ``podrun`` launched this process is, and PopART's settings for it.
 
-What may enter: what the SDK's ``popdist`` module has. `popdist.popart` is `podrun.popdist.popart`.
+The names of the SDK's ``popdist`` module may enter, and nothing else. The environment of a launch enters, and session
+options, devices and results of collectives leave for programs. `popdist.popart` is `podrun.popdist.popart`.
 """
 
 from podrun.popdist.collectives import (

@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from podrun.collectives import Communicator
 
 ADDRESS = "PODRUN_HOST_COLLECTIVES"
-"""Set by ``podrun``: ``ADDRESS:PORT:KEY`` of where instance 0 listens for the others."""
+"""Variable that ``podrun`` sets: ``ADDRESS:PORT:KEY``, where instance 0 listens for the others."""
 TIMEOUT = "PODRUN_HOST_COLLECTIVES_TIMEOUT"
 """Seconds that an instance waits for others."""
 DEFAULT_TIMEOUT = 300.0
 PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
-"""Set by ``podrun``: the partition of the launch."""
+"""Variable that ``podrun`` sets: the partition of the launch."""
 _TOKEN_BYTES = 1024
 _TOKEN_TAG = 1 << 20
 
@@ -66,7 +66,7 @@ class Instances:
 
     @property
     def timeout(self) -> float:
-        """Seconds to wait for others. popdist_error if the environment's value is no positive number."""
+        """Seconds to wait for others. popdist_error if the environment's value is not a positive number."""
         text = self._environ.get(TIMEOUT, str(DEFAULT_TIMEOUT))
         try:
             seconds = float(text)
@@ -78,7 +78,7 @@ class Instances:
 
     @contextmanager
     def only(self, members: Set[int]) -> Iterator[None]:
-        """Collectives inside concern these instances alone."""
+        """Restrict collectives inside the context to these instances."""
         before, self._members = self._members, tuple(sorted(members))
         try:
             yield
@@ -87,11 +87,11 @@ class Instances:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The instances that collectives concern now."""
+        """The instances that take part in collectives now."""
         return tuple(range(core.getNumInstances())) if self._members is None else self._members
 
     def communicator(self) -> Communicator:
-        """The group that collectives go to now."""
+        """The group that carries out collectives now."""
         whole, members = tuple(range(core.getNumInstances())), self.members
         if members not in self._groups:
             self._groups[members] = (
@@ -127,7 +127,7 @@ class Instances:
         return address, int(rest), key
 
     def _among(self, members: tuple[int, ...], whole: tuple[int, ...]) -> Communicator:
-        """A group of some: the first of them makes it and tells the others."""
+        """A group of some instances: the first of them makes it and tells the others."""
         import json
 
         import numpy as np
@@ -153,13 +153,13 @@ class Instances:
 
 
 instance_groups = Instances()
-"""This process's."""
+"""The instances' groups of this process."""
 
 
 @contextmanager
 def _named(call: str, nbytes: int = 0) -> Iterator[Communicator]:
-    """The group; what goes wrong in it as a popdist_error that names the call and the instances, also in the records of
-    launches and programs. ``nbytes``: of the array that is exchanged.
+    """The group. Its errors are raised as a popdist_error that names the call and the instances, also in the records of
+    launches and programs. ``nbytes``: size of the exchanged array.
     """
     try:
         with _in_words(call):
@@ -202,7 +202,7 @@ def _strike(group: Communicator, nbytes: int) -> None:
 
 @contextmanager
 def _in_words(call: str) -> Iterator[None]:
-    """What goes wrong between instances as a popdist_error."""
+    """An error between instances as a popdist_error."""
     from podrun.collectives import RankLostError, RankMissingError
 
     try:
@@ -254,7 +254,7 @@ def allGather(array: np.ndarray, tensor_name: str = "") -> np.ndarray:
 
 
 def broadcast(array: np.ndarray, root_rank: int = 0, tensor_name: str = "") -> np.ndarray:
-    """Every instance's array becomes what instance ``root_rank``'s is, in place; gives the array back."""
+    """Copy the array of instance ``root_rank`` into every instance's array, in place; returns the array."""
     checked = _array("broadcast", array, written=True)
     with _named("broadcast", checked.nbytes) as group:
         members = instance_groups._members
@@ -265,7 +265,7 @@ def broadcast(array: np.ndarray, root_rank: int = 0, tensor_name: str = "") -> n
 
 
 def barrier() -> None:
-    """Wait until all instances are here."""
+    """Wait until all instances have arrived."""
     with _named("barrier") as group:
         group.barrier()
     notes = recorder()
@@ -274,7 +274,7 @@ def barrier() -> None:
 
 
 def _noted(call: str, result: np.ndarray) -> np.ndarray:
-    """The result of a collective, which a launch that is recorded writes down."""
+    """Record the result of a collective, if the launch is recorded, and return it."""
     notes = recorder()
     if notes is not None:
         notes.note("collective", call=call, digest=digest(result))
@@ -286,14 +286,14 @@ synchronize = barrier
 
 
 def encode(value: Any) -> bytes:
-    """The object as bytes. UnsupportedError for what is no None, number, string, bytes, list, tuple, set, dictionary or
-    array of numbers.
+    """The object as bytes. UnsupportedError for a type other than None, number, string, bytes, list, tuple, set,
+    dictionary or array of numbers.
     """
     return json.dumps(_plain(value)).encode()
 
 
 def decode(note: bytes) -> Any:
-    """The object that `encode` was given."""
+    """The object that was given to `encode`."""
     return _rich(json.loads(note))
 
 
@@ -345,7 +345,7 @@ T = TypeVar("T")
 
 
 class _Backend:
-    """Registered, initialised, finalised: in this order, each once."""
+    """States of the backend: registered, initialised, finalised, in this order and each once."""
 
     def __init__(self) -> None:
         self.registered = False
@@ -363,7 +363,7 @@ def registerDefaultBackend() -> None:
 
 
 def registerBackend(path: str) -> None:
-    """Refused: a compiled backend cannot be loaded; the default one is all there is."""
+    """Refused: a compiled backend cannot be loaded; only the default one exists."""
     raise UnimplementedError(
         f"the popdist backend {path!r} is compiled for the SDK and cannot be loaded here",
         hint="Call popdist.init() instead.",
@@ -408,7 +408,7 @@ def _finalize_at_exit() -> None:
 
 
 def execute_on_instances(instances: Set[int], func: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
-    """Run ``func`` on these instances, with collectives among them alone; gives its result there and None elsewhere.
+    """Run ``func`` on these instances, with collectives among them alone. Returns its result there and None elsewhere.
 
     popdist_error for an instance that does not exist.
     """

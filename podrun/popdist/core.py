@@ -1,4 +1,4 @@
-"""Who this instance is among all: read from the POPDIST_* variables that ``podrun`` sets.
+"""The place of this instance among all: read from the POPDIST_* variables that ``podrun`` sets.
 
 Outside of ``podrun`` a program is one instance with one replica of one IPU.
 """
@@ -30,10 +30,10 @@ class popdist_error(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class InstanceLayout:
-    """What the environment says about this instance.
+    """The environment's statements about this instance.
 
-    ``part``: its replicas. ``uniform``: whether all instances own equally many. ``first_ipu``: where the program's IPUs
-    begin in the partition; not 0 only if several programs share it.
+    ``part``: its replicas. ``uniform``: whether all instances own equally many. ``first_ipu``: the program's first IPU
+    in the partition; not 0 only if several programs share it.
     """
 
     total_replicas: int
@@ -57,7 +57,7 @@ class InstanceLayout:
 
 
 def layout(environ: Mapping[str, str] | None = None) -> InstanceLayout | None:
-    """What the environment says, or None outside of ``podrun``. popdist_error if it contradicts itself."""
+    """The layout in the environment, or None outside of ``podrun``. popdist_error if it contradicts itself."""
     environ = environment(environ)
     if TOTAL not in environ:
         return None
@@ -161,9 +161,9 @@ def checkNumIpusPerReplica(numIpus: int) -> bool:
 
 
 def getDeviceId(ipusPerReplica: int = 0) -> int:
-    """Id of the device that is this instance's (single IPUs are numbered first, then pairs, and so on).
+    """Id of the device with this instance's IPUs (single IPUs are numbered first, then pairs, and so on).
 
-    popdist_error if the instance's IPUs are no device: not a power of two, or not aligned.
+    popdist_error if the instance's IPUs form no device: not a power of two, or not aligned.
     """
     here = _here()
     if ipusPerReplica and isPopdistEnvSet() and not checkNumIpusPerReplica(ipusPerReplica):

@@ -1,9 +1,9 @@
-"""``mpi4py.MPI`` as PopDist programs use it on the host: who am I, and collectives among the instances.
+"""``mpi4py.MPI`` as PopDist programs use it on the host: rank, size, and collectives among the instances.
 
 Under PopRun instances are processes of mpirun, so programs import mpi4py beside popdist. Under ``podrun`` they are not,
 and an MPI library would tell each of them that it is alone. This is the same interface over `podrun.popdist`:
 ``COMM_WORLD`` with its rank and size, and every collective on buffers (``Bcast``, ``Allreduce``, ``Gather`` ...) and on
-objects (``bcast``, ``gather`` ...). What else MPI has is refused by name.
+objects (``bcast``, ``gather`` ...). The rest of MPI is refused by name.
 
 Objects travel as JSON and raw arrays, never pickled: None, booleans, numbers, strings, bytes, lists, tuples,
 dictionaries and NumPy arrays of numbers. Source of names and meaning: the mpi4py documentation.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 IN_PLACE = -1
-"""In the place of a buffer to send: the buffer to receive holds it."""
+"""Takes the place of a send buffer: the receive buffer holds the values."""
 
 
 class Op:
-    """How values of instances are combined. Objects are combined with ``+``, ``*``, ``max`` or ``min``."""
+    """How a reduction combines the instances' values. Objects are combined with ``+``, ``*``, ``max`` or ``min``."""
 
     def __init__(self, name: str, objects: Callable[[Any, Any], Any]) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class Comm:
 
     @property
     def rank(self) -> int:
-        """This instance among all."""
+        """The index of this instance among all."""
         return 0 if self._alone else core.getInstanceIndex()
 
     @property
@@ -73,7 +73,7 @@ class Comm:
         return 1 if self._alone else core.getNumInstances()
 
     def Get_rank(self) -> int:
-        """This instance among all."""
+        """The index of this instance among all."""
         return self.rank
 
     def Get_size(self) -> int:
@@ -87,18 +87,18 @@ class Comm:
     # -- buffers ----------------------------------------------------------------------------------
 
     def Barrier(self) -> None:
-        """Wait until all are here."""
+        """Wait until all instances have arrived."""
         if self.size > 1:
             collectives.barrier()
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        """Every instance's array becomes the root's."""
+        """Copy the root's array into every instance's array."""
         array = _array(buf)
         if self.size > 1:
             collectives.broadcast(array, root)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
-        """All instances' arrays combined, for all. Halves are added in float32, in the order of instances."""
+        """Combine all instances' arrays, for all. Halves are added in float32, in the order of instances."""
         from podrun.core.executable import Reduction
 
         into = _array(recvbuf)
@@ -110,7 +110,7 @@ class Comm:
             into[...] = group.all_reduce(given, Reduction(op.name)).reshape(into.shape)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> None:
-        """All instances' arrays combined, for the root alone."""
+        """Combine all instances' arrays, for the root alone."""
         import numpy as np
 
         given = _array(recvbuf) if sendbuf is IN_PLACE else _array(sendbuf)
@@ -121,19 +121,19 @@ class Comm:
             target[...] = into.reshape(target.shape)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """All instances' arrays in their order, for all."""
+        """Gather all instances' arrays in their order, for all."""
         into = _array(recvbuf)
         into[...] = self._gathered(_array(sendbuf)).reshape(into.shape)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """All instances' arrays in their order, for the root alone (None elsewhere)."""
+        """Gather all instances' arrays in their order, for the root alone (None elsewhere)."""
         found = self._gathered(_array(sendbuf))
         if self.rank == root:
             into = _array(recvbuf)
             into[...] = found.reshape(into.shape)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """Entry *rank* of the root's array, which is None elsewhere."""
+        """Give each instance its entry of the root's array, which is None elsewhere."""
         into = _array(recvbuf)
         given = _array(sendbuf) if self.rank == root else None
         if self.size == 1:
@@ -184,7 +184,7 @@ class Comm:
         return obj if self.rank == root else found
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
-        """Entry *rank* of the root's sequence. popdist_error if it has another number of entries."""
+        """Entry *rank* of the root's sequence. popdist_error if the sequence has another number of entries."""
         entries = self.bcast(None if sendobj is None else list(sendobj), root)
         if entries is None or len(entries) != self.size:
             raise popdist_error(f"scatter() needs one entry for each of the {self.size} instances.")
@@ -220,7 +220,7 @@ DOUBLE = "DOUBLE"
 INT = INT32_T = "INT"
 LONG = INT64_T = "LONG"
 BYTE = "BYTE"
-"""Types of buffers: the arrays tell theirs."""
+"""Types of buffers. They have no effect, because arrays know their type."""
 
 COMM_WORLD = Comm()
 COMM_SELF = Comm(alone=True)
@@ -228,11 +228,11 @@ Intracomm = Comm
 
 
 def Init() -> None:
-    """Nothing: instances meet at the first collective."""
+    """No-op: instances connect at the first collective."""
 
 
 def Finalize() -> None:
-    """Nothing: instances part when they end."""
+    """No-op: instances disconnect when they end."""
 
 
 def Is_initialized() -> bool:

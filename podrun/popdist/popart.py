@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def configureSessionOptions(opts: SessionOptions) -> SessionOptions:
     """Set replication as ``podrun`` launched it: local and global replicas, and this instance's offset.
 
-    Outside of ``podrun`` nothing changes. Gives ``opts`` back.
+    Outside of ``podrun`` nothing changes. Returns ``opts``.
     """
     layout = core.layout()
     if layout is None:
@@ -41,7 +41,7 @@ def configureSessionOptions(opts: SessionOptions) -> SessionOptions:
 def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None, **kwargs: Any) -> DeviceInfo:
     """The device of this instance: all of its replicas' IPUs.
 
-    popdist_error if the program wants another number of IPUs for each replica than ``podrun`` was told.
+    popdist_error if the program asks for another number of IPUs for each replica than ``podrun`` got.
     """
     from podrun.session.device_manager import DeviceManager
     from podrun.session.enums import DeviceConnectionType
@@ -109,8 +109,10 @@ def local_rank() -> int:
 
 
 def broadcast_weights(session: TrainingSession, root_rank: int = 0) -> None:
-    """Give all instances the weights of one, and send them to the IPUs. popart_exception if the session is not
-    distributed (`popdist.popart.configureSessionOptions`) but the instances are several.
+    """Give all instances the weights of one, and send them to the IPUs.
+
+    popart_exception if there are several instances but the session is not distributed
+    (`popdist.popart.configureSessionOptions`).
     """
     session.broadcastWeights(root_rank)
     if session.parts.program.executable is not None:
@@ -118,10 +120,10 @@ def broadcast_weights(session: TrainingSession, root_rank: int = 0) -> None:
 
 
 class DistributedTrainingSession(TrainingSession):
-    """A training session over all instances: its options are to be those of
-    `popdist.popart.configureSessionOptions`. popdist_error if they are not.
+    """A training session over all instances. Its options must come from `popdist.popart.configureSessionOptions`;
+    popdist_error if they do not.
 
-    ``enableEngineCaching`` switches the caching of compiled programs between instances, which ``podrun`` always does.
+    ``enableEngineCaching`` asks to share compiled programs between instances, which ``podrun`` always does.
     """
 
     def __init__(self, *args: Any, enableEngineCaching: bool = True, **kwargs: Any) -> None:

@@ -1,6 +1,6 @@
-"""What podrun uses of other libraries beyond their public API: one module for each library.
+"""Uses of other libraries beyond their public API: one module for each library.
 
-A use enters with what it gives, what happens without it, and a test in ``tests/private_apis/`` that fails by name when
+A use may enter with its purpose, what happens without it, and a test in ``tests/private_apis/`` that fails by name when
 the library changes. The rooms that need one import it from here; no other module touches private names.
 """
 

@@ -1,7 +1,7 @@
-"""What podrun uses of JAX and jaxlib that they do not promise to keep.
+"""Uses of JAX and jaxlib that these do not promise to keep.
 
-`USES` lists each name with what it gives and what happens without it. ``tests/private_apis/test_jax.py`` fails with the
-names that are gone. Nothing is imported before a function needs it: machines import this module without JAX.
+`USES` lists each name with its purpose and what happens without it. ``tests/private_apis/test_jax.py`` fails with the
+missing names. Nothing is imported before a function needs it: machines import this module without JAX.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def start_cpu_client() -> Any:
 
 
 def written_to_cache() -> AbstractContextManager[Any]:
-    """What is compiled in this context is written to XLA's persistent cache, however fast that was."""
+    """A context in which everything that is compiled is written to XLA's persistent cache, however fast it compiles."""
     setting = find("jax._src.config.persistent_cache_min_compile_time_secs")
     context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting(0.0)
     return context
@@ -124,7 +124,7 @@ def register_lapack() -> None:
 
 
 def register_lapack_only_when_asked() -> None:
-    """Keep JAX from registering LAPACK whenever it lowers an exported program. Does nothing if either name is gone."""
+    """Keep JAX from registering LAPACK whenever it lowers an exported program. No-op if either name is gone."""
     export = find("jax._src.export._export")
     if find("jax._src.lax.linalg.initialize_lapack") is not None and hasattr(
         export, "_ensure_backends_initialized"
@@ -137,7 +137,7 @@ def _do_nothing(platforms: tuple[str, ...]) -> None:
 
 
 MLIR_MODULES = ("jaxlib.mlir.dialects.mhlo", "jaxlib.mlir.dialects.stablehlo")
-"""Modules that every lowering imports; a machine imports them ahead."""
+"""Modules that every lowering imports; a machine imports them in advance."""
 
 # --- MLIR of lowered pieces -----------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ def _shared_contexts() -> Callable[[], Any] | None:
 
 @contextmanager
 def one_context() -> Iterator[None]:
-    """What this thread lowers and exports in this context shares one MLIR context.
+    """Lower and export in one MLIR context for as long as this thread is in the context.
 
     JAX makes one, with all dialects, for each lowering and export: three for a piece, a quarter of the time that
     compiling a small program takes. The exported bytes are the same.
@@ -234,7 +234,7 @@ def one_context() -> Iterator[None]:
 
 
 def plain_errors() -> AbstractContextManager[Any]:
-    """Errors raised inside a trace in this context carry no note of JAX's about its own frames."""
+    """Keep JAX's note about its own frames out of errors that are raised in a trace in this context."""
     setting = find("jax._src.config.traceback_filtering")
     context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting("off")
     return context

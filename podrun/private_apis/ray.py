@@ -1,9 +1,9 @@
-"""All that podrun uses of Ray beyond its public API.
+"""All uses of Ray beyond its public API.
 
 Ray has no options against its autoscaler, log forwarder, API server and the two agents of a node (dashboard and
 environments of tasks), nor for its worker's imports, its messages and its authentication token. `PRIVATE_NAMES` lists
-what is replaced or called instead. Where a name is missing, Ray starts with all its parts, only later; each function
-says what else is lost.
+the names that are replaced or called instead. Where a name is missing, Ray starts with all its parts and more slowly; each
+function says what else is lost.
 
 This file is also the program that Ray starts for a machine instead of its own worker (`be_worker`).
 """
@@ -60,7 +60,7 @@ _REGISTRATION_SECONDS = 30.0
 
 
 class RayletEnded(RuntimeError):
-    """The raylet ended while Ray started: it cannot come up with the command it was given."""
+    """The raylet ended while Ray started, so its command must be wrong."""
 
 
 # --- the process that uses Ray ----------------------------------------------------------------------------------
@@ -95,9 +95,9 @@ def read_environment_again() -> None:
 
 
 def log_instead_of_printing() -> None:
-    """Send what Ray's node says (such as a paragraph for each process that ended) to the log.
+    """Send the messages of Ray's node (such as a paragraph for each process that ended) to the log.
 
-    Ray prints it to standard output, where a program's own output is. The service reports lost machines itself. Without
+    Ray prints them to standard output, which belongs to the program. The service reports lost machines itself. Without
     the name Ray goes on printing.
     """
     from ray._private import worker
@@ -110,10 +110,10 @@ def log_instead_of_printing() -> None:
 
 
 def log_nowhere(directory: str) -> None:
-    """Send what Ray's core in this process writes to files under ``directory`` to nowhere.
+    """Discard what Ray's core in this process writes to files under ``directory``.
 
     A driver has no option against its log in the session's directory. Whoever ends that session ends the processes that
-    write there (`podrun.vipu.guardian.end_writers`), and this one only visits.
+    write there (`podrun.vipu.guardian.end_writers`), and this process only visits.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     for name in os.listdir("/proc/self/fd"):
@@ -220,7 +220,7 @@ class LoadWhenUsed:
         """See `importlib.abc.MetaPathFinder`."""
         if name not in self._left:
             return None
-        self._left.discard(name)  # So that the other finders are asked.
+        self._left.discard(name)  # Let the other finders look for the module.
         from importlib.util import LazyLoader, find_spec
 
         spec = find_spec(name)

@@ -15,7 +15,7 @@ _HERE = str(Path(__file__).resolve().parents[1])
 
 
 def _installed() -> bool:
-    """Become the mpi4py of site-packages, if there is one."""
+    """Become the mpi4py of site-packages, if one is installed."""
     spec = PathFinder.find_spec(__name__, [entry for entry in sys.path if entry != _HERE])
     if spec is None or spec.loader is None or spec.submodule_search_locations is None:
         return False

@@ -1,4 +1,4 @@
-"""``poptorch.testing``: comparing what a model gives on the host and on IPUs."""
+"""``poptorch.testing``: compares a model's results on the host and on IPUs."""
 
 from podrun.poptorch.wrappers import allclose
 
