@@ -2,8 +2,8 @@
 
 Ray has no options against its autoscaler, log forwarder, API server and the two agents of a node (dashboard and
 environments of tasks), nor for its worker's imports, its messages and its authentication token. `PRIVATE_NAMES` lists
-the names that are replaced or called instead. Where a name is missing, Ray starts with all its parts and more slowly; each
-function says what else is lost.
+the names that are replaced or called instead. Where a name is missing, Ray starts with all its parts and more slowly;
+each function says what else is lost.
 
 This file is also the program that Ray starts for a machine instead of its own worker (`be_worker`).
 """

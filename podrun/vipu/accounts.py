@@ -2,10 +2,10 @@
 
 A call names a user and proves who it is with an access key, which the server made and told once. The server keeps an
 Argon2id hash of it. A role says what its user may do; allocations say with whose partitions: users of one allocation
-share its partitions, as in V-IPU. To make things go wrong is a right of its own. This comes on top of who may talk to
-the server at all (`podrun.core.access`).
+share its partitions, as in V-IPU. Planning faults is a right of its own. These checks come after those of who may talk
+to the server at all (`podrun.core.access`).
 
-The audit log notes who asked the service to change what, and what came of it: lines of JSON that are only ever
+The audit log notes who asked the service for which change, and the outcome: lines of JSON that are only ever
 appended. Each call that changes something has two: one before it is carried out, without which it is not, and one with
 its outcome. Calls that are refused are there too. The file has mode 0600; access keys are in no line.
 """
@@ -43,10 +43,10 @@ _HOW = "vipu --api-user-id ID --api-access-key KEY, a file that --config names, 
 
 
 class Role(enum.Enum):
-    """What a user may do; each may also do what those before it may."""
+    """What a user may do. Each role may also do what those before it may."""
 
     VIEWER = "viewer"
-    """Look."""
+    """May look."""
     USER = "user"
     """Make, use, reset and remove partitions in the user's allocations."""
     OPERATOR = "operator"
@@ -87,12 +87,14 @@ NEEDED: Mapping[str, Role] = {
     "PowerCycleAgent": Role.OPERATOR,
     "RestartAgent": Role.OPERATOR,
 }
-"""The least role for each call; one that is not here is for administrators."""
+"""The least role for each call; a call that is not listed is for administrators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user. ``allocations``: whose partitions it may use; empty: all. ``key_hash``: Argon2id of the access key."""
+    """A user. ``allocations``: the allocations whose partitions it may use; empty: all. ``key_hash``: Argon2id of the
+    access key.
+    """
 
     name: str
     role: Role
@@ -106,7 +108,7 @@ class Account:
         return not self.allocations or allocation in self.allocations
 
     def check(self, method: str, *, injects: bool = False) -> None:
-        """Raise DeniedError unless the user may make a call. ``injects``: it makes something go wrong."""
+        """Raise DeniedError unless the user may make a call. ``injects``: the call plans faults."""
         needed = NEEDED.get(method, Role.ADMIN)
         if not self.role.covers(needed):
             raise DeniedError(
@@ -130,7 +132,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class AccountCaller(Caller):
-    """Who makes a call at a server with users of its own."""
+    """The caller of a request at a server with users of its own."""
 
     account: Account
 
@@ -191,8 +193,9 @@ class Accounts:
         self.on_change()
 
     def authenticate(self, metadata: Mapping[str, str | bytes]) -> Account:
-        """The user that a call's metadata names and proves to be. Raises DeniedError; a wrong name and a wrong key are
-        refused alike."""
+        """The user that a call's metadata names and authenticates. Raises DeniedError, with the same message for an
+        unknown name and a wrong key.
+        """
         name, key = str(metadata.get(USER_KEY, "")), str(metadata.get(ACCESS_KEY_KEY, ""))
         if not name or not key:
             raise DeniedError("this V-IPU server wants a user and an access key", hint=f"Say them: {_HOW}.")
@@ -225,7 +228,9 @@ class Accounts:
             )
 
     def _note_wrong(self, name: str) -> None:
-        if len(self._wrong) > 1000:  # Names are the callers': whatever they send, this stays small.
+        if (
+            len(self._wrong) > 1000
+        ):  # Callers choose the names, so this dictionary must stay small whatever they send.
             self._wrong.clear()
         self._wrong[name] = [*self._wrong.get(name, ()), self._clock()][-WRONG_KEYS:]
 
@@ -267,9 +272,9 @@ def _from_text(name: str, text: str) -> Account:
 
 
 READING = ("Get", "List", "Watch")
-"""Calls whose names begin so change nothing."""
+"""Calls whose names begin with these words change nothing."""
 LONGEST = 2000
-"""Characters of a call's arguments in a line."""
+"""Most characters of a call's arguments in a line."""
 
 
 class AuditLog:
@@ -292,7 +297,7 @@ class AuditLog:
 
     @contextmanager
     def call(self, method: str, who: str, request: Any) -> Iterator[None]:
-        """A call of ``who`` for as long as the context lasts. Raises ServiceError if it cannot be noted before."""
+        """Note a call of ``who``, before and after the context. Raises ServiceError if it cannot be noted before."""
         if self._file < 0 or method.startswith(READING):
             yield
             return

@@ -46,7 +46,7 @@ S = PartitionState
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """What is stored besides partitions, allocations and lost agents."""
+    """The stored state besides partitions, allocations and lost agents."""
 
     maintenance: tuple[Maintenance, ...] = ()
     queue: tuple[Queued, ...] = ()
@@ -87,7 +87,7 @@ class Allocator:
         self._changed = StateChange()
 
     def propose(self, event: Event) -> Decision:
-        """What an event leads to; changes nothing. Raises UsageError if the request cannot be met."""
+        """The consequences of an event; changes nothing. Raises UsageError if the request cannot be met."""
         draft = self._draft()
         draft.now = getattr(event, "now", self.now)
         handler: Callable[[Allocator, Any], list[Instruction]] = _HANDLERS[type(event)]
@@ -114,7 +114,7 @@ class Allocator:
         return draft
 
     def apply(self, decision: Decision) -> None:
-        """Make a decision's change. It must be the answer to this very state."""
+        """Apply a decision's change. The decision must be based on exactly this state."""
         change = decision.change
         if change.layout is not None:
             self.arrange(change.layout)
@@ -149,11 +149,11 @@ class Allocator:
         return self.table.holders(agent)
 
     def unavailable(self) -> set[str]:
-        """Agents on which no partition is made: lost, cordoned or draining."""
+        """Agents on which no partition may be made: lost, cordoned or draining."""
         return self.lost | set(self.maintenance)
 
     def validate_state(self) -> None:
-        """Check every cross-link. Raises InternalError naming the first that does not hold."""
+        """Check every cross-link. Raises InternalError naming the first one that does not hold."""
         validate_state(self.cluster, self.partitions, self.allocations, self.lost)
         validate_plans(self)
         for partition in self.partitions.values():
@@ -241,7 +241,7 @@ class Allocator:
     def _reset(self, event: ev.ResetPartition) -> list[Instruction]:
         partition = self.partition(event.partition)
         if partition.state is S.RESETTING or _is_later(partition, event.generation):
-            return []  # Another instance of the same program, say, has asked for it.
+            return []  # Another instance of the same program, say, has requested it.
         gone = sorted({s.agent_id for s in partition.slices} & self.lost)
         if gone:
             raise ConflictError(
@@ -306,7 +306,7 @@ class Allocator:
         return [*self._break(event.agent, "agent power-cycled", error), ev.PowerCycleMachines(event.agent)]
 
     def _have_begun_anew(self, agent: str, generation: int) -> bool:
-        """True iff an agent's partitions are all past a generation: what was to be done for it was done."""
+        """True iff an agent's partitions are all past a generation, so that the requested work was done."""
         names = self.partitions_on(agent)
         return bool(names) and all(_is_later(self.partitions[name], generation) for name in names)
 
@@ -434,17 +434,17 @@ class Allocator:
         return []
 
     def put(self, partition: Partition, *then: Instruction) -> list[Instruction]:
-        """Change a partition's record; returns what follows."""
+        """Change a partition's record; returns the instructions that follow."""
         self.note("partitions", partition.name, partition)
         return list(then)
 
     def put_stored(self, partition: Partition) -> None:
-        """Add a partition as it was stored."""
+        """Add a partition in its stored state."""
         self._operations = max(self._operations, partition.operation)
         self.put(partition)
 
     def put_back(self, name: str) -> None:
-        """Forget a partition, without regard to what holds its IPUs besides."""
+        """Remove a partition's record, whatever else holds its IPUs."""
         self.partitions.pop(name, None)
         self.table = IpuTable(self.cluster, self.partitions.values())
 
@@ -477,7 +477,7 @@ def _is_later(partition: Partition, generation: int) -> bool:
 def _update(known: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         if value is None:
-            known.pop(name, None)  # It may have come and gone in one decision.
+            known.pop(name, None)  # The entry may have appeared and disappeared in one decision.
         else:
             known[name] = value
 

@@ -165,7 +165,7 @@ class Endpoint:
     port: int
     source: str
     own: bool = False
-    """Nobody has named it: it has to prove to be this user's."""
+    """The user has not named the server, so it has to prove that it is this user's."""
 
 
 def find_server(
@@ -204,7 +204,7 @@ def find_server(
 
 
 def _port(text: str, name: str, hint: str) -> int:
-    """A port from the text of ``name``. Raises UsageError if it is none."""
+    """A port from the text of ``name``. Raises UsageError if it is not a port."""
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise UsageError(f"{name} is {text!r}, not a port number", hint=hint)
     return int(text)
@@ -284,7 +284,7 @@ class CliContext:
         return VipuClient(where.host, where.port, self.timeout, own=where.own, account=self.user_and_key())
 
     def user_and_key(self) -> tuple[str, str]:
-        """Of the options, else of the configuration file; empty if neither names them."""
+        """User and access key from the options, else from the configuration file; empty if neither names them."""
         if any(self.account):
             return self.account
         path = self.config or (SYSTEM_CONFIG if SYSTEM_CONFIG.is_file() else None)
@@ -300,7 +300,7 @@ class CliContext:
 
 
 def partition_names(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
-    """Names of partitions for a shell that completes; none if no server answers at once."""
+    """Names of partitions, for a shell that completes; empty if no server answers at once."""
     try:
         where = find_server(None, None)
         from podrun.vipu.client import VipuClient
@@ -340,7 +340,7 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def use_tls(options: Mapping[str, Any]) -> None:
-    """Use the files that the options name, in this process and what it starts. Raises UsageError or ConfigError."""
+    """Use the files that the options name, in this process and its children. Raises UsageError or ConfigError."""
     files = [options[f"tls_{name}"] for name in ("cert", "key", "ca")]
     if any(files):
         from podrun.core import tls

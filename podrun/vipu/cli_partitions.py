@@ -88,7 +88,7 @@ def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
 
 
 def _wait_in_queue(client: VipuClient, name: str) -> None:
-    """Wait as long as it takes; a request that is interrupted leaves the queue at once."""
+    """Wait without a limit; an interrupted request leaves the queue at once."""
     try:
         client.wait_in_queue(name)
     except KeyboardInterrupt:
@@ -275,7 +275,7 @@ def check_not_in_use(name: str, reports: Sequence[MachineReport]) -> None:
 
 @contextmanager
 def _no_guesses(name: str) -> Iterator[None]:
-    """For verbs that destroy: a name that is gone is no reason to suggest the partition of another run."""
+    """Drop suggestions for verbs that destroy: a missing name is no reason to suggest another run's partition."""
     try:
         yield
     except NotFoundError as error:

@@ -124,7 +124,7 @@ def _serve(cluster: Any, options: dict[str, Any]) -> int:
         try:
             port = _run(service, pool, published, end.stop, options)
         except BaseException:
-            # A start that failed ends no job: the next server takes over what the last one left.
+            # A failed start ends no job: the next server takes over what the previous one left.
             end.leave = end.leave or not service.serving
             raise
         finally:
@@ -139,14 +139,15 @@ def _serve(cluster: Any, options: dict[str, Any]) -> int:
 
 
 class _End:
-    """When the server ends, and what then becomes of machines. ``again``: it is to begin anew, because the Ray of its
-    machines has ended, which this process cannot use any more."""
+    """How the server ends, and what becomes of machines. ``again``: it starts again, because the Ray of its machines
+    has ended, which this process cannot use any more.
+    """
 
     def __init__(self, stop: threading.Event, *, leave: bool) -> None:
         self.stop, self.leave, self.again = stop, leave, False
 
     def superseded(self) -> None:
-        """Another server owns the state: the machines are its own."""
+        """Another server owns the state, and therefore the machines."""
         self.leave = True
         self.stop.set()
 
@@ -190,7 +191,7 @@ def _run(
     if options["prestart"] and not stop.is_set():
         service.wait_idle(
             PRESTART_PATIENCE_S
-        )  # Partitions of the last time come first, with machines of their own.
+        )  # Partitions of the previous server come first, with their own machines.
         pool.prestart([agent.id for agent in cluster.agents if agent.id not in pool.running_agents()])
         click.echo(f"{len(cluster.agents)} machines are up")
     sys.stdout.flush()
@@ -201,7 +202,7 @@ def _run(
 
 
 class _PublishedEntry:
-    """The server's entry in the runtime directory: first what it starts, then also where it listens."""
+    """The server's entry in the runtime directory: first the processes that it starts, then also where it listens."""
 
     def __init__(self, registry: Registry, entry: ServiceEntry) -> None:
         self._lock = threading.Lock()
@@ -222,7 +223,7 @@ class _PublishedEntry:
             self._publication.update(pod=pod)
 
     def add(self, session: RaySession) -> None:
-        """Publish what must end with the server."""
+        """Publish a process or directory that must end with the server."""
         directories = () if session.directory is None else (str(session.directory),)
         with self._lock:
             self._publication.update(processes=session.processes, directories=directories)
@@ -260,7 +261,7 @@ def _pool(
 
 
 def _sharing(options: dict[str, Any]) -> Sharing:
-    """Who the server answers. Raises UsageError for sharing with users who cannot be known."""
+    """The users whom the server answers. Raises UsageError for sharing with users whom it cannot identify."""
     if not options["shared"]:
         if options["admin"]:
             raise UsageError("--admin is for a server that others use", hint="Add --shared.")
@@ -274,7 +275,7 @@ def _sharing(options: dict[str, Any]) -> Sharing:
 
 
 def _desk(options: dict[str, Any], service: Any) -> FrontDesk:
-    """Who the server answers, and what is noted."""
+    """The users whom the server answers, and the audit log."""
     from podrun.vipu.accounts import Accounts, AuditLog, FrontDesk
 
     path, state = options["audit_log"], service.store.path
@@ -290,7 +291,7 @@ def _desk(options: dict[str, Any], service: Any) -> FrontDesk:
 
 
 def _say_users(desk: FrontDesk, host: str, port: int) -> None:
-    """Make the first administrator, if there is none."""
+    """Make the first administrator, if there is no user."""
     from podrun.core.environment import runtime_directory
     from podrun.vipu.accounts import Account, Role
     from podrun.vipu.cli_common import write_account
@@ -351,7 +352,7 @@ def stop_server(port: int | None, cluster: str | None) -> int:
     if entry.kind == VIPU_SERVER:
         _stop(entry)
         for keeper in keepers(registry):
-            if entry.pod and keeper.pod == entry.pod:  # Of a server that left its machines.
+            if entry.pod and keeper.pod == entry.pod:  # The entry of a server that left its machines.
                 end_keeper(keeper)
         click.echo(f"the server of {entry.cluster} at port {entry.port} has ended")
     else:
@@ -363,7 +364,7 @@ def stop_server(port: int | None, cluster: str | None) -> int:
 
 
 def choose(entries: list[ServiceEntry], port: int | None, cluster: str | None) -> ServiceEntry:
-    """The one server, or keeper without a server, that is meant. Raises NotFoundError or UsageError."""
+    """The one server, or keeper without a server, that the options name. Raises NotFoundError or UsageError."""
     found = [
         entry
         for entry in entries
@@ -384,7 +385,7 @@ def choose(entries: list[ServiceEntry], port: int | None, cluster: str | None) -
 def _stop(entry: ServiceEntry) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(entry.owner.pid, signal.SIGTERM)
-        os.kill(entry.owner.pid, signal.SIGCONT)  # It may be stopped.
+        os.kill(entry.owner.pid, signal.SIGCONT)  # The process may be stopped (SIGSTOP).
     end = time.monotonic() + STOP_SECONDS
     while entry.owner.alive:
         if time.monotonic() >= end:

@@ -62,17 +62,17 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_TIMEOUT_S = 120.0
 """PopRun's default --vipu-server-timeout."""
 QUEUE_POLL_S = 0.5
-"""Between two questions about a queued request."""
+"""Seconds between two questions about a queued request."""
 WATCH_PATIENCE_S = 30.0
-"""A watch that is broken is tried again for so long."""
+"""Seconds for which a broken watch is tried again."""
 WATCH_AGAIN_S = 0.5
 
 
 class VipuClient:
     """A connection to a V-IPU service. ``timeout``: seconds each request may take. Not valid in a forked process.
 
-    Every call proves who makes it (`podrun.core.access`). ``own``: the server has to prove to be the same user's; give
-    it wherever nobody has named the server. ``account``: user and access key at a server with users of its own; by
+    Every call proves who makes it (`podrun.core.access`). ``own``: the server has to prove that it is the same user's;
+    pass it unless the user has named the server. ``account``: user and access key at a server with users of its own; by
     default those of the environment.
     """
 
@@ -172,7 +172,7 @@ class VipuClient:
     def reset_partition(self, name: str, generation: int = 0) -> None:
         """Re-initialise IPUs and links; returns at once (then `wait_for_state`).
 
-        ``generation``: the one that is to end; a partition that has been reset since is left alone. 0: whatever it is.
+        ``generation``: the generation to end; a partition that has been reset since is left alone. 0: any.
         """
         request = self._pb.ResetPartitionRequest(partition_id=name, generation=generation)
         self._call(self._user.ResetPartition, request)
@@ -187,9 +187,10 @@ class VipuClient:
     def wait_in_queue(
         self, name: str, deadline: float = math.inf, *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """Wait until a request has left the queue, at most ``deadline`` seconds. The server takes each question as a
-        sign of life, and drops the request some seconds after the last. Raises NotFoundError if it was given up,
-        DeadlineError."""
+        """Wait until a request has left the queue, at most ``deadline`` seconds. Each question is a sign of life: some
+        seconds after the last one the server drops the request. Raises NotFoundError if the request was dropped,
+        DeadlineError.
+        """
         end = time.monotonic() + deadline
         while self.partition_state(name)[0] is PartitionState.QUEUED:
             if time.monotonic() >= end:
@@ -304,7 +305,7 @@ class VipuClient:
         )
 
     def cancel_faults(self, partition: str, texts: Iterable[str] = ()) -> tuple[str, ...]:
-        """Take faults of a partition off the plan: those of these texts, or all. Those that were planned.
+        """Take faults of a partition off the plan: those of these texts, or all. Returns the cancelled ones.
 
         Raises NotFoundError for a text that is not planned.
         """
@@ -424,7 +425,8 @@ class VipuClient:
         self, agent: str, *, drain: bool = False, deadline_s: float = 0.0, reason: str = ""
     ) -> None:
         """Make no new partitions on an agent; with ``drain`` remove the present ones after ``deadline_s`` seconds (0:
-        they stay until their owners remove them)."""
+        they stay until their owners remove them).
+        """
         request = self._pb.SetMaintenanceRequest(
             agent_id=agent, drain=drain, deadline_seconds=deadline_s, reason=reason
         )
@@ -468,13 +470,13 @@ class VipuClient:
     def create_user(
         self, name: str, role: str = "user", allocations: Iterable[str] = (), *, may_inject: bool = False
     ) -> str:
-        """Add a user of a server that was started with --secure; returns the access key, which is told only now."""
+        """Add a user of a server that was started with --secure; returns the access key, which cannot be read again."""
         user = self._pb.User(user_id=name, role=role, allocation_ids=list(allocations), may_inject=may_inject)
         reply = self._call(self._admin.CreateUser, self._pb.CreateUserRequest(user=user))
         return str(reply.access_key)
 
     def remove_user(self, name: str) -> None:
-        """Remove a user; its key is worth nothing from then on."""
+        """Remove a user; its key is invalid from then on."""
         self._call(self._admin.RemoveUser, self._pb.RemoveUserRequest(user_id=name))
 
     def list_users(self) -> list[UserInfo]:
@@ -485,7 +487,7 @@ class VipuClient:
         ]
 
     def service_metrics(self) -> ServiceMetrics:
-        """How the service itself is doing."""
+        """Figures of the service itself."""
         reply = self._call(self._user.GetServiceMetrics, self._pb.GetServiceMetricsRequest())
         calls = tuple(CallInfo(c.call, c.count, c.errors, c.seconds, tuple(c.within)) for c in reply.calls)
         return ServiceMetrics(
@@ -493,11 +495,12 @@ class VipuClient:
         )
 
     def watch(self, kinds: Iterable[str] = (), *, token: str = "") -> Iterator[WatchedChange]:
-        """What changes, without end: first what is there, then a change of kind ``synced``, then each change.
+        """The stream of changes, without end: first the present state, then a change of kind ``synced``, then each
+        change.
 
-        ``kinds``: those of `podrun.vipu.event_log.KINDS`; none: all. ``token``: of the last change that was seen, to
-        go on after it. A connection that breaks is made anew and goes on so; raises ServiceError if no server answers
-        for `WATCH_PATIENCE_S`.
+        ``kinds``: ``partition``, ``machine``, ``incident``; empty: all. ``token``: of the last change that the caller
+        saw; the stream goes on after it. A connection that breaks is made again and goes on in this way; raises
+        ServiceError if no server answers for `WATCH_PATIENCE_S`.
         """
         import grpc
 

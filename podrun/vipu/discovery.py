@@ -72,7 +72,7 @@ class ServiceEntry:
     processes: tuple[ProcessId, ...] = ()
     directories: tuple[str, ...] = ()
     mark: str = ""
-    """``NAME=VALUE`` in the environment of further processes that must end with the owner; or empty."""
+    """``NAME=VALUE`` in the environment of further processes that must end with the owner; may be empty."""
     pod: str = ""
     """The id of the state that a server owns, or whose machines a keeper keeps."""
     address: str = ""
@@ -137,7 +137,7 @@ class Registry:
             except NotFoundError:
                 continue
             except (ConfigError, ValueError, KeyError, TypeError):
-                # Written by another program or release: it cannot be used.
+                # Another program or release has written it: it cannot be used.
                 path.unlink(missing_ok=True)
                 continue
             yield path, entry

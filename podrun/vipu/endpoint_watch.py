@@ -1,4 +1,4 @@
-"""Threads that watch: whether machines still listen, whether clients still ask, what is due every second.
+"""Threads that watch whether machines still listen, whether clients still ask, and what is due every second.
 `call_error` says what a call that failed tells about who listens.
 
 `EndpointWatcher` detects at once that a process that listens on a TCP port has ended.
@@ -191,24 +191,25 @@ def _broken(connection: socket.socket | None) -> bool:
 log = logging.getLogger("podrun.vipu")
 
 ROUND_S = 1.0
-"""Between two rounds."""
+"""Seconds between two rounds."""
 QUEUE_LEASE_S = 15.0
-"""A queued request whose state nobody asks for so long leaves the queue: its client has vanished."""
+"""Seconds after which a queued request that nobody asks about leaves the queue: its client has vanished."""
 HEARTBEAT_S = 5.0
-"""Between two questions to every machine in use."""
+"""Seconds between two questions to every machine in use."""
 
 
 def steady_clock(
     wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
 ) -> Callable[[], float]:
-    """Seconds since 1970 as they were at the call, and steady from then on: a clock that is set does not end partitions
-    or reservations."""
+    """Seconds since 1970 at the call, and steady from then on, so that setting the clock ends no partitions or
+    reservations.
+    """
     base = wall() - monotonic()
     return lambda: base + monotonic()
 
 
 class SignsOfLife:
-    """When each queued request was last asked for."""
+    """The times at which a client last asked about each queued request."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -216,7 +217,7 @@ class SignsOfLife:
         self._seen: dict[str, float] = {}
 
     def note(self, name: str) -> None:
-        """The client of a request asks."""
+        """Note that the client of a request asks about it."""
         with self._lock:
             self._seen[name] = self._clock()
 

@@ -1,8 +1,9 @@
-"""What changes at the service, told to those who watch; and figures of its calls.
+"""The changes at the service, reported to those who watch; and figures of its calls.
 
-An `EventLog` holds the last changes in order. A watcher gets what is there, then every change; with the token of the
-last one it saw it goes on there, if the log still knows that place. One that is too slow, or comes from an earlier
-server, begins anew with what is there: it misses no state, though it may miss changes between two states.
+An `EventLog` holds the last changes in order. A watcher gets the present state, then every change. With the token of
+the last change that it saw, it goes on after that change, if the log still has it. A watcher that is too slow, or comes
+from an earlier server, begins again with the present state: it misses no state, though it may miss changes between two
+states.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from podrun.core.errors import ExhaustedError, UsageError
 
 KINDS = ("partition", "machine", "incident", "cluster", "allocation", "reservation", "user")
 KEPT = 4096
-"""Changes that the log holds."""
+"""Number of changes that the log holds."""
 WATCHERS = 32
-"""Watchers at a time: each takes a thread."""
+"""Most watchers at a time; each takes a thread."""
 SYNCED = "synced"
 BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Upper bounds of the classes in which durations of calls are counted."""
@@ -47,7 +48,7 @@ Snapshot = Callable[[], Iterable[Told]]
 
 
 class EventLog:
-    """The last changes, and who watches them. Safe to use from several threads."""
+    """The last changes, and their watchers. Thread-safe."""
 
     def __init__(self, snapshot: Snapshot, clock: Callable[[], float] = time.time) -> None:
         self._snapshot, self._clock = snapshot, clock
@@ -60,7 +61,7 @@ class EventLog:
         self.watchers = 0
 
     def add(self, kind: str, name: str, text: str, allocation: str = "") -> None:
-        """A change. ``text``: JSON; empty: it is gone."""
+        """Add a change. ``text``: JSON; empty: the thing is gone."""
         with self._changed:
             self._last += 1
             self._changes.append(Change(self._last, kind, name, text, self._clock(), allocation))
@@ -118,7 +119,7 @@ class EventLog:
                 self.watchers -= 1
 
     def _place_of(self, token: str) -> int | None:
-        """The number of the last change that a watcher has seen; None if it has to begin anew."""
+        """The number of the last change that a watcher has seen; None if it has to begin again."""
         server, _, number = token.partition(".")
         if server != self._id or not number.isdecimal():
             return None
@@ -134,7 +135,7 @@ class EventLog:
                 with self._changed:
                     seen = (
                         self._last
-                    )  # A change from here on is told again, after the snapshot that may have it.
+                    )  # A change from here on is reported again, after the snapshot that may contain it.
                 for kind, name, text, allocation in self._snapshot():
                     if kind in wanted:
                         yield Change(0, kind, name, text, self._clock(), allocation)
@@ -172,7 +173,7 @@ class CallMeter:
         self._calls: dict[str, CallFigures] = {}
 
     def note(self, call: str, seconds: float, *, failed: bool) -> None:
-        """A call has ended."""
+        """Note the end of a call."""
         with self._lock:
             figures = self._calls.setdefault(call, CallFigures())
             figures.count += 1

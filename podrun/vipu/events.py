@@ -1,4 +1,4 @@
-"""What the allocator is told (events), what it decides (changes of state and instructions), and a partition's record.
+"""The allocator's input (events), its decisions (changes of state and instructions), and a partition's record.
 
 Plain data. Events are requests of people, reports of the service about operations and machines, and the server's start.
 Instructions are work on machines. An *operation* number ties an instruction to the event that reports its end: the
@@ -41,11 +41,13 @@ class Partition:
     owner: int = NO_USER
     limit_s: float = 0.0
     ends: float = 0.0
-    """When it is removed, in seconds since 1970: its limit after it became active first. 0: not yet, or no limit."""
+    """When the partition is removed, in seconds since 1970: its limit after it first became active. 0: not yet, or no
+    limit.
+    """
     relocatable: bool = False
-    """User id of who made it."""
+    """User id of the user who made it."""
     routing: str = ""
-    """The IPU-Link routing that was asked for; empty: what size and POD make best."""
+    """The IPU-Link routing in the request; empty: the best one for size and POD."""
     story: tuple[str, ...] = ()
     """The transitions that led here, oldest first; the last `STORY_LENGTH` of them."""
 
@@ -63,7 +65,9 @@ class Partition:
         return replace(self, state=state, error=error, story=(*self.story, line)[-STORY_LENGTH:])
 
     def busy_until(self, now: float) -> float:
-        """When its IPUs are free at the latest; infinite without a limit. One over its limit is soon removed."""
+        """When its IPUs are free at the latest; infinite without a limit. A partition over its limit is removed
+        soon.
+        """
         if not self.limit_s:
             return math.inf
         return max(self.ends or now + self.limit_s, now + OVERDUE_S)
@@ -71,8 +75,9 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """What an administrator wants of an agent: ``CORDONED`` (no new partitions) or ``DRAINING`` (nor the present ones
-    after ``deadline``; 0: they may stay). Times are seconds since 1970."""
+    """An administrator's request for an agent: ``CORDONED`` (no new partitions) or ``DRAINING`` (and no present ones
+    after ``deadline``; 0: they may stay). Times are seconds since 1970.
+    """
 
     agent: str
     draining: bool
@@ -83,7 +88,7 @@ class Maintenance:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A request that waits for IPUs. Higher ``priority`` goes first; of one priority the lower ``sequence``."""
+    """A request that waits for IPUs. Higher ``priority`` goes first; of equal priority the lower ``sequence``."""
 
     needs: Requirements
     priority: int
@@ -92,7 +97,7 @@ class Queued:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sorts requests in the order in which they are served."""
+        """Sort key for the order in which requests are served."""
         return (-self.priority, self.sequence)
 
 
@@ -108,7 +113,7 @@ class Reservation:
 
 STORY_LENGTH = 32
 OVERDUE_S = 10.0
-"""Seconds from now at which a partition over its time limit is taken to be gone."""
+"""Seconds from now in which a partition over its time limit counts as gone."""
 
 
 # --- events -------------------------------------------------------------------------------------------------
@@ -116,7 +121,7 @@ OVERDUE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CreatePartition:
-    """Request: a new partition; ``now`` is seconds since 1970."""
+    """Request: make a new partition; ``now`` is seconds since 1970."""
 
     requirements: Requirements
     now: float
@@ -149,7 +154,7 @@ class OperationFailed:
 
 @dataclass(frozen=True, slots=True)
 class ResetPartition:
-    """Request: reset a partition. ``generation``: the one that is to end (0: whatever it is)."""
+    """Request: reset a partition. ``generation``: the generation to end (0: any)."""
 
     partition: str
     generation: int = 0
@@ -173,7 +178,7 @@ class AgentLost:
 @dataclass(frozen=True, slots=True)
 class RestartAgent:
     """Request: replace an agent's machine by a fresh one. ``generation``: of the partitions on it that are to get it
-    (0: whatever they are).
+    (0: any).
     """
 
     agent: str
@@ -299,7 +304,8 @@ class RemoveCluster:
 @dataclass(frozen=True, slots=True)
 class ServerStarted:
     """Report: the service starts with the stored state. ``adopted``: partitions whose machines an earlier server left
-    as they should be; no machine process is left of the others."""
+    in order; the others have no machine process left.
+    """
 
     adopted: frozenset[str] = frozenset()
 
@@ -395,11 +401,10 @@ Instruction = (
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """What an event changes in the state; what is not named stays as it is.
+    """The change of state that an event causes; fields without a value mean no change.
 
     ``partitions``: new contents by name, None for a partition that is gone. ``allocations``: all of them, in order.
-    ``lost``: all agents whose machine is lost. ``layout``: the POD with other agents and clusters. The others: new
-    contents by name, None for what is gone.
+    ``lost``: all agents whose machine is lost. The others: new contents by name, None for an entry that is gone.
     """
 
     partitions: Mapping[str, Partition | None] = field(default_factory=dict)
@@ -418,9 +423,10 @@ class StateChange:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The allocator's answer to an event: the change to store, then to apply, then instructions to carry out.
+    """The allocator's answer to an event: the change to store and then apply, and the instructions to carry out
+    afterwards.
 
-    ``operations``: the last operation number that is given out after it.
+    ``operations``: the last operation number after it.
     """
 
     change: StateChange

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HANDLER_THREADS = 16
 REQUEST_BYTES = 4 << 20
-"""Longest request: an allocation of all agents of the largest POD has a hundredth of it."""
+"""Longest request in bytes. An allocation of all agents of the largest POD takes a hundredth of it."""
 
 
 class Listening:
@@ -56,7 +56,7 @@ class Listening:
         return ended[0]
 
     def close(self) -> None:
-        """End the threads that answered calls; gRPC leaves that to the collector of garbage."""
+        """End the threads that answered calls, which gRPC leaves to the garbage collector."""
         for threads in self._threads:
             threads.shutdown(wait=False)
 
@@ -64,8 +64,9 @@ class Listening:
 def serve(
     service: Service, host: str, port: int, token: str, desk: FrontDesk | None = None
 ) -> tuple[Listening, int]:
-    """Listen for ``service``; returns what stops it, and its port. ``token``: the secret that callers must prove to
-    know (`podrun.core.access`); ``desk``: who else may call. Raises ConflictError if a port is taken."""
+    """Listen for ``service``; returns the `Listening` and its port. ``token``: the secret that callers must prove that
+    they know (`podrun.core.access`); ``desk``: who else may call. Raises ConflictError if a port is taken.
+    """
     from grpc_health.v1.health import HealthServicer
 
     desk = desk or FrontDesk()
@@ -98,7 +99,7 @@ def _tell_of_users(service: Service, accounts: Accounts) -> None:
 def _listen(
     service: Service, where: tuple[str, int], token: str, desk: FrontDesk, health: Any, *, admin: bool
 ) -> tuple[int, grpc.Server, ThreadPoolExecutor]:
-    """One gRPC server, and its threads. ``admin``: it answers also what is for administrators alone."""
+    """One gRPC server, and its threads. ``admin``: it also answers calls for administrators alone."""
     host, port = where
     gate = Gate(token, shared=desk.sharing.shared)
     _refuse_taken(host, port)
@@ -141,7 +142,7 @@ def _describe(server: grpc.Server, health: Any) -> None:
 
 
 def _refuse_taken(host: str, port: int) -> None:
-    """Check the port before gRPC does, which prints a trace of its own to the terminal."""
+    """Check the port before gRPC does, because gRPC prints a trace to the terminal."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -70,7 +70,7 @@ _STATUS: tuple[tuple[type[PodrunError], grpc.StatusCode], ...] = (
     (DeadlineError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (ServiceError, grpc.StatusCode.UNAVAILABLE),
 )
-"""The first class that an error is an instance of decides."""
+"""The gRPC status of an error: that of the first class of which it is an instance."""
 
 
 def _status(error: PodrunError) -> grpc.StatusCode:
@@ -78,7 +78,7 @@ def _status(error: PodrunError) -> grpc.StatusCode:
 
 
 def _shortened(text: str) -> str:
-    """A sentence that fits the headers of an answer; requests can make a quotation of any length."""
+    """A sentence that fits the headers of an answer; a request can cause a quotation of any length."""
     data = text.encode()
     return text if len(data) <= MESSAGE_BYTES else f"{data[:MESSAGE_BYTES].decode(errors='ignore')}..."
 
@@ -92,8 +92,9 @@ def _abort(context: grpc.ServicerContext, error: PodrunError) -> None:
 
 
 def _answers(method: Callable[[Any, Any, Caller], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
-    """Make a gRPC handler from a method: it is called for those who may, with who calls; its errors become a status,
-    with podrun's error in the metadata."""
+    """Make a gRPC handler from a method. It checks the caller and calls the method with it; errors become a status,
+    with podrun's error in the metadata.
+    """
 
     name = method.__name__
 
@@ -118,7 +119,7 @@ def _answers(method: Callable[[Any, Any, Caller], Any]) -> Callable[[Any, Any, g
 
 
 class _Servicer:
-    """What both services share: the service behind them, and who may ask it for what."""
+    """The common part of both services: the service behind them, and the check of callers."""
 
     def __init__(self, service: Service, desk: FrontDesk, admin: bool = True) -> None:
         self._service, self.desk, self._admin = service, desk, admin
@@ -166,13 +167,13 @@ class _Servicer:
                 )
 
     def is_admin(self, caller: Caller) -> bool:
-        """Whether the caller may see and do what concerns the whole POD."""
+        """Whether the caller may see and do things that concern the whole POD."""
         if isinstance(caller, AccountCaller):
             return caller.account.role.covers(Role.OPERATOR)
         return self._sharing.is_admin(caller)
 
     def sees(self, caller: Caller, allocation: str | None) -> bool:
-        """Whether the caller is told of partitions of an allocation."""
+        """Whether the caller may see partitions of an allocation."""
         account = caller.account if isinstance(caller, AccountCaller) else None
         return account is None or account.may_use(allocation or "")
 
@@ -195,7 +196,7 @@ class _Servicer:
         return accounts is None or (isinstance(caller, AccountCaller) and accounts.has(caller.account))
 
     def sees_all(self, caller: Caller) -> bool:
-        """Whether the caller is told of all partitions."""
+        """Whether the caller may see all partitions."""
         return not isinstance(caller, AccountCaller) or not caller.account.allocations
 
     def check(self, caller: Caller, method: str, request: Any) -> None:

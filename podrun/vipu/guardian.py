@@ -25,7 +25,7 @@ _ADOPTED = "--adopted"
 class Guardian:
     """The owner's end: a guardian process for the calling process.
 
-    ``adopted``: init becomes its parent. Ray kills the children of an actor whose owner is gone.
+    ``adopted``: init becomes its parent, because Ray kills the children of an actor whose owner is gone.
     """
 
     def __init__(self, *, adopted: bool = False) -> None:
@@ -61,7 +61,7 @@ class Guardian:
         """End the guardian without any work: the owner has cleaned up. Idempotent."""
         self._say("done")
         if self._process.stdin is not None and not self._process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):  # It has ended already.
+            with contextlib.suppress(BrokenPipeError):  # The guardian has ended already.
                 self._process.stdin.close()
         self._process.wait(timeout=5)
 
@@ -94,7 +94,7 @@ def marked_processes(mark: str) -> list[int]:
                 if mark.encode() in file.read().split(b"\0"):
                     found.append(int(name))
         except OSError:
-            continue  # It has ended, or belongs to another user.
+            continue  # The process has ended, or belongs to another user.
     return found
 
 
@@ -109,7 +109,7 @@ def end_marked(mark: str, patience: float = 3.0) -> None:
         found = marked_processes(mark)
         looks = 0 if found else looks + 1
         for pid in found:
-            with contextlib.suppress(ProcessLookupError):  # It ended by itself in the meantime.
+            with contextlib.suppress(ProcessLookupError):  # The process has ended by itself meanwhile.
                 os.kill(pid, signal.SIGKILL)
         if looks < 2:
             time.sleep(0.05)
@@ -157,7 +157,7 @@ def _writes_under(pid: str, prefix: str) -> bool:
                 if flags & os.O_ACCMODE != os.O_RDONLY:
                     return True
     except OSError:
-        return False  # It ended meanwhile, or belongs to another user.
+        return False  # The process has ended meanwhile, or belongs to another user.
     return False
 
 

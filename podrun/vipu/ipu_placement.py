@@ -70,7 +70,7 @@ def ipus_of(cluster: Cluster, slices: Iterable[MachineSlice]) -> tuple[int, ...]
 
 
 DIRECT_IPUS = 16
-"""IPUs of a domain that are routed directly at most."""
+"""Most IPUs of a domain that are routed directly."""
 ROUTINGS = {
     "DNC": Routing("DNC", "default", "mesh"),
     "SWNC": Routing("SWNC", "slidingWindow", "mesh"),
@@ -83,7 +83,7 @@ NEEDS_TORUS = ("RINGSWNC", "BTNC")
 
 
 def routing_named(text: str) -> str:
-    """The name that V-IPU shows of a routing in any spelling (``ring-swnc``). Raises UsageError, which lists them."""
+    """V-IPU's name of a routing in any spelling (``ring-swnc``). Raises UsageError, which lists the names."""
     plain = text.upper().replace("-", "").replace("_", "")
     name = {"RINGSWNC": "RINGSWNC", "RINGSSWNC": "RINGSWNC"}.get(plain, plain)
     if name not in ROUTINGS:
@@ -171,7 +171,7 @@ class IpuTable:
         return self._holders.get(agent, ())
 
     def all_holders(self) -> dict[str, tuple[str, ...]]:
-        """The same for every agent that any partition holds."""
+        """Names of the partitions on every agent that any partition holds."""
         return dict(self._holders)
 
     def of_allocation(self, allocation: Allocation, without: Collection[str] = ()) -> Flags:

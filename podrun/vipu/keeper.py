@@ -6,8 +6,8 @@ same state finds the keeper in the runtime directory and takes the machines over
 keeper, which ends Ray and everything in it. If the keeper itself is killed, its guardian does that.
 
 Beside the keeper, each server keeps a list of the machines it has started, whole after every change. The next server
-takes them over by it: to join Ray takes longer than the rest of a start, and Ray cannot tell which partition a machine
-works for while that does not answer. A list that is missing or cannot be read only costs time.
+takes the machines over from it: joining Ray takes longer than the rest of a start, and Ray cannot tell which partition
+a machine works for while that machine does not answer. A list that is missing or cannot be read only costs time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Keeper:
             Publication(path, entry).update(last_port=self._port)
 
     def watch(self, gone: Callable[[], None]) -> None:
-        """Call ``gone`` from a thread when the keeper ends. Its Ray ends with it, and Ray then ends whoever used it."""
+        """Call ``gone`` from a thread when the keeper ends. Its Ray ends with it, and Ray then ends the processes that
+        use it.
+        """
         entry = self.running()
         if entry is None:
             return
@@ -199,7 +201,7 @@ class ListedMachine:
 
 
 class MachineList:
-    """The list of one POD. ``pod``: the id of its state; without one there is no list."""
+    """The list of one POD. ``pod``: the id of its state; without an id there is no list."""
 
     def __init__(self, directory: Path, pod: str) -> None:
         self._path = directory / f"{pod}.machines" if pod else None
@@ -220,7 +222,7 @@ class MachineList:
             return None
 
     def write(self, machines: Iterable[ListedMachine]) -> None:
-        """Replace the list. One that cannot be written is removed: no list is better than an old one."""
+        """Replace the list. A list that cannot be written is removed, because no list is better than an old one."""
         if self._path is None:
             return
         fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")

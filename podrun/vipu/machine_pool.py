@@ -32,7 +32,9 @@ log = logging.getLogger("podrun.vipu")
 ADOPT_SECONDS = 2.0
 """Longest wait for the answer of a machine that an earlier server left."""
 SILENT = -1
-"""In place of the operation that configured a machine: it listens and does not answer, so nobody knows."""
+"""Replaces the operation that configured a machine which listens and does not answer, so that the operation is
+unknown.
+"""
 OnLost = Callable[[str, str], None]
 """Called with (agent id, reason) from a thread of the pool when a machine's process ends by itself."""
 
@@ -61,7 +63,7 @@ class Control(Protocol):
     """The service's connection to one machine; over gRPC `podrun.device.service.control.MachineControl`."""
 
     def lead(self, timeout: float | None = None) -> tuple[str, int]:
-        """Take command: the partition that the machine is configured for (or empty), and by which operation."""
+        """Take command. Returns the partition that the machine is configured for (or empty), and by which operation."""
 
     def configure(
         self,
@@ -83,7 +85,7 @@ class Control(Protocol):
         """Retrain the machine's IPU-Links."""
 
     def power_cycle(self, *, removed: bool = False) -> None:
-        """Forget everything, as if the power had been off. ``removed``: because the partition was removed."""
+        """Forget everything, as after a power cut. ``removed``: because the partition was removed."""
 
     def inject(self, faults: Iterable[FaultSpec]) -> None:
         """Plan faults."""
@@ -105,18 +107,19 @@ class MachinePool(Protocol):
     """Starts and stops machines. Methods may be called from any thread."""
 
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
-        """Get ready; ``on_lost`` is called for machines that end by themselves."""
+        """Prepare the pool; ``on_lost`` is called for machines that end by themselves."""
 
     def arrange(self, pod: Cluster) -> None:
         """The POD has these agents and clusters now."""
 
     def adopt(self, wanted: Collection[MachineUse]) -> dict[MachineUse, int] | None:
-        """Take over what an earlier server of the lease's POD left. Machines of ``wanted`` uses go on as they are; the
-        others become spares or end. Returns the operation that configured each, `SILENT` for one that listens but does
-        not answer; None if no machine was left."""
+        """Take over the machines that an earlier server of the lease's POD left. Machines of ``wanted`` uses go on; the
+        others become spares or end. Returns the operation that configured each, `SILENT` for a machine that listens but
+        does not answer; None if no machine was left.
+        """
 
     def settle(self) -> None:
-        """Finish what `adopt` left to be done while the service already answers. Returns at once."""
+        """Finish the work that `adopt` left for the time when the service already answers. Returns at once."""
 
     def prestart(self, agents: Sequence[str]) -> None:
         """Start a spare machine for each agent, all together, for later partitions."""
@@ -159,8 +162,9 @@ class _Machine:
 
 @dataclass(frozen=True, slots=True)
 class _LeftMachine:
-    """A machine that an earlier server left. ``partition``: for which it worked, as far as that is known without asking
-    it."""
+    """A machine that an earlier server left. ``partition``: the one it worked for, as far as that is known without
+    asking it.
+    """
 
     agent_id: str
     endpoint: str
@@ -201,11 +205,11 @@ class BasePool:
         raise NotImplementedError
 
     def _find_left(self) -> list[_LeftMachine] | None:
-        """Machines that an earlier server left. None if nothing of it is left."""
+        """Machines that an earlier server left. None if none of its processes is left."""
         return None
 
     def _note_machines(self) -> None:
-        """Machines have been taken into use or given back; called with the lock."""
+        """Called with the lock after machines have been taken into use or given back."""
 
     def settle(self) -> None:
         """See MachinePool."""
@@ -254,7 +258,7 @@ class BasePool:
         return adopted
 
     def _is_spare(self, agent: str) -> bool:
-        """Whether a machine of the agent that no partition uses is to stay."""
+        """Whether a machine of the agent that no partition uses stays."""
         return self._keep_spares and not self._closed and agent not in self._spares
 
     def _keep(self, machine: _Machine, use: MachineUse | None) -> None:
@@ -285,7 +289,7 @@ class BasePool:
         missing: list[MachineUse] = []
         with self._lock:
             wanted = {use.agent_id for use in uses if use not in self._in_use}
-            # A spare that is starting is up sooner than a second machine.
+            # A spare that is already starting is up sooner than a second machine.
             self._start_ended.wait_for(lambda: not wanted & self._starting)
             for use in uses:
                 if use not in self._in_use:
@@ -324,7 +328,7 @@ class BasePool:
                 wanted = self._is_spare(use.agent_id)
             if machine is None:
                 continue
-            # Also one that ends: attached processes read why they lose their IPUs.
+            # Also call it for a machine that ends: attached processes read there why they lose their IPUs.
             cleared = _clear(machine.control, removed=True)
             if wanted and cleared:
                 with self._lock:

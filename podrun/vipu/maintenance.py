@@ -65,7 +65,7 @@ def end(draft: Allocator, event: ev.EndMaintenance) -> list[Instruction]:
 
 
 def tick(draft: Allocator, event: ev.Tick) -> list[Instruction]:
-    """End what is over: partitions with a limit, drains with a deadline, reservations."""
+    """End partitions over their limit, drains over their deadline, and reservations that are over."""
     instructions: list[Instruction] = []
     for partition in list(draft.partitions.values()):
         if partition.ends and partition.ends <= event.now and partition.state is not S.REMOVING:
@@ -88,8 +88,9 @@ def tick(draft: Allocator, event: ev.Tick) -> list[Instruction]:
 def relocate(
     draft: Allocator, partition: Partition, why: str = "a machine is lost"
 ) -> list[Instruction] | None:
-    """Move a relocatable partition to other IPUs of its allocation. None if it is not, or there is no room: then
-    nothing is changed."""
+    """Move a relocatable partition to other IPUs of its allocation. None, and no change, if it is not relocatable or
+    there is no room.
+    """
     if not partition.relocatable or partition.state is S.REMOVING:
         return None
     allocation = draft.allocations[partition.allocation]

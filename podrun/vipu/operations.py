@@ -31,8 +31,9 @@ def uses_of(partition: Partition) -> list[MachineUse]:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was found of the machines of active partitions. ``adopted``: partitions that go on; ``lost``: agents of
-    machines that are gone, in order; ``silent``: machines that listen and do not answer."""
+    """The machines of active partitions that a server found at its start. ``adopted``: partitions that go on; ``lost``:
+    agents of machines that are gone, in order; ``silent``: machines that listen and do not answer.
+    """
 
     adopted: frozenset[str]
     lost: tuple[str, ...]
@@ -40,8 +41,9 @@ class Taken:
 
 
 def take_over(pool: MachinePool, partitions: Sequence[Partition]) -> Taken:
-    """Adopt the machines that an earlier server left. A machine that does not answer counts as one that works: its
-    partition was active, so its last operation had configured it."""
+    """Adopt the machines that an earlier server left. A machine that does not answer counts as working: its partition
+    was active, so its last operation had configured it.
+    """
     machines = pool.adopt([use for partition in partitions for use in uses_of(partition)])
     adopted: set[str] = set()
     lost: dict[str, None] = {}
@@ -75,7 +77,7 @@ def bring_up(pool: MachinePool, partition: Partition) -> None:
     """Provision or reset: all machines of the partition, cleared and configured with each other's endpoints."""
     uses = uses_of(partition)
     where = pool.acquire(uses)
-    pool.release(  # Of the place from which it was moved.
+    pool.release(  # These are uses at the place from which the partition was moved.
         use for use in pool.endpoints() if use.partition == partition.name and use not in uses
     )
     endpoints = [where[use] for use in uses]
@@ -201,7 +203,7 @@ class Reporter:
         try:
             report = self._pool.control(use).telemetry(timeout=REPORT_SECONDS)
         except PodrunError as error:
-            if use not in self._silent:  # Once, not with every heartbeat.
+            if use not in self._silent:  # Log it once, not with every heartbeat.
                 log.warning("machine %s does not report: %s", use.agent_id, error.message)
             self._pool.check(use)
             return self._last_answer(use, known)
@@ -222,7 +224,9 @@ class Reporter:
         return whole
 
     def _last_answer(self, use: MachineUse, known: MachineReport) -> MachineReport:
-        """What a machine that does not answer said last, with its age; ``known`` if it never answered in this place."""
+        """The last report of a machine that does not answer, with its age; ``known`` if it never answered in this
+        place.
+        """
         at, last = self._answers.setdefault(use, (self._clock(), known))
         if last.endpoint != known.endpoint:
             at, last = self._answers[use] = (self._clock(), known)
@@ -231,7 +235,7 @@ class Reporter:
         return replace(last, state=NO_ANSWER, ipus=ipus, stale_seconds=self._clock() - at)
 
     def note_silent(self, uses: Iterable[MachineUse]) -> None:
-        """These machines, which an earlier server left, did not answer when they were taken over."""
+        """Note machines that an earlier server left and that did not answer when they were taken over."""
         self._silent.update(uses)
 
     def silent_agents(self) -> dict[str, float]:

@@ -52,8 +52,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the plan says about a wish: the IPUs it gets, and when at the latest. ``at``: now if it starts; infinite if
-    that is not known. ``ipus`` is empty if no place can ever hold it as things are."""
+    """The plan for a wish: the IPUs it gets, and when at the latest. ``at``: now if it starts; infinite if unknown.
+    ``ipus`` is empty if no place can ever hold it as things are.
+    """
 
     name: str
     allocation: str
@@ -63,7 +64,9 @@ class Planned:
 
 
 class Timeline:
-    """Until when each IPU is held, from when it is booked for somebody who waits, and when it is free after both."""
+    """For each IPU: until when it is held, from when it is booked for a waiting request, and when it is free after
+    both.
+    """
 
     def __init__(self, cluster: Cluster, now: float) -> None:
         self.now = now
@@ -72,12 +75,12 @@ class Timeline:
         self._free_at: Times = np.full(cluster.ipu_count, now)
 
     def hold(self, ipus: Sequence[int] | NDArray[np.intp], until: float) -> None:
-        """IPUs are held from now until then, or ``math.inf``."""
+        """Note that IPUs are held from now until ``until``, or ``math.inf``."""
         self._held_until[ipus] = np.maximum(self._held_until[ipus], until)
         self._free_at[ipus] = np.maximum(self._free_at[ipus], until)
 
     def book(self, ipus: Sequence[int] | NDArray[np.intp], begin: float, end: float) -> None:
-        """IPUs are kept for somebody from ``begin`` to ``end``."""
+        """Book IPUs for a waiting request from ``begin`` to ``end``."""
         self._booked_from[ipus] = np.minimum(self._booked_from[ipus], begin)
         self._free_at[ipus] = np.maximum(self._free_at[ipus], end)
 
@@ -91,8 +94,9 @@ class Timeline:
         return None
 
     def soonest(self, wish: Wish) -> tuple[str, tuple[int, ...], float] | None:
-        """The place that is free soonest, and when at the latest; of those whose time is not known the one with the
-        fewest IPUs held. None if no place can hold the wish."""
+        """The place that is free soonest, and when at the latest; of places whose time is unknown, the one with the
+        fewest IPUs held. None if no place can hold the wish.
+        """
         best: tuple[float, int, str, tuple[int, ...]] | None = None
         for allocation, cluster, usable in wish.choices:
             domain, share = cluster.topology.ild_ipus, wish.size // wish.ilds
@@ -149,7 +153,7 @@ def plan(timeline: Timeline, wishes: Iterable[Wish]) -> list[Planned]:
 
 
 QUEUE_DEPTH = 64
-"""Requests that are planned at a time; those behind them start only after these."""
+"""Number of requests that are planned at a time; later ones start only after these."""
 SHOWN_HOLDERS = 8
 """Partitions that a refusal names."""
 Place = tuple[str, tuple[int, ...]]
@@ -169,7 +173,7 @@ def enqueue(draft: Allocator, event: ev.Enqueue) -> list[Instruction]:
 
 
 def leave(draft: Allocator, event: ev.LeaveQueue) -> list[Instruction]:
-    """Give a queued request up. Raises NotFoundError, which lists the queue."""
+    """Remove a queued request. Raises NotFoundError, which lists the queue."""
     find_queued(draft, event.name)
     draft.note("queue", event.name, None)
     return []
@@ -226,8 +230,9 @@ def end_reservation(draft: Allocator, name: str) -> None:
 
 
 def serve(draft: Allocator) -> list[Instruction]:
-    """Make partitions of the queued requests that can start now. A start may change for which place another one waits,
-    and so let a third one start: until nobody can."""
+    """Make partitions of the queued requests that can start now. A start may change the place for which another request
+    waits, and so let a third one start; this goes on until none can start.
+    """
     instructions: list[Instruction] = []
     while starting := [planned for planned in planned_queue(draft) if planned.starts]:
         for planned in starting:
@@ -311,7 +316,7 @@ def planned_queue(draft: Allocator, more: Sequence[Queued] = ()) -> list[Planned
     """The plan for the queue in its order, and then for ``more``."""
     waiting = sorted([*draft.queue.values(), *more], key=lambda entry: entry.rank)
     if len(waiting) > QUEUE_DEPTH:
-        waiting = waiting[:QUEUE_DEPTH]  # Whoever is not planned does not start.
+        waiting = waiting[:QUEUE_DEPTH]  # A request that is not planned does not start.
     inside = [entry for entry in waiting if entry.needs.reservation]
     outside = [entry for entry in waiting if not entry.needs.reservation]
     first = plan(_timeline_inside(draft), [_wish(draft, entry.needs) for entry in inside])
@@ -324,7 +329,7 @@ def planned_queue(draft: Allocator, more: Sequence[Queued] = ()) -> list[Planned
 
 
 def _timeline(draft: Allocator) -> Timeline:
-    """What partitions hold."""
+    """The timeline of the IPUs that partitions hold."""
     timeline = Timeline(draft.cluster, draft.now)
     for partition in draft.partitions.values():
         timeline.hold(list(ipus_of(draft.cluster, partition.slices)), partition.busy_until(draft.now))
@@ -332,7 +337,7 @@ def _timeline(draft: Allocator) -> Timeline:
 
 
 def _timeline_inside(draft: Allocator) -> Timeline:
-    """The same for requests that name a reservation: its IPUs are theirs, but not before it begins."""
+    """The timeline for requests that name a reservation: its IPUs are theirs, but not before it begins."""
     timeline = _timeline(draft)
     for reservation in draft.reservations.values():
         if reservation.start > draft.now:
@@ -465,7 +470,8 @@ def _holder(partition: Partition) -> str:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a request waits. ``position`` counts from 1; ``ahead``: the requests before it; ``blockers`` hold IPUs of the
-    place that it waits for; ``latest``: when it starts at the latest, None if nobody can say."""
+    place that it waits for; ``latest``: when it starts at the latest, None if unknown.
+    """
 
     entry: Queued
     position: int

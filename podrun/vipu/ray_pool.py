@@ -47,7 +47,7 @@ log = logging.getLogger("podrun.vipu")
 
 LOOPBACK = "127.0.0.1"
 SETTLE_SECONDS = 1.0
-"""From the start of a server until it joins Ray: those who wait for its answer come first."""
+"""Seconds from the start of a server until it joins Ray, so that waiting callers are answered first."""
 CPU_SHARE = 0.001
 """CPUs that an actor reserves: little, since machines mostly wait and share the CPUs of the host."""
 _SHORT = (
@@ -101,10 +101,10 @@ class RayMachinePool(BasePool):
 
     @property
     def session(self) -> RaySession:
-        """The pool's Ray, started if it does not run."""
+        """The pool's Ray; started if it does not run."""
         with self._session_lock:
             if self._session is not None and not self._session.alive:
-                # Ray was ended from outside, and its machines with it. Restarted machines get a new one.
+                # Something else ended Ray, and its machines with it. Restarted machines get a new one.
                 self._session.close()
                 self._session = None
                 self._groups.clear()
@@ -189,7 +189,7 @@ class RayMachinePool(BasePool):
             for name in there - known:
                 if name.split("-")[-2:-1] != [
                     str(self.lease.epoch)
-                ]:  # Those are this server's own, and may be starting.
+                ]:  # These are this server's own machines, and may be starting.
                     log.info("actor %s of an earlier server is in no list: it is ended", name)
                     ray.kill(ray.get_actor(name, self._namespace))
         except Exception as error:
@@ -209,7 +209,7 @@ class RayMachinePool(BasePool):
         )
 
     def _ask_ray(self) -> list[_LeftMachine] | None:
-        """What Ray knows of machines that an earlier server left; those that do not answer end."""
+        """Ray's actors of machines that an earlier server left; actors that do not answer end."""
         ray = self.session.ray
         names = [
             entry["name"]
@@ -225,7 +225,7 @@ class RayMachinePool(BasePool):
         for name, actor, answer in zip(names, actors, asked, strict=True):
             try:
                 machines = ray.get(answer) if answer in answered else {}
-            except ray.exceptions.RayError as error:  # Its process ended.
+            except ray.exceptions.RayError as error:  # The actor's process has ended.
                 log.info("an actor of the last server does not answer: %s", error)
                 machines = {}
             if not machines:
@@ -395,11 +395,11 @@ class RayMachinePool(BasePool):
 
     def _kill(self, machine: _Machine) -> None:
         if self._closed and self._address is None:
-            return  # A private Ray ends with everything in it, a kept one with its keeper.
+            return  # A private Ray ends with everything in it; a kept Ray ends with its keeper.
         machine_of_actor: _ActorMachine = machine.handle
         session = self._session
         if session is None and machine_of_actor.actor is None:
-            session = self.session  # It was taken over before Ray was joined.
+            session = self.session  # The machine was taken over before the server joined Ray.
         if session is None or not session.alive:
             return
         try:

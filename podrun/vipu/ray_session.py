@@ -42,7 +42,7 @@ _one_at_a_time = threading.Lock()
 SLOW_SECONDS = 10.0
 """A start of Ray that fails after this long was too slow: Ray gives its parts 15 and 30 s."""
 Parts = Callable[[], AbstractContextManager[None]]
-"""Makes a context in which Ray starts with certain of its parts."""
+"""Makes a context in which Ray starts only certain parts."""
 RAY_DIRECTORY = "r"
 """Ray's directory has mode 0777; it lies in a scratch directory of mode 0700."""
 SESSION_SUFFIX = len(f"/{RAY_DIRECTORY}/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
@@ -160,7 +160,7 @@ class RaySession:
             why = str(error) if ended else f"not up after {took:.0f} s (this host is very busy)"
             log.warning("Ray did not start: %s; trying once more", why)
             with _quiet_ray(), contextlib.suppress(Exception):
-                self.ray.shutdown()  # It may still hold a part of the failed start.
+                self.ray.shutdown()  # Ray may still hold a part of the failed start.
             self._clear_up()
             self._start_in_keeper(num_cpus, contextlib.nullcontext if ended else only_what_machines_need)
 
@@ -248,7 +248,7 @@ class RaySession:
                     ),
                 )
         except Exception:
-            # Its processes would go on starting, and write to a directory that is removed.
+            # Its processes would continue to start, and write to a directory that is removed.
             self.processes = tuple(_started_for(self.directory))
             raise
         self.address = self.ray.get_runtime_context().gcs_address

@@ -38,7 +38,9 @@ _EXIT = re.compile(
 _NODE_DIED = re.compile(r"its node has died\. Node Id: (?P<id>\w{8})\w*\n\s*(?P<detail>.*)")
 _NODE = re.compile(r"^\s*ip: (?P<ip>\S+)$", re.MULTILINE)
 _NOT_BY_ITS_CODE = ("SYSTEM_ERROR", "INTENDED_SYSTEM_EXIT")
-"""Ray's words for processes that the actor's code did not end: broken connections, workers it took for idle."""
+"""Ray's words for processes that ended for reasons other than the actor's code: broken connections, workers it took for
+idle.
+"""
 _POLL_SECONDS = 0.2
 
 

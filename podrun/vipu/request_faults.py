@@ -1,6 +1,6 @@
 """Faults of the partition service itself: a request that is answered late, or not, or is carried out twice.
 
-`ControlLog` remembers what was asked for and done, for the records of launches.
+`ControlLog` keeps requests and their effects, for the records of launches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("podrun.vipu")
 
 
 def of_service(specs: Iterable[FaultSpec]) -> tuple[FaultSpec, ...]:
-    """The faults of the service among these."""
+    """The faults of the service among ``faults``."""
     return tuple(spec for spec in specs if spec.target is FaultTarget.SERVICE)
 
 
@@ -53,7 +53,7 @@ def planned_faults(
 
 @dataclass(slots=True)
 class _Waiting:
-    """``partition``: whose requests it strikes; ``left``: how often."""
+    """A fault that has still to strike. ``partition``: whose requests it strikes; ``left``: how often."""
 
     spec: FaultSpec
     partition: str
@@ -69,13 +69,13 @@ CONTROL = {
     "RestartAgent": "machine replaced",
     "InjectFaults": "faults injected",
 }
-"""Requests that a launch's record tells, and what each did."""
+"""The requests that a launch's record lists, and what each did."""
 REMEMBERED = 1000
-"""Events of a partition that are remembered."""
+"""Number of events of a partition that are kept."""
 
 
 class ControlLog:
-    """What was done to each partition. Safe to use from several threads. ``clock``: seconds since 1970."""
+    """What was done to each partition. Thread-safe. ``clock``: seconds since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -83,14 +83,14 @@ class ControlLog:
         self._events: dict[str, list[dict[str, Any]]] = {}
 
     def note(self, partition: str, did: str, what: str = "") -> None:
-        """Something was done to a partition."""
+        """Note a change of a partition."""
         with self._lock:
             known = self._events.setdefault(partition, [])
             known.append({"did": did, "what": what, "time_s": self._clock()})
             del known[:-REMEMBERED]
 
     def note_request(self, method: str, partitions: Iterable[str], request: Any) -> None:
-        """A request was carried out."""
+        """Note a request that was carried out."""
         if method not in CONTROL:
             return
         parts = [*getattr(request, "faults", ()), getattr(request, "agent_id", "")]
@@ -142,13 +142,13 @@ class RequestFaults:
             return tuple(str(entry.spec) for entry in self._waiting if entry.partition == partition)
 
     def struck(self, partition: str) -> tuple[dict[str, Any], ...]:
-        """The faults that struck, as machines report theirs."""
+        """The faults that struck, in the form of machines' reports."""
         with self._lock:
             return tuple(entry for entry in self._struck if entry["partition"] == partition)
 
     def answer(self, request: str, partition: str, work: Callable[[], Any]) -> Any:
-        """The answer to a request, which a fault may delay, lose, or have carried out twice. Raises ServiceError for an
-        answer that is lost.
+        """The answer to a request. A fault may delay it, lose it, or have the request carried out twice. Raises
+        ServiceError for a lost answer.
         """
         spec = self._take(request, partition) if self._waiting else None
         if spec is None:
@@ -160,7 +160,7 @@ class RequestFaults:
         if spec.kind == "twice":
             try:
                 work()
-            except Exception as error:  # The caller hears the first answer only.
+            except Exception as error:  # The caller gets the first answer only.
                 log.warning("%s, the second time: %s", request, error)
         if spec.kind == "killed":
             self._end()

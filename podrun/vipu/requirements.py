@@ -1,5 +1,6 @@
-"""What must hold: for a request, whatever else is on the POD (names, sizes, GCDs, IPU-Link domains), and for the
-allocator's state, always. Pure; the second part is for tests, for stored state and for repair."""
+"""Rules for requests, whatever else is on the POD (names, sizes, GCDs, IPU-Link domains), and invariants of the
+allocator's state. Pure; the invariants are for tests, for stored state and for repair.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,7 @@ def check_name(name: str, what: str) -> None:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], make: str) -> NotFoundError:
-    """The error for a name that nothing has: the nearest name, then all of them, else ``make``, the command that makes
-    one."""
+    """The error for an unknown name: the nearest name, then all of them, else ``make``, the command that makes one."""
     numbered = {text: [part.zfill(9) for part in re.split(r"(\d+)", text)] for text in known}
     names = sorted(numbered, key=lambda text: numbered[text])  # ipum2 before ipum10
     close = difflib.get_close_matches(name, names, n=1)
@@ -148,7 +148,7 @@ def validate_state(
     allocations: Mapping[str, Allocation],
     lost: Set[str],
 ) -> None:
-    """Check every cross-link of a state. Raises InternalError naming the first that does not hold."""
+    """Check every cross-link of a state. Raises InternalError naming the first one that does not hold."""
     _check_allocations(cluster, allocations, lost)
     holders: dict[int, str] = {}
     for name, partition in partitions.items():
@@ -202,7 +202,7 @@ def _check_allocations(cluster: Cluster, allocations: Mapping[str, Allocation], 
 
 
 def _check_partition(cluster: Cluster, partition: Partition) -> None:
-    """What holds within one partition: its state, its size, its place."""
+    """Check one partition by itself: its state, its size, its place."""
     name, size = partition.name, partition.size
     _require(partition.state is not PartitionState.REMOVED, f"partition {name} is removed but recorded")
     broken = partition.state is PartitionState.ERROR

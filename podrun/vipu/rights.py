@@ -2,9 +2,9 @@
 
 A server normally answers the user who runs it and nobody else; then every call is that user's. One that is shared
 (``vipu-server --shared``) answers all users of its host. Each call then counts as its user, whose id the kernel tells
-(`podrun.core.identity`). A partition belongs to who made it: others may see that it is there and how busy it is, and
-nothing more. What concerns the whole POD is for administrators: the user who runs the server, root, and those that
-``--admin`` names.
+(`podrun.core.identity`). A partition belongs to the user who made it: others may see that it exists and how busy it is,
+and nothing more. Calls that concern the whole POD are for administrators: the user who runs the server, root, and those
+that ``--admin`` names.
 """
 
 from __future__ import annotations
@@ -72,12 +72,14 @@ RIGHTS: Mapping[str, Right] = {
     "RemoveUser": Right.ADMIN,
     "ListUsers": Right.ADMIN,
 }
-"""Of each call by name; one that is not here is for administrators."""
+"""The right for each call by name; a call that is not listed is for administrators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Who a server answers. ``admins``: user ids of administrators besides the user who runs it, and root."""
+    """The users whom a server answers. ``admins``: user ids of administrators besides the user who runs it, and
+    root.
+    """
 
     shared: bool = False
     admins: frozenset[int] = frozenset()
@@ -87,7 +89,7 @@ class Sharing:
         return caller.own or caller.uid in (0, os.getuid()) or caller.uid in self.admins
 
     def machine_options(self) -> dict[str, Any]:
-        """What machines need to know of it (`podrun.device.service.server.MachineServer`)."""
+        """The facts about sharing that machines need (`podrun.device.service.server.MachineServer`)."""
         return {"shared": self.shared, "admins": tuple(sorted(self.admins))}
 
     def owns(self, caller: Caller, owner: int) -> bool:
@@ -112,7 +114,9 @@ class Sharing:
             )
 
     def visible(self, caller: Caller, report: MachineReport, owner: int | None) -> MachineReport:
-        """A machine's report as a caller may see it: of partitions of others without processes and addresses."""
+        """A machine's report as a caller may see it: reports of others' partitions come without processes and
+        addresses.
+        """
         if owner is None or self.owns(caller, owner):
             return report
         hidden = AttachedProcess(0, owner_name(owner), "(of another user)")
@@ -126,7 +130,7 @@ class Sharing:
 
 
 CALLS_OF_OTHERS = 4
-"""Calls of one user who does not run the server that are answered at a time; the rest of its threads are for others."""
+"""Most calls at a time from one user other than the one who runs the server; the other threads are for others."""
 
 
 class CallRoom:

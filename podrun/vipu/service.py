@@ -122,7 +122,7 @@ class Service:
         )
         self._partition_infos: ViewCache[Partition, PartitionInfo] = ViewCache()
         self._agent_infos: ViewCache[AgentStatus, AgentInfo] = ViewCache()
-        self.serving = False  # Until it has started and taken over what an earlier server left.
+        self.serving = False  # True once earlier machines are taken over.
         self._signs = SignsOfLife()
         self._rounds = [Rounds("podrun-rounds", ROUND_S, self.look_around)]
         if heartbeats:
@@ -369,7 +369,7 @@ class Service:
         self.handle(ev.RemoveReservation(name, self._clock()))
 
     def look_around(self) -> None:
-        """What is to be done as time passes; called once a second."""
+        """Do the work that is due as time passes; called once a second."""
         with self._lock:
             allocator = self._allocator
             waiting = set(allocator.queue)
@@ -377,7 +377,7 @@ class Service:
             due = any(entry.deadline for entry in allocator.maintenance.values())
         for name in self._signs.vanished(waiting):
             log.info("request %s leaves the queue: nobody asks for it any more", name)
-            with contextlib.suppress(NotFoundError):  # It was served or given up meanwhile.
+            with contextlib.suppress(NotFoundError):  # The request was served or given up meanwhile.
                 self.handle(ev.LeaveQueue(name))
         if waiting or timed or due:
             self.handle(ev.Tick(self._clock()))
@@ -472,7 +472,7 @@ class Service:
         return there
 
     def _all_there_is(self) -> list[Told]:
-        """For those who begin to watch."""
+        """The present state, for those who begin to watch."""
         with self._lock:
             waiting = [queued_info(self.cluster, entry) for entry in self._allocator.queue.values()]
             there = self._tell_of_groups()
@@ -498,7 +498,7 @@ class Service:
                 raise unknown_name("allocation", name, known, "vipu-admin create allocation NAME")
 
     def allocation_of(self, name: str) -> str | None:
-        """The allocation of a partition, or that a queued request names; None if there is neither."""
+        """The allocation of a partition, or the one that a queued request names; None if there is neither."""
         with self._lock:
             partition, entry = self._allocator.partitions.get(name), self._allocator.queue.get(name)
             return partition.allocation if partition else entry.needs.allocation if entry else None
@@ -563,7 +563,7 @@ class Service:
             if partition is None or partition.operation != number:
                 return
             with self._agents_lock:
-                pass  # What was decided for its agents before this operation is done before it.
+                pass  # Instructions for its agents from before this operation are carried out first.
             self._report(ev.OperationStarted(name, number))
             try:
                 if isinstance(operation, ev.ReleaseMachines):
@@ -572,7 +572,7 @@ class Service:
                     operations.bring_up(self.pool, partition)
             except PodrunError as error:
                 if self._stopping.is_set():
-                    return  # The partition is as it should be: it is brought up when the service starts again.
+                    return  # The partition is in order: it is brought up when the service starts again.
                 hint = f" {error.hint}" if error.hint else ""
                 self._report(ev.OperationFailed(name, number, f"{error.message}.{hint}"))
             except Exception as error:

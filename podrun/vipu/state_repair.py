@@ -1,6 +1,6 @@
-"""What is wrong with a state file, and what a repair would keep: `vipu-server check` and `vipu-server repair`.
+"""The problems of a state file, and the part that a repair would keep: `vipu-server check` and `vipu-server repair`.
 
-`diagnose` is pure: from the rows of a file it makes the largest part that holds together, older partitions first, and
+`diagnose` is pure: from the rows of a file it makes the largest consistent part, older partitions first, and
 says what it leaves out and why. `repair` writes that part into a new file; the old one stays beside it.
 """
 
@@ -38,7 +38,9 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """A state file as it is: the rows that could be read, and what could not. ``pod``: the row about the POD."""
+    """The content of a state file: the rows that could be read, and problems with the others. ``pod``: the row about
+    the POD.
+    """
 
     version: int
     pod: Mapping[str, Any] | None
@@ -53,7 +55,7 @@ class StateRows:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, and what a repair does about it."""
+    """A problem, and what a repair does about it."""
 
     what: str
     action: str
@@ -66,15 +68,16 @@ class StateDiagnosis:
     problems: tuple[Problem, ...]
     kept: StoredState
     lease: Lease
-    """Of the file, so that machines that a server left are still its own."""
+    """The file's lease, so that machines that a server left still belong to it."""
 
 
 # --- the pure part ----------------------------------------------------------------------------------------------
 
 
 def diagnose(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
-    """What is wrong with the rows, and what of them holds together. Raises ConfigError for a file of another POD or of
-    a newer podrun: nothing is wrong with those."""
+    """The problems of the rows, and their consistent part. Raises ConfigError for a file of another POD or of a newer
+    podrun, which are no problems to repair.
+    """
     if rows.version > SCHEMA_VERSION:
         raise ConfigError(
             f"the file is of a newer podrun (schema {rows.version}; this one reads {SCHEMA_VERSION})",
@@ -180,7 +183,11 @@ def _keep_partition(core: Allocator, partition: Partition, problems: list[Proble
 
 
 def _keep_plans(core: Allocator, rows: StateRows, problems: list[Problem]) -> None:
-    order = ("reservations", "maintenance", "queue")  # Queued requests name reservations.
+    order = (
+        "reservations",
+        "maintenance",
+        "queue",
+    )  # Queued requests name reservations, so reservations come first.
     for kind, name, data in sorted(rows.plans, key=lambda row: (order.index(row[0]), row[1])):
         try:
             entry = entry_of(dict(PLAN_KINDS)[kind], json.loads(data))
@@ -194,7 +201,7 @@ def _keep_plans(core: Allocator, rows: StateRows, problems: list[Problem]) -> No
 
 
 def _wrong(core: Allocator, change: Callable[[], object]) -> str:
-    """Make a change; what does not hold then, or empty."""
+    """Make a change. Returns the invariant that it breaks, or an empty text."""
     try:
         change()
         core.validate_state()
@@ -260,8 +267,9 @@ def _no_version(number: int) -> tuple[str, ...]:
 
 
 def repair(path: Path, cluster: Cluster, found: StateDiagnosis) -> Path:
-    """Put what is kept into a new file in the place of the old one, which stays beside it under the name that is
-    returned. Raises ConflictError if a server uses the file."""
+    """Put the kept part into a new file in the place of the old one; returns the name under which the old one stays
+    beside it. Raises ConflictError if a server uses the file.
+    """
     lock = StateFileLock(path)
     try:
         fresh = path.with_name(f"{path.name}.repaired")

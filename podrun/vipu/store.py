@@ -2,8 +2,8 @@
 agents and clusters of the POD once they were changed.
 
 A change of state is one transaction, committed before the change takes effect anywhere. A state file has one owner at a
-time and belongs to one POD as its description was when the file was made. What cannot be read, or does not hold
-together, is refused; nothing is emptied or repaired silently.
+time and belongs to one POD as its description was when the file was made. Content that cannot be read, or is not
+consistent, is refused; nothing is emptied or repaired silently.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MIGRATIONS = {
     4: (_USERS,),
     5: (_LAYOUT, "ALTER TABLE pod ADD COLUMN own_layout INTEGER NOT NULL DEFAULT 0"),
 }
-"""What makes a file of a schema version one of the next."""
+"""The steps that bring a file of one schema version to the next."""
 
 _TABLES = """
 CREATE TABLE pod (name TEXT NOT NULL, own_allocations INTEGER NOT NULL DEFAULT 0,
@@ -79,9 +79,9 @@ PLAN_KINDS: tuple[tuple[str, type], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What a store holds. ``allocations`` None: those of the POD's description were never changed. ``users``: the
-    record of each user of a server started with --secure, by name. ``layout``: the POD with its agents and clusters as
-    they were changed, None: they are those of its description."""
+    """The content of a store. ``allocations`` None: those of the POD's description were never changed. ``users``: the
+    record of each user of a server started with --secure, by name.
+    """
 
     partitions: tuple[Partition, ...]
     allocations: tuple[Allocation, ...] | None
@@ -92,7 +92,7 @@ class StoredState:
 
 
 class Superseded(ConflictError):
-    """Another server has taken the state over: this one must change nothing any more."""
+    """Another server has taken the state over; this one must not change it any more."""
 
 
 class Store:
@@ -238,8 +238,9 @@ class Store:
         return uid
 
     def lead(self) -> Lease:
-        """Become the state's one owner: from now on `commit` refuses whoever was so before. The lease is for the
-        machines; that of a store in memory has epoch 0."""
+        """Become the state's one owner: from now on `commit` refuses the previous owner. The lease is for the machines;
+        that of a store in memory has epoch 0.
+        """
         if self.path is None:
             return Lease()
         uid = self.uid
@@ -250,8 +251,9 @@ class Store:
         return lease
 
     def commit(self, change: StateChange) -> None:
-        """Store a change, whole or not at all. Raises ServiceError if it cannot be: then nothing is changed. Raises
-        Superseded if another server leads."""
+        """Store a change, whole or not at all. Raises ServiceError, without any change, if that is impossible, and
+        Superseded if another server leads.
+        """
         with self._committing():
             self._check_lead()
             for name, partition in change.partitions.items():
@@ -354,10 +356,10 @@ class Store:
 
 
 class StateFileLock:
-    """Ownership of a state file: an advisory lock on ``FILE.lock``, in which the owner's name stands.
+    """Ownership of a state file: an advisory lock on ``FILE.lock``, which holds the owner's name.
 
-    The kernel gives it up when the owner's process ends, however it ends; the file stays. Raises ConflictError with the
-    owner's name if another process, or another store of this one, has it.
+    The kernel releases the lock when the owner's process ends, however it ends; the file stays. Raises ConflictError
+    with the owner's name if another process, or another store of this one, has it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -373,12 +375,14 @@ class StateFileLock:
                 hint="Use that server (vipu --server-version shows where it listens) or stop it. A second server of "
                 "the POD needs a state of its own: --state-file FILE or --no-state",
             ) from error
-        with contextlib.suppress(OSError):  # On a full disk the owner has the lock, only without its name.
+        with contextlib.suppress(
+            OSError
+        ):  # On a full disk the owner has the lock, only without its name in the file.
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Give the file up."""
+        """Release the file."""
         os.close(self._file)
 
 
@@ -389,7 +393,9 @@ def default_state_file(cluster: str) -> Path:
 
 
 def fingerprint_of(cluster: Cluster) -> str:
-    """A short hash of what stored partitions rely on: the POD's agents in order, their IPU-Link domains, its links."""
+    """A short hash of everything that stored partitions rely on: the POD's agents in order, their IPU-Link domains, its
+    links.
+    """
     topology = cluster.topology
     agents = [(agent.id, agent.ild) for agent in cluster.agents]
     links = (topology.ild_ipus, topology.ipu_links.value, topology.gateway.value)
@@ -486,7 +492,7 @@ def _plain_entry(entry: Maintenance | Queued | Reservation) -> dict[str, Any]:
 
 
 def entry_of(kind: type, data: Any) -> Any:
-    """An entry of a table of plans. Raises ValueError, KeyError or TypeError if it is none."""
+    """An entry of a table of plans. Raises ValueError, KeyError or TypeError if the row is not one."""
     if not isinstance(data, dict):
         raise TypeError(f"a row is {type(data).__name__}")
     if kind is Queued:
@@ -500,7 +506,7 @@ def entry_of(kind: type, data: Any) -> Any:
 
 
 def partition_of(name: str, data: Any) -> Partition:
-    """The partition of a row. Raises ValueError, KeyError or TypeError if it is none."""
+    """The partition of a row. Raises ValueError, KeyError or TypeError if the row is not one."""
     if not isinstance(data, dict):
         raise TypeError(f"partition {name} is recorded as {type(data).__name__}")
     partition = Partition(

@@ -36,7 +36,7 @@ class PartitionState(enum.Enum):
     """The request waits for IPUs; there is no partition yet."""
 
     def is_terminal(self) -> bool:
-        """True iff only a request or a failure ends this state: polling may stop."""
+        """True iff only a request or a failure ends this state, so that polling may stop."""
         return self in (PartitionState.ACTIVE, PartitionState.ERROR, PartitionState.REMOVED)
 
     @property
@@ -58,7 +58,7 @@ class SyncType(enum.Enum):
 
 
 def parse_sync_type(text: str) -> SyncType:
-    """The SyncType of either spelling, in any case. Raises UsageError naming both."""
+    """The SyncType of either spelling, in any case. Raises UsageError, which names both."""
     plain = text.lower().replace("_", "-").removeprefix("st-")
     for kind in SyncType:
         if kind.value == plain:
@@ -94,7 +94,7 @@ class Requirements:
     """The reservation whose IPUs it may use."""
     owner: int = NO_USER
     routing: str = ""
-    """``DNC``, ``SWNC`` or ``RINGSWNC``; empty: what the size and the POD's links make best."""
+    """``DNC``, ``SWNC`` or ``RINGSWNC``; empty: the best one for the size and the POD's links."""
     index: int = 0
     """Which of the V-IPU cluster's places of this size, from 1; 0: the server chooses."""
     cluster: str = ""
@@ -207,7 +207,7 @@ class QueueInfo:
     ahead: tuple[str, ...] = ()
     blockers: tuple[str, ...] = ()
     latest: float | None = None
-    """When it starts at the latest; None: nobody can say."""
+    """When it starts at the latest; None: unknown."""
     owner: str = ""
 
 
@@ -282,8 +282,9 @@ class ServiceMetrics:
 
 @dataclass(frozen=True, slots=True)
 class WatchedChange:
-    """A partition, machine or incident as it is from now on. ``value``: as --format json has it; None: it is gone, or
-    the kind is ``synced``. ``token``: to go on after it."""
+    """The present form of a partition, machine or incident. ``value``: as in --format json; None: it is gone, or the
+    kind is ``synced``. ``token``: continues a watch after this change.
+    """
 
     token: str
     kind: str

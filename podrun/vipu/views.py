@@ -1,4 +1,4 @@
-"""A partition as others see it: what `vipu` lists, and how clients reach its IPUs.
+"""Views of partitions: what `vipu` lists, and how clients reach their IPUs.
 
 Pure, from the POD's description, the allocator's `Partition` and the addresses of its machines. Values of
 `podrun.vipu.types`, their JSON for those who watch, and their messages on the wire.
@@ -42,8 +42,9 @@ Named = TypeVar("Named", AllocationInfo, ClusterInfo, PartitionInfo, Reservation
 
 
 class ViewCache(Generic[Source, Result]):
-    """What was made of values, by name: made again only where a value is another one. Lists of thousands of partitions
-    and agents change little from one question to the next."""
+    """Results made from values, by name: made again only for a changed value. Lists of thousands of partitions and
+    agents change little from one question to the next.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Source, Result]] = {}
@@ -62,8 +63,9 @@ class ViewCache(Generic[Source, Result]):
 
 
 class AgentStatus(NamedTuple):
-    """What changes about an agent. ``stale``: seconds since its machine answered; None if it answers, or has none.
-    ``cluster``: the V-IPU cluster it is in."""
+    """The changing facts about an agent. ``stale``: seconds since its machine answered; None if it answers, or has
+    none.
+    """
 
     state: AgentState
     partitions: tuple[str, ...]
@@ -109,7 +111,7 @@ def agent_statuses(pod: Cluster, facts: AgentFacts) -> Iterator[tuple[Agent, Age
 
 
 def _idle(cluster: str) -> AgentStatus:
-    """No machine, no partition, nothing wrong."""
+    """The status of an agent without machine, partition or problem."""
     return AgentStatus(AgentState.STANDBY, (), (), None, None, cluster)
 
 
@@ -230,12 +232,13 @@ def agent_state(agent: str, lost: set[str], running: set[str]) -> AgentState:
 
 
 SUSPECT_SECONDS = 15.0
-"""A machine that does not answer is suspect for so long, then unreachable."""
+"""Seconds for which a machine that does not answer is suspect; then it is unreachable."""
 
 
 def agent_health(lost: bool, maintenance: Maintenance | None, stale: float | None) -> str:
-    """Health of an agent. ``stale``: seconds since its machine answered, None if it answers or has none. What is wrong
-    comes before what an administrator wants."""
+    """Health of an agent. ``stale``: seconds since its machine answered, None if it answers or has none. A problem
+    comes before an administrator's request.
+    """
     if lost:
         return "failed"
     if stale is not None:
