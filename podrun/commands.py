@@ -120,7 +120,7 @@ class Outlet(io.FileIO):
 
     failure: OSError | None = None
     command = ""
-    """The name in that report; empty: the name of the program that was started."""
+    """The command's name in that report; empty: the name of the program that was started."""
 
     def write(self, data: ReadableBuffer) -> int:
         """Write as much as the system takes at a time; after a failure drop everything."""

@@ -64,7 +64,9 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _form(value: Any) -> Any:
-    """What a compiled form depends on: type and shape of an array, the same of each element of a sequence."""
+    """The properties of an argument on which a compiled form depends: type and shape of an array, or of each element of
+    a sequence.
+    """
     if isinstance(value, tuple):
         return tuple(_form(v) for v in value)
     return None if value is None else (value.dtype.str, value.dtype.name, value.shape)
@@ -79,7 +81,7 @@ def _host_value(value: Any) -> Any:
 
 
 class PodrunBackendRep(BackendRep):
-    """A model ready to run; compiled forms are kept by input shapes and types."""
+    """A model that is ready to run. Compiled forms are kept by input shapes and types."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model

@@ -142,7 +142,7 @@ REFUSED = {
     "getIpuTensorId": "tensors of a captured model have no number outside of the capture",
     "poptorchAtExit": "IPUs and processes of loaders are let go without a call",
 }
-"""Names of the SDK's that are not there, and why."""
+"""Names of the SDK that podrun does not have, and why."""
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -1,6 +1,6 @@
 """Annotations in a model: blocks of operators, scopes, groups of convolutions.
 
-Outside the capture of a model all of them do nothing.
+Outside the capture of a model they are no-ops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from podrun.poptorch.strategies import ExecutionStrategy, PipelinedExecution
 
 @dataclass(frozen=True, slots=True)
 class BlockPlacement:
-    """Where operators of a block run."""
+    """Where the operators of a block run."""
 
     ipu: int = 0
     stage: int = 0
@@ -27,7 +27,7 @@ class BlockPlacement:
 
 @dataclass(slots=True)
 class CaptureAnnotations:
-    """What annotations have said since a capture began.
+    """The state of annotations since a capture began.
 
     Operators before the first block belong to IPU 0 and stage 0.
     """
@@ -43,7 +43,7 @@ class CaptureAnnotations:
     multi_convolution: Any = None
 
     def enter(self, user_id: Any, ipu_id: int | None) -> None:
-        """A block begins."""
+        """Begin a block."""
         if user_id is None:
             self.automatic += 1
             user_id = str(self.automatic)
@@ -52,7 +52,7 @@ class CaptureAnnotations:
         self.ended = ""
 
     def leave(self, name: str) -> None:
-        """A block ends."""
+        """End a block."""
         self.current, self.ended = None, name
 
     def placement(self) -> BlockPlacement:
@@ -155,9 +155,9 @@ class LegacyBeginBlockFn(torch.nn.Module):
 
 
 def BeginBlock(layer_to_call: Any, user_id: Any = None, ipu_id: int | None = None) -> Any:
-    """Let a module begin a block whenever it is called; it lasts until the next one. Returns the same module.
+    """Let a module begin a block whenever it is called; the block lasts until the next one. Returns the same module.
 
-    Error for a module that begins one already, and for what cannot be called.
+    Error for a module that begins a block already, and for an object that cannot be called.
     """
     if not callable(layer_to_call):
         raise Error("poptorch.BeginBlock takes a module or a function")
@@ -179,7 +179,7 @@ def begins_block(module: torch.nn.Module) -> bool:
 
 
 def removeBlocks(module: torch.nn.Module) -> None:
-    """Take all annotations by `BeginBlock` from a module and what is in it."""
+    """Remove all annotations by `BeginBlock` from a module and the modules inside it."""
     assert isinstance(module, torch.nn.Module), "removeBlocks takes a module"
     for part in module.modules():
         for key, hook in list(part._forward_pre_hooks.items()):

@@ -1,7 +1,7 @@
-"""What a call takes and returns: arguments bound to forward's parameters, and the arithmetic of batch dimensions.
+"""Arguments and results of a call: arguments bound to forward's parameters, and the arithmetic of batch dimensions.
 
 Dimension 0 of every input holds, outermost first: device iterations, gradient accumulation, replicas (or groups of
-replicas with the same input), and the samples of one micro-batch. ``backward`` of what a wrapper returns raises Error,
+replicas with the same input), and the samples of one micro-batch. ``backward`` of a wrapper's result raises Error,
 because the IPU has computed the gradients already.
 """
 
@@ -44,7 +44,7 @@ class CallArguments:
 def bind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
     """The arguments in the order of forward's parameters.
 
-    Error for a mandatory one that is missing; AssertionError for too many, an unknown keyword or one that is given
+    Error for a missing mandatory argument; AssertionError for too many, an unknown keyword or an argument that is given
     twice.
     """
     signature = inspect.signature(module.forward)
@@ -83,7 +83,7 @@ def _prepared(leaf: Any) -> Any:
 
 
 def check_same(compiled: CallArguments, given: CallArguments) -> None:
-    """Error if a call differs from the one that the model was compiled for."""
+    """Error if a call differs from the one for which the model was compiled."""
     tail = "Call destroy() on the model, or make a new wrapper, to use other inputs."
     if compiled.structure.description != given.structure.description:
         raise Error("The structure of the inputs is not the one that the model was compiled for", hint=tail)
@@ -107,7 +107,7 @@ def check_same(compiled: CallArguments, given: CallArguments) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchDimensions:
-    """Factors of dimension 0. ``groups``: replicas with an input of their own."""
+    """The factors of dimension 0. ``groups``: groups of replicas with an input of their own."""
 
     iterations: int
     accumulation: int
@@ -164,7 +164,7 @@ class BatchDimensions:
 
 
 def batch_dimensions(options: Any, training: bool) -> BatchDimensions:
-    """The factors that options say. Inference does not accumulate."""
+    """The factors that options set. Inference does not accumulate."""
     return BatchDimensions(
         iterations=options.device_iterations,
         accumulation=options.Training.gradient_accumulation if training else 1,

@@ -29,7 +29,7 @@ from podrun.session.stepio import PyStepIO, PyWeightsIO
 class CompiledModel:
     """A module on a device. Tensors are known by the names of parameters and by positions among arguments.
 
-    ``input_updates``: name in the session of what replaces the input at a position. ``stamps``: of the last call.
+    ``input_updates``: the session's name of the new value of the input at a position. ``stamps``: of the last call.
     """
 
     session: Any
@@ -91,7 +91,7 @@ class CompiledModel:
         return torch.from_numpy(np.array(data))
 
     def _update_inputs(self, inputs: Mapping[int, torch.Tensor], arrays: Mapping[str, np.ndarray]) -> None:
-        """Write what forward wrote into its arguments into the caller's tensors."""
+        """Copy the values that forward wrote into its arguments to the caller's tensors."""
         batches = self.batches
         for position, name in self.input_updates.items():
             shape = self.graph.inputs[position].shape
@@ -115,7 +115,7 @@ class CompiledModel:
     # --- Weights ------------------------------------------------------------------------------------------------------
 
     def read_weights(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Values of parameters and buffers as the device has them; those that it does not have are left out."""
+        """Values of parameters and buffers on the device; those that it does not have are left out."""
         held = {name: self.session.parts.weights.get(name) for name in names}
         rows = {name: self._returned_rows(name) for name in names}
         arrays = {
@@ -143,13 +143,13 @@ class CompiledModel:
             self.session.weightsFromHost()
 
     def bring_weights(self) -> None:
-        """Let the session's own copy of weights and state be the device's."""
+        """Copy weights and state from the device to the session's own copy."""
         with translated("reading the weights"):
             self.session.weightsToHost()
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the device has none: its program was loaded again."""
+        """Whether the device has no weights, because its program was loaded again."""
         return bool(not self.session.parts.loader.weights_sent and self.session.parts.model.built.weights)
 
     # --- Optimizer ----------------------------------------------------------------------------------------------------
@@ -185,13 +185,13 @@ class CompiledModel:
             self.session.loadEngineAndConnectStreams()
 
     def detach(self) -> None:
-        """Let the IPUs go."""
+        """Release the IPUs."""
         with translated("detaching from the device"):
             self.session.parts.program.device.detach()
 
     @property
     def random_state(self) -> list[int]:
-        """The seed as it stands, then the generator's words."""
+        """The present seed, then the generator's words."""
         with translated("reading the random state"):
             return [int(self.session.getRandomSeed()), *self.session.getRNGState()]
 

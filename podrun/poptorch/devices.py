@@ -1,4 +1,4 @@
-"""The IPUs that a model runs on: which there are, and how options and environment choose among them."""
+"""The IPUs that a model runs on: which exist, and how options and environment choose among them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Whether there is a device with that many IPUs. False where the environment asks for a model of an IPU."""
+    """Whether a device with that many IPUs exists. False if the environment asks for a model of an IPU."""
     if any(environment().get(name, "0") not in ("", "0") for name in _MODEL_VARIABLES):
         return False
     return bool(DeviceManager(environment()).enumerateDevices(numIpus=num_ipus))
 
 
 def ipuHardwareVersion() -> int:
-    """The IPUs' architecture: 2 or 21; -1 for an unknown one. AssertionError where there are none."""
+    """The IPUs' architecture: 2 or 21; -1 for an unknown one. AssertionError without IPUs."""
     devices = [] if not ipuHardwareIsAvailable() else DeviceManager(environment()).enumerateDevices(numIpus=1)
     assert devices, "There are no IPUs"
     return _VERSIONS.get(devices[0].ipuVersion, -1)
@@ -50,8 +50,9 @@ def _is_set(name: str) -> bool:
 
 
 def acquire(options: Any, ipus: int, sleep: Callable[[float], None] = time.sleep) -> Any:
-    """The device that options ask for. Error if it cannot be had; with POPTORCH_WAIT_FOR_IPU it waits while others have
-    the IPUs."""
+    """The device that options ask for. Error if it is not available; with POPTORCH_WAIT_FOR_IPU the function waits
+    while others have the IPUs.
+    """
     if ipus > MOST_IPUS:
         raise Error(
             f"the model needs {ipus} IPUs; a process can use {MOST_IPUS}",
@@ -99,7 +100,7 @@ def _model_settings(ipus: int, options: Any) -> dict[str, Any]:
 
 
 def _acquired(manager: DeviceManager, options: Any, ipus: int) -> Any:
-    """A device, or None if others have it."""
+    """A device, or None if another process has it."""
     kind = DeviceConnectionType.Always
     if options.connection_type == ConnectionType.OnDemand:
         kind = DeviceConnectionType.OnDemand
@@ -140,7 +141,7 @@ def _of_id(manager: DeviceManager, identifier: int, ipus: int, kind: DeviceConne
 
 
 def _rounded(ipus: int, options: Any) -> int:
-    """A power of two of IPUs. Error if the model does not use one and may not be given more."""
+    """A power of two of IPUs. Error if the model uses another number and the options do not allow rounding."""
     rounded = 1 << (ipus - 1).bit_length()
     if rounded != ipus:
         if not options.auto_round_num_ipus:

@@ -1,4 +1,4 @@
-"""PopTorch's exceptions: ``poptorch.Error`` and what an IPU system reports; what a session raises, as these."""
+"""PopTorch's exceptions: ``poptorch.Error`` and the errors of an IPU system; a session's errors become these."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LONG_MESSAGES = "poptorch_error.log"
 
 
 class Error(PodrunError):
-    """What PopTorch cannot do with a model, or what went wrong while it ran.
+    """A thing that PopTorch cannot do with a model, or an error while it ran.
 
-    ``message``: what happened. ``type``: which part reports it (``poptorch_py_error``: the front end;
+    ``message``: what happened. ``type``: the part that reports it (``poptorch_py_error``: the front end;
     ``popart_exception``; ``poplar_...``). ``location``: what the program was doing, innermost first.
     """
 
@@ -45,8 +45,9 @@ class Error(PodrunError):
 
 
 class RecoverableError(Error):
-    """An error after which the model can run again; ``recovery_action`` says what has to be done before: IPU_RESET,
-    LINK_RESET, PARTITION_RESET or FULL_RESET."""
+    """An error after which the model can run again. ``recovery_action`` says what must happen before: IPU_RESET,
+    LINK_RESET, PARTITION_RESET or FULL_RESET.
+    """
 
     type: ClassVar[str] = "poplar_recoverable_runtime_error"
     fault = Fault.SYSTEM
@@ -69,14 +70,14 @@ class RecoverableError(Error):
 
 
 class UnrecoverableError(Error):
-    """An error after which the IPUs cannot be used again until they are repaired."""
+    """An error after which the IPUs cannot be used until they are repaired."""
 
     type: ClassVar[str] = "poplar_unrecoverable_runtime_error"
     fault = Fault.SYSTEM
 
 
 def _shortened(message: str) -> str:
-    """A message as it is, or where its whole text is if it is longer than anybody reads in a terminal."""
+    """The message itself; if it is too long to read in a terminal, the name of a file with its whole text."""
     lines = message.splitlines()
     if len(lines) <= LONGEST_MESSAGE:
         return message
@@ -118,13 +119,14 @@ def throw_test_error(kind: TestErrorType) -> None:
 
 
 _doing: list[str] = []
-"""What the program is doing, outermost first."""
+"""The actions that the program is in, outermost first."""
 
 
 @contextmanager
 def translated(doing: str = "") -> Iterator[None]:
-    """Raise Error, RecoverableError or UnrecoverableError for what a session raises inside. ``doing``: what is done,
-    for the error's ``location``."""
+    """Raise a session's errors inside the context as Error, RecoverableError or UnrecoverableError. ``doing``: the
+    action, for the error's ``location``.
+    """
     if doing:
         _doing.append(doing)
     try:

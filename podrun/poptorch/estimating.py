@@ -1,7 +1,7 @@
 """Modules of PyTorch programs as `podrun estimate` takes them: captured, not compiled and not run.
 
-``train.py``: the program runs until it compiles a model (a training model, or an inference model, as is asked for);
-what would be compiled is taken, and the program ends there. ``net.py:NAME``: a module, or a class or function without
+``train.py``: the program runs until it compiles a model (a training model, or an inference model, as requested);
+the estimate takes the model, and the program ends there. ``net.py:NAME``: a module, or a class or function without
 arguments that gives one, with the shapes of its inputs.
 """
 
@@ -39,7 +39,7 @@ TYPES = {
 
 
 class _Taken(BaseException):
-    """Ends a program at its first compile. No Exception: programs catch those."""
+    """Ends a program at its first compile. Not an Exception, because programs catch those."""
 
     def __init__(self, request: model_compiler.CompileRequest, call: tuple[Any, Any]) -> None:
         super().__init__()
@@ -48,9 +48,8 @@ class _Taken(BaseException):
 
 @dataclass
 class ModuleSource:
-    """A module and a call of it with one micro-batch. ``program_layout``: what the program itself says of accumulation.
-
-    ``loss``: in training the loss that forward gives is what is differentiated, otherwise its first output.
+    """A module and a call of it with one micro-batch. ``program_layout``: the accumulation that the program itself
+    sets. ``loss``: training differentiates forward's loss if there is one, otherwise its first output.
     """
 
     module: torch.nn.Module
@@ -107,8 +106,9 @@ def _model(captured: Capture, module: torch.nn.Module, loss: bool) -> Any:
 
 
 def program_source(path: Path, arguments: Sequence[str], *, train: bool) -> ModuleSource:
-    """What a program compiles first, in training or in inference. UsageError for one that compiles no such model, and
-    for errors of its own before."""
+    """The model that a program compiles first, in training or in inference. UsageError if it compiles no such model,
+    and for errors of its own before.
+    """
     with _as_program(path, arguments):
         try:
             with model_compiler.instead_of_compiling(_take(train)):
@@ -144,13 +144,13 @@ def _take(train: bool) -> Any:
 
 @contextmanager
 def _as_program(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """The path and ``sys.argv`` that a program is to find: ``import poptorch`` is ours."""
+    """Set the path and ``sys.argv`` for a program, so that ``import poptorch`` finds podrun's."""
     compat = str(Path(podrun.__file__).parent / "compat")
     before = sys.argv, list(sys.path)
     sys.argv = [str(path), *arguments]
     sys.path[:0] = [str(path.resolve().parent), compat]
     try:
-        with redirect_stdout(sys.stderr):  # The answer alone is standard output.
+        with redirect_stdout(sys.stderr):  # Standard output is for the answer alone.
             yield
     finally:
         sys.argv, sys.path[:] = before
@@ -158,7 +158,8 @@ def _as_program(path: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 def module_source(path: Path, name: str, inputs: Sequence[str]) -> ModuleSource:
     """A module of a file, with inputs like ``8x3x32x32`` or ``4x128:int64``; dimension 0 is the batch. UsageError for a
-    name or inputs that are not right."""
+    wrong name or wrong inputs.
+    """
     with _as_program(path, ()):
         found: Mapping[str, Any] = _names(path)
         made = found.get(name)

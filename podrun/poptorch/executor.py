@@ -53,8 +53,8 @@ DEFAULT_LEARNING_RATE = 0.01
 class PoplarExecutor(ExecutorState):
     """A module that is captured and compiled on its first call, and runs on IPUs from then on.
 
-    Attributes that it does not have itself are the module's. Parameters are shared with the module of the user: they
-    bring their values from the IPU when they are read.
+    Attributes that it does not have itself are the module's. Parameters are shared with the user's module: reading one
+    first brings its value from the IPU.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class PoplarExecutor(ExecutorState):
         return self._compiled is not None
 
     def compilationTime(self) -> datetime.timedelta:
-        """How long compiling took. Error if the model is not compiled, or the progress bar is off."""
+        """The time that compiling took. Error if the model is not compiled, or the progress bar is off."""
         if not self._options._show_progress:
             raise Error("compilationTime() needs options.showCompilationProgressBar(True)")
         self._need_compiled("compilationTime")
@@ -210,13 +210,14 @@ class PoplarExecutor(ExecutorState):
         return cycles
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
-        """When the data of the last call crossed: seconds, for each tensor and transfer, by ``input`` (asked for),
-        ``input_complete``, ``output`` (ready), ``output_complete``."""
+        """The times, in seconds, at which data of the last call crossed, for each tensor and transfer: ``input``
+        (requested), ``input_complete``, ``output`` (ready), ``output_complete``.
+        """
         stamps = None if self._compiled is None else self._compiled.stamps
         return no_counters() if stamps is None else stamps.counters()
 
     def getHostIpuLatency(self) -> Latency:
-        """Least, greatest and average seconds from asking for an input to its arrival on the IPUs."""
+        """Least, greatest and average seconds from the request for an input to its arrival on the IPUs."""
         return latency(self.getPerfCounters(), "input", "input_complete")
 
     def getComputeLatency(self) -> Latency:
@@ -228,7 +229,7 @@ class PoplarExecutor(ExecutorState):
         return latency(self.getPerfCounters(), "output", "output_complete")
 
     def getLatency(self) -> Latency:
-        """Least, greatest and average seconds from asking for an input to the result's arrival on the host."""
+        """Least, greatest and average seconds from the request for an input to the result's arrival on the host."""
         return latency(self.getPerfCounters(), "input", "output_complete")
 
     # --- Files --------------------------------------------------------------------------------------------------------
@@ -262,8 +263,9 @@ class PoplarExecutor(ExecutorState):
         self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str) -> None:
-        """Take the compiled program of a file for this wrapper's module instead of compiling. Error for a file of
-        another version, or of another model."""
+        """Use the compiled program of a file for this wrapper's module instead of compiling. Error for a file of
+        another version, or of another model.
+        """
         if self.isCompiled():
             raise Error("loadExecutable() comes before the model is compiled")
         found = read_export(filename)
@@ -282,17 +284,17 @@ class PoplarExecutor(ExecutorState):
         self._compile(bind(self._model, found.payload["args"], found.payload["kwargs"]))
 
     def _checkpoint_state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """What `podrun.checkpoint` saves."""
+        """The state that `podrun.checkpoint` saves."""
         with untracked(), translated("saving a checkpoint"):
             return checkpoint_state(self)
 
     def _restore_checkpoint(self, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
-        """Continue from what `_checkpoint_state` gave."""
+        """Continue from what `_checkpoint_state` returned."""
         with untracked(), translated("resuming from a checkpoint"):
             restore_checkpoint(self, tensors, values)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy or a file of the wrapper is not compiled."""
+        """Copies and files of the wrapper are not compiled."""
         return {
             "model": self._user_model,
             "options": self._options,

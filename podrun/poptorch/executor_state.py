@@ -1,7 +1,7 @@
-"""What lies on IPUs and what the host has of it: weights, the optimizer's state, random state, the devices.
+"""State on the IPUs and its copy on the host: weights, the optimizer's state, random state, the devices.
 
 `ExecutorState` is the part of `PoplarExecutor` that keeps both sides the same: it notes which is newer and copies when
-the other one is asked for.
+the other one is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from podrun.private_apis import torch as private
 
 
 class ExecutorState:
-    """The module, its optimizer and its compiled model, with what moves values between host and IPUs."""
+    """The module, its optimizer and its compiled model, and the transfer of values between host and IPUs."""
 
     _options: Options
     _user_model: torch.nn.Module
@@ -49,7 +49,7 @@ class ExecutorState:
     _device_is_newer: bool
     """Whether training has changed weights on the IPUs since they were copied to the host."""
     _state_is_newer: bool
-    """The same of the optimizer's state."""
+    """Whether training has changed the optimizer's state on the IPUs since it was copied to the host."""
     _weights_version: int
     _detached: bool
     _random_state: list[int] | None
@@ -62,7 +62,7 @@ class ExecutorState:
         return self._compiled
 
     def _bring_up_to_date(self) -> None:
-        """Send weights that training has changed since; optimizer state that was loaded."""
+        """Send weights that the program has changed since the last call, and loaded optimizer state."""
         assert self._compiled is not None
         if not self._training:
             trainer = trainer_of(self._user_model)
@@ -94,18 +94,18 @@ class ExecutorState:
                     _fill(tensor, values[name])
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """`copyWeightsToHost` if the device's values are newer; whether they were."""
+        """Call `copyWeightsToHost` if the device's values are newer. Returns whether they were."""
         if not self._device_is_newer or self._compiled is None:
             return False
         self.copyWeightsToHost()
         return True
 
     def copyWeightsToDevice(self) -> None:
-        """Send the module's parameters and buffers to the device; what was trained since the last copy is lost."""
+        """Send the module's parameters and buffers to the device. Training since the last copy is lost."""
         compiled = self._need_compiled("copyWeightsToDevice")
         self._device_is_newer = False
         with untracked():
-            compiled.bring_weights()  # The optimizer's state stays as the device has it.
+            compiled.bring_weights()  # The optimizer's state on the device stays.
             values = {n: to_numpy(t) for n, t in self._tensors().items() if n in compiled.graph.parameters}
             compiled.write_weights(values)
         if self._training:
@@ -144,7 +144,9 @@ class ExecutorState:
         self._groups[name] = ReplicaGroups(*settings)
 
     def _choose_mean_strategy(self, optimizer: Any) -> None:
-        """Gradients that are accumulated in half precision are averaged as they come, unless the options say else."""
+        """Average gradients that are accumulated in half precision as they arrive, unless the options choose
+        otherwise.
+        """
         training = self._options.Training
         if not needs_running_mean(optimizer) or training._mean_strategy_chosen:
             return
@@ -184,7 +186,7 @@ class ExecutorState:
         self._connect_optimizer()
 
     def _warn_of_ignored(self, optimizer: Any) -> None:
-        """Say of attributes that the optimizer got since the model was compiled that they have no effect."""
+        """Warn that attributes which the optimizer got since the model was compiled have no effect."""
         level = logging.DEBUG if self._options.extra("relax_optimizer_checks") else logging.WARNING
         for name in sorted(attributes_of(optimizer) - self._attributes):
             logger.log(level, "Ignoring unexpected attribute %s of the optimizer", name)
@@ -194,7 +196,7 @@ class ExecutorState:
         return {id(p): n for n, p in self._model.named_parameters()}
 
     def _connect_optimizer(self) -> None:
-        """Let the optimizer's ``state_dict`` read the IPU's state; send it what was loaded before."""
+        """Let the optimizer's ``state_dict`` read the IPU's state, and send state that was loaded before."""
         private.note_step(self._optimizer)
         self._attributes |= attributes_of(self._optimizer)
         if (
@@ -235,7 +237,7 @@ class ExecutorState:
         return self._compiled is not None and not self._detached and self._compiled.attached
 
     def detachFromDevice(self) -> None:
-        """Bring weights, optimizer state and random state back and let the IPUs go; the executable stays."""
+        """Bring weights, optimizer state and random state back and release the IPUs; the executable stays."""
         compiled = self._need_compiled("detachFromDevice")
         if not self.isAttachedToDevice():
             raise Error("detachFromDevice(): the model is not attached to a device")
@@ -267,7 +269,7 @@ class ExecutorState:
             self._send_optimizer_state()
 
     def destroy(self) -> None:
-        """Bring weights back, let the IPUs go and drop the executable. The module's parameters are torch's again."""
+        """Bring weights back, release the IPUs and drop the executable. The module's parameters are torch's again."""
         if self._compiled is not None:
             if self.isAttachedToDevice():
                 self._leave(self._compiled)

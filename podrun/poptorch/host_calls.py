@@ -23,7 +23,7 @@ from podrun.poptorch.errors import Error
 from podrun.poptorch.watching import CallStamps
 
 FIRST_CROSSING = 1 << 30
-"""Positions of a part's inputs from here on are values of earlier parts, by their numbers."""
+"""Inputs of a part from this position on are values of earlier parts, by their numbers."""
 
 
 def calls_host(graph: CapturedGraph) -> bool:
@@ -33,8 +33,9 @@ def calls_host(graph: CapturedGraph) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GraphPart:
-    """Nodes between two calls, as a graph of their own. ``crossing``: the values behind its outputs. ``call``: what the
-    host does afterwards; None at the end."""
+    """Nodes between two calls, as a graph of their own. ``crossing``: the values behind its outputs. ``call``: the call
+    on the host that follows; None at the end.
+    """
 
     captured: Capture
     crossing: tuple[GraphValue, ...]
@@ -42,7 +43,7 @@ class GraphPart:
 
 
 def parts_of(captured: Capture) -> Iterator[GraphPart]:
-    """The parts of a graph, in order. The last one gives what forward returns."""
+    """The parts of a graph, in order. The last one returns forward's results."""
     graph = captured.graph
     runs: list[list[GraphNode]] = [[]]
     calls: list[GraphNode] = []
@@ -86,9 +87,9 @@ def _graph_of(graph: CapturedGraph, nodes: Sequence[GraphNode], outputs: Sequenc
 
 @dataclass(slots=True)
 class ChainedModel:
-    """Compiled parts, and what the host does between them; for the executor the same as a `CompiledModel`.
+    """Compiled parts, and the calls on the host between them; the executor uses it like a `CompiledModel`.
 
-    ``functions``: those of the host, by the number that a call names.
+    ``functions``: those of the host, by the number in a call.
     """
 
     captured: Capture
@@ -159,13 +160,13 @@ class ChainedModel:
             model.write_weights(values)
 
     def bring_weights(self) -> None:
-        """Let the sessions' own copies of weights be the devices'."""
+        """Copy weights from the devices to the sessions' own copies."""
         for model in self.models:
             model.bring_weights()
 
     @property
     def needs_weights(self) -> bool:
-        """Whether a device has none: its program was loaded again."""
+        """Whether a device has no weights, because its program was loaded again."""
         return any(model.needs_weights for model in self.models)
 
     @property
@@ -179,7 +180,7 @@ class ChainedModel:
             model.attach()
 
     def detach(self) -> None:
-        """Let the IPUs go."""
+        """Release the IPUs."""
         for model in self.models:
             model.detach()
 
@@ -215,7 +216,7 @@ class ChainedModel:
 
 
 def results_of(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a function of the host gives for copies of tensors, as a list. Error for anything but tensors."""
+    """The results of a host function for copies of tensors, as a list. Error for anything but tensors."""
     made = function(*(each.detach().clone() for each in tensors))
     listed = list(made) if isinstance(made, (tuple, list)) else [made]
     if not all(isinstance(each, torch.Tensor) for each in listed):

@@ -1,7 +1,7 @@
 """Programs of several instances that ``podrun`` has launched: ``popdist.poptorch.Options`` and ``horovod.torch``.
 
 `InstanceOptions` are the options of one instance. The calls of Horovod share values of the host, such as metrics.
-Instances meet through `podrun.popdist`; no MPI is needed. Gradients are reduced on the IPUs, so
+Instances communicate through `podrun.popdist`; no MPI is needed. Gradients are reduced on the IPUs, so
 ``DistributedOptimizer`` is refused. Calls give the same bits in every instance. Objects travel as JSON and raw arrays,
 never pickled.
 
@@ -27,7 +27,7 @@ from podrun.poptorch.options import Options
 
 @dataclass(frozen=True, slots=True)
 class ReduceOp:
-    """How values of instances are combined."""
+    """How a reduction combines the instances' values."""
 
     name: str
     combine: mpi.Op
@@ -41,7 +41,7 @@ Max = ReduceOp("Max", mpi.MAX)
 Product = ReduceOp("Product", mpi.PROD)
 
 _SPECIAL = {torch.bool: torch.uint8, torch.bfloat16: torch.float32}
-"""Types that NumPy or the collectives lack, and what travels instead."""
+"""Types that NumPy or the collectives lack, and the types that travel instead."""
 
 
 class _State:
@@ -116,7 +116,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """All instances' tensors combined; by default their average. The tensor itself stays as it is."""
+    """Combine all instances' tensors; by default their average. The tensor itself is unchanged."""
     chosen = _chosen(average, op)
     if chosen.averaged and not tensor.is_floating_point():
         raise ValueError("Averaging is not supported for integer tensors: use op=hvd.Sum")
@@ -148,7 +148,8 @@ def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: An
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """All instances' tensors one after the other along dimension 0, where their lengths may differ. ValueError for
-    tensors that differ otherwise."""
+    other differences.
+    """
     _started(0)
     given = tensor.reshape(1) if not tensor.dim() else tensor
     array = _array(given)
@@ -165,7 +166,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """The root's tensor, in every instance. The tensor itself stays as it is."""
+    """The root's tensor, in every instance. The tensor itself is unchanged."""
     _check_root(root_rank)
     array = _array(tensor)
     mpi.COMM_WORLD.Bcast(array, root_rank)
@@ -184,8 +185,9 @@ def _check_root(root_rank: int) -> None:
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int) -> None:
-    """Give all instances the root's values of a ``state_dict()`` or of ``named_parameters()``. ValueError for what is
-    neither."""
+    """Give all instances the root's values of a ``state_dict()`` or of ``named_parameters()``. ValueError for other
+    arguments.
+    """
     if isinstance(params, Mapping):
         pairs = sorted(params.items())
     elif isinstance(params, Iterable):
@@ -221,13 +223,13 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
 
 
 def barrier() -> None:
-    """Wait until all instances are here."""
+    """Wait until all instances have arrived."""
     _started(0)
     mpi.COMM_WORLD.Barrier()
 
 
 def join(device: int = -1) -> int:
-    """Wait until all instances are here; the number of the last one."""
+    """Wait until all instances have arrived; returns the number of the last one."""
     barrier()
     return size() - 1
 
@@ -257,22 +259,22 @@ grouped_allreduce_async = _at_once(grouped_allreduce)
 
 
 def synchronize(handle: Any) -> Any:
-    """What an asynchronous call gives."""
+    """The result of an asynchronous call."""
     return handle.result
 
 
 def poll(handle: Any) -> bool:
-    """True: calls are done when they return."""
+    """Always True: calls are complete when they return."""
     return True
 
 
 def mpi_threads_supported() -> bool:
-    """False: there is no MPI."""
+    """Always False: there is no MPI."""
     return False
 
 
 def _false() -> bool:
-    """False: no such library is used."""
+    """Always False: no such library is used."""
     return False
 
 
@@ -295,7 +297,7 @@ def _refused(name: str) -> RuntimeError:
 
 
 class _InstanceDistributed(DistributedOptions):
-    """Which instance this is; it cannot be changed."""
+    """The place of this instance; it cannot be changed."""
 
     def disable(self) -> NoReturn:
         """Refused."""
@@ -311,10 +313,10 @@ class _InstanceDistributed(DistributedOptions):
 
 
 class InstanceOptions(Options):
-    """poptorch.Options whose replication factor, process and device are those of this instance.
+    """poptorch.Options with the replication factor, process and device of this instance.
 
-    ``ipus_per_replica``: IPUs of the model; popdist_error if ``podrun`` was told another number. Without ``podrun``
-    there is one process with one replica. RuntimeError for setters of what ``podrun`` decides.
+    ``ipus_per_replica``: IPUs of the model; popdist_error if ``podrun`` got another number. Without ``podrun`` there is
+    one process with one replica. RuntimeError for setters of options that ``podrun`` decides.
     """
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:

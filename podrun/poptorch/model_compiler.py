@@ -103,7 +103,7 @@ def find_loss(graph: CapturedGraph) -> GraphValue:
 
 
 def _leading_to_losses(graph: CapturedGraph, losses: set[int]) -> set[int]:
-    """Losses whose value another loss is made from."""
+    """Losses from whose value another loss is computed."""
     needed: set[int] = set()
     for node in reversed(graph.nodes):
         numbers = {result.number for result in node.results}
@@ -116,7 +116,7 @@ LEAST_IO_TILES = 32
 
 
 def check_overlap(graph: CapturedGraph, options: Any) -> None:
-    """Error for marks where they cannot be, and for options that they do not go with."""
+    """Error for marks in wrong places, and for options that marks do not go with."""
     marks = [node for node in graph.nodes if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT)]
     for node in marks:
         (_check_input if node.operator == OVERLAPPED_INPUT else _check_output)(node, graph)
@@ -192,7 +192,7 @@ class ReplicaGroups:
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """What is compiled, and how. ``executable``: a program that was compiled before, to use instead of compiling."""
+    """The module to compile, and how. ``executable``: an earlier compiled program to use instead of compiling."""
 
     module: torch.nn.Module
     options: Any
@@ -220,7 +220,7 @@ def capture_module(
             found = capture(module, args, kwargs, supported=supported, placement=annotations.placement)
         except RuntimeError as error:
             if not str(error).startswith(".numpy() is not supported"):
-                raise  # It is the program's own.
+                raise  # The error is the program's own.
             raise Error(
                 "forward asks for the data of a tensor (numpy()), which is not known while the model is compiled",
                 hint="Compute with torch, or return the tensor and use numpy() on the result.",
@@ -245,7 +245,7 @@ class Division:
 
 
 def division_of(nodes: Sequence[GraphNode]) -> Division:
-    """The IPUs that blocks name. A forward stage begins wherever the IPU changes, from IPU 0 on."""
+    """The division over the IPUs that blocks name. A forward stage begins wherever the IPU changes, from IPU 0 on."""
     used, current, changes, phases = set(), 0, 0, 0
     for node in nodes:
         place = node.origin.placement or BlockPlacement()
@@ -274,13 +274,15 @@ def check_pipeline(division: Division, options: Any, training: bool) -> None:
 
 
 Taker = Callable[[Capture, CompileRequest, tuple[Any, Any]], None]
-"""Sees what is to be compiled, and the call that it was captured from, with one micro-batch."""
+"""A function that gets the request to compile, and the call from which the module was captured, with one
+micro-batch.
+"""
 _takers: list[Taker] = []
 
 
 @contextmanager
 def instead_of_compiling(take: Taker) -> Iterator[None]:
-    """Let a function see whatever is to be compiled first; it may raise."""
+    """Let a function see every request first; it may raise."""
     _takers.append(take)
     try:
         yield
@@ -289,14 +291,16 @@ def instead_of_compiling(take: Taker) -> Iterator[None]:
 
 
 def offer(captured: Capture, request: CompileRequest, call: tuple[Any, Any]) -> None:
-    """Show what is to be compiled to the functions of `instead_of_compiling`."""
+    """Show the request to the functions of `instead_of_compiling`."""
     for take in _takers:
         take(captured, request, call)
 
 
 def compile_model(captured: Capture, request: CompileRequest) -> CompiledModel | ChainedModel:
-    """Build and compile a session for a captured module; its device is attached as the options say. A module that calls
-    functions of the host has a session for each part between the calls."""
+    """Build and compile a session for a captured module, and attach its device as the options say.
+
+    A module that calls functions of the host has a session for each part between the calls.
+    """
     if not request.training and calls_host(captured.graph):
         return _chained(captured, request)
     return _compile_session(captured, request)
@@ -389,7 +393,7 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
 
 
 def _prepare(session: Any, request: CompileRequest) -> None:
-    """Compile, or take the program of a file; load it and send weights unless there is no device."""
+    """Compile, or use the program of a file. Load it and send weights, unless there is no device."""
     if request.executable is not None:
         with tempfile.TemporaryDirectory(prefix="podrun-") as folder:
             path = os.path.join(folder, "executable")
@@ -405,7 +409,7 @@ def _prepare(session: Any, request: CompileRequest) -> None:
 
 
 def _placed(captured: Capture, request: CompileRequest, division: Division) -> PlacedGraph:
-    """The graph with the values of parameters and buffers, and what its nodes are to say of places."""
+    """The graph with the values of parameters and buffers, and the places of its nodes."""
     module, options = request.module, request.options
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return PlacedGraph(
@@ -428,7 +432,7 @@ def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 def _trained(module: torch.nn.Module, optimizer: Any) -> frozenset[str]:
-    """The parameters that the optimizer changes: those of its groups that want a gradient, as in torch."""
+    """The parameters that the optimizer changes: those of its groups that require a gradient, as in torch."""
     groups = [] if optimizer is None else optimizer.param_groups
     given = {id(parameter) for group in groups for parameter in group["params"]}
     return frozenset(
@@ -446,12 +450,12 @@ def _new_number(captured: Capture) -> int:
 
 
 def _input_updates(captured: Capture) -> dict[int, GraphValue]:
-    """What replaces inputs, as values of their own, by position."""
+    """The new values of inputs, as separate values, by position."""
     return {place: _copied(captured, value) for place, value in captured.graph.input_updates.items()}
 
 
 def _copied(captured: Capture, value: GraphValue) -> GraphValue:
-    """A new value that an operator makes of another one and that equals it."""
+    """A new value that an operator makes equal to another one."""
     copy = GraphValue(_new_number(captured), value.shape, value.dtype)
     origin = next((n.origin for n in captured.graph.nodes if value in n.results), Origin())
     captured.graph.nodes.append(GraphNode("aten.clone.default", (value,), {}, (copy,), origin))
@@ -459,7 +463,9 @@ def _copied(captured: Capture, value: GraphValue) -> GraphValue:
 
 
 def _compute_something(captured: Capture) -> None:
-    """Let inputs that forward returns as they are pass through an operator: a session computes what it returns."""
+    """Let inputs that forward returns unchanged pass through an operator, because a session returns only computed
+    values.
+    """
     inputs = {value.number: value for value in captured.graph.inputs.values()}
     for place, leaf in enumerate(captured.graph.outputs):
         if isinstance(leaf, GraphValue) and leaf.number in inputs:
@@ -467,7 +473,7 @@ def _compute_something(captured: Capture) -> None:
 
 
 def _summed(captured: Capture, loss: GraphValue) -> GraphValue:
-    """The loss as one number: the gradient of a loss that was not reduced is that of its sum."""
+    """The loss as one number: the gradient of an unreduced loss is that of its sum."""
     if not loss.shape:
         return loss
     total = GraphValue(_new_number(captured), (), loss.dtype)

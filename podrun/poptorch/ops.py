@@ -1,7 +1,7 @@
 """PopTorch's functions for use in forward: losses, hints, slices at run time, control flow, custom operators.
 
 They are operators of torch in the namespace ``podrun``, so the recorder sees them like any other. On the host they
-compute what they mean there; `podrun.poptorch.operators.ipu` has what the IPU computes.
+compute what they mean there; `podrun.poptorch.operators.ipu` computes them for the IPU.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _HOST = {
 
 @functools.cache
 def operator_library() -> Any:
-    """Let torch know the operators; the namespace that they are in."""
+    """Register the operators with torch; returns the namespace that holds them."""
     kind: Any = torch.library.Library
     library = kind(NAMESPACE, "DEF")
     for name, schema in SCHEMAS.items():
@@ -140,8 +140,9 @@ REDUCTIONS = {"sum": 0, "mean": 1, "none": 2}
 
 
 def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Mark a tensor as the loss: its ``sum``, its ``mean`` or (``none``) as it is. AssertionError for another
-    reduction."""
+    """Mark a tensor as the loss: its ``sum``, its ``mean`` or (``none``) the tensor itself. AssertionError for another
+    reduction.
+    """
     assert reduction in REDUCTIONS, "Unsupported reduction type!"
     if isRunningOnIpu():
         made: torch.Tensor = operator_library().identity_loss(x, REDUCTIONS[reduction])
@@ -156,12 +157,12 @@ def _marked(tensor: torch.Tensor, name: str, *settings: Any) -> torch.Tensor:
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, by an operator that no optimisation removes. Error for what is no tensor."""
+    """The tensor itself, by an operator that no optimisation removes. Error unless it is a tensor."""
     return _marked(tensor, "nop")
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep tensors for the backward pass instead of computing them again. ValueError for what is no tensor."""
+    """Keep tensors for the backward pass instead of computing them again. ValueError unless they are tensors."""
     single = tensors[0] if len(tensors) == 1 else tensors
     if isinstance(single, torch.Tensor):
         return _marked(single, "recomputation_checkpoint")
@@ -171,7 +172,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Part of the tiles' memory that the product or convolution that made the tensor may take."""
+    """Set the part of the tiles' memory that the product or convolution which made the tensor may take."""
     if not 0 < available_memory_proportion <= 1:
         raise ValueError("available_memory_proportion must be above 0 and at most 1")
     return _marked(tensor, "set_available_memory", float(available_memory_proportion))
@@ -261,9 +262,9 @@ def _results(made: Any) -> list[torch.Tensor]:
 
 
 def for_loop(count: int, body: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run ``body`` ``count`` times; what it returns goes into the next round. For inference alone.
+    """Run ``body`` ``count`` times; its results go into the next round. For inference alone.
 
-    ValueError if inputs is no list of tensors; Error if the body returns other shapes or types than it takes, or
+    ValueError if inputs is not a list of tensors; Error if the body returns other shapes or types than it takes, or
     writes to tensors from outside.
     """
     values = [each.clone() for each in _tensor_list(inputs, "for_loop")]
@@ -281,9 +282,9 @@ def cond(
     else_body: Callable[..., Any],
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """What ``then_body`` returns if the condition holds, what ``else_body`` returns otherwise. For inference alone.
+    """The results of ``then_body`` if the condition holds, of ``else_body`` otherwise. For inference alone.
 
-    ValueError if the inputs are no lists of tensors; Error if the bodies return other shapes or types.
+    ValueError if the inputs are not lists of tensors; Error if the bodies return other shapes or types.
     """
     given = (_tensor_list(then_inps, "cond"), _tensor_list(else_inps, "cond"))
     if isRunningOnIpu():
@@ -342,15 +343,15 @@ def fps(
 class CPU:
     """A function or module that runs on the host in the middle of an inference model: ``CPU(function, "id")(x)``.
 
-    In a compiled model it is called again in every run, once for each micro-batch, with copies of the tensors. What it
-    gives must have the same shapes and types each time. Outside of one it is just called. Error in training.
+    In a compiled model it is called again in every run, once for each micro-batch, with copies of the tensors. Its
+    results must have the same shapes and types each time. Outside of a model it is simply called. Error in training.
     """
 
     def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
         self._layer, self._id = layer_to_call, ID
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, or note the call in a model that is compiled."""
+        """Call the function, or record the call while a model is compiled."""
         if not isRunningOnIpu():
             return self._layer(*args, **kwargs)
         if not args or kwargs or not all(isinstance(each, torch.Tensor) for each in args):
@@ -362,10 +363,10 @@ class CPU:
         return made[0] if len(made) == 1 else tuple(made)
 
     def execute(self) -> None:
-        """Nothing: the SDK's machinery calls this."""
+        """No-op: the SDK's machinery calls this."""
 
     def registerPersistentData(self) -> None:
-        """Nothing: the SDK's machinery calls this."""
+        """No-op: the SDK's machinery calls this."""
 
 
 def custom_op(
@@ -376,7 +377,7 @@ def custom_op(
     example_outputs: Sequence[torch.Tensor],
     attributes: dict[str, Any] | None = None,
 ) -> list[torch.Tensor]:
-    """An operator of the program's own: what it computes is registered with PODRUN_CUSTOM_OPS."""
+    """An operator of the program's own, whose computation is registered with PODRUN_CUSTOM_OPS."""
     given = attributes or {}
     if not all(isinstance(key, str) and key.isascii() and _plain(value) for key, value in given.items()):
         raise ValueError(
@@ -408,12 +409,13 @@ def _overlapped(tensors: Any, mode: OverlapMode, name: str) -> Any:
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Let the transfer of inputs overlap with computing. Nothing else may use the inputs;
-    `podrun.poptorch.model_compiler` has what the options need."""
+    `podrun.poptorch.model_compiler` checks the options.
+    """
     return _overlapped(input_tensors, mode, "overlap_input")
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """Let the transfer of results overlap with computing. What it gives has to be returned, once."""
+    """Let the transfer of results overlap with computing. The returned tensor must be returned from forward, once."""
     return _overlapped(output_tensors, mode, "overlap_output")
 
 
@@ -429,39 +431,41 @@ class MultiConv(torch.nn.Module):
         self._settings: dict[str, Any] = {}
 
     def availableMemoryProportions(self, value: float | Sequence[float]) -> MultiConv:
-        """Part of the tiles' memory for all convolutions, or for each. AssertionError for no numbers."""
+        """Set the part of the tiles' memory for all convolutions, or for each. AssertionError unless they are
+        numbers.
+        """
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         assert values, "availableMemoryProportions takes a number or a list that is not empty"
         assert all(isinstance(each, float) for each in values), "availableMemoryProportions takes numbers"
         return self._set("availableMemoryProportions", values)
 
     def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
-        """In which type convolutions add up: torch.float or torch.half. ValueError for another."""
+        """Set the type in which convolutions add up: torch.float or torch.half. ValueError for another."""
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         if not values or any(each not in (torch.float32, torch.float16) for each in values):
             raise ValueError("Invalid partials types: use torch.float or torch.half")
         return self._set("partialsTypes", values)
 
     def planType(self, value: MultiConvPlanType | None) -> MultiConv:
-        """Whether the convolutions run at the same time. AssertionError for another type."""
+        """Set whether the convolutions run at the same time. AssertionError for another type."""
         assert value is None or isinstance(value, MultiConvPlanType), (
             "planType takes a poptorch.MultiConvPlanType"
         )
         return self._set("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
-        """Tiles that each convolution has at least. AssertionError for what is no number."""
+        """Set the least number of tiles of each convolution. AssertionError unless it is a number."""
         assert isinstance(value, int), "perConvReservedTiles takes a number of tiles"
         assert not isinstance(value, bool), "perConvReservedTiles takes a number of tiles"
         return self._set("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """By how much the plan may be slower than the fastest. AssertionError for what is no number."""
+        """Set by how much the plan may be slower than the fastest. AssertionError unless it is a number."""
         assert isinstance(value, float), "cycleBackOff takes a number"
         return self._set("cycleBackOff", value)
 
     def enableConvDithering(self, value: bool | Sequence[bool] | None) -> MultiConv:
-        """Spread convolutions over tiles. ValueError for what is no flag."""
+        """Spread convolutions over tiles. ValueError unless it is a flag."""
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         flags = all(isinstance(each, bool) for each in values) and bool(values)
         if value is not None and not flags:

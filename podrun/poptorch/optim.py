@@ -1,4 +1,4 @@
-"""``poptorch.optim``: torch's optimizers with what IPUs add, and how any of them becomes a session's optimizer.
+"""``poptorch.optim``: torch's optimizers with the additions for IPUs.
 
 An attribute is a constant of the compiled program or a variable that the host can change between calls. Attributes
 that the constructor of a poptorch optimizer is given are variable; `VariableAttributes` changes that before the model
@@ -22,7 +22,9 @@ LARGEST_WEIGHT_NORM = 65500.0
 
 
 class VariableAttributes:
-    """Which attributes of an optimizer the host may change. AssertionError for a name it does not have."""
+    """The attributes of an optimizer that the host may change. AssertionError for a name that the optimizer does not
+    have.
+    """
 
     def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]) -> None:
         self._allowed = list(allowed_attributes)
@@ -55,7 +57,7 @@ _OWN = (
     *("use_combined_accum", "velocity_accum_type", "bias_correction", "use_tf_variant"),
     *("first_order_momentum_accum_type", "second_order_momentum_accum_type"),
 )
-"""Attributes that poptorch's optimizers have beside torch's."""
+"""Attributes that poptorch's optimizers have in addition to torch's."""
 
 
 def shown_as(name: str) -> Callable[[Kind], Kind]:
@@ -70,7 +72,9 @@ def shown_as(name: str) -> Callable[[Kind], Kind]:
 
 @shown_as("Optimizer")
 class TorchOptimizer:
-    """What poptorch's optimizers add to torch's: IPU state in ``state_dict``, constant and variable attributes."""
+    """The additions of poptorch's optimizers to torch's: IPU state in ``state_dict``, constant and variable
+    attributes.
+    """
 
     _child_vars: Sequence[str] = ()
     """Attributes of the whole optimizer."""
@@ -87,7 +91,7 @@ class TorchOptimizer:
         self._read_state: Callable[[], None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What torch saves of an optimizer, the IPU's state, and the attributes that only poptorch's have."""
+        """The state that torch saves of an optimizer, the IPU's state, and the attributes that only poptorch's have."""
         if self._read_state is not None:
             self._read_state()
         own = {name: self.__dict__[name] for name in _OWN if name in self.__dict__}
@@ -98,7 +102,7 @@ class TorchOptimizer:
         self._read_state, self._state_dirty = None, self.has_state()
 
     def has_state(self) -> bool:
-        """Whether there is state of the IPU's."""
+        """Whether there is state of the IPU."""
         return self.ipu_state is not None and self.ipu_param is not None
 
     def get_state_dict(self) -> dict[str, Any]:
@@ -113,7 +117,7 @@ class TorchOptimizer:
         return self.get_state_dict()
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take IPU state that `state_dict` gave. RuntimeError for an empty one, or one without IPU state."""
+        """Use IPU state that `state_dict` returned. RuntimeError for an empty one, or one without IPU state."""
         if not state:
             raise RuntimeError("Cannot load an empty optimizer state_dict")
         if "ipu_state" not in state or "ipu_param" not in state:
@@ -122,7 +126,7 @@ class TorchOptimizer:
         self._state_dirty = True
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take torch's and the IPU's state; the IPU's is sent before the next call."""
+        """Use torch's and the IPU's state; the IPU's is sent before the next call."""
         self.set_state_dict(state)
         rest = {key: value for key, value in state.items() if key not in ("ipu_state", "ipu_param")}
         torch.optim.Optimizer.load_state_dict(self, rest)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ class OptionGroup:
         self.__dict__["_parts"] = {}
 
     def add_part(self, name: str, part: OptionGroup) -> None:
-        """Give the group a part of its own (``Options.Training``), frozen and copied with it."""
+        """Give the group a part (``Options.Training``), which is frozen and copied with it."""
         self._parts[name] = part
 
     def checkIsFrozen(self, option: str | None = None) -> None:
@@ -133,7 +133,7 @@ def _bool_for_int(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def apply_line(options: Any, text: str) -> None:
-    """Make the call that a line describes on ``options``. SyntaxError for a line that is no call with plain values."""
+    """Make the call that a line describes on ``options``. SyntaxError unless the line is a call with plain values."""
     tree = ast.parse(text.removeprefix("options.").removeprefix("opts."), mode="eval").body
     if not isinstance(tree, ast.Call):
         raise SyntaxError("a call of an option was expected")
@@ -225,7 +225,7 @@ class TensorLocationSettings:
         return self._set("useIOTilesToStore", use, bool)
 
     def toDict(self) -> dict[str, Any]:
-        """All settings that were made."""
+        """All settings made so far."""
         return dict(self._values)
 
     def __repr__(self) -> str:
@@ -248,7 +248,7 @@ class JitOptions(OptionGroup):
 
 
 class TrainingOptions(OptionGroup):
-    """Options of training: ``Options.Training``."""
+    """Options for training: ``Options.Training``."""
 
     _defaults: ClassVar[dict[str, Any]] = {
         "gradient_accumulation": 1,
@@ -263,7 +263,7 @@ class TrainingOptions(OptionGroup):
         self.__dict__["_mean_strategy_chosen"] = False
 
     def gradientAccumulation(self, gradient_accumulation: int) -> TrainingOptions:
-        """Micro-batches whose gradients one weight update takes."""
+        """Set the micro-batches whose gradients one weight update uses."""
         assert not isinstance(gradient_accumulation, int) or gradient_accumulation > 0, (
             "gradientAccumulation must be above 0"
         )
@@ -271,7 +271,7 @@ class TrainingOptions(OptionGroup):
         return self
 
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> TrainingOptions:
-        """Whether gradients of micro-batches and replicas are added or averaged. ValueError for anything else."""
+        """Set whether gradients of micro-batches and replicas are added or averaged. ValueError for anything else."""
         if not isinstance(reduction_type, ReductionType) or reduction_type == ReductionType.NoReduction:
             raise ValueError("reduction_type must be poptorch.ReductionType.Mean or Sum")
         self.set(accumulation_and_replication_reduction_type=reduction_type)
@@ -280,7 +280,7 @@ class TrainingOptions(OptionGroup):
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: MeanReductionStrategy
     ) -> TrainingOptions:
-        """When a mean is divided: after each micro-batch or at the end."""
+        """Set when a mean is divided: after each micro-batch or at the end."""
         assert isinstance(mean_reduction_strategy, MeanReductionStrategy), (
             "a poptorch.MeanReductionStrategy is expected"
         )
@@ -289,7 +289,7 @@ class TrainingOptions(OptionGroup):
         return self
 
     def setAutomaticLossScaling(self, enabled: bool) -> TrainingOptions:
-        """Whether the loss scaling follows the gradients."""
+        """Set whether the loss scaling follows the gradients."""
         self.set(auto_loss_scaling=enabled)
         return self
 
@@ -300,25 +300,25 @@ class TrainingOptions(OptionGroup):
 
 
 class PrecisionOptions(OptionGroup):
-    """Options of rounding: ``Options.Precision``."""
+    """Options for rounding: ``Options.Precision``."""
 
     _defaults: ClassVar[dict[str, Any]] = {"floating_point_exceptions": False, "stochastic_rounding": False}
     popart: PopartOptions
 
     def enableFloatingPointExceptions(self, enabled: bool) -> PrecisionOptions:
-        """Whether division by zero, overflow and NaN end a run."""
+        """Set whether division by zero, overflow and NaN end a run."""
         assert isinstance(enabled, bool), "enableFloatingPointExceptions takes True or False"
         self.set(floating_point_exceptions=enabled)
         return self
 
     def enableStochasticRounding(self, enabled: bool) -> PrecisionOptions:
-        """Whether halves are rounded at random."""
+        """Set whether halves are rounded at random."""
         assert isinstance(enabled, bool), "enableStochasticRounding takes True or False"
         self.set(stochastic_rounding=enabled)
         return self
 
     def setPartialsType(self, dtype: torch.dtype) -> PrecisionOptions:
-        """In which type products and convolutions add up: torch.float or torch.half. ValueError for another."""
+        """Set the type in which products and convolutions add up: torch.float or torch.half. ValueError for another."""
         names = {torch.float32: "float", torch.float16: "half"}
         if dtype not in names:
             raise ValueError("setPartialsType takes torch.float or torch.half")
@@ -344,7 +344,7 @@ class PrecisionOptions(OptionGroup):
 
 
 class TensorLocationOptions(OptionGroup):
-    """Options of where tensors are kept: ``Options.TensorLocations``."""
+    """Options for the locations of tensors: ``Options.TensorLocations``."""
 
     _defaults: ClassVar[dict[str, Any]] = {
         "location_activation": TensorLocationSettings(),
@@ -360,23 +360,23 @@ class TensorLocationOptions(OptionGroup):
         return self
 
     def setActivationLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
-        """Where activations are kept."""
+        """Set where activations are kept."""
         return self._locate("location_activation", location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
-        """Where weights are kept."""
+        """Set where weights are kept."""
         return self._locate("location_weight", location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
-        """Where optimizer state is kept."""
+        """Set where optimizer state is kept."""
         return self._locate("location_optimizer", location)
 
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
-        """Where accumulated gradients are kept."""
+        """Set where accumulated gradients are kept."""
         return self._locate("location_accumulator", location)
 
     def numIOTiles(self, num_tiles: int) -> TensorLocationOptions:
-        """Tiles that only move data: an even number from 32 to 192."""
+        """Set the number of tiles that only move data: an even number from 32 to 192."""
         assert isinstance(num_tiles, int), "numIOTiles takes an even number from 32 to 192"
         assert num_tiles in range(32, 193, 2), "numIOTiles takes an even number from 32 to 192"
         self.set(num_io_tiles=num_tiles)
@@ -384,7 +384,7 @@ class TensorLocationOptions(OptionGroup):
 
 
 class DistributedOptions(OptionGroup):
-    """Options of several processes: ``Options.Distributed``."""
+    """Options for several processes: ``Options.Distributed``."""
 
     _defaults: ClassVar[dict[str, Any]] = {"num_distributed_processes": 1, "distributed_process_id": 0}
 
@@ -407,31 +407,31 @@ class DistributedOptions(OptionGroup):
         return self
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> DistributedOptions:
-        """Read the number of processes and this one's from other variables."""
+        """Read the number of processes and this process's number from other variables."""
         self._read(var_num_processes, var_process_id)
         return self
 
     def configureProcessId(self, process_id: int, num_processes: int) -> DistributedOptions:
-        """Which process this is, of how many. AssertionError for one that is not among them."""
+        """Set the number of this process, and of all processes. AssertionError for a number out of range."""
         assert 0 <= process_id < num_processes, f"There is no process {process_id} of {num_processes}"
         self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
         return self
 
     @property
     def processId(self) -> int:
-        """Which process this is, from 0."""
+        """The number of this process, from 0."""
         return int(self.distributed_process_id)
 
     @property
     def numProcesses(self) -> int:
-        """How many processes run the model together."""
+        """The number of processes that run the model together."""
         return int(self.num_distributed_processes)
 
 
 class PopartOptions(OptionGroup):
     """PopART's session options by name: ``Options._Popart.set("autoRecomputation", 1)``.
 
-    Anything can be set; what the session does not know is refused when the model is compiled.
+    Any name can be set; names that the session does not know are refused when the model is compiled.
     """
 
     def __init__(self) -> None:
@@ -447,12 +447,12 @@ class PopartOptions(OptionGroup):
         return self
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> PopartOptions:
-        """Options of Poplar's engine. AssertionError for what is no dictionary."""
+        """Set options of Poplar's engine. AssertionError unless they are a dictionary."""
         assert isinstance(engine_options, dict), "setEngineOptions takes a dictionary"
         return self.set("engineOptions", engine_options)
 
     def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> PopartOptions:
-        """Which of PopART's patterns are applied."""
+        """Set which of PopART's patterns are applied."""
         self.checkIsFrozen("patterns")
         assert isinstance(level, int), "the level of patterns is a number"
         self.patterns.update(patterns)

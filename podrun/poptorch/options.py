@@ -33,14 +33,14 @@ CACHE_DIRECTORY = "POPTORCH_CACHE_DIR"
 
 
 class ConfigFileError(Exception):
-    """A line of an options file that is no call of an option."""
+    """A line of an options file that is not a call of an option."""
 
 
 class Options(OptionGroup):
     """How a model is compiled and run.
 
-    Example: ``poptorch.Options().deviceIterations(4).replicationFactor(2)``. A wrapper freezes the options that it is
-    given and keeps a copy. Names, defaults and checks are the SDK's.
+    Example: ``poptorch.Options().deviceIterations(4).replicationFactor(2)``. A wrapper freezes its options and keeps a
+    copy. Names, defaults and checks are the SDK's.
     """
 
     _defaults: ClassVar[dict[str, Any]] = {
@@ -89,22 +89,22 @@ class Options(OptionGroup):
 
     @property
     def Training(self) -> TrainingOptions:
-        """Options of training."""
+        """Options for training."""
         return self._parts["_training"]  # type: ignore[no-any-return]
 
     @property
     def Precision(self) -> PrecisionOptions:
-        """Options of rounding and half precision."""
+        """Options for rounding and half precision."""
         return self._parts["_precision"]  # type: ignore[no-any-return]
 
     @property
     def TensorLocations(self) -> TensorLocationOptions:
-        """Options of where tensors are kept."""
+        """Options for the locations of tensors."""
         return self._parts["_tensor_locations"]  # type: ignore[no-any-return]
 
     @property
     def Distributed(self) -> DistributedOptions:
-        """Options of several processes."""
+        """Options for several processes."""
         return self._parts["_distributed"]  # type: ignore[no-any-return]
 
     @property
@@ -120,7 +120,7 @@ class Options(OptionGroup):
     # --- Batches ------------------------------------------------------------------------------------------------------
 
     def deviceIterations(self, device_iterations: int) -> Options:
-        """Iterations (in training: weight updates) of one call."""
+        """Set the iterations (in training: weight updates) of one call."""
         assert not isinstance(device_iterations, int) or device_iterations > 0, (
             "deviceIterations must be above 0"
         )
@@ -128,7 +128,7 @@ class Options(OptionGroup):
         return self
 
     def replicationFactor(self, replication_factor: int) -> Options:
-        """Copies of the model in this process."""
+        """Set the number of copies of the model in this process."""
         assert not isinstance(replication_factor, int) or replication_factor > 0, (
             "replicationFactor must be above 0"
         )
@@ -151,12 +151,14 @@ class Options(OptionGroup):
         return self
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
-        """Whether all replicas have the same buffers. Buffers that forward writes need False with several replicas."""
+        """Set whether all replicas have the same buffers. Buffers that forward writes need False with several
+        replicas.
+        """
         self.set(broadcast_buffers=broadcast_buffers)
         return self
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Options:
-        """Which results a call returns. AssertionError for EveryN without a period above 0."""
+        """Set which results a call returns. AssertionError for EveryN without a period above 0."""
         assert isinstance(output_mode, OutputMode), "outputMode takes a poptorch.OutputMode"
         period = 1
         if output_mode == OutputMode.EveryN:
@@ -184,7 +186,7 @@ class Options(OptionGroup):
         return self
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Options:
-        """Buffers that `PoplarExecutor.copyNamedBuffersToDevice` writes."""
+        """Name the buffers that `PoplarExecutor.copyNamedBuffersToDevice` writes."""
         self.checkIsFrozen("updatable_named_buffers")
         assert isinstance(buffers, (list, tuple)), "updatableNamedBuffers takes a list of names"
         self.updatable_named_buffers = list(buffers)
@@ -193,7 +195,7 @@ class Options(OptionGroup):
     # --- IPUs ---------------------------------------------------------------------------------------------------------
 
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Options:
-        """How the model is divided over IPUs. AssertionError for anything but an execution strategy."""
+        """Set how the model is divided over IPUs. AssertionError for anything but an execution strategy."""
         self.checkIsFrozen("execution_strategy")
         assert isinstance(strategy, ExecutionStrategy), "setExecutionStrategy takes an execution strategy"
         self._execution_strategy = strategy
@@ -205,13 +207,13 @@ class Options(OptionGroup):
         return self
 
     def connectionType(self, connection_type: ConnectionType) -> Options:
-        """When the model takes its IPUs: before it is compiled, afterwards, or never."""
+        """Set when the model takes its IPUs: before it is compiled, afterwards, or never."""
         assert isinstance(connection_type, ConnectionType), "connectionType takes a poptorch.ConnectionType"
         self.set(connection_type=connection_type)
         return self
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Options:
-        """Which IPUs wait for each other."""
+        """Set which IPUs wait for each other."""
         assert isinstance(sync_pattern, SyncPattern), "syncPattern takes a poptorch.SyncPattern"
         self.set(sync_pattern=sync_pattern)
         return self
@@ -233,8 +235,9 @@ class Options(OptionGroup):
         return self._set_extra("ipu_version", ipu_version)
 
     def setAvailableMemoryProportion(self, available_memory_proportion: Mapping[str, float]) -> Options:
-        """Part of the tiles' memory that products and convolutions may take for temporary data, by ``"IPU0"``,
-        ``"IPU1"`` and so on: IPUs of a replica. Changes modelled cycles and memory, no number."""
+        """Set the part of the tiles' memory that products and convolutions may take for temporary data, by ``"IPU0"``,
+        ``"IPU1"`` and so on: IPUs of a replica. Changes modelled cycles and memory, no number.
+        """
         found = {}
         for name, value in available_memory_proportion.items():
             number = name.removeprefix("IPU")
@@ -248,7 +251,7 @@ class Options(OptionGroup):
     # --- Running ------------------------------------------------------------------------------------------------------
 
     def randomSeed(self, random_seed: int) -> Options:
-        """Seed of the IPU's random numbers, and of torch's on the host."""
+        """Set the seed of the IPU's random numbers, and of torch's on the host."""
         assert isinstance(random_seed, int), "randomSeed takes a number"
         torch.manual_seed(random_seed)
         return self._set_extra("random_seed", random_seed)
@@ -284,7 +287,7 @@ class Options(OptionGroup):
         return self._set_extra("profile_dir", folder)
 
     def enableStableNorm(self, enabled: bool) -> Options:
-        """Compute variances in two passes. podrun always does."""
+        """Compute variances in two passes, which podrun always does."""
         assert isinstance(enabled, bool), "enableStableNorm takes True or False"
         return self._set_extra("stable_norm", enabled)
 
@@ -294,22 +297,22 @@ class Options(OptionGroup):
         return self._set_extra("log_cycle_count", bool(log_cycle_count))
 
     def logDir(self, log_dir: str) -> Options:
-        """Where logs and exported files go."""
+        """Set the folder for logs and exported files."""
         self.set(log_dir=log_dir)
         return self
 
     def maxRepeatLogs(self, max_lines: int | None) -> Options:
-        """How often a line of a log may repeat; None: as often as it comes."""
+        """Set how often a line of a log may repeat; None: without limit."""
         self.set(max_repeat_logs=max_lines)
         return self
 
     def modelName(self, name: str) -> Options:
-        """The model's name in profiles."""
+        """Set the model's name in profiles."""
         assert isinstance(name, str), "modelName takes a name"
         return self._set_extra("model_name", name)
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:
-        """Whether compiling is timed, for `PoplarExecutor.compilationTime`. No bar is shown."""
+        """Set whether compiling is timed, for `PoplarExecutor.compilationTime`. No bar is shown."""
         assert isinstance(show, bool), "showCompilationProgressBar takes True or False"
         self.checkIsFrozen("show_progress")
         self._show_progress = show
@@ -322,17 +325,17 @@ class Options(OptionGroup):
         return self
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
-        """Say nothing about attributes of optimizers that are ignored."""
+        """Do not warn of attributes of optimizers that are ignored."""
         return self._set_extra("relax_optimizer_checks", relax)
 
     def appendToLocationExcludes(self, *excludes: str) -> Options:
-        """More files that are no source of an operator."""
+        """Add files whose lines are not the source of an operator."""
         self.checkIsFrozen("source_excludes")
         self._source_excludes += excludes
         return self
 
     def sourceLocationExcludes(self, excludes: list[str]) -> Options:
-        """Files that are no source of an operator."""
+        """Set the files whose lines are not the source of an operator."""
         self.checkIsFrozen("source_excludes")
         self._source_excludes = list(excludes)
         return self
@@ -343,11 +346,11 @@ class Options(OptionGroup):
         return self
 
     def extra(self, name: str, default: Any = None) -> Any:
-        """A value that has no default in `toDict`: ``random_seed``, ``ipu_id`` and the like."""
+        """Set a value that has no default in `toDict`: ``random_seed``, ``ipu_id`` and the like."""
         return self._extra.get(name, default)
 
     def __getattr__(self, name: str) -> Any:
-        """Values that have no default, as ``options.random_seed``, too. AttributeError before they are set."""
+        """Read values without a default, such as ``options.random_seed``. AttributeError before they are set."""
         extra = self.__dict__.get("_extra", {})
         return extra[name] if name in extra else super().__getattr__(name)
 

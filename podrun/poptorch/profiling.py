@@ -1,6 +1,6 @@
 """Trace points of the host: ``poptorch.profiling.Channel``.
 
-The variable PVTI_OPTIONS, a JSON object as for the SDK, says whether they go anywhere: with ``"enable": "true"`` each
+The variable PVTI_OPTIONS, a JSON object as for the SDK, switches them on: with ``"enable": "true"`` each
 channel writes ``<directory>/<channel>.json`` when the process ends, in the format of Chrome's trace viewer.
 """
 
@@ -25,7 +25,7 @@ VARIABLE = "PVTI_OPTIONS"
 
 
 def _directory() -> Path | None:
-    """Where traces go, or None."""
+    """The folder for traces, or None."""
     try:
         settings = parse_json(environment().get(VARIABLE, "") or "{}", VARIABLE)
     except ConfigError:
@@ -59,7 +59,7 @@ class Channel:
 
     @contextlib.contextmanager
     def tracepoint(self, name: str) -> Iterator[None]:
-        """Trace what runs inside."""
+        """Trace the code inside."""
         started = time.monotonic_ns()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Compiled models in files: what ``PoplarExecutor.save`` writes and ``poptorch.load`` reads, and checkpoints.
+"""Compiled models in files, which ``PoplarExecutor.save`` writes and ``poptorch.load`` reads; and checkpoints.
 
 A file is a ZIP archive: ``metadata.json`` (version, what is inside), ``executable`` (the compiled program), and
 ``model.pt`` (example inputs and, if the model was exported, the module, options, optimizer and random state).
@@ -6,8 +6,8 @@ A file is a ZIP archive: ``metadata.json`` (version, what is inside), ``executab
 allowed: classes of torch.nn, of podrun and modules whose classes the program has imported already. Whatever else a file
 names is refused, so opening a file runs no code of the file's choice.
 
-A checkpoint (`podrun.checkpoint`) has what lies on IPUs (parameters, buffers, optimizer state, random state), which is
-the session's, and what the host has beside it: the optimizer's ``param_groups``, which schedulers change, and the state
+A checkpoint (`podrun.checkpoint`) has the state on IPUs (parameters, buffers, optimizer state, random state), which is
+the session's, and state of the host: the optimizer's ``param_groups``, which schedulers change, and the state
 of torch's random numbers.
 """
 
@@ -54,8 +54,9 @@ _METADATA, _EXECUTABLE, _MODEL = "metadata.json", "executable", "model.pt"
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """What a file holds. ``payload``: ``args``, ``kwargs``, ``rng_state``, and with a model ``model``,
-    ``model_training``, ``options`` and ``optimizer``."""
+    """The content of a file. ``payload``: ``args``, ``kwargs``, ``rng_state``, and with a model ``model``,
+    ``model_training``, ``options`` and ``optimizer``.
+    """
 
     metadata: Mapping[str, Any]
     executable: bytes
@@ -63,7 +64,7 @@ class ExportedModel:
 
 
 def export_path(filename: str) -> Path:
-    """Where a file goes: ``model.poptorch`` in a folder. Folders above it are made."""
+    """The path of a file to write: ``model.poptorch`` in a folder. Folders above it are made."""
     path = Path(filename).expanduser()
     if path.is_dir():
         path /= DEFAULT_NAME
@@ -88,7 +89,7 @@ def write_export(path: Path, made: ExportedModel) -> None:
 
 
 def read_metadata(filename: str) -> bytes:
-    """The metadata of a file, as they stand in it. Error for a file that is none of these."""
+    """The metadata in a file. Error for a file that is not of this kind."""
     try:
         with zipfile.ZipFile(Path(filename).expanduser()) as archive:
             return _part(archive, _METADATA)
@@ -97,7 +98,9 @@ def read_metadata(filename: str) -> bytes:
 
 
 def read_export(filename: str) -> ExportedModel:
-    """What a file holds. Error for a file that is none of these, is damaged, or names classes that are not allowed."""
+    """The content of a file. Error for a file that is not of this kind, is damaged, or names classes that are not
+    allowed.
+    """
     try:
         metadata = parse_json(read_metadata(filename).decode(), filename)
     except (ConfigError, UnicodeDecodeError) as error:
@@ -129,7 +132,7 @@ def _file(data: bytes) -> Any:
 
 
 def _allowed(name: str, filename: str) -> Any:
-    """What a name in a file stands for. Error unless it is a class that may be made, or a function of torch.nn."""
+    """The object that a name in a file stands for. Error unless it is an allowed class, or a function of torch.nn."""
     module, _, attribute = name.rpartition(".")
     while module and module not in sys.modules and not module.startswith(("torch.nn", "podrun.poptorch")):
         module, _, last = module.rpartition(".")
@@ -169,7 +172,7 @@ def checkpoint_state(executor: PoplarExecutor) -> tuple[dict[str, np.ndarray], d
 def restore_checkpoint(
     executor: PoplarExecutor, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]
 ) -> None:
-    """Continue from what `checkpoint_state` gave. poptorch.Error for a checkpoint of another kind of program."""
+    """Continue from what `checkpoint_state` returned. poptorch.Error for a checkpoint of another kind of program."""
     session = _session(executor, "resumed")
     groups = _groups(executor._optimizer)
     if values.keys() != {"session", "groups", "torch"} or len(values["groups"]) != len(groups):
@@ -187,7 +190,7 @@ def restore_checkpoint(
     executor._state_is_newer = True
     if executor._optimizer is not None:
         if hasattr(executor._optimizer, "_state_dirty"):
-            executor._optimizer._state_dirty = False  # The state that the session has now is the newer one.
+            executor._optimizer._state_dirty = False  # The session's present state is the newer one.
         executor.setOptimizer(executor._optimizer)
 
 

@@ -66,7 +66,7 @@ _ELEMENT_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class SessionModel:
-    """A model, and by what names the session knows values of the graph.
+    """A model, and the session's names of values of the graph.
 
     ``inputs``: name of each input by the position of its tensor among the arguments. ``outputs``: name of each value
     that forward returns, by number.
@@ -80,7 +80,7 @@ class SessionModel:
 
 @dataclass(frozen=True, slots=True)
 class PlacedGraph:
-    """What a model is made of: a graph, the values of parameters and buffers, and which of them are trained."""
+    """The ingredients of a model: a graph, the values of parameters and buffers, and which of them are trained."""
 
     graph: CapturedGraph
     values: Mapping[str, np.ndarray]
@@ -90,7 +90,7 @@ class PlacedGraph:
     phased: bool = False
     scopes: bool = True
     groups: Mapping[str, tuple[str, int, str]] = field(default_factory=dict)
-    """Parameters of which groups of replicas have values of their own: kind, size of a group, retrieval mode."""
+    """Parameters whose value differs between groups of replicas: kind, size of a group, retrieval mode."""
     proportions: Mapping[int, float] = field(default_factory=dict)
     """The part of the tiles' memory that a product may take for temporary data, by IPU of a replica."""
 
@@ -151,7 +151,9 @@ def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) 
 
 
 def overlaps(graph: CapturedGraph) -> dict[int, OverlapMode]:
-    """What transfers overlap with, by number of the input that a mark takes or of the output that it gives."""
+    """The loops that transfers overlap with, by number of the input that a mark takes or of the output that it
+    gives.
+    """
     found = {}
     for node in graph.nodes:
         if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT):
@@ -163,8 +165,9 @@ def overlaps(graph: CapturedGraph) -> dict[int, OverlapMode]:
 
 
 def _marks(nodes: Sequence[GraphNode]) -> dict[int, dict[str, Any]]:
-    """What `set_available_memory` and `recomputationCheckpoint` say of the operators that made the tensors they mark,
-    as attributes by number of the value."""
+    """The marks of `set_available_memory` and `recomputationCheckpoint` on the operators that made the marked tensors,
+    as attributes by number of the value.
+    """
     found: dict[int, dict[str, Any]] = {}
     for node in nodes:
         if node.operator not in (SET_MEMORY, CHECKPOINT):
@@ -179,8 +182,9 @@ def _marks(nodes: Sequence[GraphNode]) -> dict[int, dict[str, Any]]:
 def _plan_attributes(
     node: GraphNode, source: PlacedGraph, marks: Mapping[int, Mapping[str, Any]]
 ) -> Iterator[Any]:
-    """What the tile model is to know of a node: its memory proportion, or else its IPU's, and what stays for the
-    backward pass."""
+    """Attributes of a node for the tile model: its memory proportion, or else its IPU's, and whether its results stay
+    for the backward pass.
+    """
     from onnx import helper
 
     ipu = 0 if node.origin.placement is None else node.origin.placement.ipu
@@ -203,7 +207,7 @@ def _note(proto: Any, key: str, value: Any) -> None:
 
 
 class _Names(dict[int, str]):
-    """Names of values, made when they are first asked for."""
+    """Names of values, made when they are first needed."""
 
     def __missing__(self, number: int) -> str:
         self[number] = f"%{number}"
@@ -306,7 +310,7 @@ def _placed(place: Any, source: PlacedGraph) -> dict[str, Any]:
 
 
 def _encoded(argument: Argument, tensors: list[GraphValue] | None) -> Any:
-    """An argument as JSON has it. A value is its place among ``tensors``; inside a body (None) its own number."""
+    """An argument in JSON's form. A value is its place among ``tensors``; inside a body (None) its own number."""
     if isinstance(argument, Subgraph):
         return {"body": _encoded_body(argument)}
     if isinstance(argument, GraphValue) and tensors is None:

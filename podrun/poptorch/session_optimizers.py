@@ -33,7 +33,7 @@ _REFERENCE_CONSTANTS: Mapping[str, tuple[float, ...]] = {
     "velocity_scaling": (1.0,),
     "max_weight_norm": (optim.LARGEST_WEIGHT_NORM,),
 }
-"""An attribute of torch's optimizers that has this value is a constant of the program."""
+"""Values of torch's attributes that are constants of the program."""
 _ALWAYS_CONSTANT = ("betas", "alpha", "nesterov")
 _SGD_NAMES = {
     "lr": "learningRate",
@@ -176,7 +176,7 @@ class _GradientClippingSgd(SGD):
 
 
 class _GradientClippingRule(SgdRule):
-    """Clips the gradient without its loss scaling and, where gradients are added up, divided by their number."""
+    """Clips the gradient without its loss scaling; where gradients are added up, also divided by their number."""
 
     def update(
         self,
@@ -200,7 +200,7 @@ class _GradientClippingAdam(Adam):
 
 
 class _AdamGradientClippingRule(AdamRule):
-    """Clips the gradient without its loss scaling and, where gradients are added up, divided by their number."""
+    """Clips the gradient without its loss scaling; where gradients are added up, also divided by their number."""
 
     def update(
         self,

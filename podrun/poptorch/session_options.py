@@ -1,4 +1,4 @@
-"""PopTorch's options as a session's."""
+"""Translates PopTorch's options to a session's."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ _ROUTES = (bool, int, float, str, list, tuple, set, dict)
 
 
 _WITHOUT_EFFECT = frozenset({"saveInitializersToFile"})
-"""Options of PopTorch's lowering that podrun does not need: models are not limited to 2 GiB."""
+"""Options of PopTorch's lowering that have no effect in podrun, because its models are not limited to 2 GiB."""
 
 
 def _set_popart(made: SessionOptions, key: str, value: Any) -> None:
@@ -146,7 +146,7 @@ def _set_popart(made: SessionOptions, key: str, value: Any) -> None:
 
 
 def validate_options(values: Mapping[str, Any]) -> None:
-    """Error for PopART options among `Options.toDict` that a session does not have, or with other values."""
+    """Error for PopART options in `Options.toDict` that a session does not have, or that have impossible values."""
     made = SessionOptions()
     for key, value in values.get("popart_options", {}).items():
         _set_popart(made, key, value)
@@ -157,7 +157,7 @@ STRATEGIES = {
     OverlapMode.OverlapAccumulationLoop: session_enums.ExchangeStrategy.OverlapInnerLoop,
     OverlapMode.OverlapDeviceIterationLoop: session_enums.ExchangeStrategy.OverlapLoops,
 }
-"""The session's word for what a transfer overlaps with."""
+"""The session's names of what a transfer overlaps with."""
 
 
 def anchor_type(

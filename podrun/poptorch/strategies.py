@@ -12,7 +12,7 @@ PIPELINED, SHARDED, PHASED = 0, 1, 2
 
 
 class Stage:
-    """Blocks that run together: ``Stage("encoder", "head")``. AssertionError for ids that are no text."""
+    """Blocks that run together: ``Stage("encoder", "head")``. AssertionError for ids that are not text."""
 
     def __init__(self, *block_ids: str) -> None:
         assert all(isinstance(each, str) for each in block_ids), "block ids are text"
@@ -44,11 +44,11 @@ class Phase:
         self.stages: tuple[Stage, ...] = arg
 
     def stage(self, idx: int) -> Stage:
-        """A stage by its place."""
+        """The stage at a place."""
         return self.stages[idx]
 
     def ipus(self, *ipus: int) -> Phase:
-        """One IPU for each stage. AssertionError for another number of them."""
+        """Set one IPU for each stage. AssertionError for another number of them."""
         assert len(ipus) == len(self.stages), f"{len(self.stages)} stages need as many IPUs, not {len(ipus)}"
         for stage, ipu in zip(self.stages, ipus, strict=True):
             stage.ipu(ipu)
@@ -56,7 +56,7 @@ class Phase:
 
 
 class ExecutionStrategy:
-    """What all strategies share. Use one of the subclasses."""
+    """The base of all strategies. Use one of the subclasses."""
 
     execution_mode = PIPELINED
 
@@ -94,7 +94,7 @@ class PipelinedExecution(ExecutionStrategy):
         self._stages.append(stage)
 
     def stage(self, block_id: str) -> Stage:
-        """The stage of a block. AssertionError for one that is in none."""
+        """The stage of a block. AssertionError for a block that is in none."""
         return self._stages[self._stage_of(block_id)]
 
     def _stage_of(self, block: str) -> int:
@@ -104,7 +104,7 @@ class PipelinedExecution(ExecutionStrategy):
         return self._by_block[block]
 
     def restart(self) -> None:
-        """Forget which blocks were met: a model is about to be captured."""
+        """Forget the blocks met so far, because a model is about to be captured."""
         self._seen = {}
 
     def placement(self, block: str, ipu: int | None) -> tuple[int, int, int]:
@@ -127,7 +127,7 @@ class ShardedExecution(PipelinedExecution):
 
 
 class _PhasedExecution(ExecutionStrategy):
-    """Phases one after the other; what a later phase needs waits in streaming memory."""
+    """Phases one after the other; values for a later phase wait in streaming memory."""
 
     execution_mode = PHASED
     serial = True
@@ -184,7 +184,7 @@ class SerialPhasedExecution(_PhasedExecution):
     """All stages of a phase, then the next phase."""
 
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
-        """When tensors leave the tiles."""
+        """Set when tensors leave the tiles."""
         assert isinstance(liveness, Liveness), "setTensorsLiveness takes a poptorch.Liveness"
         self._liveness = liveness
         return self

@@ -1,11 +1,11 @@
-"""The user's module while it is wrapped for training: its class, its parameters, and what copies of it have.
+"""The user's module while it is wrapped for training: its class, its parameters, and copies of it.
 
 The class becomes ``Poptorch<Class>``, a subclass, with ``copyWeightsToHostIfNeeded()`` and ``destroy()``. Parameters
 and buffers have classes of their own: any access of an attribute, and any operator of torch's, first lets the executor
-copy the weights to the host if the IPU's are newer. `destroy` takes these classes back; what is pickled, saved by
-``torch.save`` or copied has torch's own.
+copy the weights to the host if the IPU's are newer. `destroy` restores the classes of before; objects that are pickled,
+saved by ``torch.save`` or copied have torch's own.
 
-A parameter of which groups of replicas have values of their own has a leading dimension with a row for each group;
+A parameter whose value differs between groups of replicas has a leading dimension with a row for each group;
 forward sees one row. The executor hands out parameters as `ParameterHandle`, so that programs can say
 ``model.weight.replicaGrouping(...)``.
 """
@@ -40,7 +40,7 @@ def weights_version(module: torch.nn.Module) -> int:
 
 
 def weights_changed(module: torch.nn.Module) -> None:
-    """Training has changed a module's weights."""
+    """Note that training has changed a module's weights."""
     _versions[module] = weights_version(module) + 1
 
 
@@ -50,7 +50,9 @@ def trainer_of(module: torch.nn.Module) -> Any:
 
 
 def check_wrappable(module: Any) -> None:
-    """RuntimeError for a module that is wrapped already; Error for no module, and for buffers of other classes."""
+    """RuntimeError for a module that is wrapped already; Error unless it is a module, and for buffers of other
+    classes.
+    """
     if not isinstance(module, torch.nn.Module):
         raise Error(f"poptorch.trainingModel takes a torch.nn.Module, not {type(module).__name__}")
     if trainer_of(module) is not None:
@@ -89,7 +91,7 @@ def unwrap(module: torch.nn.Module) -> None:
 
 
 def _copy_if_needed(self: Any) -> bool:
-    """Bring the weights from the IPU if they are newer there; whether they were."""
+    """Bring the weights from the IPU if they are newer there. Returns whether they were."""
     executor = trainer_of(self)
     return executor is not None and bool(executor.copyWeightsToHostIfNeeded())
 
@@ -102,7 +104,7 @@ def _destroy(self: Any) -> None:
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
-    """The module as it was before it was wrapped, with the weights as they are now."""
+    """The module as it was before it was wrapped, with the present weights."""
     _copy_if_needed(self)
     plain = object.__new__(type(self)._poptorch_plain)
     plain.__dict__.update({key: value for key, value in self.__dict__.items() if key != EXECUTOR})
@@ -119,7 +121,7 @@ _paused = 0
 
 @dataclass(frozen=True, slots=True)
 class _Tracker:
-    """What belongs to a tracked tensor: what brings it up to date, and what takes a parameter's replica grouping."""
+    """Belongs to a tracked tensor: ``pull`` brings it up to date, ``group`` sets a parameter's replica grouping."""
 
     pull: Callable[[], Any]
     group: Callable[..., Any]
@@ -139,7 +141,7 @@ def _pull(tensor: Any) -> None:
 
 @contextmanager
 def untracked() -> Iterator[None]:
-    """Read parameters as they are on the host, without asking the IPU."""
+    """Read parameters in their present form on the host, without asking the IPU."""
     global _paused
     _paused += 1
     try:
@@ -213,7 +215,7 @@ def _set_class(tensor: Any, kind: type) -> None:
 
 
 def _plain_function(function: Any, args: Any, kwargs: Any) -> Any:
-    """A function of torch's, on values that are up to date; what it gives is not tracked."""
+    """Call a function of torch on up-to-date values; the result is not tracked."""
     for each in _tensors((args, kwargs or {})):
         _pull(each)
     with untracked(), without_subclass_hooks():
@@ -256,7 +258,7 @@ copyreg.pickle(TrackedParameter, lambda p: p.__reduce_ex__(2))
 
 
 class ParameterHandle:
-    """A parameter that is asked for through an executor. Everything is the parameter's own but `replicaGrouping`."""
+    """A parameter read through an executor. Everything but `replicaGrouping` is the parameter's own."""
 
     def __init__(self, parameter: torch.nn.Parameter, group: Callable[..., Any]) -> None:
         self._parameter, self._group = parameter, group
@@ -265,7 +267,8 @@ class ParameterHandle:
         self, comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
     ) -> None:
         """Give groups of ``shards`` replicas values of their own, before the model is compiled. Error afterwards, and
-        for a parameter without dimensions."""
+        for a parameter without dimensions.
+        """
         assert isinstance(comm_group_type, CommGroupType), "comm_group_type is a poptorch.CommGroupType"
         assert isinstance(variable_retrieval_mode, VariableRetrievalMode), (
             "variable_retrieval_mode is a poptorch.VariableRetrievalMode"

@@ -1,4 +1,4 @@
-"""What a program can watch: the log, functions called before and after capture, and latencies.
+"""Ways to watch a program: the log, functions called before and after capture, and latencies.
 
 Latencies come from stamps: when the data of a call crossed between host and IPUs, in seconds of the host's monotonic
 clock, measured. The emulated IPUs take all micro-batches of a call at once and give all results at once, so the stamps
@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from podrun.core.environment import environment
 
 LEVEL = "POPTORCH_LOG_LEVEL"
-"""Environment variable: the level that the log starts with."""
+"""Environment variable: the first level of the log."""
 _LEVELS = {
     "TRACE_ALL": logging.DEBUG,
     "TRACE": logging.DEBUG,
@@ -35,8 +35,9 @@ logger = logging.getLogger("poptorch::python")
 
 
 def setLogLevel(level: str | int) -> None:
-    """Log from a level on: TRACE, DEBUG, INFO, WARN, ERR, OFF, TRACE_ALL, DEBUG_IR, or the numbers 0 to 4 and 6.
-    ValueError for another."""
+    """Set the least level of the log: TRACE, DEBUG, INFO, WARN, ERR, OFF, TRACE_ALL, DEBUG_IR, or the numbers 0 to 4
+    and 6. ValueError for another.
+    """
     name = _NUMBERS.get(level) if isinstance(level, int) else level
     if name not in _LEVELS:
         raise ValueError(f"Unknown log level {level!r}: use one of {', '.join(_LEVELS)}")
@@ -77,13 +78,13 @@ def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
 
 
 def run_before() -> None:
-    """Call the functions that come before a capture."""
+    """Call the functions registered for the time before a capture."""
     for hook in list(_before.values()):
         hook()
 
 
 def run_after() -> None:
-    """Call the functions that come after a capture."""
+    """Call the functions registered for the time after a capture."""
     for hook in list(_after.values()):
         hook()
 
@@ -96,7 +97,7 @@ COUNTERS = ("input", "input_complete", "output", "output_complete")
 
 @dataclass(frozen=True, slots=True)
 class CallStamps:
-    """One call: when its inputs were asked for and had arrived, when its results were ready and had arrived.
+    """One call: when its inputs were requested and had arrived, when its results were ready and had arrived.
 
     ``inputs`` and ``outputs``: tensors of each kind; ``input_crossings`` and ``output_crossings``: transfers of each.
     """
@@ -128,7 +129,7 @@ def no_counters() -> dict[str, list[list[float]]]:
 
 
 def latency(counters: dict[str, list[list[float]]], start: str, end: str) -> Latency:
-    """From one counter to another; zeros without stamps."""
+    """Seconds from one counter to another; zeros without stamps."""
     firsts, lasts = _by_crossing(counters[start], min), _by_crossing(counters[end], max)
     if not firsts or not lasts:
         return (0.0, 0.0, 0.0)

@@ -21,17 +21,17 @@ from podrun.poptorch.strategies import PIPELINED
 
 
 def trainingModel(model: Any, options: Options | None = None, optimizer: Any = None) -> PoplarExecutor:
-    """A module that trains on IPUs: forward, backward and update in one call. The default optimizer is SGD with a
+    """Wrap a module for training on IPUs: forward, backward and update in one call. The default optimizer is SGD with a
     learning rate of 0.01.
 
     RuntimeError for a module that is wrapped for training already; Error for options of another class and for buffers
-    that are no plain tensors.
+    that are not plain tensors.
     """
     return PoplarExecutor(_unwrapped(model), options, True, optimizer)
 
 
 def inferenceModel(model: Any, options: Options | None = None) -> PoplarExecutor:
-    """A module whose forward pass runs on IPUs. Error for options that accumulate gradients."""
+    """Wrap a module whose forward pass runs on IPUs. Error for options that accumulate gradients."""
     if isinstance(options, Options) and options.Training.gradient_accumulation != 1:
         pipelined = options._execution_strategy.execution_mode == PIPELINED
         hint = "Use options.deviceIterations to run several micro-batches in one call."
@@ -42,7 +42,7 @@ def inferenceModel(model: Any, options: Options | None = None) -> PoplarExecutor
 
 
 def load(filename: str, edit_opts_fn: Callable[[Options], Any] | None = None) -> PoplarExecutor:
-    """The wrapper that a file holds, compiled and with its weights. ``edit_opts_fn`` may change the options before.
+    """The wrapper in a file, compiled and with its weights. ``edit_opts_fn`` may change the options first.
 
     AssertionError for a file of another version and for one that was saved without the model.
     """
@@ -73,7 +73,7 @@ def _unwrapped(model: Any) -> Any:
 
 
 BlockId = str
-"""What identifies a block in stages and phases."""
+"""The identity of a block in stages and phases."""
 
 
 def print(m: Any) -> None:

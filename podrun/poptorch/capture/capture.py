@@ -1,4 +1,4 @@
-"""Captures a module: fake parameters, one run of forward, what was written and returned.
+"""Captures a module: fake parameters, one run of forward, its writes and results.
 
 `loop` and `branch` capture the bodies of ``poptorch.for_loop`` and ``cond`` once, as graphs inside the graph.
 """
@@ -44,7 +44,7 @@ class recording:
 
 
 def loop(count: int, body: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Record ``count`` rounds of a body. Error if it does not give what it takes."""
+    """Record ``count`` rounds of a body. Error if its results do not fit its inputs."""
     recorder = _recording[-1]
     values = tuple(recorder.value_of(each) for each in inputs)
     graph, made = _captured(recorder, body, inputs)
@@ -58,7 +58,7 @@ def branch(
     bodies: tuple[Callable[..., Any], Callable[..., Any]],
     inputs: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """Record two bodies, of which one runs. Error if they do not give the same."""
+    """Record two bodies, of which one runs. Error if their results do not fit each other."""
     recorder = _recording[-1]
     values = [tuple(recorder.value_of(each) for each in given) for given in inputs]
     chosen = recorder.value_of(condition)
@@ -73,14 +73,16 @@ def branch(
 
 
 def host_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Record a call of a function of the host; it is called once, for zeros, to learn what it gives."""
+    """Record a call of a function of the host. The function is called once with zeros, to learn the shapes of its
+    results.
+    """
     recorder = _recording[-1]
     values = tuple(recorder.value_of(each) for each in inputs)
     try:
         with private.without_modes():
             zeros = [torch.zeros(tuple(each.shape), dtype=each.dtype) for each in inputs]
             given = function(*zeros)
-    except RuntimeError:  # It uses parameters of the model, which have no data while it is captured.
+    except RuntimeError:  # The function uses parameters of the model, which have no data during capture.
         with recorder.aside():
             given = function(*(_like(recorder, each) for each in inputs))
     results = list(given) if isinstance(given, (list, tuple)) else [given]
@@ -94,7 +96,7 @@ def host_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> l
 def _captured(
     recorder: Recorder, body: Callable[..., Any], inputs: Sequence[torch.Tensor]
 ) -> tuple[Subgraph, list[torch.Tensor]]:
-    """A body's graph, and tensors like those that it gave."""
+    """A body's graph, and tensors like its results."""
     fresh = [_like(recorder, each) for each in inputs]
     values = tuple(recorder.value_of(each) for each in fresh)
     with recorder.aside() as nodes:
@@ -117,7 +119,7 @@ def _like(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
 def _outer_values(
     nodes: Sequence[GraphNode], inputs: Sequence[GraphValue], outputs: Sequence[GraphValue]
 ) -> tuple[GraphValue, ...]:
-    """What the nodes read, or what is given as it is, that neither they nor the inputs give."""
+    """The values that nodes read or return and that neither the nodes nor the inputs provide."""
     inner = {v.number for v in inputs} | {v.number for node in nodes for v in node.results}
     read = [v for node in nodes for v in node.reads()] + list(outputs)
     return tuple({v.number: v for v in read if v.number not in inner}.values())
@@ -125,7 +127,7 @@ def _outer_values(
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A captured module: its graph, the structure of what forward returned, and operators that the table lacks."""
+    """A captured module: its graph, the structure of forward's results, and operators that the table lacks."""
 
     graph: CapturedGraph
     result: Structure
@@ -143,7 +145,8 @@ def capture(
     """Run ``module(*args, **kwargs)`` once on fake tensors and record it.
 
     ``args`` and ``kwargs`` hold tensors of one micro-batch, anywhere in nested structures; other values are constants.
-    ``placement``: what the annotations say now. Raises `Error` for what cannot be known while a model is compiled.
+    ``placement``: returns the place that the annotations give now. Raises `Error` for values that cannot be known while
+    a model is compiled.
     """
     fake = private.fake_mode()
     modules = _ModuleNames(module)
@@ -196,7 +199,7 @@ def _fake_input(place: int, leaf: Any, fake: Any, recorder: Recorder) -> Any:
 
 @contextlib.contextmanager
 def _faked_parameters(module: torch.nn.Module, fake: Any, recorder: Recorder) -> Iterator[None]:
-    """Fake parameters and buffers in the places of the real ones. One that has two names keeps one value."""
+    """Put fake parameters and buffers in the places of the real ones. A parameter with two names keeps one value."""
     names = {id(t): name for name, t in reversed([*module.named_parameters(), *module.named_buffers()])}
     saved: list[tuple[dict[str, Any], str, Any]] = []
     fakes: dict[int, Any] = {}
@@ -242,7 +245,7 @@ def _plain_tensors(module: torch.nn.Module) -> frozenset[int]:
 
 
 class _ModuleNames:
-    """Follows which module's forward runs, by torch's global hooks."""
+    """Follows, by torch's global hooks, which module's forward runs."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._names = {id(part): name for name, part in module.named_modules()}

@@ -83,7 +83,9 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class Subgraph:
-    """The body of a loop or of a branch: values by numbers of their own, and ``outer`` ones of the graph around it."""
+    """The body of a loop or of a branch: values have numbers of their own; ``outer`` ones belong to the graph around
+    it.
+    """
 
     nodes: tuple[GraphNode, ...]
     inputs: tuple[GraphValue, ...]
@@ -135,7 +137,7 @@ class CapturedGraph:
 
 
 class StructureParser(ABC):
-    """How to take a type of the user's apart (``poptorch.ICustomArgParser``)."""
+    """Takes values of a user's type apart and puts them together (``poptorch.ICustomArgParser``)."""
 
     @abstractmethod
     def yieldTensors(self, struct: Any) -> Iterator[Any]:
@@ -150,8 +152,9 @@ _parsers: dict[type, StructureParser] = {}
 
 
 def register_parser(arg_data_type: type, arg_parser: StructureParser | None) -> None:
-    """Take values of a type and its subclasses apart with a parser; None: no longer. Error for a parser of another base
-    class than `StructureParser`."""
+    """Register a parser for values of a type and its subclasses; None removes it. Error for a parser of another base
+    class than `StructureParser`.
+    """
     if arg_parser is None:
         _parsers.pop(arg_data_type, None)
         return
@@ -169,7 +172,7 @@ def registered_parsers() -> dict[type, StructureParser]:
 
 
 def adopt_parsers(parsers: Mapping[type, StructureParser]) -> None:
-    """Register what `registered_parsers` gave."""
+    """Register the parsers that `registered_parsers` returned in another process."""
     _parsers.update(parsers)
 
 
@@ -187,7 +190,7 @@ def _parser_of(value: Any) -> StructureParser | None:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A nested value without its leaves. ``rebuild(leaves)`` gives a value of the same types."""
+    """A nested value without its leaves. ``rebuild(leaves)`` returns a value of the same types."""
 
     rebuild: Callable[[Iterator[Any]], Any]
     description: Any
@@ -241,13 +244,13 @@ def _of_children(
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
-    """The nested value that `flatten` took apart, with other leaves."""
+    """A nested value like the one that `flatten` took apart, with other leaves."""
     return structure.rebuild(iter(leaves))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ViewStep:
-    """One view operator on what the chain before it gives. Steps are compared by identity."""
+    """One view operator, applied to the result of the chain before it. Steps are compared by identity."""
 
     operator: str
     arguments: tuple[Argument, ...]
@@ -259,7 +262,7 @@ class ViewStep:
 
 @dataclass(slots=True, eq=False)
 class StorageState:
-    """What a storage holds now. ``name``: of the parameter, buffer or argument it belongs to, if any."""
+    """The present value of a storage. ``name``: of its parameter, buffer or argument, if any."""
 
     root: Any
     value: GraphValue
@@ -276,18 +279,18 @@ class StorageState:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """What a tensor of the traced program stands for."""
+    """The view that a tensor of the traced program stands for."""
 
     storage: StorageState
     steps: tuple[ViewStep, ...] = ()
 
 
 class Emitter(ABC):
-    """What reads and writes need from a recorder: new numbers and a place to put nodes."""
+    """The parts of a recorder that reads and writes need: new numbers and a place for nodes."""
 
     @abstractmethod
     def new_value(self, shape: tuple[int, ...], dtype: str) -> GraphValue:
-        """A value that no node has given yet."""
+        """A value that no node has made yet."""
 
     @abstractmethod
     def emit_view(self, step: ViewStep, base: GraphValue, result: GraphValue) -> None:
@@ -314,7 +317,7 @@ def read(view: TensorView, emitter: Emitter, depth: int | None = None) -> GraphV
 
 
 def write(view: TensorView, value: GraphValue, emitter: Emitter) -> None:
-    """Replace what the view shows by ``value``."""
+    """Replace the elements that the view shows by ``value``."""
     bases = [read(view, emitter, depth) for depth in range(len(view.steps))]
     for step, base in zip(reversed(view.steps), reversed(bases), strict=True):
         whole = emitter.new_value(base.shape, base.dtype)

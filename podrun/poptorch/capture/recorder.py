@@ -1,7 +1,7 @@
 """Records the operators that a module's forward pass calls.
 
 The pass runs once, on fake tensors, with autograd's dispatch keys left out: composite operators (``linear``, ``lstm``,
-``layer_norm``, ``cross_entropy_loss``) arrive whole. What the table of operators lacks is decomposed here, by torch's
+``layer_norm``, ``cross_entropy_loss``) arrive whole. Operators that the table lacks are decomposed here, by torch's
 own definitions, until it consists of operators that the table has. Views and writes in place become values
 (`graph`).
 """
@@ -47,25 +47,25 @@ aten = torch.ops.aten
 IGNORED_KEYWORDS = frozenset(
     ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator", "copy")
 )
-"""Keywords that say where or how a tensor lies in a host's memory."""
+"""Keywords about where or how a tensor lies in a host's memory."""
 
 VIEWS_BY_NAME = (aten.detach.default, aten.alias.default, aten._unsafe_view.default)
-"""Views whose schema does not say so."""
+"""Views whose schema does not mark them as such."""
 
 LARGEST_KNOWN = 1 << 16
 """Elements up to which the data of a constant are followed through operators, so that ``item()`` has an answer."""
 
 _CHECKING = frozenset({"gaussian_nll_loss"})
-"""Functions of torch.nn.functional that look at values only to refuse wrong ones."""
+"""Functions of torch.nn.functional that read values only to refuse wrong ones."""
 _PACKAGES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 
 
 class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     """Records one forward pass into ``graph``.
 
-    ``supported``: whether the table of operators has an operator of that name. ``origin``: where the program stands
-    now; ``location``: the same in words. ``allowed_constants``: storages of tensors that belong to the model without
-    being parameters or buffers.
+    ``supported``: whether the table of operators has an operator of that name. ``origin``: the program's present place;
+    ``location``: the same in words. ``allowed_constants``: storages of tensors that belong to the model without being
+    parameters or buffers.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         self._storages: dict[int, StorageState] = {}
         self._views: dict[int, TensorView] = {}
         self._alive: list[torch.Tensor] = []
-        """Every tensor met: Python may not give its ``id`` to another one."""
+        """Every tensor met, kept so that Python cannot give its ``id`` to another one."""
         self._known: dict[int, torch.Tensor] = {}
 
     # --- Values -------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[list[GraphNode]]:
-        """Record into a list of its own. Error if what is recorded writes to a tensor from outside."""
+        """Record into a separate list. Error if the recorded nodes write to a tensor from outside."""
         outer, inner = self.graph.nodes, list[GraphNode]()
         before = [(state, state.version, dict(state.reads)) for state in self._storages.values()]
         self.graph.nodes = inner
@@ -217,7 +217,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     def add_control_flow(
         self, operator: str, arguments: tuple[Argument, ...], made: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Add a node with bodies, which gives ``made``."""
+        """Add a node with bodies whose results are ``made``."""
         self._add(operator, arguments, {}, tuple(self.value_of(each) for each in made))
         return made
 
@@ -286,7 +286,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         return made
 
     def _decomposed(self, operator: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operator gives by torch's own definition; NotImplemented if torch has none."""
+        """The result of an operator by torch's own definition; NotImplemented if torch has none."""
         if private.is_composite(operator):
             with self:
                 return operator.decompose(*args, **kwargs)
@@ -323,7 +323,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         return results
 
     def _record_view(self, operator: Any, args: Any, encoded: Any, results: Any, made: Any) -> bool:
-        """Whether the operator gives views of its first argument; if so they are remembered as views."""
+        """Whether the operator's results are views of its first argument; if so, remember them as views."""
         views = operator.is_view or operator in VIEWS_BY_NAME
         if not views or not isinstance(args[0], torch.Tensor):
             return False
@@ -350,7 +350,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     def _record_write(
         self, operator: Any, form: Any, args: Any, kwargs: Any, encoded: Any, made: list[torch.Tensor]
     ) -> None:
-        """An operator that writes into arguments: new values for those, after its fresh results."""
+        """Record an operator that writes into arguments: new values for these, after its fresh results."""
         schema = operator._schema
         targets = []
         for place, argument in enumerate(schema.arguments):
@@ -373,7 +373,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
                 self._keep_gradient(view.storage, before)
 
     def _keep_gradient(self, storage: StorageState, before: GraphValue) -> None:
-        """Autograd does not see what is written under ``no_grad``: the gradient stays that of the value before."""
+        """Keep the gradient of the value before, because autograd does not see writes under ``no_grad``."""
         if isinstance(storage.name, str) or not before.dtype.startswith(("float", "bfloat")):
             return
         kept = self.new_value(before.shape, before.dtype)
@@ -384,7 +384,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     def _record_values(
         self, operator: Any, args: Any, encoded: Any, made: list[torch.Tensor], kwargs: dict[str, Any]
     ) -> None:
-        """An operator whose results are values of their own, or the argument itself (``contiguous``)."""
+        """Record an operator whose results are values of their own, or the argument itself (``contiguous``)."""
         taken = {
             private.storage_of(each): each for each in _flat((args, kwargs)) if isinstance(each, torch.Tensor)
         }
@@ -405,7 +405,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     def _follow(
         self, operator: Any, encoded: Any, results: list[GraphValue], made: list[torch.Tensor]
     ) -> None:
-        """Work out the data of results whose arguments' data are known, so that they can be asked for."""
+        """Compute the data of results whose arguments' data are known, so that the program can ask for them."""
         arguments, keywords = encoded
         values = [each for each in _flat((arguments, keywords)) if isinstance(each, GraphValue)]
         random = "nondeterministic_seeded" in str(operator.tags) or "empty" in operator_name(operator)
@@ -435,7 +435,7 @@ _TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "int32": tor
 
 
 def _decoded(argument: Any, known: Mapping[int, torch.Tensor]) -> Any:
-    """An encoded argument with real tensors in it."""
+    """An encoded argument with real tensors in place of known values."""
     if isinstance(argument, GraphValue):
         return known[argument.number]
     if isinstance(argument, DTypeArgument):
@@ -467,7 +467,7 @@ def line_of_user() -> str:
 
 
 def _checks_arguments() -> bool:
-    """Whether torch asks for a value only to refuse wrong ones, which the IPU does not do."""
+    """Whether torch reads a value only to refuse wrong ones, which the IPU does not do."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name in _CHECKING and frame.f_globals.get("__name__") == "torch.nn.functional":

@@ -27,7 +27,7 @@ DTYPES: dict[torch.dtype, str] = {
     torch.uint8: "uint8",
     torch.bool: "bool",
 }
-"""What the IPU computes for each type of torch's. 64-bit types are narrowed, as PopTorch does."""
+"""The types that the IPU computes for torch's types. 64-bit types are narrowed, as PopTorch does."""
 
 _SEPARATE_NAMES = {
     "aten.normal_.default": "aten.normal_functional.default",
@@ -63,7 +63,7 @@ def to_numpy(tensor: torch.Tensor, *, copy: bool = True) -> np.ndarray:
 
 @functools.cache
 def functional_form(operator: Any) -> Any:
-    """The operator that computes what an operator in place writes; None if torch has none."""
+    """The functional operator that computes the values which an in-place operator writes; None if torch has none."""
     name = operator_name(operator)
     if name in _SEPARATE_NAMES:
         _, separate, form = _SEPARATE_NAMES[name].split(".")
@@ -145,4 +145,4 @@ FAKE_RESULTS: dict[str, Callable[..., Any]] = {
     "aten.corrcoef.default": _of_rows,
     "aten.narrow.Tensor": _narrow,
 }
-"""By the operator's name."""
+"""Functions that make fake results, by the operator's name."""

@@ -1,4 +1,4 @@
-"""``poptorch.AsynchronousDataAccessor``: the next elements of a data set are there before they are asked for.
+"""``poptorch.AsynchronousDataAccessor``: loads the next elements of a data set before the program asks for them.
 
 A process of its own loads into the slots of a ring in shared memory. A slot is a credit: the process has as many
 elements ahead as there are free slots, and gets a slot back when the program asks for the next element.
@@ -88,7 +88,7 @@ class JoinedBatches(torch.utils.data.Sampler[list[int]]):
 
 
 def element_count(data: Any) -> int | None:
-    """How many elements a data set has; None if it does not say."""
+    """The number of elements of a data set; None if the data set does not know it."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):
@@ -104,7 +104,7 @@ _START_METHODS = {
     SharingStrategy.ForkServer: "forkserver",
 }
 STOP_SECONDS = 10.0
-"""How long the process may take to end before it is ended."""
+"""Seconds in which the process may end by itself before it is ended."""
 
 
 class AsynchronousDataAccessor:
@@ -179,7 +179,7 @@ class AsynchronousDataAccessor:
         return len(self._dataset)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch: anew, unless the one before has ended and the next is being loaded already."""
+        """Begin an epoch again, unless the previous one has ended and the next is being loaded already."""
         if self._in_epoch or (self._ended and not self._indefinitely):
             self._epoch += 1
             self._pipe.send(("reset", self._epoch))
@@ -250,14 +250,14 @@ def _check_whole_batches(dataset: Any, rebatched_size: int | None) -> None:
 
 
 class _Ending:
-    """Ends the process: asks it first, then sends SIGTERM, then SIGKILL. May be called again."""
+    """Ends the process: by a message first, then with SIGTERM, then with SIGKILL. May be called again."""
 
     def __init__(self, pipe: Any, process: Any) -> None:
         self._pipe, self._process, self.done = pipe, process, False
         self._owner = os.getpid()
 
     def __call__(self) -> None:
-        """End the process and free what it used."""
+        """End the process and free its resources."""
         if self.done or os.getpid() != self._owner:
             return
         self.done = True

@@ -103,8 +103,9 @@ class SharedRing:
 
 @dataclass(frozen=True, slots=True)
 class FeederPlan:
-    """What the process does. ``rebatched``: elements of dimension 0 that it joins to one element; None: elements are
-    passed on as they are. ``random_state``: torch's, so that samplers draw what they would draw in the caller."""
+    """The task of the process. ``rebatched``: elements of dimension 0 that it joins to one element; None: elements are
+    passed on unchanged. ``random_state``: torch's, so that samplers draw the same numbers as in the caller.
+    """
 
     dataset: Any
     load_indefinitely: bool
@@ -160,7 +161,7 @@ def assembled(layout: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def feed(pipe: connection.Connection, plan: FeederPlan) -> None:
-    """The process: runs until it is told to stop, or until its parent has ended."""
+    """The main function of the process: runs until it is told to stop, or until its parent has ended."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the parent ends this process.
@@ -173,7 +174,7 @@ def feed(pipe: connection.Connection, plan: FeederPlan) -> None:
     except WrongElement as error:
         _send_last(pipe, str(error))
     except Exception:
-        # Whatever the user's data set raises is the user's to see, in the process that asked for data.
+        # The user must see whatever error the data set raises, in the process that asked for data.
         _send_last(pipe, traceback.format_exc())
 
 
@@ -185,11 +186,11 @@ def _send_last(pipe: connection.Connection, text: str) -> None:
 
 
 class _Stopped(EOFError):
-    """The parent has said so, or has ended."""
+    """The parent has asked the process to stop, or has ended."""
 
 
 class _Reset(Exception):
-    """Begin the data set anew."""
+    """Begin the data set again."""
 
 
 class _Feeder:
@@ -303,7 +304,7 @@ def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 def _rebatched(elements: Iterator[Any], size: int, drop_last: bool) -> Iterator[Any]:
-    """Elements of ``size`` along dimension 0, whatever the sizes that come."""
+    """Elements of ``size`` along dimension 0, whatever the sizes of the incoming ones."""
     waiting: list[list[torch.Tensor]] = []
     held, layout = 0, None
     for element in elements:

@@ -99,7 +99,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _ordering(
         self, dataset: Any, iterable: bool, shuffle: bool | None, drop_last: bool, automatic: bool, given: Any
     ) -> dict[str, Any]:
-        """Arguments of torch's loader that say which elements come, and in which order."""
+        """Arguments of torch's loader that select the elements and their order."""
         distributed = self._options.Distributed
         if iterable:
             assert distributed.numProcesses == 1 or not automatic, (
@@ -143,7 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """Samples of a batch; None if the data set gives whole batches."""
+        """Samples of a batch; None if the data set returns whole batches."""
         return self._combined_batch_size
 
     @property

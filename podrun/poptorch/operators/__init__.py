@@ -1,5 +1,6 @@
 """ATen operators as JAX functions, one short function for each, one file for each family.
 
-`table` finds the function of an operator by its name; `replay` runs a captured graph with them. Nothing here imports
-torch: an operator is known by name, its arguments are JAX arrays and plain Python values.
+Functions may enter that compute one operator from JAX arrays and plain Python values; nothing here imports torch,
+because an operator is known by its name. `table` finds an operator's function by its name; `replay` runs a captured
+graph with them, for `podrun.poptorch.session_model`.
 """

@@ -16,7 +16,7 @@ from podrun.poptorch.operators.table import Array, Call, aten, widened
     kind="Constant",
 )
 def zeros(call: Call, *rest: object, **keywords: object) -> Array:
-    """Zeros; what torch leaves undefined is zero, too."""
+    """Zeros; elements that torch leaves undefined are zero, too."""
     return jnp.zeros(call.shape, call.dtype)
 
 
@@ -96,7 +96,7 @@ def upper_triangle_indices(call: Call, rows: int, columns: int, offset: int = 0,
 
 
 def dropped(call: Call, x: Array, probability: float) -> tuple[Array, Array]:
-    """x with elements set to 0 at random, the others scaled up, and where elements are kept."""
+    """x with elements set to 0 at random and the others scaled up; and where elements are kept."""
     if probability >= 1:
         return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
     kept = jax.random.bernoulli(call.key(), 1 - probability, x.shape)

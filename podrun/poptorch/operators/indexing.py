@@ -57,7 +57,7 @@ def index(call: Call, x: Array, indices: Any) -> Array:
 def index_put(
     call: Call, x: Array, indices: Any, values: Array, accumulate: bool = False, unsafe: bool = False
 ) -> Array:
-    """x with ``x[indices] = values``, or added to what is there."""
+    """x with ``x[indices] = values``, or with values added to the elements there."""
     values = values.astype(x.dtype)
     if len(indices) == 1 and indices[0].dtype == jnp.bool_ and values.size == 1:
         mask = indices[0].reshape(indices[0].shape + (1,) * (x.ndim - indices[0].ndim))
@@ -170,7 +170,7 @@ def _highest(x: Array) -> Any:
 
 @aten("scatter", kind="ScatterElements")
 def scatter(call: Call, x: Array, dim: int, indices: Array, source: Any, reduce: str | None = None) -> Array:
-    """x with ``x[i, indices[i, j]] = source[i, j]``, or reduced with what is there."""
+    """x with ``x[i, indices[i, j]] = source[i, j]``, or reduced with the elements there."""
     return _scattered(x, dim, indices, source, reduce)
 
 
@@ -257,7 +257,7 @@ def slice_scatter(
 
 @aten("bincount", kind="ScatterElements")
 def count_values(call: Call, x: Array, weights: Array | None = None, minlength: int = 0) -> Array:
-    """How often each number from 0 on is there, up to ``minlength`` numbers."""
+    """Number of occurrences of each number from 0 on, for at least ``minlength`` numbers."""
     return jnp.bincount(x, weights, length=call.shape[0])
 
 
@@ -276,7 +276,7 @@ def places_of_nonzero(call: Call, x: Array, size: int, fill_value: int = -1) -> 
 
 @aten("narrow.Tensor", kind="DynamicSlice")
 def narrow_at(call: Call, x: Array, dim: int, start: Array, length: int) -> Array:
-    """``length`` elements of a dimension from a place on that data give."""
+    """``length`` elements of a dimension from a place that data determine."""
     where = axis(dim, x.ndim)
     first = jnp.where(start < 0, start + x.shape[where], start).reshape(())
     return lax.dynamic_slice_in_dim(x, first, length, where)

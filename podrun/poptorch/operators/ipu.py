@@ -1,4 +1,4 @@
-"""What the IPU computes for PopTorch's own operators."""
+"""Functions that the IPU computes for PopTorch's own operators."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def identity_loss(call: Call, x: Array, reduction: int) -> Array:
 
 @aten("podrun.written_without_gradient.default", kind="Identity")
 def written_without_gradient(call: Call, before: Array, after: Array) -> Array:
-    """What was written in place under ``no_grad``: torch's gradient goes to what was there before, as if nothing had
-    been written."""
+    """Values written in place under ``no_grad``. Torch's gradient goes to the values before, as if nothing had been
+    written.
+    """
     return with_gradient_of(before, after)
 
 
@@ -55,19 +56,19 @@ def overlap(call: Call, x: Array, mode: str) -> Array:
 
 @aten("podrun.set_available_memory.default", kind="Identity")
 def set_available_memory(call: Call, x: Array, proportion: float) -> Array:
-    """x; the proportion is for the planner of what made it."""
+    """x; the proportion is for the planner of the operator that made it."""
     return x
 
 
 @aten("podrun.serialized_matmul.default", kind="MatMul")
 def serialized_matmul(call: Call, a: Array, b: Array, mode: str, factor: int, keep_precision: bool) -> Array:
-    """``a @ b``; the parts that it is computed in change no result but for rounding."""
+    """``a @ b``; computing it in parts changes only rounding."""
     return product(a, b)
 
 
 @aten("podrun.dynamic_slice.default", kind="DynamicSlice")
 def dynamic_slice(call: Call, x: Array, dim: int, start: Array, size: int, step: int) -> Array:
-    """``size`` elements of a dimension from a place that data give."""
+    """``size`` elements of a dimension from a place that data determine."""
     where = axis(dim, x.ndim)
     made = lax.dynamic_slice_in_dim(x, start.reshape(-1)[0], size, where)
     return lax.slice_in_dim(made, 0, size, step, where)
@@ -75,7 +76,7 @@ def dynamic_slice(call: Call, x: Array, dim: int, start: Array, size: int, step:
 
 @aten("podrun.dynamic_update.default", kind="DynamicUpdate")
 def dynamic_update(call: Call, x: Array, part: Array, dim: int, start: Array, size: int) -> Array:
-    """x with a part at a place that data give."""
+    """x with a part replaced at a place that data determine."""
     return lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), start.reshape(-1)[0], axis(dim, x.ndim))
 
 
@@ -90,7 +91,7 @@ def custom(
 def registered(
     call: Call, name: str, domain: str, version: int, attributes: dict[str, Any], inputs: Any
 ) -> tuple[Array, ...]:
-    """What an operator of the session's registry gives."""
+    """The results of an operator of the session's registry."""
     from podrun.onnx_models.ops import registry
 
     outputs = tuple(f"output:{i}" for i in range(len(call.results)))
@@ -101,7 +102,7 @@ def registered(
 
 
 class _CustomContext:
-    """What an operator of the session's registry may ask for."""
+    """The context that an operator of the session's registry may use."""
 
     def __init__(self, call: Call) -> None:
         self.training, self.key = call.training, call.key
@@ -110,16 +111,18 @@ class _CustomContext:
 
 @aten("podrun.print_tensor.default", kind="PrintTensor")
 def print_tensor(call: Call, x: Array, settings: str) -> Array:
-    """x. A session prints what its main graph has (`podrun.poptorch.session_model`); a loop's body prints nothing."""
+    """x. A session prints the tensors of its main graph (`podrun.poptorch.session_model`); a loop's body prints
+    nothing.
+    """
     return x
 
 
 @aten("podrun.fps.default")
 def farthest_points(call: Call, points: Array, begins: Any, ratio: float, random_start: bool) -> Array:
-    """Of each part of ``points [N, D]`` the indices of points that are far from each other.
+    """Indices of points that are far from each other, for each part of ``points [N, D]``.
 
-    Part i is ``begins[i]`` to ``begins[i + 1]``. The first point is the part's first, or a random one; each next one
-    is that with the greatest distance to those before.
+    Part i is ``begins[i]`` to ``begins[i + 1]``. The first point is the part's first, or a random one; each next point
+    is the one with the greatest distance to those before.
     """
     parts = []
     for part, (first, end) in enumerate(itertools.pairwise(begins)):
@@ -142,7 +145,7 @@ def farthest_points(call: Call, points: Array, begins: Any, ratio: float, random
 
 
 def _runner(call: Call, body: Subgraph, outer: Any) -> Callable[..., tuple[Array, ...]]:
-    """A captured body as a function of its inputs and of what makes its random keys different."""
+    """A captured body as a function of its inputs and of a value that makes its random keys different."""
     from podrun.poptorch.operators.table import run_node
 
     def run(inputs: Any, round_: Any) -> tuple[Array, ...]:
@@ -162,7 +165,7 @@ def _runner(call: Call, body: Subgraph, outer: Any) -> Callable[..., tuple[Array
 
 @aten("podrun.for_loop.default", kind="Loop")
 def for_loop(call: Call, count: int, body: Subgraph, inputs: Any, outer: Any) -> tuple[Array, ...]:
-    """What a body gives after ``count`` rounds, each of which takes what the one before gave."""
+    """The results of a body after ``count`` rounds, each of which takes the results of the previous one."""
     run = _runner(call, body, outer)
 
     def round_(index: Array, values: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -175,7 +178,7 @@ def for_loop(call: Call, count: int, body: Subgraph, inputs: Any, outer: Any) ->
 def cond(
     call: Call, condition: Array, then: tuple[Any, Any, Any], otherwise: tuple[Any, Any, Any]
 ) -> tuple[Array, ...]:
-    """What one of two bodies gives. Each is the body, its inputs and the outer values that it reads."""
+    """The results of one of two bodies. Each is the body, its inputs and the outer values that it reads."""
 
     def branch(body: Subgraph, inputs: Any, outer: Any, place: int) -> Callable[[], tuple[Array, ...]]:
         return lambda: _runner(call, body, outer)(inputs, place)

@@ -23,7 +23,7 @@ from podrun.poptorch.operators.table import Array, Call, absolute, aten, widened
 
 
 def _partials(a: Array, b: Array) -> Any:
-    """What sums are kept in: float32 for floating-point operands, or their own type."""
+    """The type in which sums are kept: float32 for floating-point operands, or their own type."""
     return jnp.float32 if jnp.issubdtype(jnp.promote_types(a.dtype, b.dtype), jnp.floating) else None
 
 
@@ -179,7 +179,7 @@ def cholesky(call: Call, x: Array, upper: bool = False) -> Array:
 
 @aten("_linalg_check_errors")
 def unchecked(call: Call, info: Array, name: str, is_matrix: bool) -> tuple[()]:
-    """Nothing: torch would stop here for a matrix without factors, and a compiled program gives NaN."""
+    """No-op: torch would stop here for a matrix without factors, and a compiled program gives NaN."""
     return ()
 
 
@@ -240,7 +240,7 @@ def product_of_reflections(call: Call, vectors: Array, factors: Array) -> Array:
 def singular_values(
     call: Call, x: Array, full_matrices: bool = False, compute_uv: bool = True, driver: Any = None
 ) -> tuple[Array, ...]:
-    """Singular vectors and values; the values alone have a gradient where nothing else is asked for."""
+    """Singular vectors and values. Values alone have a gradient if the vectors are not used."""
     if not compute_uv:
         left, _, right = call.results
         values = jnp.linalg.svd(widened(x), compute_uv=False)

@@ -191,11 +191,11 @@ def soft_margin(call: Call, x: Array, target: Array, reduction: int = MEAN) -> A
 
 
 LEAST = -1e30
-"""The logarithm of 0, such that differences stay finite."""
+"""A finite stand-in for the logarithm of 0, so that differences stay finite."""
 
 
 def _rows_of(targets: Array, lengths: Array, samples: int) -> Array:
-    """``[samples, most]`` labels; labels that are given one sample after another are cut apart."""
+    """``[samples, most]`` labels; a flat list of labels is cut by samples."""
     if targets.ndim == 2:
         return targets
     begins = jnp.cumsum(lengths) - lengths
@@ -258,7 +258,7 @@ def ctc_loss(
     whole = jnp.sum(jnp.where(counted, jnp.exp(wide), 0), (0, 2))
     losses = losses + (
         whole - lax.stop_gradient(whole)
-    )  # As torch: the gradient of what log_softmax was made from.
+    )  # As in torch: the gradient with respect to the input of log_softmax.
     if zero_infinity:
         losses = jnp.where(jnp.isinf(losses), 0, losses)
     if reduction == NONE:

@@ -28,7 +28,7 @@ def batch_norm(
     momentum: float,
     epsilon: float,
 ) -> Any:
-    """Normalise each channel of ``[N, C, ...]``; in training also what the running statistics become.
+    """Normalise each channel of ``[N, C, ...]``; in training also the new running statistics.
 
     The running variance takes the unbiased variance of the micro-batch, as torch's does.
     """

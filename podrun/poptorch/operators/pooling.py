@@ -113,7 +113,9 @@ def _average_pool(count: int) -> Callable[..., Array]:
 
 
 def _counts(sizes: tuple[int, ...], window: Any, with_pads: bool) -> Array:
-    """How many elements each window averages. Padding counts if asked for, what ceil_mode adds never."""
+    """Number of elements that each window averages. Padding counts if requested; elements that ceil_mode adds
+    never do.
+    """
     made = np.ones((), np.float32)
     outs = window.output(sizes)
     for n, k, s, (before, after), out in zip(

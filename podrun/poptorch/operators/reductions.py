@@ -15,7 +15,9 @@ from podrun.poptorch.operators.table import Array, Call, absolute, aten, axes, a
 
 
 def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Called with dimensions or without, as torch's overloads are; halves are added up in float32."""
+    """A reduction that is called with dimensions or without, as torch's overloads are; halves are added up in
+    float32.
+    """
 
     def reduce(
         call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: DTypeArgument | None = None
@@ -95,13 +97,13 @@ def least_and_greatest(
 
 @aten("argmax", kind="ArgMax")
 def place_of_greatest(call: Call, x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """Where the greatest element is, the first of equals."""
+    """The place of the greatest element, the first of equals."""
     return jnp.argmax(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros(call.shape, jnp.int32)
 
 
 @aten("argmin", kind="ArgMin")
 def place_of_least(call: Call, x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """Where the least element is, the first of equals."""
+    """The place of the least element, the first of equals."""
     return jnp.argmin(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros(call.shape, jnp.int32)
 
 
@@ -254,7 +256,7 @@ def _sorted(x: Array, dim: int, descending: bool) -> tuple[Array, Array]:
 
 @aten("sort.default", kind="TopK")
 def sort(call: Call, x: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    """Elements in order, and where they were."""
+    """Elements in order, and their former places."""
     return _sorted(x, dim, descending)
 
 
@@ -262,13 +264,13 @@ def sort(call: Call, x: Array, dim: int = -1, descending: bool = False) -> tuple
 def sort_stable(
     call: Call, x: Array, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Array, Array]:
-    """Elements in order, equal ones as they were, and where they were."""
+    """Elements in order, equal ones in their former order, and their former places."""
     return _sorted(x, dim, descending)
 
 
 @aten("argsort.default", kind="TopK")
 def places_in_order(call: Call, x: Array, dim: int = -1, descending: bool = False) -> Array:
-    """Where the elements are, in order."""
+    """Places of the elements, in order."""
     return _sorted(x, dim, descending)[1]
 
 
@@ -276,7 +278,7 @@ def places_in_order(call: Call, x: Array, dim: int = -1, descending: bool = Fals
 def places_in_stable_order(
     call: Call, x: Array, stable: bool = True, dim: int = -1, descending: bool = False
 ) -> Array:
-    """Where the elements are, in order, equal ones as they were."""
+    """Places of the elements, in order, equal ones in their former order."""
     return _sorted(x, dim, descending)[1]
 
 
@@ -307,7 +309,7 @@ def kth_smallest(call: Call, x: Array, k: int, dim: int = -1, keepdim: bool = Fa
 def search_sorted(
     call: Call, boundaries: Array, x: Array, out_int32: bool = False, right: bool = False, **keywords: object
 ) -> Array:
-    """Where x would be put in so that the boundaries stay in order."""
+    """Where to insert x so that the boundaries stay in order."""
     x = jnp.asarray(x)
     if boundaries.ndim == 1:
         return jnp.searchsorted(boundaries, x, side="right" if right else "left")
@@ -317,7 +319,7 @@ def search_sorted(
 
 @aten("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(call: Call, x: Array, boundaries: Array, out_int32: bool = False, right: bool = False) -> Array:
-    """Which interval between boundaries x falls into."""
+    """The interval between boundaries into which x falls."""
     return jnp.searchsorted(boundaries, jnp.asarray(x), side="right" if right else "left")
 
 

@@ -74,7 +74,7 @@ def detach(call: Call, x: Array) -> Array:
 
 @aten("_to_copy", "to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", kind="Cast")
 def convert(call: Call, x: Array, *rest: object, **keywords: object) -> Array:
-    """x in the result's type; fractions are cut off on the way to integers, what is not 0 is True."""
+    """x in the result's type; fractions are cut off on the way to integers, and every number but 0 becomes True."""
     target = call.dtype
     if target == jnp.bool_:
         return x != 0
@@ -106,7 +106,7 @@ def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, in
 
 @aten("select.int", "select_copy.int", kind="Slice")
 def select(call: Call, x: Array, dim: int, index: int) -> Array:
-    """One element of a dimension, which goes."""
+    """One element of a dimension, which disappears."""
     return lax.index_in_dim(x, index % x.shape[dim], axis(dim, x.ndim), keepdims=False)
 
 
@@ -149,7 +149,7 @@ def chunk(call: Call, x: Array, chunks: int, dim: int = 0) -> tuple[Array, ...]:
 
 @aten("unbind.int", "unbind_copy.int", kind="Split")
 def unbind(call: Call, x: Array, dim: int = 0) -> tuple[Array, ...]:
-    """All elements of a dimension, which goes."""
+    """All elements of a dimension, which disappears."""
     return tuple(lax.index_in_dim(x, i, axis(dim, x.ndim), keepdims=False) for i in range(x.shape[dim]))
 
 
@@ -161,7 +161,7 @@ def flip(call: Call, x: Array, dims: Any) -> Array:
 
 @aten("roll", kind="Concat")
 def roll(call: Call, x: Array, shifts: Any, dims: Any = ()) -> Array:
-    """Elements moved along dimensions, those that fall out put in at the other end."""
+    """Elements moved along dimensions; those that fall out come in at the other end."""
     if not dims:
         return jnp.roll(x, shifts[0])
     return jnp.roll(x, tuple(shifts), tuple(dims))
@@ -169,7 +169,7 @@ def roll(call: Call, x: Array, shifts: Any, dims: Any = ()) -> Array:
 
 @aten("repeat", "tile", kind="Tile")
 def repeat(call: Call, x: Array, counts: Any) -> Array:
-    """x several times along each dimension."""
+    """x repeated along each dimension."""
     return jnp.tile(x, tuple(counts))
 
 
@@ -189,7 +189,7 @@ def diagonal(call: Call, x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1
 
 @aten("diag_embed")
 def diagonal_matrix(call: Call, x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
-    """The last dimension as a diagonal of zeros."""
+    """The last dimension on a diagonal, with zeros elsewhere."""
     size = x.shape[-1] + abs(offset)
     rows = np.arange(x.shape[-1]) + max(-offset, 0)
     columns = np.arange(x.shape[-1]) + max(offset, 0)
@@ -227,7 +227,7 @@ def as_strided(call: Call, x: Array, size: Any, stride: Any, offset: int | None 
 
 
 def strided_places(size: Any, stride: Any, offset: int | None) -> np.ndarray:
-    """Which elements strides show, x read one behind the other."""
+    """The elements that strides select, where x is read row by row."""
     where = np.asarray(offset or 0)
     for dimension, (count, step) in enumerate(zip(size, stride, strict=True)):
         shape = (-1,) + (1,) * (len(size) - 1 - dimension)

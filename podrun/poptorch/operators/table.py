@@ -46,7 +46,7 @@ FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One use of an operator: the results that were seen when it was captured, and a source of random keys."""
+    """One use of an operator: its results at capture, and a source of random keys."""
 
     results: tuple[GraphValue, ...]
     key: Callable[[], Any]
@@ -70,8 +70,9 @@ F = TypeVar("F", bound=Function)
 
 @dataclass(frozen=True, slots=True)
 class AtenOperator:
-    """A registered function. ``kind``: the ONNX operator that planners, recomputation and the tile model treat it as;
-    empty for an element-wise one."""
+    """A registered function. ``kind``: the ONNX operator as which planners, recomputation and the tile model treat it;
+    empty for an element-wise one.
+    """
 
     name: str
     function: Function
@@ -125,7 +126,7 @@ def widened(x: Array) -> Array:
 
 @jax.custom_jvp
 def with_gradient_of(source: Array, value: Array) -> Array:
-    """``value``, whose gradient goes to ``source`` as if it were that."""
+    """``value``, with a gradient that goes unchanged to ``source``."""
     return value
 
 
@@ -147,7 +148,7 @@ def is_array(x: Any) -> bool:
 
 
 def axes(dimensions: Any, rank: int) -> tuple[int, ...] | None:
-    """Dimensions counted from the front; None (all) for none given."""
+    """Dimensions counted from the front; None (all) if none are given."""
     if dimensions is None or (isinstance(dimensions, (tuple, list)) and not dimensions):
         return None
     if not isinstance(dimensions, (tuple, list)):
@@ -174,7 +175,7 @@ def replay(
     key: Any = None,
     training: bool = False,
 ) -> tuple[list[Any], dict[str, Array]]:
-    """What forward returned (leaves in order) and what parameters and buffers become."""
+    """The results of forward (leaves in order) and the new values of parameters and buffers."""
     values: dict[int, Array] = {}
     for name, value in graph.parameters.items():
         values[value.number] = jnp.asarray(parameters[name])
@@ -192,8 +193,9 @@ def replay(
 def run_node(
     node: GraphNode, values: Mapping[int, Array], key: Callable[[], Any], training: bool = False
 ) -> tuple[Array, ...]:
-    """The results of one node. Raises `Error`, which names operator, module and line, if the table lacks it, or if
-    what it gives has another shape than torch said."""
+    """The results of one node. Raises `Error`, which names operator, module and line, if the table lacks it, or if a
+    result's shape differs from torch's.
+    """
     operator = find(node.operator)
     if operator is None:
         raise Error(
@@ -242,7 +244,7 @@ def _written(
     keywords: Mapping[str, Any],
     key: Callable[[], Any],
 ) -> Array:
-    """The first argument with the second where the view lies."""
+    """The first argument, with the second one where the view lies."""
     base, part, *rest = arguments
     part = part.astype(base.dtype)
     name = node.operator.split(".")[1]
@@ -267,7 +269,7 @@ def _places_of_view(
     keywords: Mapping[str, Any],
     key: Callable[[], Any],
 ) -> np.ndarray:
-    """Which element of the base each element of the view is."""
+    """The element of the base that each element of the view is."""
     numbers = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
     call = Call((GraphValue(0, part, "int32"),), key)
     with jax.ensure_compile_time_eval():
