@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,10 +148,15 @@ class PlanOfALaunch:
         """Note that a fault strikes. This is written before the strike, which may end the process."""
         handle = os.open(self._struck, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(handle, f"{instance} {life} {spec.text}\n".encode())
+            os.write(handle, f"{instance} {life} {time.time()} {spec.text}\n".encode())
         finally:
             os.close(handle)
         return True
+
+    def strikes(self) -> list[tuple[str, str, float]]:
+        """Each strike as an instance told it: the instance, the fault, and seconds of the wall clock."""
+        parts = [line.split(" ", 3) for line in self._lines(self._struck)]
+        return [(f"instance {instance}", text, float(seconds)) for instance, _, seconds, text in parts]
 
     def _planned(self) -> list[FaultSpec]:
         return [parse_fault(line) for line in self._lines(self._file)]
@@ -159,7 +165,7 @@ class PlanOfALaunch:
         """How often a fault has struck, and which instances."""
         found: list[_JointStrike] = []
         for line in self._lines(self._struck):
-            instance, life, text = line.split(" ", 2)
+            instance, life, _, text = line.split(" ", 3)
             if text != spec.text:
                 continue
             joined = next((s for s in found if s.misses(int(instance), int(life))), None)

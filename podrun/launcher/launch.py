@@ -177,7 +177,10 @@ class _Launch:
         self.recording.note("end", code=code)
         try:
             control = () if self.session is None else self.session.control_events()
-            lines = self.recording.finish(self._left, control).lines
+            strikes = [] if self.session is None else self.session.strikes()
+            if self._program_faults is not None:
+                strikes += self._program_faults.strikes()
+            lines = self.recording.finish(self._left, control, strikes).lines
         except PodrunError as error:
             self.log.write(error_text(error))
             return

@@ -347,6 +347,21 @@ class PartitionSession:
             return ()
         return tuple(event for report in reports for event in report.control_events)
 
+    def strikes(self) -> list[tuple[str, str, float]]:
+        """Each strike of a fault as the service and its machines told it: by whom, which, and seconds of the wall
+        clock. Empty if the server does not answer.
+        """
+        try:
+            reports = self.client.machine_reports(self.name)
+        except PodrunError as error:
+            self.log.debug(f"no history of faults: {error.message}")
+            return []
+        return [
+            (report.agent_id, str(entry["fault"]), float(entry["time_s"]))
+            for report in reports
+            for entry in report.struck_faults
+        ]
+
     def _answers(self) -> list[MachineReport]:
         return answers(lambda: self.client.machine_reports(self.name), self.pause)
 

@@ -33,10 +33,12 @@ from podrun.record.compare import first_difference, header_differences, smallest
 from podrun.record.events import (
     AT_END,
     LAUNCH,
+    FaultTime,
     LaunchHeader,
     Record,
     read_parts,
     read_record,
+    strikes_of,
     to_lines,
     with_control,
     with_faults,
@@ -116,16 +118,25 @@ class LaunchRecording:
         """Write an event that comes after everything that the instances did since they were started."""
         self._notes.note_at(AT_END, kind, data)
 
-    def finish(self, left: Set[str], control: Sequence[Mapping[str, Any]] = ()) -> Recorded:
+    def finish(
+        self,
+        left: Set[str],
+        control: Sequence[Mapping[str, Any]] = (),
+        strikes: Sequence[tuple[str, str, float]] = (),
+    ) -> Recorded:
         """Join all files and write the record, with ``FILE.incidents.json`` and ``FILE.goodput.json``.
 
-        ``left``: planned faults that did not strike. ``control``: what the service did to the partition. Raises
-        NotFoundError if the files cannot be written.
+        ``left``: planned faults that have strikes left. ``control``: what the service did to the partition.
+        ``strikes``: when faults struck, and who tells so. Raises NotFoundError if the files cannot be written.
         """
         self._notes.close()
-        struck = [text for text in self._header.faults if text not in left]
         since = [entry for entry in control if float(entry["time_s"]) >= self._since]
-        timed = with_control(with_faults(read_parts(self._folder), struck), since)
+        recent = [(by, FaultTime(fault, at)) for by, fault, at in strikes if at >= self._since]
+        times = strikes_of(recent, self._header.faults)
+        known = {strike.fault for strike in times}
+        struck = [text for text in self._header.faults if text not in left or text in known]
+        timed = with_faults(read_parts(self._folder), struck, times)
+        timed = with_control(timed, since)
         record = Record(self._header, tuple(each.event for each in without_ends_after_errors(timed)))
         incidents = tuple(incidents_of(record))
         goodput = goodput_of(timed, incidents=len(incidents))

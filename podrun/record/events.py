@@ -267,8 +267,7 @@ def with_control(events: Sequence[TimedEvent], control: Iterable[Mapping[str, An
     found = []
     for entry in control:
         seconds = float(entry["time_s"])
-        before = [t.event for t in events if t.seconds <= seconds and t.event.actor != LAUNCH]
-        life, clock = max(((event.life, event.clock) for event in before), default=(0, 0))
+        life, clock = _moment(events, seconds)
         data = {"did": str(entry["did"])}
         what = normalised(str(entry.get("what") or ""))
         found.append(
@@ -291,29 +290,69 @@ def without_ends_after_errors(events: Sequence[TimedEvent]) -> list[TimedEvent]:
     return [t for t in events if t.event.kind != "ended" or t.event.life not in said]
 
 
-def with_faults(events: Sequence[TimedEvent], struck: Iterable[str]) -> list[TimedEvent]:
-    """The events, with one for each fault that struck right before the first error that it explains.
+@dataclass(frozen=True, slots=True)
+class FaultTime:
+    """When a planned fault struck, as its machine, the service or the instance tells it: seconds of the wall clock."""
 
-    A fault whose error no process reported, such as one in the last batch of a killed launch, comes at the end.
+    fault: str
+    seconds: float
+
+
+def strikes_of(told: Iterable[tuple[str, FaultTime]], faults: Iterable[str]) -> list[FaultTime]:
+    """Each strike of these faults once. ``told``: by whom, and when. Both ends of a link tell of the same strikes."""
+    planned = {parse_fault(text).experiment: text for text in faults}
+    times: dict[tuple[str, int], float] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for teller, strike in sorted(told, key=lambda pair: pair[1].seconds):
+        text = planned.get(parse_fault(strike.fault).experiment)
+        if text is not None:
+            number = counts[teller, text] = counts.get((teller, text), 0) + 1
+            times.setdefault((text, number), strike.seconds)
+    return [FaultTime(fault, seconds) for (fault, _), seconds in times.items()]
+
+
+def with_faults(
+    events: Sequence[TimedEvent], struck: Iterable[str], strikes: Iterable[FaultTime] = ()
+) -> list[TimedEvent]:
+    """The events, with one for each strike of a fault. It stands right before the first error that it explains, or, if
+    it explains none, within the operation in which it struck. ``strikes``: the known times.
+
+    A fault whose error no process reported, and whose time is not known, comes at the end.
     """
     errors = [timed for timed in events if timed.event.kind in ("error", "ended")]
     found = list(events)
+    known = list(strikes)
     for text in struck:
-        cause = next((timed for timed in errors if _explains(text, timed.event)), None)
-        if cause is not None:
-            errors = [
-                timed for timed in errors if not _is_of_same_operation(cause.event, timed.event)
-            ] or errors
-            fault = Event(LAUNCH, cause.event.life, cause.event.clock, "fault", {"fault": text})
-            found.insert(
-                next(k for k, timed in enumerate(found) if timed is cause), TimedEvent(fault, cause.seconds)
-            )
-        else:
-            life = max((timed.event.life for timed in events), default=0)
-            end = max((timed.event.clock for timed in events if timed.event.life == life), default=0)
-            seconds = max((timed.seconds for timed in events), default=0.0)
-            found.append(TimedEvent(Event(LAUNCH, life, end, "fault", {"fault": text}), seconds))
+        times = sorted(strike.seconds for strike in known if strike.fault == text)
+        spec = parse_fault(text)
+        for number in range(max(len(times), spec.repeat if spec.raises else 1)):
+            cause = next((timed for timed in errors if explains(text, timed.event)), None)
+            if cause is not None:
+                same = [t for t in errors if _is_of_same_operation(cause.event, t.event)]
+                errors = [timed for timed in errors if timed not in same] or errors * (spec.repeat == 1)
+                fault = Event(LAUNCH, cause.event.life, cause.event.clock, "fault", {"fault": text})
+                place = next(k for k, timed in enumerate(found) if timed is cause)
+                found.insert(place, TimedEvent(fault, cause.seconds))
+            elif number < len(times):
+                life, clock = _moment(events, times[number])
+                found.append(TimedEvent(Event(LAUNCH, life, clock, "fault", {"fault": text}), times[number]))
+            else:
+                found += [] if number else [_at_the_end(events, text)]
+                break
     return ordered(found)
+
+
+def _at_the_end(events: Sequence[TimedEvent], text: str) -> TimedEvent:
+    life = max((timed.event.life for timed in events), default=0)
+    end = max((timed.event.clock for timed in events if timed.event.life == life), default=0)
+    seconds = max((timed.seconds for timed in events), default=0.0)
+    return TimedEvent(Event(LAUNCH, life, end, "fault", {"fault": text}), seconds)
+
+
+def _moment(events: Sequence[TimedEvent], seconds: float) -> tuple[int, int]:
+    """Life and clock of the last event of an instance that was written before a moment."""
+    before = [t.event for t in events if t.seconds <= seconds and t.event.actor not in (LAUNCH, SERVICE)]
+    return max(((event.life, event.clock) for event in before), default=(0, 0))
 
 
 def _is_of_same_operation(first: Event, other: Event) -> bool:
@@ -323,7 +362,7 @@ def _is_of_same_operation(first: Event, other: Event) -> bool:
 _IN_BATCH = re.compile(r"\bin batch \d+")
 
 
-def _explains(text: str, event: Event) -> bool:
+def explains(text: str, event: Event) -> bool:
     """True iff a fault explains an error, or the end of an instance."""
     spec = parse_fault(text)
     where = str(event.data.get("where", ""))

@@ -1,18 +1,20 @@
 """Incidents: what went wrong in a launch, with its evidence, the suspected component and its cost.
 
-An incident is all errors between two runs without error. It is made from a record alone, so a replay with the same
-events gives the same incidents to the byte.
+An incident is one strike of a fault with the errors that it explains. Errors that no fault explains, between two runs
+that went well, are one. Incidents are made from a record alone, so a replay with the same events gives the same
+incidents to the byte.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.record.events import LAUNCH, SERVICE, Event, Record
+from podrun.faults import FaultTarget, parse_fault
+from podrun.record.events import LAUNCH, SERVICE, Event, Record, explains
 from podrun.record.goodput import progress_of
 
 SCHEMA = 1
@@ -26,6 +28,7 @@ class Incident:
     ``batch``: how far instance 0 was (batches done). ``instances``: those that reported an error. ``error``: type,
     code, where, recovery action and message of the first error. ``component``: the suspect, in words. ``action``: what
     was done. ``evidence``: events in words, in causal order. ``lost_batches``: batches that each instance repeated.
+    ``stalled_seconds``: for which the fault was planned to stall something.
     """
 
     id: str
@@ -37,6 +40,7 @@ class Incident:
     action: str
     evidence: tuple[str, ...]
     lost_batches: int
+    stalled_seconds: float = 0.0
 
     @property
     def text(self) -> str:
@@ -44,6 +48,8 @@ class Incident:
         error = dict(self.error)
         cause = f" (fault {', '.join(self.faults)})" if self.faults else ""
         batches = f"{self.lost_batches} batch{'' if self.lost_batches == 1 else 'es'} lost"
+        if self.stalled_seconds:
+            batches += f", {self.stalled_seconds:g} s stalled"
         return (
             f"{self.id}: {error['message']}{cause}; after {self.batch} batches; suspected: {self.component}; "
             f"{self.action}; {batches}"
@@ -61,7 +67,7 @@ class Incident:
             "component": self.component,
             "action": self.action,
             "evidence": list(self.evidence),
-            "cost": {"lost_batches": self.lost_batches},
+            "cost": {"lost_batches": self.lost_batches, "stalled_seconds": self.stalled_seconds},
         }
 
 
@@ -73,63 +79,81 @@ def incidents_json(record: Record) -> str:
 
 def incidents_of(record: Record) -> list[Incident]:
     """The incidents of a record, in order."""
-    groups = list(_groups(record.events))
+    groups = _groups(record.events)
     return [
-        _incident(number, group, record.events, groups[number : number + 1])
+        _incident(number, group, record.events, groups[number:])
         for number, group in enumerate(groups, 1)
     ]
 
 
 @dataclass(slots=True)
 class _Group:
-    """Faults and errors, by their places among all events."""
+    """A fault, if one was planned, and errors, by their places among all events."""
 
     faults: list[int]
     errors: list[int]
 
+    @property
+    def first(self) -> int:
+        """The place at which it begins."""
+        return min([*self.faults, *self.errors])
 
-def _groups(events: Sequence[Event]) -> Iterator[_Group]:
-    group = _Group([], [])
+
+def _groups(events: Sequence[Event]) -> list[_Group]:
+    """In the order of their beginnings."""
+    found: list[_Group] = []
+    under_way: list[_Group] = []
     for place, event in enumerate(events):
         if event.kind == "fault":
-            group.faults.append(place)
-        elif event.kind == "error" or _is_crash(event, events[:place], group):
-            group.errors.append(place)
-        elif event.kind == "ran" and (group.errors or group.faults):
-            # A run that other instances of a joint operation complete is no sign of recovery.
-            first = events[(group.errors or group.faults)[0]]
-            if (event.life, event.clock) > (first.life, first.clock):
-                yield group
+            under_way.append(_Group([place], []))
+            found.append(under_way[-1])
+        elif event.kind == "error" or _is_crash(event, events, under_way):
+            group = _group_of(event, events, under_way)
+            if group is None:
                 group = _Group([], [])
-    if group.errors or group.faults:
-        yield group
+                under_way.append(group)
+                found.append(group)
+            group.errors.append(place)
+        elif event.kind == "ran":
+            under_way = [group for group in under_way if not _is_over(group, event, events)]
+    return sorted(found, key=lambda group: group.first)
 
 
-def _is_crash(event: Event, before: Sequence[Event], group: _Group) -> bool:
+def _group_of(event: Event, events: Sequence[Event], under_way: Sequence[_Group]) -> _Group | None:
+    """The incident that an error belongs to: that of the fault which explains it, else the last one under way."""
+    for group in reversed(under_way):
+        if any(explains(str(events[place].data["fault"]), event) for place in group.faults):
+            return group
+    return under_way[-1] if under_way else None
+
+
+def _is_over(group: _Group, ran: Event, events: Sequence[Event]) -> bool:
+    """True iff a run without error shows that an incident is over. After an error that is a later run, because other
+    instances may complete the run in which one failed. A fault without an error is over when its own run is complete.
+    """
+    first = events[group.first]
+    if group.errors:
+        first = events[group.errors[0]]
+        return (ran.life, ran.clock) > (first.life, first.clock)
+    return (ran.life, ran.clock) >= (first.life, first.clock)
+
+
+def _is_crash(event: Event, events: Sequence[Event], under_way: Sequence[_Group]) -> bool:
     """True iff an instance ended without reporting why: by a signal, or a failure of its own."""
     if event.kind != "ended" or not event.data.get("code"):
         return False
-    return not any(before[place].life == event.life for place in group.errors)
+    said = [place for group in under_way for place in group.errors]
+    return not any(events[place].life == event.life for place in said)
 
 
 def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequence[_Group]) -> Incident:
-    places = sorted([*group.faults, *group.errors])
-    first = events[group.errors[0]] if group.errors else events[places[0]]
+    first = events[group.errors[0]] if group.errors else events[group.first]
     heard = sorted({_instance(events[place]) for place in group.errors})
     faults = tuple(str(events[place].data["fault"]) for place in group.faults)
-    end = min((min([*g.faults, *g.errors]) for g in after), default=len(events))
+    end = min((g.first for g in after if g.errors), default=len(events))
     watched = f"instance {heard[0] if heard and heard[0] >= 0 else 0}"
-    batch, lost = _progress(events, watched, places[0], end)
+    batch, lost = _progress(events, watched, group.first, end)
     error = _error(first, faults)
-    evidence = []
-    for (
-        place
-    ) in places:  # The first error of each instance: later ones may depend on which process was faster.
-        event = events[place]
-        if event.kind == "fault" or not any(
-            events[p].actor == event.actor for p in group.errors if p < place
-        ):
-            evidence.append(event.text)
     name = hashlib.sha256(json.dumps([number, faults, batch, error]).encode()).hexdigest()[:8]
     return Incident(
         id=f"incident-{number}-{name}",
@@ -138,10 +162,37 @@ def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequen
         instances=tuple(instance for instance in heard if instance >= 0),
         error=error,
         component=_component(first, faults),
-        action=_action(events, places[-1], end),
-        evidence=tuple(evidence[:MOST_EVIDENCE]),
-        lost_batches=lost,
+        action=_action(events, group, end),
+        evidence=tuple(_evidence(events, group, end)[:MOST_EVIDENCE]),
+        lost_batches=lost if group.errors else 0,
+        stalled_seconds=sum(parse_fault(fault).number("seconds") for fault in faults),
     )
+
+
+def _evidence(events: Sequence[Event], group: _Group, end: int) -> list[str]:
+    """Events in words: the fault, the first error of each instance (later ones may depend on which process was faster),
+    and what the service did until the next run without error. Its time is left out: it is no operation of instances.
+    """
+    found = []
+    for place in sorted([*group.faults, *group.errors]):
+        event = events[place]
+        if event.kind == "fault" and parse_fault(str(event.data["fault"])).target is FaultTarget.SERVICE:
+            found.append(f"{SERVICE}: fault {event.data['fault']}")
+        elif event.kind == "fault" or not any(
+            events[other].actor == event.actor for other in group.errors if other < place
+        ):
+            found.append(event.text)
+    first = events[group.first]
+    for event in events[group.first : end]:
+        if event.kind == "ran" and (event.life, event.clock) > (first.life, first.clock):
+            break
+        if event.kind == "control" and event.data.get("did") in _CHANGES:
+            found.append(f"{SERVICE}: {event.data['did']} {event.data.get('what', '')}".rstrip())
+    return found
+
+
+_CHANGES = ("partition reset", "IPUs reset", "machine power-cycled", "machine lost", "machine replaced")
+"""What the service does that an incident tells."""
 
 
 def _instance(event: Event) -> int:
@@ -181,9 +232,12 @@ def _component(event: Event, faults: Sequence[str]) -> str:
     return "the program" if not faults else faults[0].partition("@")[0].replace(":", " ")
 
 
-def _action(events: Sequence[Event], last: int, end: int) -> str:
+def _action(events: Sequence[Event], group: _Group, end: int) -> str:
     """What was done about it, according to the events after it."""
     done = []
+    last = max([*group.faults, *group.errors])
+    if not group.errors and any(event.kind in ("ran", "load", "attach") for event in events[last:]):
+        return "none was needed"
     for event in events[last:end]:
         if event.actor == LAUNCH and event.kind in ("restart", "repair", "verdict"):
             done.append(str(event.data.get("text", event.kind)))

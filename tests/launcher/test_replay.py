@@ -73,7 +73,7 @@ def test_a_replay_repeats_words_faults_and_folder(
     ]
     assert folder == str(tmp_path)
     assert read_record(tmp_path / "new") == read_record(tmp_path / "r")
-    assert capsys.readouterr().out == "replay: the same 1 incident\n"
+    assert capsys.readouterr().out == "replay: the same 3 incidents\n"
     launches.loss = "other"
     assert run("replay", tmp_path / "r", f"--directory={tmp_path}") == 0
     assert "otherwise: event 1 differs in data.loss" in capsys.readouterr().out

@@ -12,14 +12,17 @@ from podrun.faults import error_for, parse_fault
 from podrun.record.events import (
     AT_END,
     Event,
+    FaultTime,
     LaunchHeader,
     Record,
     TimedEvent,
     ordered,
     parse_record,
+    strikes_of,
     to_lines,
     with_control,
     with_faults,
+    without_ends_after_errors,
 )
 from podrun.record.goodput import goodput_of
 from podrun.record.incidents import incidents_json, incidents_of
@@ -165,7 +168,9 @@ def test_several_incidents_are_told_apart_and_times_do_not_show() -> None:
     assert [i.lost_batches for i in found] == [2, 2]
     text = incidents_json(record)
     assert json.loads(text)["schema_version"] == 1
-    assert [i["cost"] for i in json.loads(text)["incidents"]] == [{"lost_batches": 2}] * 2
+    assert [i["cost"] for i in json.loads(text)["incidents"]] == [
+        {"lost_batches": 2, "stalled_seconds": 0.0}
+    ] * 2
     assert incidents_json(record_of([*in_place(1, noted=True), *later])) == text
 
 
@@ -210,6 +215,78 @@ def test_a_fault_belongs_to_the_incident_it_explains(
     assert incident.lost_batches == 3
     wanted = {"corrupt": "ipu 5", "killed": "instance 0: the program or its host"}
     assert incident.component == wanted.get(parse_fault(fault).kind, "ipu 1")
+
+
+def launch_of(life_batches: Sequence[int]) -> Writer:
+    """A launch whose first life runs all of its batches but the last, which fails, and whose second life goes on."""
+    writer = Writer()
+    writer.add("launch", "start")
+    writer.runs(life_batches, 2, error=True)
+    writer.add("launch", "ended", clock=AT_END, instance=1, code=1, how="exit code 1")
+    writer.add(
+        "launch", "restart", clock=AT_END, text="reset the partition, instances started again (restart 1)"
+    )
+    writer.now += 2.0
+    writer.life, writer.clocks = 1, {}
+    writer.all("load", 2, program="p")
+    writer.runs(range(5, 10), 2)
+    writer.add("launch", "end", clock=AT_END, code=0)
+    return writer
+
+
+QUIET = "ipu:1@batch=2:corrected-parity"
+LATE = "service:vipu@during=ResetPartition:slow,seconds=1.5"
+
+
+def test_each_fault_is_an_incident_where_it_struck() -> None:
+    told = [
+        ("ipum1", FaultTime(QUIET, 2.5)),
+        ("ipum1", FaultTime(LATE, 8.5)),
+        ("ipum2", FaultTime(FAULT, 7.5)),
+    ]
+    told += [("ipum1", FaultTime(FAULT, 7.4)), ("ipum1", FaultTime("ipu:0@batch=1:trap", 7.4))]
+    faults = [LATE, FAULT, QUIET]
+    times = strikes_of(told, faults)
+    assert {(strike.fault, strike.seconds) for strike in times} == {(QUIET, 2.5), (FAULT, 7.4), (LATE, 8.5)}
+    events = with_faults(ordered(launch_of(range(8)).found), faults, times)
+    events = with_control(events, [{"did": "partition reset", "what": "", "time_s": 8.6}])
+    record = record_of(without_ends_after_errors(events))
+    found = incidents_of(record)
+    assert [(incident.faults, incident.batch) for incident in found] == [
+        ((QUIET,), 2),
+        ((FAULT,), 7),
+        ((LATE,), 7),
+    ]
+    assert [incident.component for incident in found] == ["ipu 1", "link 2-3", "service vipu"]
+    assert [incident.lost_batches for incident in found] == [0, 2, 0]
+    assert [incident.action for incident in found] == [
+        "none was needed",
+        "reset the partition, instances started again (restart 1), the program was loaded again",
+        "none was needed",
+    ]
+    assert found[1].instances == (0, 1)
+    assert found[2].evidence == (f"service: fault {LATE}", "service: partition reset")
+    assert found[2].plain["cost"] == {"lost_batches": 0, "stalled_seconds": 1.5}
+    assert found[2].text.endswith("0 batches lost, 1.5 s stalled")
+    assert len({incident.id for incident in found}) == 3
+
+
+def test_each_strike_of_a_fault_that_repeats_is_an_incident() -> None:
+    fault = "link:2-3@batch=7,repeat=2:down"
+    writer = launch_of(range(8))
+    writer.life, writer.clocks = 2, {}
+    writer.runs(range(8), 2, error=True)
+    found = incidents_of(record_of(without_ends_after_errors(with_faults(ordered(writer.found), [fault]))))
+    assert [incident.faults for incident in found] == [(fault,)] * 2
+    quiet = "ipu:1@batch=2,repeat=3,every=1:corrected-parity"
+    times = [FaultTime(quiet, seconds) for seconds in (2.5, 3.5, 4.5)]
+    found = incidents_of(record_of(with_faults(ordered(launch_of(range(8)).found), [quiet], times)))
+    assert [(incident.faults, incident.batch) for incident in found] == [
+        ((quiet,), 2),
+        ((quiet,), 3),
+        ((quiet,), 4),
+        ((), 7),
+    ]
 
 
 def test_what_the_service_did_stands_where_it_happened() -> None:
