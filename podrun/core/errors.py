@@ -116,6 +116,10 @@ class DeadlineError(ServiceError):
     """A wait reached its deadline; the message names who is missing and how long the wait was."""
 
 
+class LostAnswerError(ServiceError):
+    """A request reached its service, and the answer was lost: it may have been carried out."""
+
+
 class InternalError(PodrunError):
     """A state that should be impossible. Please report it."""
 

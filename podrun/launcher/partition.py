@@ -471,14 +471,14 @@ class PartitionSession:
             self._remove()
             self._create()
         else:
-            self.client.reset_partition(self.name)
+            self.client.reset_partition(self.name, self.client.get_partition(self.name).generation)
 
     def _reset_if_need_be(self, info: PartitionInfo) -> None:
         reset = self.wanted.reset if self.wanted.reset is not None else not info.reconfigurable
         kind = "reconfigurable " if info.reconfigurable else ""
         if reset:
             self.log.info(f"resetting {kind}partition {info.name}")
-            self.client.reset_partition(info.name)
+            self.client.reset_partition(info.name, info.generation)
         else:
             self.log.info(f"{kind}partition {info.name} is OK")
 

@@ -87,14 +87,14 @@ class Repairs:
                 client.reset_ipus(name, ipus)
             case ReplaceMachine(agent):
                 self._log.progress(f"replace the machine of {agent}")
-                client.restart_agent(agent)
+                client.restart_agent(agent, self._generation())
             case PowerCycleMachine(agent):
                 self._log.progress(f"power-cycle {agent}")
-                client.power_cycle_agent(agent)
+                client.power_cycle_agent(agent, self._generation())
             case ResetThePartition():
                 self._log.progress(f"reset partition {name}")
                 try:
-                    client.reset_partition(name)
+                    client.reset_partition(name, self._generation())
                 except NotFoundError:  # An earlier way of this recovery has removed the partition.
                     session.make_anew()
             case TakeSpare():
@@ -105,6 +105,10 @@ class Repairs:
             case GoOnWithFewer(least):
                 self._check_ours()
                 self._go_on_with_fewer(least)
+
+    def _generation(self) -> int:
+        """The generation of the partition: with it a request has its effect once, however often it is made."""
+        return self._session.client.get_partition(self._session.name).generation
 
     def _check_ours(self) -> None:
         """Refuse to remove a partition that podrun did not create."""

@@ -81,8 +81,7 @@ def incidents_of(record: Record) -> list[Incident]:
     """The incidents of a record, in order."""
     groups = _groups(record.events)
     return [
-        _incident(number, group, record.events, groups[number:])
-        for number, group in enumerate(groups, 1)
+        _incident(number, group, record.events, groups[number:]) for number, group in enumerate(groups, 1)
     ]
 
 

@@ -11,6 +11,7 @@ imported on first use.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -29,6 +30,7 @@ from podrun.core.access import (
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import (
     DeadlineError,
+    LostAnswerError,
     NotFoundError,
     PodrunError,
     ServiceError,
@@ -66,6 +68,8 @@ QUEUE_POLL_S = 0.5
 WATCH_PATIENCE_S = 30.0
 """Seconds for which a broken watch is tried again."""
 WATCH_AGAIN_S = 0.5
+MOST_ANSWERS_LOST = 4
+"""Answers to one request that may be lost before the client gives up."""
 
 
 class VipuClient:
@@ -136,25 +140,25 @@ class VipuClient:
             index=_unsigned(needs.index, "index"),
             cluster_id=needs.cluster,
         )
-        self._call(
-            self._user.CreatePartition,
-            self._pb.CreatePartitionRequest(
-                partition_id=needs.name,
-                requirements=requirements,
-                disable_auto_reset=not needs.auto_reset,
-                faults=[str(fault) for fault in needs.faults],
-                relocatable=needs.relocatable,
-                limit_seconds=needs.limit_s,
-                reservation=needs.reservation,
-                wait=wait,
-                priority=priority,
-            ),
+        request = self._pb.CreatePartitionRequest(
+            partition_id=needs.name,
+            requirements=requirements,
+            disable_auto_reset=not needs.auto_reset,
+            faults=[str(fault) for fault in needs.faults],
+            relocatable=needs.relocatable,
+            limit_seconds=needs.limit_s,
+            reservation=needs.reservation,
+            wait=wait,
+            priority=priority,
         )
+        with contextlib.suppress(LostAnswerError):  # Whether it was carried out is seen at once.
+            self._call(self._user.CreatePartition, request)
         return self.get_partition(needs.name)
 
     def get_partition(self, name: str) -> PartitionInfo:
         """One partition. Raises NotFoundError, which lists the partitions."""
-        reply = self._call(self._user.GetPartition, self._pb.GetPartitionRequest(partition_id=name))
+        request = self._pb.GetPartitionRequest(partition_id=name)
+        reply = self._call(self._user.GetPartition, request, again=True)
         return self._partition(reply.partition)
 
     def list_partitions(self) -> list[PartitionInfo]:
@@ -175,14 +179,17 @@ class VipuClient:
         ``generation``: the generation to end; a partition that has been reset since is left alone. 0: any.
         """
         request = self._pb.ResetPartitionRequest(partition_id=name, generation=generation)
-        self._call(self._user.ResetPartition, request)
+        self._call(self._user.ResetPartition, request, again=generation > 0)
 
     def remove_partition(self, name: str, *, force: bool = False) -> None:
         """Give the IPUs back; returns at once (``wait_for_state(name, {REMOVED}, ...)`` waits for that). A queued
         request is given up. Raises ConflictError if a process is attached, unless ``force``."""
-        self._call(
-            self._user.RemovePartition, self._pb.RemovePartitionRequest(partition_id=name, force=force)
-        )
+        request = self._pb.RemovePartitionRequest(partition_id=name, force=force)
+        try:
+            self._call(self._user.RemovePartition, request)
+        except LostAnswerError:
+            with contextlib.suppress(NotFoundError):  # It was carried out.
+                self._call(self._user.RemovePartition, request)
 
     def wait_in_queue(
         self, name: str, deadline: float = math.inf, *, sleep: Callable[[float], None] = time.sleep
@@ -455,15 +462,14 @@ class VipuClient:
         ``generation``: left alone if all its partitions are of later generations.
         """
         request = self._pb.PowerCycleAgentRequest(agent_id=agent, generation=generation)
-        self._call(self._admin.PowerCycleAgent, request)
+        self._call(self._admin.PowerCycleAgent, request, again=generation > 0)
 
     def restart_agent(self, agent: str, generation: int = 0) -> None:
         """Replace a lost machine by a fresh one. Its partitions stay in ERROR until they are reset. ``generation``: as
         in `power_cycle_agent`.
         """
-        self._call(
-            self._admin.RestartAgent, self._pb.RestartAgentRequest(agent_id=agent, generation=generation)
-        )
+        request = self._pb.RestartAgentRequest(agent_id=agent, generation=generation)
+        self._call(self._admin.RestartAgent, request, again=generation > 0)
 
     # --- users, and the service itself ----------------------------------------------------------------------
 
@@ -548,13 +554,20 @@ class VipuClient:
             relocatable=entry.relocatable,
         )
 
-    def _call(self, method: Any, request: Any) -> Any:
+    def _call(self, method: Any, request: Any, *, again: bool = False) -> Any:
+        """``again``: carried out twice, the request has the effect that it has once, so that it is made again if its
+        answer is lost.
+        """
         import grpc
 
-        try:
-            return method(request, timeout=self.timeout)
-        except grpc.RpcError as error:
-            raise self._translate(error) from None
+        for left in reversed(range(MOST_ANSWERS_LOST if again else 1)):
+            try:
+                return method(request, timeout=self.timeout)
+            except grpc.RpcError as error:
+                known = self._translate(error)
+                if not left or not isinstance(known, LostAnswerError):
+                    raise known from None
+        raise AssertionError
 
     def _translate(self, error: Any) -> PodrunError:
         return call_error(error, f"{self.host}:{self.port}", self.timeout)

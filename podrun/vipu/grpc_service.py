@@ -20,6 +20,7 @@ from podrun.core.errors import (
     DeniedError,
     ExhaustedError,
     ExistsError,
+    LostAnswerError,
     NotFoundError,
     PodrunError,
     ServiceError,
@@ -219,7 +220,17 @@ class _Servicer:
             log.note_request(method, concerned, request)
             return done
 
-        return faults.answer(method, next(iter(concerned), ""), work_and_note)
+        if method != "CreatePartition":
+            return faults.answer(method, next(iter(concerned), ""), work_and_note)
+        own = [spec for spec in map(parse_fault, request.faults) if spec.during == method]
+        faults.plan(name, own)  # Those of the creation itself strike while there is no partition yet.
+        try:
+            return faults.answer(method, name, work_and_note)
+        except LostAnswerError:
+            raise
+        except Exception:
+            faults.cancel(name, [spec.text for spec in own])
+            raise
 
 
 class UserServicer(_Servicer):

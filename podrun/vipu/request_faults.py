@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podrun.core.cluster import Cluster, LinkTopology
-from podrun.core.errors import NotFoundError, ServiceError
+from podrun.core.errors import LostAnswerError, NotFoundError
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec, FaultTarget, parse_fault, partition_links, validate
 from podrun.vipu.ipu_placement import routing_of
@@ -148,7 +148,7 @@ class RequestFaults:
 
     def answer(self, request: str, partition: str, work: Callable[[], Any]) -> Any:
         """The answer to a request. A fault may delay it, lose it, or have the request carried out twice. Raises
-        ServiceError for a lost answer.
+        LostAnswerError for a lost answer.
         """
         spec = self._take(request, partition) if self._waiting else None
         if spec is None:
@@ -165,7 +165,7 @@ class RequestFaults:
         if spec.kind == "killed":
             self._end()
         if spec.kind == "answer-lost":
-            raise ServiceError(
+            raise LostAnswerError(
                 f"the answer to {request} was lost", hint="It may have been carried out: vipu list partitions"
             )
         return answer

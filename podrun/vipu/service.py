@@ -220,7 +220,8 @@ class Service:
                 possible = settle(self._allocator, needs)
                 cluster = self._allocator.find_cluster(possible.cluster)
             check_faults(possible.faults, cluster, possible.size, possible.num_ilds)
-            self.request_faults.plan(needs.name, needs.faults)
+            later = [spec for spec in needs.faults if spec.during != "CreatePartition"]
+            self.request_faults.plan(needs.name, later)
         if wait:
             self._signs.note(needs.name)
             self.handle(ev.Enqueue(needs, priority, self._clock()))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from podrun.core.errors import NotFoundError, ServiceError
+from podrun.core.errors import ExhaustedError, LostAnswerError, NotFoundError
 from podrun.faults import parse_fault
 from podrun.vipu.request_faults import RequestFaults
+from podrun.vipu.types import Requirements
 
 from .conftest import Pod
 
@@ -33,12 +36,30 @@ def test_a_request_is_answered_late(pod16: Pod) -> None:
 
 
 def test_an_answer_is_lost_after_the_commit(pod16: Pod) -> None:
-    faults_of(pod16, "service:vipu@during=ResetPartition:answer-lost")
-    with pytest.raises(ServiceError, match="the answer to ResetPartition was lost"):
-        pod16.client.reset_partition("p", 1)
+    faults_of(pod16, "service:vipu@during=ResetPartition,repeat=2:answer-lost")
+    with pytest.raises(LostAnswerError, match="the answer to ResetPartition was lost"):
+        pod16.client.reset_partition("p")
     assert generation(pod16) == 2
-    pod16.client.reset_partition("p", 1)
-    assert generation(pod16) == 2, "asked again, with the generation, it has no second effect"
+    pod16.client.reset_partition("p", 2)
+    assert generation(pod16) == 3, "the client asks again, with the generation, which has no second effect"
+    assert not pod16.client.machine_reports("p")[0].planned_faults
+
+
+def test_answers_that_are_lost_again_and_again_are_an_error(pod16: Pod) -> None:
+    faults_of(pod16, "service:vipu@during=GetPartition,repeat=4:answer-lost")
+    with pytest.raises(LostAnswerError, match="the answer to GetPartition was lost"):
+        pod16.client.get_partition("p")
+    assert pod16.client.get_partition("p").name == "p"
+
+
+def test_a_fault_of_a_partitions_creation_strikes_it_and_no_other(pod16: Pod) -> None:
+    spec = parse_fault("service:vipu@during=CreatePartition,repeat=2:answer-lost")
+    pod16.active("p", 16, faults=(spec,))
+    (entry,) = pod16.client.machine_reports("p")[0].struck_faults
+    assert entry["fault"] == spec.text
+    with pytest.raises(ExhaustedError):
+        pod16.client.create_partition(Requirements("q", 16, faults=(replace(spec, repeat=1),)))
+    assert pod16.service.request_faults.planned("q") == ()
 
 
 def test_a_request_that_arrives_twice_has_one_effect_with_a_generation(pod16: Pod) -> None:
