@@ -74,8 +74,8 @@ class Repairs:
         """Plan faults on new machines, once the partition is active."""
         session = self._session
         if session.faults:
-            there = planned_on(session.client.machine_reports(session.name))
-            missing = [spec for spec in session.faults if spec.experiment not in there]
+            reports = session.client.machine_reports(session.name)
+            missing = not_planned(session.faults, self._reports, reports)
             if missing:
                 session.client.inject_faults(session.name, missing)
 
@@ -160,6 +160,31 @@ def planned_on(reports: Iterable[MachineReport]) -> dict[FaultSpec, FaultSpec]:
             if known is None or spec.repeat < known.repeat:
                 found[spec.experiment] = spec
     return found
+
+
+def not_planned(
+    faults: Iterable[FaultSpec], before: Sequence[MachineReport], now: Sequence[MachineReport]
+) -> list[FaultSpec]:
+    """The faults that new machines have still to be given: those that are planned no more, without the strikes since
+    ``before``, in the recovery itself.
+    """
+    there, found = planned_on(now), []
+    for spec in faults:
+        if spec.experiment not in there:
+            struck = max((_strikes(spec, [r]) - _strikes(spec, before, r.agent_id) for r in now), default=0)
+            if spec.repeat > max(struck, 0):
+                found.append(replace(spec, repeat=spec.repeat - max(struck, 0)))
+    return found
+
+
+def _strikes(spec: FaultSpec, reports: Iterable[MachineReport], agent: str | None = None) -> int:
+    """How often a fault struck, as one machine tells it."""
+    return sum(
+        replace(parse_fault(str(entry["fault"])), launch=spec.launch).experiment == spec.experiment
+        for report in reports
+        if agent in (None, report.agent_id)
+        for entry in report.struck_faults
+    )
 
 
 def remaining(faults: Iterable[FaultSpec], reports: Sequence[MachineReport]) -> tuple[FaultSpec, ...]:

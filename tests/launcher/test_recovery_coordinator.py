@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from podrun.launcher.recovery import (
     damage_of,
     read_policy,
 )
-from podrun.launcher.repair import Repairs, remaining
+from podrun.launcher.repair import Repairs, not_planned, remaining
 from podrun.launcher.spec import LaunchSpec
 from tests.vipu.conftest import Pod
 
@@ -298,3 +298,23 @@ def test_faults_that_have_still_to_strike() -> None:
     found = reports(ipum2="lost")
     found[0] = replace(found[0], planned_faults=(texts[0],))
     assert [spec.text for spec in remaining(faults, found)] == [texts[0], texts[4]]
+
+
+def test_what_strikes_in_the_recovery_itself_is_not_planned_again() -> None:
+    def report(agent: str, planned: Sequence[str] = (), struck: Sequence[str] = ()) -> MachineReport:
+        history = tuple({"fault": text, "job": "l-1", "batch": 0, "time_s": 1.0} for text in struck)
+        return MachineReport(agent, planned_faults=tuple(planned), struck_faults=history)
+
+    reset = "service:vipu@during=ResetPartition:slow"
+    link = "link:2-4@during=partition-reset,repeat=2:flapping"
+    there, lost = "ipu:9@batch=30:trap", "ipu:5@batch=40:trap"
+    faults = [replace(parse_fault(text), launch="l-1") for text in (reset, link, there, lost)]
+    planned = [str(spec) for spec in faults]
+    before = [
+        report("a1", planned[:2], ["ipu:0@batch=1:trap"]),
+        report("a2", planned[1:]),
+        report("a3", planned[2:3]),
+    ]
+    now = [report("a1", (), [reset, link]), report("a2", (), [link]), report("a3", planned[2:3])]
+    found = not_planned(faults, before, now)
+    assert [spec.text for spec in found] == ["link:2-4@during=partition-reset:flapping", lost]
