@@ -176,11 +176,9 @@ class _Launch:
             self.recording.ended(outcome.failed)
         self.recording.note("end", code=code)
         try:
-            control = () if self.session is None else self.session.control_events()
-            strikes = [] if self.session is None else self.session.strikes()
-            if self._program_faults is not None:
-                strikes += self._program_faults.strikes()
-            lines = self.recording.finish(self._left, control, strikes).lines
+            reports = [] if self.session is None else self.session.history()
+            inside = [] if self._program_faults is None else self._program_faults.strikes()
+            lines = self.recording.finish(self._left, reports, inside).lines
         except PodrunError as error:
             self.log.write(error_text(error))
             return

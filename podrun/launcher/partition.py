@@ -338,29 +338,13 @@ class PartitionSession:
             self.log.debug(f"no machine reports: {error.message}")
             return []
 
-    def control_events(self) -> tuple[Mapping[str, Any], ...]:
-        """Requests and losses that changed the partition, for the record; empty if the server does not answer."""
+    def history(self) -> list[MachineReport]:
+        """Reports that list what changed the partition and which faults struck; empty if the server does not answer."""
         try:
-            reports = self.client.machine_reports(self.name)
+            return self.client.machine_reports(self.name)
         except PodrunError as error:
-            self.log.debug(f"no control events: {error.message}")
-            return ()
-        return tuple(event for report in reports for event in report.control_events)
-
-    def strikes(self) -> list[tuple[str, str, float]]:
-        """Each strike of a fault as the service and its machines told it: by whom, which, and seconds of the wall
-        clock. Empty if the server does not answer.
-        """
-        try:
-            reports = self.client.machine_reports(self.name)
-        except PodrunError as error:
-            self.log.debug(f"no history of faults: {error.message}")
+            self.log.debug(f"no history of the partition: {error.message}")
             return []
-        return [
-            (report.agent_id, str(entry["fault"]), float(entry["time_s"]))
-            for report in reports
-            for entry in report.struck_faults
-        ]
 
     def _answers(self) -> list[MachineReport]:
         return answers(lambda: self.client.machine_reports(self.name), self.pause)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from podrun.core.errors import NotFoundError, UsageError
+from podrun.core.telemetry import MachineReport
 from podrun.faults import parse_fault
 from podrun.launcher.option_table import BY_NAME
 from podrun.launcher.process import Ended
@@ -121,17 +122,20 @@ class LaunchRecording:
     def finish(
         self,
         left: Set[str],
-        control: Sequence[Mapping[str, Any]] = (),
-        strikes: Sequence[tuple[str, str, float]] = (),
+        reports: Sequence[MachineReport] = (),
+        inside: Sequence[tuple[str, str, float]] = (),
     ) -> Recorded:
         """Join all files and write the record, with ``FILE.incidents.json`` and ``FILE.goodput.json``.
 
-        ``left``: planned faults that have strikes left. ``control``: what the service did to the partition.
-        ``strikes``: when faults struck, and who tells so. Raises NotFoundError if the files cannot be written.
+        ``left``: planned faults that have strikes left. ``reports``: of the machines, with what changed the partition
+        and which faults struck when. ``inside``: faults that struck in instances: in which, which, and when. Raises
+        NotFoundError if the files cannot be written.
         """
         self._notes.close()
+        control = [event for report in reports for event in report.control_events]
         since = [entry for entry in control if float(entry["time_s"]) >= self._since]
-        recent = [(by, FaultTime(fault, at)) for by, fault, at in strikes if at >= self._since]
+        told = [*inside, *((r.agent_id, s["fault"], s["time_s"]) for r in reports for s in r.struck_faults)]
+        recent = [(by, FaultTime(fault, float(at))) for by, fault, at in told if float(at) >= self._since]
         times = strikes_of(recent, self._header.faults)
         known = {strike.fault for strike in times}
         struck = [text for text in self._header.faults if text not in left or text in known]

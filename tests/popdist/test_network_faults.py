@@ -51,7 +51,7 @@ def test_both_ends_wait(kind: str, seconds: float) -> None:
     slept: list[float] = []
     with mock.patch.object(collectives.time, "sleep", slept.append):
         assert results(2, f"{AT}:{kind}") == [[[2.0, 2.0]] * 2] * 2
-    assert slept == [seconds] * 2
+    assert [each for each in slept if each > 0.1] == [seconds] * 2
 
 
 def test_a_delay_beyond_the_deadline_names_the_other_end() -> None:
