@@ -38,7 +38,9 @@ def main():
     inference = poptorch.inferenceModel(model, evaluation)
     for epoch in range(4):
         losses = [float(training(x, y)[1].mean()) for x, y in training_data]
+        training.detachFromDevice()  # Inference takes its IPUs; the next call of training takes them back.
         right = [(inference(x).argmax(1) == y).float().mean() for x, y in test_data]
+        inference.detachFromDevice()
         print(f"epoch {epoch}: loss {losses[-1]:.3f}, accuracy {float(torch.stack(right).mean()):.3f}")
     assert float(torch.stack(right).mean()) > 0.85
     x, _ = next(iter(test_data))

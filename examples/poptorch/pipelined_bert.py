@@ -67,8 +67,9 @@ def main():
             (expected / ACCUMULATION).backward()
         plain.step()
         plain_schedule.step()
-        print(f"loss {loss:.4f}, on the CPU {float(expected):.4f}")
-        assert abs(loss - float(expected)) < 2e-3
+        expected = expected.item()
+        print(f"loss {loss:.4f}, on the CPU {expected:.4f}")
+        assert abs(loss - expected) < 2e-3
 
 
 if __name__ == "__main__":

@@ -255,6 +255,7 @@ VIEWS = frozenset(
         "pvary",
         "name",
         "split",
+        "unstack",
         "create_token",
         "slice",
         "empty",
@@ -275,7 +276,7 @@ REDUCTIONS: dict[str, Callable[[Chip, Equation, float], Plan]] = {
 """Reductions, which begin where their operand lies."""
 
 PLANNERS: dict[str, Planner] = {
-    **dict.fromkeys(("transpose", "pad", "concatenate", "rev", "tile"), plan_movement),
+    **dict.fromkeys(("transpose", "pad", "concatenate", "stack", "rev", "tile"), plan_movement),
     **dict.fromkeys(("gather", "dynamic_slice"), lookups.plan_gather),
     **dict.fromkeys(
         ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"),

@@ -18,7 +18,7 @@ from podrun.estimate.layout import ProgramLayout, check_layout
 from podrun.estimate.model import Choices, Estimate, estimate, scan
 from podrun.estimate.tracing import load_model, model_batch, trace
 from podrun.report.document import Parser
-from podrun.report.text import counted, unit_of_time
+from podrun.report.text import counted, size, unit_of_time
 
 SCHEMA = "podrun.estimate"
 SCHEMA_VERSION = 2
@@ -52,9 +52,7 @@ def _ipus(found: Estimate) -> list[str]:
     lines = [f"{'IPU':>5}{'layers':>8}{'cycles':>14}{'tile B':>10}  largest contents"]
     for number, ipu in enumerate(found.ipus):
         ranked = sorted(ipu.bytes_by_content.items(), key=lambda item: (-item[1], item[0]))
-        held = ", ".join(
-            f"{name.replace('_', ' ')} {size / 2**20:,.1f} MiB" for name, size in ranked[:3] if size
-        )
+        held = ", ".join(f"{name.replace('_', ' ')} {size(octets)}" for name, octets in ranked[:3] if octets)
         lines.append(f"{number:>5}{ipu.layers:>8}{ipu.cycles:>14,}{ipu.max_tile_bytes:>10,}  {held}")
         if len(found.ipus) > 1:
             lines.append(f"{'':13}{ipu.first_layer} ... {ipu.last_layer}")
@@ -68,7 +66,7 @@ def _modules(found: Estimate) -> list[str]:
     total = sum(cycles for _, cycles, _ in found.modules) or 1
     ranked = sorted(found.modules, key=lambda item: -item[1])[:MODULES_SHOWN]
     return [f"{'cycles':>13}{'share':>8}{'weights':>12}  module (of {len(found.modules)})"] + [
-        f"{cycles:>13,}{cycles / total:>8.1%}{weights / 2**20:>8,.2f} MiB  {name or '(the model itself)'}"
+        f"{cycles:>13,}{cycles / total:>8.1%}{size(weights):>12}  {name or '(the model itself)'}"
         for name, cycles, weights in ranked
     ]
 

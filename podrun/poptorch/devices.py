@@ -75,10 +75,18 @@ def acquire(options: Any, ipus: int, sleep: Callable[[float], None] = time.sleep
                 found = _acquired(manager, options, ipus)
             if found is not None:
                 return found
-            if not _is_set(WAIT_FOR_IPU) or ipus > manager.total_ipus:
+            if ipus > manager.total_ipus:
+                each = ipus // options.replication_factor
+                words = f"--num-replicas {options.replication_factor} --ipus-per-replica {each}"
+                raise Error(
+                    f"Failed to acquire {ipus} IPU(s): the partition has {manager.total_ipus}",
+                    hint=f"Launch the program with podrun {words}.",
+                )
+            if not _is_set(WAIT_FOR_IPU):
                 raise Error(
                     f"Failed to acquire {ipus} IPU(s): they are not there, or others have them",
-                    hint=f"gc-monitor shows who uses them; {WAIT_FOR_IPU}=1 waits until they are free.",
+                    hint="detachFromDevice() of a wrapper gives its IPUs back, gc-monitor shows who uses them, "
+                    f"{WAIT_FOR_IPU}=1 waits until they are free.",
                 )
             sleep(SECONDS_BETWEEN_ATTEMPTS)
 

@@ -76,12 +76,17 @@ def is_loss(node: GraphNode) -> bool:
     )
 
 
+def _name_of(operator: str) -> str:
+    """What programs call one of `INFERENCE_ONLY`."""
+    return "CPU" if operator == HOST_CALL else operator.split(".")[1]
+
+
 def find_loss(graph: CapturedGraph) -> GraphValue:
     """The value to minimise. Error if there is none, or more than one that feeds no other."""
     for node in graph.nodes:
         if node.operator in INFERENCE_ONLY:
             raise Error(
-                f"poptorch.{node.operator.split('.')[1]} is supported in inference models only",
+                f"poptorch.{_name_of(node.operator)} is supported in inference models only",
                 location=f"module '{node.origin.module}', {node.origin.line}",
                 hint="Use torch.where, or a Python loop, in a model that is trained.",
             )

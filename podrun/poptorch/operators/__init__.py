@@ -4,3 +4,7 @@ Functions may enter that compute one operator from JAX arrays and plain Python v
 because an operator is known by its name. `table` finds an operator's function by its name; `replay` runs a captured
 graph with them, for `podrun.poptorch.session_model`.
 """
+
+from podrun.session.environment import import_jax
+
+import_jax()  # Before any module here imports it in JAX's own way.
