@@ -85,7 +85,7 @@ def test_control_flow_is_refused_where_it_cannot_work() -> None:
         made = poptorch.CPU(lambda y: y, "host")(x * module.weight)
         return poptorch.identity_loss(made, "sum")
 
-    with pytest.raises(poptorch.Error, match="poptorch.CPU is supported in inference models only"):
+    with pytest.raises(poptorch.Error, match=r"poptorch\.CPU is supported in inference models only"):
         poptorch.trainingModel(Function(on_host))(torch.ones(1, 2))
 
 
