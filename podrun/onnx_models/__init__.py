@@ -1,10 +1,10 @@
 """ONNX models: read, checked, rewritten, written, and lowered to JAX functions.
 
 Files, bytes and protobufs enter; models with NumPy weights leave for builders and sessions, and a `Lowered` (one JAX
-function of parameters, inputs and a key) for the compiler. Nothing here knows of devices or schedules.
+function of parameters, inputs and a key) for the compiler. Nothing here knows devices or schedules.
 
-`model_loader` reads files and bytes that may be hostile, `loader` says it in PopART's words; `light_model` keeps a
-model's weights beside it, and `tensor_proto` turns arrays into ONNX's tensors and back. `transformer` has
-`GraphTransformer` and `NumericsReport`. `custom` is for operators that programs write in Python. `lowering/` makes
-the JAX function, with the operators of `ops/`.
+`model_loader` reads files and bytes that may be hostile, and `loader` raises its errors in PopART's words;
+`light_model` keeps a model's weights beside it, and `tensor_proto` turns arrays into ONNX's tensors and back.
+`transformer` has `GraphTransformer` and `NumericsReport`. `custom` is for operators that programs write in Python.
+`lowering/` makes the JAX function, with the operators of `ops/`.
 """

@@ -1,4 +1,4 @@
-"""Custom operators in Python: what a program's own operator computes, as a JAX function.
+"""Custom operators in Python: a program's own operator as a JAX function.
 
     import jax.numpy as jnp
     from podrun.popart import register_op
@@ -32,12 +32,12 @@ Function = Callable[..., Any]
 """``function(*inputs, **attributes) -> array or tuple of arrays``, traceable by JAX."""
 
 Gradient = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Mapping[str, Any]], Sequence[Any]]
-"""``gradient(inputs, outputs, output_gradients, attributes) -> gradients of the inputs`` (None for one
-without).
+"""``gradient(inputs, outputs, output_gradients, attributes) -> gradients of the inputs`` (None for an input without
+one).
 """
 
 FILES = "PODRUN_CUSTOM_OPS"
-"""Python files that register what a program's compiled libraries hold, as in PATH."""
+"""Python files that register the operators of a program's compiled libraries, separated as in PATH."""
 
 _RESERVED = ("", "ai.onnx", "ai.onnx.ml")
 _HOW = (
@@ -114,7 +114,7 @@ def infer(
 
 
 def _with_gradient(function: Function, gradient: Gradient) -> Function:
-    """The function with the gradient that was given."""
+    """The function with its own gradient."""
     import jax
     import jax.numpy as jnp
 
@@ -169,10 +169,9 @@ def _files(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def explain_libraries() -> None:
-    """Let loading a library that needs the SDK's own libraries fail with a message that says what to do instead.
+    """Let loading a library that needs the SDK's own libraries fail with a message about what to do instead.
 
-    If a file stands for it (`FILES`), whatever the reason, the program gets a library without operators, and a warning
-    says so.
+    If a file stands for it (`FILES`), the program gets a library without operators whatever the reason, and a warning.
     """
     if getattr(ctypes.CDLL.__init__, "_podrun", False):
         return

@@ -1,7 +1,7 @@
-"""ONNX models whose greater initial values lie beside them as arrays.
+"""ONNX models whose large initial values lie beside them as arrays.
 
 A protobuf is copied, checked and written as a whole, and nearly all of a model is its weights. Without them a model is
-small whatever it computes: passes copy it as they like, and a weight's bytes are touched where it comes in and where
+small whatever it computes: passes copy it freely, and a weight's bytes are touched only where it comes in and where
 it goes out.
 """
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
 MOST_HELD = 4096
-"""Elements of a value that stays in the model: axes, shapes and scales are read by passes."""
+"""Most elements of a value that stays in the model, because passes read axes, shapes and scales."""
 _DATA = ("float_data", "int32_data", "raw_data")
-"""The fields that values are taken from."""
+"""The fields that hold values."""
 _MOST_BYTES = 2**31 - 1
-"""Of one protobuf message."""
+"""Most bytes of one protobuf message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class LightModel:
         return to_array(tensor) if held is None else held
 
     def copy(self) -> LightModel:
-        """One whose nodes can be changed, with the same values."""
+        """A copy whose nodes can be changed, with the same values."""
         from onnx import ModelProto
 
         proto = ModelProto()
@@ -64,7 +64,9 @@ class LightModel:
 
     @contextmanager
     def checkable(self) -> Iterator[ModelProto]:
-        """The model as onnx.checker takes it: initializers whose data lie beside it are empty for the time being."""
+        """A context in which onnx.checker accepts the model: initializers whose data lie beside it are empty
+        meanwhile.
+        """
         apart = [
             (tensor, list(tensor.dims))
             for tensor in self.proto.graph.initializer
@@ -80,7 +82,7 @@ class LightModel:
 
     def to_bytes(self, *, standard: bool = False) -> bytes:
         """The whole model as PopART writes it: as protobuf would, with halves and bytes packed into int32_data
-        (`packed_tensors`), unless it is to be ``standard`` ONNX. popart_exception beyond 2 GB.
+        (`packed_tensors`), unless it has to be ``standard`` ONNX. popart_exception beyond 2 GB.
         """
         small = not standard and any(len(tensor.int32_data) for tensor in self.proto.graph.initializer)
         if not self.values and not small:
@@ -117,18 +119,20 @@ class LightModel:
 
 
 def lightened(model: LightModel, at_least: int = MOST_HELD) -> LightModel:
-    """``model``, which is not to be used from then on, with all values of more than ``at_least`` elements beside it."""
+    """``model`` with all values of more than ``at_least`` elements beside it. The caller must not use ``model`` any
+    more.
+    """
     values = dict(model.values)
     for tensor in model.proto.graph.initializer:
         if tensor.name not in values and (value := _taken(tensor, at_least)) is not None:
             values[tensor.name] = value
     if len(values) == len(model.values):
         return model
-    return LightModel(model.proto, values).copy()  # Memory goes back with the message that was parsed.
+    return LightModel(model.proto, values).copy()  # The memory is freed with the parsed message.
 
 
 def put_beside(values: MutableMapping[str, np.ndarray], name: str, value: np.ndarray) -> TensorProto:
-    """An initializer for ``value``, which goes into ``values`` if it is great and is not to be changed from then on."""
+    """An initializer for ``value``. A large value goes into ``values``, and nobody may change it from then on."""
     from onnx import TensorProto
 
     kind = data_type_of(value.dtype)
@@ -139,8 +143,9 @@ def put_beside(values: MutableMapping[str, np.ndarray], name: str, value: np.nda
 
 
 def _taken(tensor: TensorProto, at_least: int) -> np.ndarray | None:
-    """The data of a tensor, taken out of it; None if it keeps them: small ones, and those that are not as they should
-    be, for checks to find."""
+    """The data of a tensor, taken out of it. None if the tensor keeps them: small ones, and malformed ones, which
+    checks must find.
+    """
     from onnx import TensorProto, helper
 
     count = math.prod(tensor.dims)
@@ -162,13 +167,13 @@ def _taken(tensor: TensorProto, at_least: int) -> np.ndarray | None:
         return None
     tensor.ClearField(filled[0])
     if filled == ["raw_data"]:
-        tensor.raw_data = b""  # It goes out as it came in.
+        tensor.raw_data = b""  # The data leave in the form in which they came.
     value.flags.writeable = False
     return value.astype(dtype.newbyteorder("="), copy=False).reshape(tensor.dims)
 
 
 def _around(message: Message, name: str) -> tuple[bytes, bytes]:
-    """What protobuf writes of a message before and behind one of its fields."""
+    """The bytes that protobuf writes of a message before and behind one of its fields."""
     number = message.DESCRIPTOR.fields_by_name[name].number
     before, behind = type(message)(), type(message)()
     before.CopyFrom(message)

@@ -1,4 +1,4 @@
-"""Reading ONNX models as sessions take them: PopART's wording and rules on top of
+"""Reads ONNX models for sessions: PopART's wording and rules on top of
 `podrun.onnx_models.model_loader`.
 """
 
@@ -28,16 +28,16 @@ OLDEST_IR = 3
 """The first IR version with operator set imports."""
 
 written: set[Path] = set()
-"""Files of external data that this process wrote: a model may name them wherever they lie."""
+"""Files of external data that this process wrote. A model may name them wherever they lie."""
 
 
 def read_model(
     source: str | bytes | os.PathLike[str], places: MutableMapping[str, ExternalPlace] | None = None
 ) -> ModelProto:
-    """A ModelProto from a path or from bytes, its external data loaded. popart_exception if it is no model.
+    """A ModelProto from a path or from bytes, its external data loaded. popart_exception if it is not a model.
 
-    What it claims is checked against the bytes that are there before memory is taken. ``places`` is filled with where
-    external data were.
+    Sizes that the model states are checked against the existing bytes before memory is taken. ``places`` is filled with
+    the places of external data.
     """
     from podrun.onnx_models.model_loader import MOST_MODEL_BYTES
 
@@ -49,8 +49,8 @@ def read_light_model(
     places: MutableMapping[str, ExternalPlace] | None = None,
     at_least: int = MOST_HELD,
 ) -> LightModel:
-    """`read_model` with initial values of more than ``at_least`` elements beside the model. A front end that makes such
-    models itself gives them as they are.
+    """`read_model` with initial values of more than ``at_least`` elements beside the model. Front ends that make such
+    models themselves pass them through unchanged.
     """
     from podrun.onnx_models import model_loader
 
@@ -89,8 +89,8 @@ def standard_model(source: str | bytes | os.PathLike[str]) -> bytes:
 
 
 def check_model(light: LightModel, info: InputShapeInfo) -> None:
-    """popart_exception for what no session can take: inputs without a shape that ``info`` does not give
-    either, what onnx.checker refuses, names that PopART reserves.
+    """popart_exception for a model that no session can take: inputs without a shape that ``info`` does not give either,
+    errors of onnx.checker, names that PopART reserves.
     """
     from onnx import TensorProto, defs
 
@@ -115,9 +115,11 @@ def check_model(light: LightModel, info: InputShapeInfo) -> None:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
     ]
     typeless = [value for value in model.graph.output if not value.HasField("type")]
-    for kind in shapeless:  # The checker wants shapes, PopART does not: inputs have theirs from elsewhere.
+    for (
+        kind
+    ) in shapeless:  # The checker wants shapes, which PopART does not: inputs have theirs from elsewhere.
         kind.shape.SetInParent()
-    for value in typeless:  # What a custom operator makes, or something behind it.
+    for value in typeless:  # The result of a custom operator, or of an operator behind it.
         value.type.tensor_type.elem_type = TensorProto.FLOAT
         value.type.tensor_type.shape.SetInParent()
     unknown = list(_take_unknown(model.graph, {entry.domain: entry.version for entry in model.opset_import}))
@@ -137,8 +139,8 @@ def check_model(light: LightModel, info: InputShapeInfo) -> None:
 
 
 def _take_unknown(graph: GraphProto, opsets: Mapping[str, int]) -> Iterator[tuple[NodeProto, AttributeProto]]:
-    """Attributes that ONNX's operators do not have, taken off their nodes: programs put their own there
-    (``addNodeAttribute``), and PopART reads some of later opsets, as Resize's. The checker would refuse them.
+    """Remove attributes that ONNX's operators do not have. Programs put their own there (``addNodeAttribute``), and
+    PopART reads some of later opsets, as Resize's. The checker would refuse them.
     """
     from onnx import AttributeProto, defs
 
@@ -163,7 +165,7 @@ def _take_unknown(graph: GraphProto, opsets: Mapping[str, int]) -> Iterator[tupl
 
 
 def _check_text(message: Message) -> None:
-    """popart_exception for names that are no UTF-8, which protobuf lets pass as bytes."""
+    """popart_exception for names that are not UTF-8, which protobuf passes on as bytes."""
     for field, value in message.ListFields():
         items = (
             value if isinstance(value, (list, Sequence)) and not isinstance(value, (str, bytes)) else [value]
@@ -227,7 +229,7 @@ def input_shapes(model: ModelProto, info: InputShapeInfo) -> dict[str, tuple[int
 
 
 def _unknown(kind: TypeProto, known: TensorInfo | None) -> str:
-    """What is not known of an input's shape, in PopART's words."""
+    """The unknown parts of an input's shape, in PopART's words."""
     if known is None:
         return "no shape in the model"
     dims = [dim.dim_param or str(dim.dim_value) for dim in kind.tensor_type.shape.dim]

@@ -1,6 +1,6 @@
 """Reading ONNX models from people: files or bytes that may be truncated, wrong or hostile.
 
-Everything is checked before memory is taken for it: what a tensor claims against the bytes that are there,
+Everything is checked before memory is taken for it: a tensor's stated size against the existing bytes,
 external data against the model's own folder, functions against calling themselves, subgraphs against depth.
 """
 
@@ -23,16 +23,16 @@ from podrun.onnx_models.tensor_proto import set_apart, unpack
 MOST_MODEL_BYTES = 2**31 - 1
 """Protobuf's own limit on one message; larger models keep their weights in external files."""
 MOST_DEPTH = 16
-"""Subgraphs within subgraphs, and functions calling functions, at most."""
+"""Most subgraphs within subgraphs, and most functions calling functions."""
 MOST_RANK = 64
-"""Axes of a tensor, at most: NumPy's own limit."""
+"""Most axes of a tensor: NumPy's own limit."""
 
 
 def load_model(source: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     """A model from a path or from serialised bytes, checked, with its external data loaded.
 
-    Raises `UsageError` saying what is wrong and where: no such file, not a model, a tensor whose data are
-    not there, external data outside the model's folder, or what `onnx.checker` says.
+    Raises `UsageError` saying what is wrong and where: no such file, not a model, a tensor without its data, external
+    data outside the model's folder, or a complaint of `onnx.checker`.
     """
     model = read_model(source)
     check_model(model)
@@ -49,7 +49,7 @@ class ExternalPlace:
 
     @property
     def end(self) -> int:
-        """The first byte behind them."""
+        """The first byte behind the data."""
         return self.offset + self.length
 
 
@@ -59,10 +59,10 @@ def read_model(
     trusted: Collection[Path] = (),
     places: MutableMapping[str, ExternalPlace] | None = None,
 ) -> onnx.ModelProto:
-    """`load_model` without `check_model`: what the bytes hold is there, whether or not it makes sense.
+    """`load_model` without `check_model`: the bytes exist, but the model may make no sense.
 
     External data lie beside a model that is a path, or in one of the ``trusted`` files, which the model names with
-    ``basepath`` and ``location``; others are refused. ``places`` is filled with where those of initializers are.
+    ``basepath`` and ``location``; others are refused. ``places`` is filled with the places of initializers' data.
     """
     light = read_light_model(source, trusted=trusted, places=places, at_least=MOST_MODEL_BYTES)
     return light.proto
@@ -215,7 +215,7 @@ def _attribute_tensors(
 
 
 def _element_bits(tensor: onnx.TensorProto, label: str) -> int:
-    """Bits of one element. `UsageError` for a type that ONNX has not."""
+    """Bits of one element. `UsageError` for a type that ONNX does not have."""
     kind = tensor.data_type
     if kind == onnx.TensorProto.STRING:
         return 0
@@ -229,7 +229,7 @@ def _element_bits(tensor: onnx.TensorProto, label: str) -> int:
 
 
 def _claimed(tensor: onnx.TensorProto, label: str) -> int:
-    """Number of elements that the dimensions claim."""
+    """Number of elements according to the dimensions."""
     dims = list(tensor.dims)
     if len(dims) > MOST_RANK or any(d < 0 for d in dims):
         raise UsageError(f"tensor '{tensor.name}' in {label} cannot have the dimensions {dims[:8]}")
@@ -237,7 +237,7 @@ def _claimed(tensor: onnx.TensorProto, label: str) -> int:
 
 
 def _check_held(tensor: onnx.TensorProto, label: str) -> None:
-    """The data in the message are as many as the dimensions claim."""
+    """`UsageError` unless the message holds as many data as the dimensions state."""
     count, bits = _claimed(tensor, label), _element_bits(tensor, label)
     if tensor.HasField("raw_data"):
         held, wanted = len(tensor.raw_data), -(-count * bits // 8)
@@ -275,7 +275,7 @@ def _check_sparse(tensor: onnx.SparseTensorProto, label: str) -> None:
 
 
 def entries_of(tensor: onnx.TensorProto) -> dict[str, str]:
-    """Where an external tensor says that its data lie: ``location``, ``offset``, ``length``, ``basepath``."""
+    """The entries of an external tensor about its data: ``location``, ``offset``, ``length``, ``basepath``."""
     return {entry.key: entry.value for entry in tensor.external_data}
 
 
@@ -284,7 +284,7 @@ def external_file(
 ) -> Path:
     """The file with an external tensor's data: in ``folder`` or below, else one of the ``trusted``.
 
-    Raises `UsageError` for one that lies elsewhere, or that is not there.
+    Raises `UsageError` for a file that lies elsewhere or does not exist.
     """
     entries = entries_of(tensor)
     location = entries.get("location", "")
@@ -331,7 +331,7 @@ def _place(tensor: onnx.TensorProto, folder: Path | None, trusted: Collection[Pa
 def _check_external(
     tensor: onnx.TensorProto, folder: Path | None, label: str, trusted: Collection[Path]
 ) -> None:
-    """External data lie where they may and are as many bytes as the dimensions claim."""
+    """`UsageError` unless external data lie in an allowed place and have as many bytes as the dimensions state."""
     path, entries = external_file(tensor, folder, trusted, label), entries_of(tensor)
     name = f"tensor '{tensor.name}' in {label}"
     try:
@@ -349,7 +349,7 @@ def _check_external(
 
 
 def _check_total(model: onnx.ModelProto, label: str) -> None:
-    """Refuse external data that no model can hold, before they are read."""
+    """Refuse too many external data before they are read."""
     external = onnx.TensorProto.EXTERNAL
     tensors = (
         t for t in _tensors(model, 0) if isinstance(t, onnx.TensorProto) and t.data_location == external
@@ -378,8 +378,9 @@ def _load_external(model: onnx.ModelProto, folder: Path | None, trusted: Collect
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
-    """No function of the model calls itself, directly or through others, or nests deeper than
-    `MOST_DEPTH`."""
+    """`UsageError` for a function of the model that calls itself, directly or through others, or nests deeper than
+    `MOST_DEPTH`.
+    """
     bodies = {(f.domain, f.name): f for f in model.functions}
     depths: dict[tuple[str, str], int] = {}
 

@@ -1,4 +1,4 @@
-"""ONNX's tensors: from NumPy arrays and back, in each form that files have them.
+"""Converts NumPy arrays to ONNX's tensors and back, in each form that occurs in files.
 
 `tensor_proto` writes typed fields; raw_data is never produced, as by PopART's builder (graphcore/popart,
 willow/src/builder_impl.cpp).
@@ -9,9 +9,9 @@ copies the elements' bytes into the field, so that an entry holds two halves or 
 the models that PopART's API makes, and reads both: the number of entries says which it is. (One element has one entry
 in both forms, and its bits are the low ones.)
 
-**The greater initial values of a serialised model** are found where they lie: neither parsed nor copied. Protobuf's
+**The large initial values of a serialised model** are found in place: neither parsed nor copied. Protobuf's
 wire format (protobuf.dev/programming-guides/encoding) is fields of tag, length and content in any order. Only what
-every writer makes of a model is understood here; anything else is left to the parser, which also says what is wrong
+every writer makes of a model is understood here; anything else is left to the parser, which also reports what is wrong
 with it.
 """
 
@@ -40,7 +40,7 @@ _SMALL: dict[int, np.dtype[Any]] = {
     9: np.dtype("?"),
     10: np.dtype("<f2"),
 }
-"""By TensorProto.DataType: UINT8, INT8, UINT16, INT16, BOOL, FLOAT16."""
+"""Types with small elements, by TensorProto.DataType: UINT8, INT8, UINT16, INT16, BOOL, FLOAT16."""
 
 """Numbers of which varints are made at a time: what lies between stays small."""
 _LONGEST = 10
@@ -133,7 +133,7 @@ _LENGTH_DELIMITED = 2
 """The wire type of packed fields, bytes and messages."""
 _BITS = {1: np.uint8, 2: np.uint16}
 _AT_ONCE = 1 << 20
-"""Numbers of which varints are made at a time: what lies between stays small."""
+"""Numbers whose varints are made at a time, so that intermediate arrays stay small."""
 
 
 def to_proto(name: str, array: np.ndarray) -> TensorProto:
@@ -170,7 +170,7 @@ def typed_data(array: np.ndarray) -> tuple[str, bytes | memoryview]:
 
 
 def raw_data(array: np.ndarray) -> memoryview:
-    """An array's bytes as ONNX has them, without a copy where it lies so."""
+    """An array's bytes in ONNX's order, without a copy if the array lies in this order."""
     flat = np.ascontiguousarray(array).reshape(-1)
     little: Any = flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8)
     return memoryview(little)
@@ -210,7 +210,9 @@ def to_array(proto: TensorProto, base_dir: str = "") -> np.ndarray:
 
 
 def check_initializer(array: Any) -> np.ndarray:
-    """``array`` as an initial value PopART takes, or TypeError or popart_exception saying why not."""
+    """``array`` as an initial value that PopART takes. Raises TypeError or popart_exception with the reason if it is
+    not one.
+    """
     if not isinstance(array, np.ndarray):
         raise TypeError(
             "addInitializedInputTensor(): incompatible function arguments. The initial value is a "
@@ -236,9 +238,7 @@ def type_proto(info: TensorInfo) -> TypeProto:
 
 
 def info_from_type(proto: TypeProto) -> TensorInfo | None:
-    """The TensorInfo that an ONNX TypeProto says, or None where it says too little (no type, no rank, no
-    tensor).
-    """
+    """The TensorInfo of an ONNX TypeProto, or None if the proto is incomplete (no type, no rank, no tensor)."""
     if not proto.HasField("tensor_type"):
         return None
     tensor = proto.tensor_type
@@ -257,17 +257,17 @@ _FLOAT_DATA, _RAW_DATA = 4, 9
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 Span = tuple[int, int, int, int, int]
-"""A field: number, wire type, where it begins, where its content begins, where it ends."""
+"""A field: its number and wire type, its first byte, the first byte of its content, and its end."""
 
 
 class _NotUnderstood(Exception):
-    """For the parser."""
+    """This reader does not understand the bytes: leave them to the parser."""
 
 
 def set_apart(data: bytes, at_least: int) -> tuple[bytes, dict[str, np.ndarray]]:
     """A serialised ModelProto without the data of its FLOAT initializers (FLOAT16 too if in raw_data) of more than
-    ``at_least`` elements, and those by name: read-only arrays that lie in ``data``. Of others ``data`` as they are, and
-    nothing.
+    ``at_least`` elements; and those data by name, as read-only arrays that lie in ``data``. For bytes that are not
+    understood: ``data`` unchanged, and no arrays.
     """
     try:
         graphs = [field for field in _fields(data, 0, len(data)) if field[0] == _GRAPH]
@@ -286,7 +286,7 @@ def set_apart(data: bytes, at_least: int) -> tuple[bytes, dict[str, np.ndarray]]
 
 
 def _graph(data: bytes, start: int, end: int, at_least: int) -> tuple[list[bytes], dict[str, np.ndarray]]:
-    """A graph's fields in pieces, its initializers' data left out, and these."""
+    """The pieces of a graph without its initializers' data, and these data."""
     kept: list[bytes] = []
     values: dict[str, np.ndarray] = {}
     done = start
@@ -304,7 +304,7 @@ def _graph(data: bytes, start: int, end: int, at_least: int) -> tuple[list[bytes
 
 
 def _tensor(data: bytes, start: int, end: int, at_least: int) -> tuple[TensorProto, np.ndarray | None]:
-    """A tensor without its data, and these; None if they are to stay."""
+    """A tensor without its data, and these data; None if the tensor keeps them."""
     from google.protobuf.message import DecodeError
     from onnx import TensorProto
 
@@ -327,7 +327,7 @@ def _tensor(data: bytes, start: int, end: int, at_least: int) -> tuple[TensorPro
     if not alone or not fits or thin.data_location == TensorProto.EXTERNAL:
         return thin, None
     if number == _RAW_DATA:
-        thin.raw_data = b""  # It goes out as it came in.
+        thin.raw_data = b""  # The data leave in the form in which they came.
     value = np.frombuffer(data, dtype, count, content).astype(dtype.newbyteorder("="), copy=False)
     value.flags.writeable = False
     return thin, value.reshape(thin.dims)
@@ -355,7 +355,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[Span]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and what follows it."""
+    """A number of seven bits a byte, and the position behind it."""
     number = 0
     for shift in range(0, 70, 7):
         byte = data[at]

@@ -45,7 +45,7 @@ class GraphTransformer:
         self._model = loader.read_model(modelProtoOrFilename)
 
     def getModelProto(self) -> bytes:
-        """The model as it is now."""
+        """The model in its present form."""
         return LightModel(self._model).to_bytes()
 
     # -- types ------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class GraphTransformer:
     # -- structure --------------------------------------------------------------------------------
 
     def removeUnusedInputs(self) -> None:
-        """Take away inputs and initializers that nothing reads."""
+        """Remove inputs and initializers that nothing reads."""
         graph = self._model.graph
         used = {name for part in _graphs(graph) for node in part.node for name in node.input}
         used |= {value.name for value in graph.output}
@@ -123,9 +123,7 @@ class GraphTransformer:
         _keep(graph.initializer, lambda tensor: tensor.name in used)
 
     def prepareNodesForTraining(self) -> None:
-        """Give batch normalisation its five outputs and let dropout drop, where a model was saved for
-        inference.
-        """
+        """Give batch normalisation its five outputs and let dropout drop, in a model that was saved for inference."""
         for node in self._model.graph.node:
             if node.op_type == "BatchNormalization" and len(node.output) == 1:
                 node.output.extend(
@@ -211,9 +209,8 @@ def move_initializers(
     ids: Sequence[str],
     filename: str,
 ) -> None:
-    """Write the values of ``ids``, which ``held`` has or which lie beside the model in ``values``, to a file, and leave
-    references to it. popart_exception for a name that is no initializer or is external already, or a folder that is
-    not there.
+    """Write the values of ``ids``, from ``held`` or from ``values`` beside the model, to a file, and leave references
+    to it. popart_exception for a name that is not an initializer or is external already, or a missing folder.
     """
     from onnx import TensorProto
 
@@ -257,19 +254,19 @@ def reference_to(tensor: TensorProto, path: Path, location: str, offset: int, le
 
 
 class ExternalFiles:
-    """The files of external data of the model a session was made from. `put_out` writes them anew.
+    """The files of external data of a session's model. `put_out` writes them again.
 
     As in PopART, a tensor keeps its file: modelToHost overwrites the data there, and puts the optimizer state behind
-    them, unless `move` has said where they are to go from now on.
+    them, unless `move` has named another file.
     """
 
     def __init__(self, places: Mapping[str, ExternalPlace]) -> None:
         self._places = dict(places)
 
     def move(self, old: str, new: str) -> None:
-        """Have tensors of the file ``old`` in ``new`` from now on; what is in ``old`` is copied there.
+        """Keep tensors of the file ``old`` in ``new`` from now on; the present content of ``old`` is copied there.
 
-        popart_exception if ``new`` is there already, ``old`` is not, or no tensor lies in it.
+        popart_exception if ``new`` exists already, ``old`` does not, or no tensor lies in it.
         """
         before, after = Path(old).resolve(), Path(new).resolve()
         what = f"External tensor data are to move from file {old!r} to file {new!r}"
@@ -289,10 +286,10 @@ class ExternalFiles:
         self._places |= {name: replace(place, path=after) for name, place in found.items()}
 
     def put_out(self, model: LightModel, path: str | os.PathLike[str]) -> LightModel:
-        """``model``, which is to be written to ``path``, with the data of tensors that have a file moved there.
+        """``model``, ready to be written to ``path``, with the data of tensors that have a file moved there.
 
-        Optimizer state goes behind the data of its weight's file. Other processes find the data again if they lie
-        below the model's folder; this one does wherever they lie.
+        Optimizer state goes behind the data of its weight's file. Other processes find the data again if they lie below
+        the model's folder; this one does wherever they lie.
         """
 
         if not self._places:
@@ -315,7 +312,7 @@ class ExternalFiles:
         return LightModel(model.proto, {n: v for n, v in model.values.items() if n not in moved})
 
     def _place(self, name: str) -> ExternalPlace | None:
-        """Where a tensor goes; with length -1 if it is optimizer state that has no place yet."""
+        """The place of a tensor; with length -1 for optimizer state that has no place yet."""
         if name in self._places:
             return self._places[name]
         weight = next((name.removeprefix(p) for p in names.STATE_PREFIXES if name.startswith(p)), "")

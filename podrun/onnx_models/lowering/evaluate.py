@@ -43,7 +43,7 @@ from podrun.session.names import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 
 @dataclass(slots=True)
 class TraceSession:
-    """What one trace shares over all graphs: options, and notes of what the operators asked for."""
+    """The state of one trace, shared over all graphs: options, and notes of what the operators requested."""
 
     training: bool
     x64: bool
@@ -53,13 +53,13 @@ class TraceSession:
     state_updates: dict[str, str] = field(default_factory=dict)
     """Parameter -> tensor that replaces it after each micro-batch (running statistics)."""
     replicas: int = 1
-    """Of the whole program."""
+    """Replicas of the whole program."""
     grouped: bool = False
-    """Convolutions in groups are traced as one."""
+    """True iff convolutions in groups are traced as one."""
     sdk: Sdk | None = None
-    """Set iff operators are held to what the SDK's take, and mean what they mean there."""
+    """Set iff operators are limited to what the SDK's accept, and have their meaning."""
     tap: Callable[[str, Any], Any] | None = None
-    """Called on every tensor of the main graph as it is made; returns what its consumers see."""
+    """Called on every tensor of the main graph as it is made; returns the tensor that its consumers read."""
 
 
 Environment = dict[str, TracedTensor]
@@ -198,9 +198,7 @@ def _folded(key: Callable[[], Any], index: int) -> Any:
 
 
 def run_node(node: Node, environment: Environment, session: TraceSession, key: Callable[[], Any]) -> None:
-    """Run one node: fold it if all it needs is at hand, else trace it, under the scopes of its name and
-    its place.
-    """
+    """Run one node under the scopes of its name and its place: fold it if all inputs are constants, else trace it."""
     operator = lookup(node)
     tensors = tuple(_input(node, name, environment) for name in node.inputs)
     there = [t for t in tensors if t is not None]
@@ -253,9 +251,7 @@ def _scopes(node: Node) -> tuple[str, ...]:
 
 
 def _call(operator: Operator, context: NodeContext, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Call an operator's function; what it or JAX says against the inputs becomes an error that names the
-    node.
-    """
+    """Call an operator's function; its or JAX's complaint about the inputs becomes an error that names the node."""
     node = context.node
     try:
         results = operator.function(context, node, *values)
@@ -297,9 +293,7 @@ def _later(
     tensors: tuple[TracedTensor | None, ...],
     position: int,
 ) -> Callable[[], Any]:
-    """Work that finds a node's output in NumPy (or, if it does not fold, by JAX outside the trace), 64-bit
-    exact.
-    """
+    """Work that computes a node's output in NumPy (or, if it does not fold, by JAX outside the trace), 64-bit exact."""
 
     def work() -> Any:
         values = [None if t is None else t.known for t in tensors]

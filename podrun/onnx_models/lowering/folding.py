@@ -1,4 +1,5 @@
-"""What an inference computes once instead of for each input: folded normalisations, and what depends on weights alone.
+"""Work that an inference does once instead of for each input: folded normalisations, and values that depend on weights
+alone.
 
 A normalisation by known statistics is folded into the weights of the convolution before it:
 
@@ -26,14 +27,14 @@ WorkOut = Callable[[Environment], Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """Stands among variables for an array that is worked out of known ones. Equal to itself only."""
+    """Stands among variables for an array that is computed from known ones. Equal to itself only."""
 
     aval: Any
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """A convolution and the additions and multiplications by known values of its channels that follow."""
+    """A convolution and the following additions and multiplications by known values of its channels."""
 
     convolution: Any
     links: list[tuple[Any, Any]]
@@ -60,9 +61,9 @@ class _Chain:
 
 
 def fold(equations: list[Any], known: set[Any], outputs: set[Any]) -> tuple[list[Any], dict[Made, WorkOut]]:
-    """Equations with the same results, and how to work out what they read besides ``known``.
+    """Equations with the same results, and functions that compute their inputs other than ``known``.
 
-    ``outputs`` are variables whose values are asked for, so that equations that make them stay.
+    ``outputs`` are variables whose values are needed, so that equations that make them stay.
     """
     readers: dict[Any, list[Any]] = {}
     for equation in equations:
@@ -153,7 +154,7 @@ __all__ = ["Hoisted", "hoist"]
 
 @dataclass(frozen=True, slots=True)
 class Hoisted:
-    """``prepare(parameters)`` gives arrays to keep; ``run(kept, inputs, key)`` gives what the function returned."""
+    """``prepare(parameters)`` returns arrays to keep; ``run(kept, inputs, key)`` returns the function's results."""
 
     prepare: Callable[[Mapping[str, Any]], list[Any]]
     run: Callable[[list[Any], Mapping[str, Any], Any], Any]
@@ -199,7 +200,7 @@ def hoist(function: Callable[..., Any], parameters: Any, inputs: Any, key: Any) 
 
 
 def _products(equation: Any) -> int:
-    """Multiplications of a convolution or a product of matrices; 0 of anything else."""
+    """Multiplications of a convolution or a product of matrices; 0 for any other equation."""
     if equation.primitive is lax.dot_general_p:
         (summed, _), _ = equation.params["dimension_numbers"]
         each: int = math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
@@ -234,11 +235,13 @@ def _kernels(equations: list[Any], known: set[Any]) -> set[Any]:
 def _evaluate(
     equations: list[Any], environment: dict[Any, Any], weights: set[Any] | frozenset[Any] = frozenset()
 ) -> None:
-    """Run equations in order; convolutions whose weights lie channels last are told so."""
+    """Run equations in order. Convolutions whose weights lie channels last get a matching layout."""
     for equation in equations:
         values = [v.val if isinstance(v, Literal) else environment[v] for v in equation.invars]
         bound = equation.primitive.get_bind_params(equation.params)
-        parts, options = bound if isinstance(bound, tuple) else ((), dict(bound))  # by JAX's version
+        parts, options = (
+            bound if isinstance(bound, tuple) else ((), dict(bound))
+        )  # The name differs by JAX's version.
         last = equation.primitive is lax.conv_general_dilated_p and equation.invars[1] in weights
         if last:
             numbers = options["dimension_numbers"]

@@ -32,8 +32,9 @@ UNKNOWN = object()
 
 @dataclass(frozen=True, slots=True)
 class TooWide:
-    """Stands for a traced value whose integers do not fit the device. Operators may have it as an input whose value
-    they only take while tracing (the ends of a Slice); computing with it is refused in the words kept here."""
+    """Stands for a traced value whose integers do not fit the device. Operators may have it as an input if they only
+    use the value while tracing (the ends of a Slice); computing with it is refused in the words kept here.
+    """
 
     reason: str
     shape: tuple[int, ...]
@@ -49,8 +50,7 @@ class TooWide:
 
 
 class TracedTensor:
-    """One tensor of a running graph: its traced value, its known value if there is one, and what that
-    rests on.
+    """One tensor of a running graph: its traced value, its known value if there is one, and its origins.
 
     Sequences are tuples of arrays, an empty optional is None; both are traced values.
     """
@@ -78,17 +78,17 @@ class TracedTensor:
 
     @property
     def is_known(self) -> bool:
-        """True iff `known` can be worked out."""
+        """True iff `known` can be computed."""
         return self._known is not UNKNOWN or self._work is not None
 
     @property
     def at_hand(self) -> bool:
-        """True iff the value is a constant of the program: known, and resting on nothing that may change."""
+        """True iff the value is a constant of the program: known, and independent of anything that may change."""
         return self._known is not UNKNOWN and not self.origins and isinstance(self._known, np.ndarray)
 
     @property
     def known(self) -> Any:
-        """The NumPy value, 64-bit types as they are. Only if `is_known`."""
+        """The NumPy value, with 64-bit types. Only if `is_known`."""
         if self._known is UNKNOWN:
             if self._work is None:
                 raise InternalError(f"the value of tensor '{self.name}' is not known while tracing")
@@ -178,9 +178,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class OperatorGraph:
-    """A graph or subgraph. ``inputs`` are those that are fed: initializers that are also inputs are left
-    out.
-    """
+    """A graph or subgraph. ``inputs`` are the fed ones; initializers that are also inputs are left out."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -191,7 +189,7 @@ class OperatorGraph:
     opsets: Mapping[str, int]
 
     def captures(self) -> set[str]:
-        """Names used here or in subgraphs that come from outside."""
+        """Outer names that this graph or its subgraphs use."""
         known = {*self.inputs, *self.initializers}
         free: set[str] = set()
         for node in self.nodes:
@@ -210,7 +208,7 @@ def subgraphs(node: Node) -> Iterator[OperatorGraph]:
 
 
 def captured(node: Node) -> set[str]:
-    """What a node's subgraphs read from around them."""
+    """The names outside that a node's subgraphs read."""
     return {name for graph in subgraphs(node) for name in graph.captures()}
 
 
@@ -243,7 +241,7 @@ def read_model(
 
 
 def _expand(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with operators that are only there as function bodies written out."""
+    """The model in which operators that exist only as function bodies are written out."""
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     for _ in range(_MOST_LAYERS):
         bodies = sorted(_bodies(model.graph, opsets))
@@ -254,7 +252,7 @@ def _expand(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 _MOST_LAYERS = 4
-"""Function bodies within function bodies, at most."""
+"""Most function bodies within function bodies."""
 
 
 def _bodies(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, str]]:
@@ -383,9 +381,7 @@ def _text(value: bytes) -> str:
 
 
 def tensor_value(proto: onnx.TensorProto) -> np.ndarray:
-    """A tensor's value. String tensors come as object arrays: they are refused when an operator wants to
-    use them.
-    """
+    """A tensor's value. String tensors become object arrays, which are refused when an operator uses them."""
     return to_array(proto)
 
 

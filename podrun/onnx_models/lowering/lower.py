@@ -36,16 +36,15 @@ from podrun.session.names import in_float32
 class Lowered:
     """A model ready for the compiler. `forward` is a `podrun.compiler.program.Forward`.
 
-    ``inputs`` and ``parameters`` are what `forward` takes, with device types (inputs that nothing needs
-    are left out); ``initial`` holds the parameters' values
-    from the model. Initializers that decide shapes are baked in: they are in ``constants``, not in
-    ``parameters``.
-    ``returns`` names what `forward` returns, ``outputs`` those of it that are tensors (not sequences),
-    ``tensors`` every tensor of the main graph (pruned to what the
-    outputs need), parameters and inputs among them. ``specialised`` are inputs whose given values were
-    baked in.
-    ``state_updates`` names, for each parameter that the forward pass itself replaces, the tensor that
-    replaces it.
+    ``inputs`` and ``parameters`` are the arguments of `forward`, with device types (inputs that nothing needs are left
+    out); ``initial`` holds the parameters' values from the model. Initializers that decide shapes are baked in: they
+    are in ``constants``, not in ``parameters``.
+
+    ``returns`` names the results of `forward`, ``outputs`` those of them that are tensors (not sequences), ``tensors``
+    every tensor of the main graph (pruned to what the outputs need), parameters and inputs among them. ``specialised``
+    are inputs whose given values were baked in.
+
+    ``state_updates`` names, for each parameter that the forward pass itself replaces, the tensor that replaces it.
     """
 
     graph: OperatorGraph
@@ -65,13 +64,13 @@ class Lowered:
     grouped: bool = False
     sdk: Sdk | None = None
     wide: tuple[Node, ...] = ()
-    """The operators that are run in float32 too, for a loss to differentiate."""
+    """The operators that also run in float32, so that a loss can be differentiated."""
 
     def forward(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
-        """One micro-batch on one replica: what ``returns`` names.
+        """One micro-batch on one replica: the tensors in ``returns``.
 
-        Pure and traceable. Every input and every operator's output goes through
-        `podrun.compiler.program.tap`, so gradients of all of them can be anchored.
+        Pure and traceable. Every input and every operator's output goes through `podrun.compiler.program.tap`, so
+        gradients of all of them can be anchored.
         """
         session = TraceSession(
             self.training, self.x64, replicas=self.replicas, grouped=self.grouped, sdk=self.sdk, tap=_tap
@@ -207,7 +206,7 @@ def _input_specs(
     x64: bool,
     casting: bool,
 ) -> dict[str, Any]:
-    """Specs of the graph's inputs; for sequences and optionals, which only come as values, the values'
+    """Specs of the graph's inputs. Sequences and optionals, which are only given as values, have the values'
     structure.
     """
     specs: dict[str, Any] = {}
@@ -246,7 +245,7 @@ def _holds_strings(value: Any) -> bool:
 
 
 def _initial_values(graph: OperatorGraph, x64: bool, casting: bool) -> dict[str, np.ndarray]:
-    """Initializers in device types. Those that do not fit stay as they are: they may only decide shapes."""
+    """Initializers in device types. Values that do not fit stay unchanged, because they may only decide shapes."""
     initial = {}
     for name, value in graph.initializers.items():
         if value.dtype.kind in "OUS":
@@ -272,7 +271,7 @@ def _environment(
 
 
 def _tap(name: str, value: Any) -> Any:
-    """`tap` for arrays; sequences and empty optionals have no gradients and pass."""
+    """`tap` for arrays; sequences and empty optionals have no gradients and pass unchanged."""
     return tap(name, value) if isinstance(value, jax.Array) else value
 
 
@@ -283,7 +282,9 @@ def _settled(
     initial: Mapping[str, np.ndarray],
     values: Mapping[str, Any],
 ) -> tuple[TraceSession, dict[str, TensorSpec], frozenset[str]]:
-    """Trace until all that decides shapes is baked in: the last trace's session and specs, and what was baked in."""
+    """Trace until everything that decides shapes is baked in. Returns the last trace's session and specs, and the
+    baked-in values.
+    """
     baked: frozenset[str] = frozenset()
     while True:
         session = fresh()
@@ -302,8 +303,8 @@ def _discover(
     values: Mapping[str, Any],
     baked: frozenset[str],
 ) -> dict[str, TensorSpec]:
-    """Trace abstractly, with everything that could be known known: every tensor's spec. What is demanded the session
-    notes.
+    """Trace abstractly, treating as known whatever can be known; returns every tensor's spec. The session notes the
+    demanded values.
     """
     x64 = session.x64
 
@@ -343,7 +344,7 @@ def _abstract(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 MOST_TENSOR_BYTES = 2**38
-"""A tensor larger than all the memory of an IPU-M2000 (its streaming memory is 256 GB at most) is refused."""
+"""Most bytes of a tensor: more than all memory of an IPU-M2000 (its streaming memory has at most 256 GB)."""
 
 
 def _check_sizes(specs: Mapping[str, TensorSpec]) -> None:

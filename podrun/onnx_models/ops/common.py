@@ -46,11 +46,10 @@ absolute.defjvp(lambda x, tangent: (jnp.abs(x[0]), jnp.sign(x[0]) * tangent[0]))
 
 
 def rounds_once(function: F) -> F:
-    """Compute in float32 what comes in float16 or bfloat16, and round each result once to the first
-    input's type.
+    """Compute halves (float16 or bfloat16) in float32, and round each result once to the first input's type.
 
-    This is how the hardware computes composite functions: float32 inside, one rounding at the end. Float32
-    results become the half type of the first half input; results of other types (masks, indices) stay.
+    This is how the hardware computes composite functions: float32 inside, one rounding at the end. Float32 results
+    become the half type of the first half input; results of other types (masks, indices) stay.
     """
 
     @functools.wraps(function)
@@ -73,7 +72,7 @@ def rounds_once(function: F) -> F:
 
 @jax.custom_jvp
 def with_gradient(value: Array, carrier: Array) -> Array:
-    """``value``, whose gradient is that of ``carrier`` (of the same shape and type), whatever that is worth."""
+    """``value``, whose gradient goes to ``carrier`` (of the same shape and type), whatever value that has."""
     return value
 
 
@@ -129,9 +128,7 @@ def onnx_dtype(element_type: int, ctx: Any) -> np.dtype[Any]:
 
 
 def device_dtype(dtype: np.dtype[Any], x64: bool) -> np.dtype[Any]:
-    """What a host type becomes on the device: 64-bit integers narrow to 32 bits; float64 and complex128
-    are refused.
-    """
+    """The device's type for a host type: 64-bit integers narrow to 32 bits; float64 and complex128 are refused."""
     if x64:
         return dtype
     if dtype in (np.dtype(np.float64), np.dtype(np.complex128)):
@@ -149,11 +146,11 @@ def scalar(value: float, like: Array) -> Array:
 
 
 MOST_FOLDED = 1 << 20
-"""Elements of the largest tensor that is worked out while tracing, unless an operator needs its value."""
+"""Elements of the largest tensor that is computed while tracing, unless an operator needs its value."""
 
 
 def fold_module(ctx: Any, shape: Iterable[int]) -> Any:
-    """``ctx.xp``, but ``jax.numpy`` for a result too large to be worked out while tracing.
+    """``ctx.xp``, but ``jax.numpy`` for a result too large to be computed while tracing.
 
     For operators that make large tensors of small ones. Raises ValueError for a shape that no array can have.
     """

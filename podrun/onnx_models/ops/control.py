@@ -1,8 +1,8 @@
 """Control flow (If, Loop, Scan, and PopART's call), and the sequences and optionals that it carries.
 
-What is known while tracing is decided while tracing: an If with a known condition is its branch, a Loop that no data
-can end early is a ``lax.scan`` (and so has gradients). A Loop that data may end runs as a ``lax.scan`` of its trip
-count whose later iterations change nothing if the trip count is known, else as a ``lax.while_loop``, which has no
+Decisions that are known while tracing are made while tracing: an If with a known condition is its branch, a Loop that
+no data can end early is a ``lax.scan`` (and so has gradients). A Loop that data may end runs as a ``lax.scan`` of its
+trip count whose later iterations change nothing if the trip count is known, else as a ``lax.while_loop``, which has no
 gradients.
 
 Sequences and optionals are tuples of arrays, and None. They live while tracing; on the device there are only tensors.
@@ -59,7 +59,7 @@ def _form(shapes: Any) -> Any:
 
 
 def _trips(ctx: Context, count: Array | None) -> int | None:
-    """The trip count if it is there and known while tracing without fixing anything."""
+    """The trip count, if it is given and known while tracing without fixing anything."""
     if count is None:
         return None
     known = ctx.known(0)
@@ -126,7 +126,7 @@ def _step(
 
 
 def _stays(ctx: Context, body: Any, condition: Array | None, carried: tuple[Any, ...]) -> bool:
-    """True iff one run of the body leaves the shapes and types of what is carried as they are."""
+    """True iff one run of the body keeps the shapes and types of the carried values."""
 
     def once(carried: Any) -> Any:
         return _step(ctx, body, jnp.zeros((), _counter(ctx)), _initial(condition), carried)[1]
@@ -171,7 +171,7 @@ def _while(
 
 
 MOST_TRIPS = 10_000
-"""A loop unrolled while tracing is refused beyond this."""
+"""Most iterations of a loop that is unrolled while tracing."""
 
 
 def _unrolled(
@@ -308,7 +308,7 @@ def call(ctx: Context, node: Node, *inputs: Any) -> tuple[Any, ...]:
 
 @operator(ONNX, "SequenceEmpty", since=(11,))
 def sequence_empty(ctx: Context, node: Node) -> tuple[Any]:
-    """A sequence of nothing."""
+    """An empty sequence."""
     return ((),)
 
 
@@ -402,13 +402,13 @@ def optional(ctx: Context, node: Node, x: Any = None) -> tuple[Any]:
 
 @operator(ONNX, "OptionalHasElement", since=(15, 18, 28))
 def optional_has_element(ctx: Context, node: Node, x: Any = None) -> Array:
-    """Whether there is something, always known while tracing."""
+    """Whether the optional holds a value, which is always known while tracing."""
     return np.asarray(x is not None)
 
 
 @operator(ONNX, "OptionalGetElement", since=(15, 18, 28))
 def optional_get_element(ctx: Context, node: Node, x: Any) -> tuple[Any]:
-    """What an optional holds. Raises ValueError if that is nothing."""
+    """The value of an optional. Raises ValueError if it is empty."""
     if x is None:
         raise ValueError("the optional is empty")
     return (x,)

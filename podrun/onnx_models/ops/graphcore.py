@@ -151,7 +151,7 @@ def ctc_beam_search_decoder(
 
 
 _NEVER = -1e30
-"""Stands for the logarithm of 0, so that differences stay finite."""
+"""A finite stand-in for the logarithm of 0, so that differences stay finite."""
 
 
 def _beam_search(log_p: Array, length: Array, blank: int, width: int) -> tuple[Array, Array, Array]:

@@ -158,7 +158,7 @@ def _dynamic(node: Node, x: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _part(x: Array, part: Array, axes: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
-    """What is written into x, with the axes of size 1 that it may leave out."""
+    """The part to write into x, with the axes of size 1 that it may leave out."""
     shape = tuple(dict(zip(axes, sizes, strict=True)).get(a, d) for a, d in enumerate(x.shape))
     if part.shape == shape or [d for d in part.shape if d != 1] != [d for d in shape if d != 1]:
         return part
@@ -313,7 +313,7 @@ def _scatter_reduction(node: Node) -> str:
 
 
 def _identity(reduction: str, dtype: Any) -> Array:
-    """What a place holds that nothing is scattered to, before it is zeroed."""
+    """The value of a place to which nothing is scattered, before it is zeroed."""
     if reduction in ("add", "none"):
         return np.zeros((), dtype)
     if reduction == "mul":

@@ -110,9 +110,7 @@ def _heads(x: Array, count: int | None) -> Array:
 
 
 def _allowed(node: Node, queries: int, keys: int, offset: Array) -> Array | None:
-    """Which keys the causal rule and the windows let each query see: ``[..., queries, keys]``, or None for
-    all.
-    """
+    """The keys that the causal rule and the windows let each query see: ``[..., queries, keys]``, or None for all."""
     left, right = node.get("left_window_size", -1), node.get("right_window_size", -1)
     causal = bool(node.get("is_causal", 0))
     if not causal and left < 0 and right < 0:
@@ -131,7 +129,7 @@ def _allowed(node: Node, queries: int, keys: int, offset: Array) -> Array | None
 def _bias(
     node: Node, dtype: Any, queries: int, keys: int, mask: Array | None, past: int, valid: Array | None
 ) -> Array:
-    """What is added to the scores: 0 or minus infinity by the masks, or the float mask itself."""
+    """The addend of the scores: 0 or minus infinity by the masks, or the float mask itself."""
     nothing, never = jnp.zeros((), dtype), jnp.asarray(-jnp.inf, dtype)
     bias = jnp.zeros((queries, keys), dtype)
     if mask is not None:

@@ -38,7 +38,7 @@ class Window:
     extra: tuple[int, ...]
 
     def extents(self) -> tuple[int, ...]:
-        """What each window covers, dilation included."""
+        """The extent of each window, dilation included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     def output(self, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ def _same(size: int, extent: int, stride: int, upper: bool) -> tuple[int, int]:
 
 
 def _ceil_extra(size: int, pads: tuple[int, int], extent: int, stride: int) -> int:
-    """What must be added for a last, partial window; none if it would start in the padding after (ONNX,
+    """Padding to add for a last, partial window; none if the window would start in the padding after (ONNX,
     PyTorch).
     """
     span = size + sum(pads) - extent
@@ -181,7 +181,9 @@ def _maximum_forward(x: Array, window: Window) -> tuple[Array, tuple[Array, Arra
 
 
 def _maximum_backward(window: Window, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
-    """For each kernel position, what flows to the elements under it is the gradient where they equal the maximum."""
+    """The gradient, at each kernel position, of the elements there: that of the result if they equal the maximum, else
+    0.
+    """
     x, y = saved
     wide = padded(x, window, _lowest(x.dtype))
     total: Any = None

@@ -39,10 +39,10 @@ def _spread(v: Array, x: Array, axis: int, block: int) -> Array:
 def _quotient(x: Array, by: Array) -> Array:
     """x / by, rounded once.
 
-    XLA multiplies by the reciprocal where it sees one divisor for many values: half way between two integers that
-    goes the other way, and only sometimes. Here it cannot see that.
+    XLA multiplies by the reciprocal where it sees one divisor for many values. Half way between two integers that
+    rounds the other way, and only sometimes. This form hides the divisor from XLA.
     """
-    return x / jnp.where(x == x, by, jnp.nan).astype(x.dtype)  # NaN over anything is NaN
+    return x / jnp.where(x == x, by, jnp.nan).astype(x.dtype)  # NaN divided by anything is NaN.
 
 
 def _target(ctx: Context, node: Node, zero: Array | None) -> np.dtype[Any]:

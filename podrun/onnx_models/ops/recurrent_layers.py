@@ -47,7 +47,7 @@ _WITH_BETA = {"affine", "scaledtanh", "hardsigmoid"}
 
 @dataclass(frozen=True, slots=True)
 class CellWeights:
-    """What one direction needs: its activations, and a function from values to clipped values."""
+    """The ingredients of one direction: its activations, and a function that clips values."""
 
     activations: tuple[Activation, ...]
     clip: Activation
@@ -150,7 +150,7 @@ def _hidden(node: Node, r: Array) -> int:
 
 
 def _heeded(ctx: Context, node: Node, lengths: Array | None) -> Array | None:
-    """The lengths of sequences, which the SDK's RNN and GRU pass over with a warning."""
+    """The lengths of sequences. The SDK's RNN and GRU ignore them with a warning."""
     if lengths is None or ctx.sdk is None:
         return lengths
     _log.warning("optional input `sequence_lens' of %s will be ignored, as the SDK does", node.describe())

@@ -74,7 +74,7 @@ class Node:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     opset: int = 1
     position: str = ""
-    """Where the node stands, for messages: ``node 3 of 17``."""
+    """The node's place, for messages: ``node 3 of 17``."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """The attribute's value, or ``default``."""
@@ -85,7 +85,7 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """The operator of ONNX that planners treat the node as: itself, unless it is of another domain."""
+        """The ONNX operator as which planners treat the node: its own, unless the node is of another domain."""
         return str(self.attributes.get(KIND, self.op_type))
 
     @property
@@ -94,7 +94,7 @@ class Node:
         return self.name or next((o for o in self.outputs if o), self.op_type)
 
     def describe(self) -> str:
-        """The node for messages: what it is, what it is called, where it stands, what it makes."""
+        """The node for messages: its operator, name, place and outputs."""
         name = f" '{self.name}'" if self.name else ""
         where = f" ({self.position}" if self.position else " ("
         makes = ", ".join(repr(o) for o in self.outputs if o)
@@ -102,7 +102,7 @@ class Node:
 
 
 class Context(Protocol):
-    """What an operator may ask for while it is traced."""
+    """The services that an operator may use while it is traced."""
 
     @property
     def training(self) -> bool:
@@ -122,11 +122,11 @@ class Context(Protocol):
 
     @property
     def replicas(self) -> int:
-        """Replicas of the whole program: what collectives in the model may span."""
+        """Replicas of the whole program, which collectives in the model may span."""
 
     @property
     def sdk(self) -> Sdk | None:
-        """Set iff the operator means what the SDK's means, where that differs from ONNX's (a PopART session's)."""
+        """Set iff the operator has the SDK's meaning where that differs from ONNX's (in a PopART session)."""
 
     def key(self) -> Any:
         """A JAX random key of this node (and of this loop iteration, replica and micro-batch)."""
@@ -202,7 +202,7 @@ def operators() -> tuple[Operator, ...]:
 
 
 def find(domain: str, name: str, opset: int) -> Operator | None:
-    """The operator that a model importing ``opset`` means, or None if it is not there."""
+    """The operator for a model that imports ``opset``, or None if it does not exist."""
     load()
     if domain in _domains:
         return Operator(domain, name, 1, _domains[domain], folds=False)
@@ -212,9 +212,7 @@ def find(domain: str, name: str, opset: int) -> Operator | None:
 
 
 def lookup(node: Node) -> Operator:
-    """The operator of a node. Raises `UnimplementedError` naming operator, version and place if it is not
-    there.
-    """
+    """The operator of a node. Raises `UnimplementedError` naming operator, version and place if it does not exist."""
     found = find(node.domain, node.op_type, node.opset)
     if found is None and (node.domain or ONNX) not in (ONNX, "ai.onnx.ml"):
         raise UnimplementedError(

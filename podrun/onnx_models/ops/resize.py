@@ -17,7 +17,7 @@ from podrun.onnx_models.ops.registry import ONNX, Context, Node, operator
 
 
 def _source(node: Node, scale: float, size: int, count: int, roi: tuple[float, float] | None) -> np.ndarray:
-    """Where in the input each output element lies (ONNX Resize: coordinate_transformation_mode)."""
+    """The position in the input of each output element (ONNX Resize: coordinate_transformation_mode)."""
     y = np.arange(count, dtype=np.float64)
     exact = scale * size
     mode = node.get("coordinate_transformation_mode", "half_pixel")
@@ -54,7 +54,7 @@ def _nearest(places: np.ndarray, mode: str) -> np.ndarray:
             return np.asarray(np.floor(places))
         case "ceil":
             return np.asarray(np.ceil(places))
-        case "pytorch":  # The SDK's own; coordinates are asymmetric then.
+        case "pytorch":  # This mode is the SDK's own; coordinates are asymmetric then.
             return np.asarray(np.floor(places))
     raise ValueError(f"nearest_mode '{mode}' is not known")
 

@@ -1,9 +1,9 @@
-"""What PopART's own operators refuse, in its words: held against the models that a PopART session is given.
+"""Inputs that PopART's own operators refuse, in its words: checked for the models of PopART sessions.
 
 ONNX allows more than the SDK implements, and podrun computes it, for models of later opsets and through ONNX's backend
 interface. But a program that runs here is meant to run on an IPU. So a session holds every operator that the SDK has
-(ai.graphcore's, and ai.onnx's up to opset 11) to the SDK's limits before it is computed, and says what the SDK says:
-programs match these messages. `Sdk` travels with a trace and also tells where a meaning differs from ONNX's.
+(ai.graphcore's, and ai.onnx's up to opset 11) to the SDK's limits before it is computed, and raises the SDK's messages:
+programs match them. `Sdk` travels with a trace and also says where a meaning differs from ONNX's.
 
 Source: PopART 3.4's operator classes and its integration tests.
 """
@@ -26,7 +26,7 @@ NEWEST_OPSET = 11
 
 @dataclass(frozen=True, slots=True)
 class Sdk:
-    """What of a session's options changes what operators mean."""
+    """The session's options that change the meaning of operators."""
 
     strided_groups: bool = False
     """Group normalisation takes channels ``g, g + groups, ...`` for group g (groupNormStridedChannelGrouping)."""
@@ -75,7 +75,7 @@ def identifier(node: Node) -> str:
 
 
 def refused(node: Node, message: str) -> UsageError:
-    """The error that says ``message``; where the node stands is the hint."""
+    """The error with text ``message``; its hint says where the node stands."""
     return UsageError(message, hint=f"It is about {node.describe()}.")
 
 
@@ -332,9 +332,9 @@ def _max_pool(node: Node, forms: Forms) -> None:
 # --- recurrent networks ----------------------------------------------------------------------------------------------
 
 _SUPPORTED = {"RNN": 1, "GRU": 2, "LSTM": 3}
-"""Activations of a direction."""
+"""Supported activations of a direction."""
 _ONNX_DEFAULTS = {"RNN": ("Tanh", "Tanh")}
-"""What ONNX's schema says for both directions, if the model says nothing."""
+"""ONNX's default for both directions, if the model names none."""
 _ACTIVATIONS = frozenset({"sigmoid", "relu", "tanh", "gelu", "softmax", "hardsigmoid"})
 
 

@@ -123,7 +123,7 @@ def tile(ctx: Context, node: Node, x: Array, repeats: Array) -> Array:
 
 
 def split_sizes(total: int, parts: int) -> list[int]:
-    """``parts`` sizes as equal as ONNX makes them: all alike but the last, which may be smaller."""
+    """``parts`` sizes as equal as ONNX makes them: all alike except the last, which may be smaller."""
     chunk = -(-total // parts)
     return [min(chunk, max(total - chunk * i, 0)) for i in range(parts)]
 

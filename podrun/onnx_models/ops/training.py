@@ -1,4 +1,4 @@
-"""What models hold for their training: losses (PopART's, and ONNX's negative log-likelihood), and steps of optimizers.
+"""Operators for training in models: losses (PopART's, and ONNX's negative log-likelihood), and steps of optimizers.
 
 **Steps of optimizers** (domain ai.onnx.preview.training) are for models that hold their own training. Every operator
 takes a learning rate R, a count of updates T, and then n tensors of each kind: X1..Xn, their gradients G1..Gn and their
@@ -63,7 +63,9 @@ SOFTMAX_AXIS = "__softmax_axis"
 
 @jax.custom_jvp
 def _nll_of_softmax(p: Array, logits: Array, hot: Array) -> Array:
-    """-log of what ``hot`` picks of ``p = softmax(logits)``; the gradient is that of the logits, ``p - hot``."""
+    """-log of the entries of ``p = softmax(logits)`` that ``hot`` selects; the gradient is that of the logits, ``p -
+    hot``.
+    """
     picked = jnp.sum(jnp.where(hot, p, jnp.zeros((), p.dtype)), axis=-1)
     return -jnp.log(jnp.maximum(picked, np.asarray(_smallest(logits.dtype), p.dtype)))
 
