@@ -41,8 +41,9 @@ class AttachRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of a run: anchors by name, batches done since load, modelled seconds, and seconds of wall time that
-    the emulation took."""
+    """The result of a run: anchors by name, batches done since load, modelled seconds, and wall time that the emulation
+    took.
+    """
 
     anchors: Mapping[str, np.ndarray]
     batches_done: int
@@ -63,7 +64,7 @@ class Connection(Protocol):
         """IPUs of the partition behind this connection."""
 
     def try_attach(self, request: AttachRequest) -> str | None:
-        """Take the IPUs. None when done; otherwise why not (who holds them), at once: no waiting."""
+        """Take the IPUs. Returns at once: None on success, otherwise the reason for the refusal (who holds them)."""
 
     @property
     def holds_ipus(self) -> bool:
@@ -81,8 +82,8 @@ class Connection(Protocol):
         """Copies of variables as they stand after the last run."""
 
     def read_digests(self) -> list[tuple[int, int]]:
-        """For each IPU of the job on the machines that this process holds IPUs of: its index in the partition, and 64
-        bits that stand for the weights and optimizer state that lie on it.
+        """For each IPU of the job on the machines of this process: its index in the partition, and a 64-bit digest of
+        the weights and optimizer state on it.
         """
 
     def run(
@@ -98,15 +99,16 @@ class Connection(Protocol):
         """
 
     def detach(self) -> None:
-        """Let the IPUs go. Idempotent."""
+        """Release the IPUs. Idempotent."""
 
     def close(self) -> None:
         """Detach and end the connection. Idempotent."""
 
 
 def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The IPUoF configuration files that say where IPUs are, if no partition service is named: that of
-    ``IPUOF_CONFIG_PATH``, else all of ``~/.ipuof.conf.d``; empty if there are none."""
+    """The IPUoF configuration files that describe IPUs when no partition service is named: that of
+    ``IPUOF_CONFIG_PATH``, else all of ``~/.ipuof.conf.d``; empty if there are none.
+    """
     if environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"):
         return ()
     if named := environ.get("IPUOF_CONFIG_PATH"):

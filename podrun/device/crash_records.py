@@ -88,7 +88,7 @@ class CrashRecord:
 
     @contextlib.contextmanager
     def slot(self, texts: Mapping[Any, str]) -> Iterator[ProgressSlot]:
-        """A slot that is free again when the context ends."""
+        """A free slot, released when the context ends."""
         with self._lock:
             number = self._free.pop(0) if self._free else None
         memory = memoryview(bytearray(_TEXTS))
@@ -104,7 +104,7 @@ class CrashRecord:
                     self._free.insert(0, number)
 
     def write_stacks_on_fatal_signal(self) -> None:
-        """Have a fatal signal write the stacks of all threads here. For processes that hold only machines."""
+        """Let a fatal signal write the stacks of all threads here. For processes that hold only machines."""
         if self._takes_stacks:
             return
         self._takes_stacks = True

@@ -24,7 +24,7 @@ log = logging.getLogger("podrun.device")
 
 
 def ipus_in_words(ipus: Iterable[int] | IpuRange) -> str:
-    """Text for IPUs: ``IPU 5``, ``IPUs 4-7``, ``IPUs 0, 2``."""
+    """IPUs in words: ``IPU 5``, ``IPUs 4-7``, ``IPUs 0, 2``."""
     indices = sorted(ipus)
     if len(indices) == 1:
         return f"IPU {indices[0]}"
@@ -56,11 +56,11 @@ LOST_HINT = (
     "vipu-admin list agents shows the lost machine's agent, gc-monitor its partition; type with their names: "
     "vipu-admin restart agent, then vipu reset partition"
 )
-"""Hint of a lost machine where its agent is not known; a client that knows it says it."""
+"""Hint about a lost machine whose agent is not known; a client that knows the agent names it."""
 
 
 def batches_in_words(done: int, running: int) -> str:
-    """Text for the batches of a program: ``in batch 17``, ``in batches 16 to 19``, ``after 17 batches``.
+    """The batches of a program in words: ``in batch 17``, ``in batches 16 to 19``, ``after 17 batches``.
 
     ``done``: batches completed since it was loaded; ``running``: batches of the run under way (0: none is).
     """

@@ -32,8 +32,8 @@ from podrun.faults import EFFECTS, FaultSpec, FaultTarget, Strike, error_for
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that is broken: the phrase monitor tools show, the error it raises, and what clears it (None:
-    nothing).
+    """One broken thing: the phrase that monitor tools show, the error that it raises, and what clears it (None: nothing
+    does).
     """
 
     state: str
@@ -81,7 +81,7 @@ class Health:
         return next((c for ipu, c in sorted(self._ipus.items()) if ipu in wanted), None)
 
     def condition(self, ipu: int) -> Condition | None:
-        """What is wrong with an IPU or its whole machine, links apart."""
+        """The condition of an IPU or its whole machine, without links."""
         return self._machine or self._ipus.get(ipu)
 
     def links_down(self, ipu: int) -> tuple[int, ...]:
@@ -145,10 +145,10 @@ def _percent(busy: float, whole: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """What a machine has done. Modelled seconds are of the IPUs, emulation seconds of this host's clock.
+    """The work of a machine. Modelled seconds are of the IPUs, emulation seconds of this host's clock.
 
-    ``samples``: on its replicas, counted by the first machine of each. None from a program on that does not say how
-    many samples a micro-batch holds, until the next job.
+    ``samples``: on its replicas, counted by the first machine of each. It becomes None with a program that does not say
+    how many samples a micro-batch holds, until the next job.
     """
 
     batches: int = 0
@@ -157,7 +157,7 @@ class WorkDone:
     emulation_s: float = 0.0
 
     def of_a_new_job(self) -> WorkDone:
-        """The same, with samples counted anew where the job before did not say how many there were."""
+        """The same work; samples are counted again if the previous job did not say how many there were."""
         return self if self.samples is not None else replace(self, samples=0)
 
     def and_a_run(
@@ -207,13 +207,13 @@ class _Lasting:
 
 
 class LastingFaults:
-    """What lengthens the batches of a job on one machine. Ends with the program that is loaded."""
+    """Faults that lengthen the batches of a job on one machine. They end with the loaded program."""
 
     def __init__(self) -> None:
         self._found: list[_Lasting] = []
 
     def begin(self, strike: Strike) -> None:
-        """A fault begins with its batch."""
+        """Begin a fault with its batch."""
         spec = strike.spec
         last = strike.batch + spec.lasts - 1 if spec.lasts else None
         self._found.append(_Lasting(spec, strike.batch, last))
@@ -244,7 +244,7 @@ def _chip_factor(spec: FaultSpec, clock_hz: float) -> float:
 
 
 def _link_factor(spec: FaultSpec) -> float:
-    """Fewer lanes carry the same bytes, and packets with errors are sent again."""
+    """Factor for fewer lanes that carry the same bytes, and for packets that are sent again."""
     if spec.kind != "degraded":
         return 1.0
     return LANES / spec.number("lanes") / (1.0 - spec.number("error-rate"))
@@ -290,8 +290,9 @@ def _continue(pid: int, kill: Callable[[int, int], Any]) -> None:
 
 
 def instances_here(first: int, count: int, owners: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Instances whose first IPU is among ``count`` from ``first``, by index: the place of their owner in ``owners``,
-    which are the first IPU within the job and the number of IPUs of each.
+    """Instances whose first IPU is among ``count`` from ``first``, by index: the place of their owner in ``owners``.
+
+    ``owners``: the first IPU within the job and the number of IPUs of each.
     """
     found = {}
     for place, (start, size) in enumerate(owners):

@@ -1,6 +1,6 @@
 """A job on one machine: the program that its owners load and run together, and how it ends.
 
-The owners of a job meet at an `OwnerRendezvous`: all arrive, the last one does the work, and all get its result. An
+The owners of a job use an `OwnerRendezvous`: all arrive, the last one does the work, and all get its result. An
 error in a load or a run ends the job on this machine and, through the group of machines, on all others, with the same
 error. Its machine (`podrun.device.machine`) knows who is attached and what is broken; a job knows its program.
 """
@@ -59,7 +59,7 @@ log = logging.getLogger("podrun.device")
 
 @dataclass(slots=True)
 class MachineContext:
-    """What a machine's jobs use of it. ``changed`` guards everything that changes, here and in jobs.
+    """The services of a machine for its jobs. ``changed`` guards everything that changes, here and in jobs.
 
     ``clock``: wall time in seconds, for reports. ``grace``: see `Machine`. ``cores`` to choose from, and whether the
     process is ``shared``: see `podrun.device.program.machine_groups`. ``batches``: done, by IPU. ``work``: done in
@@ -108,11 +108,11 @@ class Job:
         self._struck: PoplarError | None = None
         """The error of the last fault that struck the job on this machine."""
         self._ended: PoplarError | None = None
-        """Why the job no longer holds the IPUs."""
+        """The reason why the job no longer holds the IPUs."""
         self._group: Group | None = None
         """The group of the job's machines, once it is formed."""
         self._aborted: Group | None = None
-        """The group of a load that failed: a machine that has its token, and joins late, hears there why."""
+        """The group of a load that failed: a machine with its token that joins late gets the reason there."""
         self._timeout = HOST_SYNC_TIMEOUT
         self._loading: OwnerRendezvous | None = None
         self._running: OwnerRendezvous | None = None
@@ -130,7 +130,7 @@ class Job:
         return [ipu for ipu in self.ipus if ipu not in there]
 
     def _arrive(self, rendezvous: OwnerRendezvous, owner_id: int, call: LoadCall | RunCall) -> bool:
-        """An owner arrives. True: it is the last one, and does the work. False: the rendezvous has ended."""
+        """An owner arrives. True: it is the last one and must do the work. False: the rendezvous has ended."""
         if not rendezvous.done:
             rendezvous.arrivals[owner_id] = call
         if not rendezvous.done and not self._missing(rendezvous.arrivals):
@@ -263,8 +263,8 @@ class Job:
             raise self._ended
 
     def _form_group(self, digest: str) -> Group:
-        """The group of a job's machines. A job that has ended meanwhile leaves no offer, and whoever has joined its
-        group hears why. Raises what ended it.
+        """The group of a job's machines. A job that has ended meanwhile leaves no offer, and machines that have joined
+        its group get the reason. Raises the error that ended it.
         """
         context = self._context
         first, machines = machines_of(context.place, self.range)
@@ -460,13 +460,13 @@ class Job:
         return before_instruction
 
     def strike_event(self, event: str) -> None:
-        """Let faults strike that are planned for an event of the job. Raises the error of one that has one."""
+        """Let the faults strike that are planned for an event of the job. Raises the error of a fault that has one."""
         done = self.engine.batches_done if self.engine is not None else 0
         while (strike := self._context.faults.ask_event(event, self.who, done)) is not None:
             self._strike(strike)
 
     def _strike(self, strike: Strike) -> None:
-        """Do what a fault does that strikes now. Raises its error, if it has one."""
+        """Carry out a fault that strikes now. Raises its error, if it has one."""
         log.info("fault %s strikes in batch %d", strike.spec.text, strike.batch)
         if strike.spec.raises:
             self._struck = strike_error(self._context, strike)
@@ -479,7 +479,7 @@ class Job:
             place = (spec.indices[0] - self.ipus.first) // layout.ipus_per_replica
             replica = min(
                 place, layout.replicas_per_machine - 1
-            )  # One that spans machines is the only one here.
+            )  # A variable that spans machines is the only one here.
             name = str(spec.setting("tensor", ""))
             self.engine.buffers.change(name, replica, lambda value: flip_bit(value, spec))
         elif spec.target is FaultTarget.INSTANCE:
@@ -490,7 +490,7 @@ class Job:
             strike_wait(self._context, strike, self._exchanged_bytes())
 
     def _exchanged_bytes(self) -> int:
-        """Bytes that a machine gives to the others for one batch: what its reductions take."""
+        """Bytes that a machine sends to the others for one batch, according to its reductions."""
         if self.engine is None:
             return 0
         work = [instruction for each in self.engine.executable.instructions for instruction in each]
@@ -499,7 +499,7 @@ class Job:
         return sum(arena.size * numpy_dtype(arena.dtype).itemsize for arena in arenas)
 
     def fail(self, error: PoplarError, *, everywhere: bool = True) -> None:
-        """End what the job is doing, here and (if ``everywhere``) on all machines. It has to be loaded again."""
+        """End the job's work, here and (if ``everywhere``) on all machines. The program has to be loaded again."""
         self.failed = self.failed or error
         for rendezvous in (self._loading, self._running):
             if rendezvous is not None and not rendezvous.started:
@@ -523,7 +523,7 @@ class Job:
         self.engine = None
 
     def _stop_tiles(self, found: NotFinite) -> PoplarError:
-        """Note the floating-point exception that a program asked for; the error to raise."""
+        """Note the floating-point exception that stops a program; returns the error to raise."""
         ipus = sorted(self.lists[found.ipu].ipus)
         batch = self.engine.batches_done if self.engine is not None else 0
         spec = FaultSpec(FaultTarget.IPU, (ipus[0],), batch, found.kind)
@@ -558,7 +558,7 @@ class Job:
 
 
 def strike_error(context: MachineContext, strike: Strike) -> PoplarError:
-    """Break what a fault breaks; the error to raise. A machine that is lost ends here, if it has a process to end."""
+    """Break the target of a fault; returns the error to raise. A lost machine ends here, if it has a process to end."""
     if strike.spec.kind != "lost":
         with context.changed:
             return context.health.record(strike.spec, strike.batch)
@@ -573,8 +573,8 @@ def strike_error(context: MachineContext, strike: Strike) -> PoplarError:
 
 
 def strike_wait(context: MachineContext, strike: Strike, exchanged: int = 0) -> None:
-    """Wait as long as a fault says, if it does: a machine that is paused answers nobody meanwhile, and one whose
-    heartbeats are dropped not the partition service. ``exchanged``: bytes that go over a network in a batch.
+    """Wait as long as a fault requires. A paused machine answers nobody meanwhile; a machine whose heartbeats are
+    dropped does not answer the partition service. ``exchanged``: bytes that go over a network in a batch.
     """
     if strike.spec.kind == "paused":
         with context.changed:
@@ -588,7 +588,9 @@ def strike_wait(context: MachineContext, strike: Strike, exchanged: int = 0) -> 
 
 
 def strike_machine_event(context: MachineContext, event: str) -> None:
-    """Let faults strike that are planned for an event of the machine itself. Raises the error of one that has one."""
+    """Let the faults strike that are planned for an event of the machine itself. Raises the error of a fault that has
+    one.
+    """
     while (strike := context.faults.ask_event(event, None)) is not None:
         if strike.spec.raises:
             raise strike_error(context, strike)

@@ -1,10 +1,10 @@
 """One IPU-M2000: who is attached, what is loaded, who waits for whom, what is broken.
 
-Plain Python: no Ray and no gRPC. Host processes (*owners*) attach to IPUs, exclusively. The owners of one
-*job* (a range of the partition's IPUs) load one program together and run it together: loads and runs are
-`OwnerRendezvous`s that start when the owners of all of the job's IPUs on this machine have come. Between machines the
-program's group of collectives keeps step. Every wait has a deadline; whatever ends a run on one machine ends
-it on all, with the same error.
+Plain Python: no Ray and no gRPC. Host processes (*owners*) attach to IPUs, exclusively. The owners of one *job* (a
+range of the partition's IPUs) load one program together and run it together: loads and runs are `OwnerRendezvous`s that
+start when the owners of all of the job's IPUs on this machine have come. The program's group of collectives keeps
+machines in step. Every wait has a deadline; an error that ends a run on one machine ends it on all, with the same
+error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from podrun.faults import (
 )
 
 REMOVED = "was removed"
-"""How the reason ends that a process loses its IPUs for with its partition."""
+"""End of the reason why a process loses its IPUs together with its partition."""
 
 
 class Machine:
@@ -106,20 +106,21 @@ class Machine:
 
     @property
     def place(self) -> MachinePlace:
-        """Where it stands in its partition."""
+        """The machine's place in its partition."""
         return self._context.place
 
     @property
     def offers(self) -> OfferBook:
-        """The groups it offers to other machines."""
+        """The groups that it offers to other machines."""
         return self._context.offers
 
     # --- Owners ---------------------------------------------------------------------------------------------
 
     def attach(self, request: AttachRequest, *, host: str = "", started: float | None = None) -> int | str:
-        """Take the IPUs of ``request.owned`` that lie on this machine: an owner's id, or why not, at once.
+        """Take the IPUs of ``request.owned`` on this machine. Returns at once: an owner's id, or the reason for the
+        refusal.
 
-        Raises ApplicationRuntimeError for ranges that cannot be right.
+        Raises ApplicationRuntimeError for invalid ranges.
         """
         ipus = owned_part(self.place, request)
         with self._context.changed:
@@ -157,7 +158,7 @@ class Machine:
             return owner.id
 
     def detach(self, owner_id: int, *, died: bool = False) -> None:
-        """Let an owner's IPUs go. Idempotent. ``died``: the process ended without saying so."""
+        """Release an owner's IPUs. Idempotent. ``died``: the process ended without saying so."""
         with self._context.changed:
             owner = self._owners.pop(owner_id, None)
             self._evicted.pop(owner_id, None)
@@ -165,7 +166,7 @@ class Machine:
                 return
             job = self._by_range[owner.request.job]
             del job.owners[owner_id]
-            # A machine that is lost takes its connections with it; that is the cause, not the other way round.
+            # A lost machine takes its connections with it; the loss is the cause, not the other way round.
             error = self._context.lost or process_ended(
                 owner.who, owner.ipus, "ended" if died else "detached"
             )
@@ -251,9 +252,7 @@ class Machine:
     # --- Management -----------------------------------------------------------------------------------------
 
     def move(self, place: MachinePlace) -> None:
-        """Take another place, or the same one anew: attached processes lose their IPUs. What is broken stays
-        broken.
-        """
+        """Take another place, or the same one again: attached processes lose their IPUs. Broken things stay broken."""
         with self._context.changed:
             self._evict("its machine was configured anew")
             if place.partition != self.place.partition or place.range != self.place.range:
@@ -267,7 +266,7 @@ class Machine:
             self._context.place = place
 
     def work(self) -> WorkDone:
-        """What was done since the machine took its place: training if there was any, else inference."""
+        """The work since the machine took its place: training if there was any, else inference."""
         with self._context.changed:
             return self._context.work[True] if self._context.work[True].batches else self._context.work[False]
 
@@ -280,7 +279,7 @@ class Machine:
     def plan_faults(self, specs: Sequence[FaultSpec]) -> None:
         """Plan those of ``specs`` that concern this machine.
 
-        Raises UsageError, and plans none, if one cannot strike in the program that is loaded where it is to strike.
+        Raises UsageError, and plans none, if one of them cannot strike in the program loaded at its place.
         """
         with self._context.changed:
             for spec in specs:
@@ -299,7 +298,7 @@ class Machine:
             )
 
     def cancel_faults(self, texts: Sequence[str] = ()) -> tuple[str, ...]:
-        """Take faults off the plan: those of these texts, or all. The texts of those that were planned."""
+        """Take faults off the plan: those of these texts, or all. Returns the texts of the cancelled ones."""
         return self._context.faults.cancel(texts)
 
     def struck_faults(self) -> tuple[Struck, ...]:
@@ -341,7 +340,7 @@ class Machine:
     # --- Helpers --------------------------------------------------------------------------------------------
 
     def _check_host(self, spec: FaultSpec) -> None:
-        """Raises UsageError for the loss of a host that there is not, or that takes podrun's own processes with it."""
+        """Raise UsageError for the loss of a host that does not exist, or of one with podrun's own processes."""
         if spec.target is not FaultTarget.HOST:
             return
         hosts = self.place.hosts
@@ -358,7 +357,7 @@ class Machine:
 
     @property
     def answers(self) -> bool:
-        """False while a fault drops what it says to the partition service."""
+        """False while a fault drops the answers to the partition service."""
         return self._context.clock() >= self._context.silent_until
 
     def _jobs_at(self, spec: FaultSpec) -> list[Job]:
@@ -380,7 +379,7 @@ class Machine:
         return self._by_range[owner.request.job]
 
     def _unload(self, ipus: Iterable[int], reason: str) -> None:
-        """Programs on any of ``ipus`` have to be loaded again."""
+        """Drop the programs on any of ``ipus``: they have to be loaded again."""
         wanted = set(ipus)
         for job in self._by_range.values():
             if wanted & set(job.ipus):

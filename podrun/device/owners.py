@@ -1,4 +1,4 @@
-"""Host processes that hold IPUs of a machine, and what they bring to a load or a run of their job."""
+"""Host processes that hold IPUs of a machine, and their calls to load and run their job."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Owner:
 
     @property
     def who(self) -> str:
-        """Text for error messages."""
+        """The owner in words, for error messages."""
         return (
             f"process {self.request.pid} ({self.request.command or 'unknown command'}, user "
             f"{self.request.user})"
@@ -94,13 +94,13 @@ class OwnerRendezvous:
     error: PoplarError | None = None
 
     def fail(self, error: PoplarError) -> None:
-        """End it with an error for all owners. The first error stands."""
+        """End the rendezvous with an error for all owners. The first error stands."""
         if not self.done:
             self.error = self.error or error
             self.done = True
 
     def succeed(self, result: Any) -> None:
-        """End it with a result for all owners."""
+        """End the rendezvous with a result for all owners."""
         self.result, self.done = result, True
 
     def outcome(self) -> Any:
@@ -154,7 +154,7 @@ def check_agreement(owners: Sequence[Owner], runs: Sequence[RunCall]) -> None:
 
 
 def owned_part(place: MachinePlace, request: AttachRequest) -> IpuRange:
-    """The owned IPUs that lie on a machine. Raises ApplicationRuntimeError for ranges that cannot be right."""
+    """The owned IPUs on a machine. Raises ApplicationRuntimeError for invalid ranges."""
     mine, job, owned = place.range, request.job, request.owned
     here = owned.overlap(mine)
     total = place.ipus * max(len(place.endpoints), 1)
@@ -173,7 +173,7 @@ def owned_part(place: MachinePlace, request: AttachRequest) -> IpuRange:
 
 
 def machines_of(place: MachinePlace, job: IpuRange) -> tuple[int, int]:
-    """The first machine of a job and how many it has."""
+    """The first machine of a job and its number of machines."""
     machines = job.machines(place.ipus)
     return machines.start, len(machines)
 

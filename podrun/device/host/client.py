@@ -70,8 +70,7 @@ class _MachineArrays:
 
 @dataclass(frozen=True, slots=True)
 class _RunPlan:
-    """What is the same in all runs with one number of batches: shapes, dtypes, and each machine's part of the
-    arrays."""
+    """The common part of all runs with one number of batches: shapes, dtypes, and each machine's part of the arrays."""
 
     executable: Executable
     batches: int
@@ -302,7 +301,7 @@ class PortConnection:
             )
 
     def _part_on(self, place: int) -> Executable:
-        """What the machine of a port runs: an owner's machines begin with the first of a replica."""
+        """The part of the program on a port's machine: an owner's machines begin with the first of a replica."""
         return self._parts[place % len(self._parts)]
 
     def _attached(self) -> IpuRange:
@@ -333,7 +332,7 @@ class PortConnection:
             except (PoplarError, DeadlineError) as error:
                 errors[place] = error
         if errors:
-            # A machine that does not answer in time waits for one that has said why.
+            # A machine that does not answer in time waits for one that has reported the cause.
             first = min(errors, key=lambda place: (isinstance(errors[place], DeadlineError), place))
             told = self._with_names(errors[first])
             self._record(told)

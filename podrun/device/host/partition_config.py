@@ -27,7 +27,7 @@ POLL_SECONDS = 0.05
 
 
 def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:
-    """The machines behind a partition's configuration. Raises ServiceError for one that makes no sense."""
+    """The machines in a partition's configuration. Raises ServiceError for an inconsistent one."""
     machines: dict[int, list[vipu_pb2.IpuofDevice]] = {}
     for device in config.devices:
         machines.setdefault(device.machine, []).append(device)
@@ -43,7 +43,8 @@ def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:
 
 def connect_files(environ: Mapping[str, str]) -> PortConnection:
     """A connection to the partition that IPUoF configuration files describe (`podrun.device.connection.config_files`),
-    without asking the partition service. Raises ConfigError for files that make no sense together."""
+    without asking the partition service. Raises ConfigError for inconsistent files.
+    """
     from podrun.device.connection import config_files
 
     wanted = _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)

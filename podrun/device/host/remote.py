@@ -69,7 +69,9 @@ class _Stream:
         self._reader.start()
 
     def send(self, request: pb.HostRequest) -> Callable[[float | None], pb.MachineReply]:
-        """Send; returns how to wait for its reply. Waits have to be called in the order of requests."""
+        """Send a request; returns a function that waits for its reply. Waits have to be called in the order of
+        requests.
+        """
         if self._lost is not None:
             raise self._lost
         wire.check_size(request)
@@ -206,7 +208,7 @@ class RemotePort:
         return self._stream is not None and self._stream.memory is not None
 
     def _give(self, region: SharedRegion) -> pb.Region:
-        """Hand a region over; what requests call it."""
+        """Hand a region over; returns its number for requests."""
         assert self._stream is not None
         assert self._stream.memory is not None
         return pb.Region(number=self._stream.memory.give(region), size=region.nbytes)
@@ -294,7 +296,7 @@ class RemotePort:
         return finish
 
     def _note_batches(self, passes: int) -> None:
-        """Tell the stream which batches a run of ``passes`` passes does."""
+        """Tell the stream which batches a run of ``passes`` passes covers."""
         each = self._executable.batches_per_pass if self._executable is not None else 1
         if self._stream is not None:
             self._stream.batches = (self._done, passes * each)
@@ -323,7 +325,7 @@ class RemotePort:
         self._io = None
 
     def _answer(self, doorbell: Doorbell, number: int, end: float) -> RunOutcome:
-        """The answer to a ring; the stream tells if the machine is gone."""
+        """The answer to a ring; the stream shows if the machine is gone."""
         while not doorbell.answered(number, _CHECK_SECONDS, self._spin_seconds):
             if self._stream is None:
                 raise InternalError(f"machine {self._site.machine} was let go during a run")
@@ -436,7 +438,7 @@ def _shape_of(arrays: RunArrays) -> Any:
 def _all_of(
     waits: Iterable[Callable[[float | None], pb.MachineReply]], seconds: float | None
 ) -> list[pb.MachineReply]:
-    """The replies to requests sent one after the other; the first error, once all have been heard."""
+    """The replies to requests sent one after the other; raises the first error after all have replied."""
     replies, first = [], None
     for wait in waits:
         try:

@@ -1,4 +1,4 @@
-"""Holds an Executable against itself before it is loaded: what a compiler promises, a machine may rely on."""
+"""Checks an Executable for consistency before it is loaded, so that a machine may rely on a compiler's promises."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from podrun.device.service.handover import tensor_dtype
 
 
 def check_executable(executable: Executable) -> None:
-    """Raises ApplicationRuntimeError for what cannot be run."""
+    """Raise ApplicationRuntimeError for an Executable that cannot run."""
     _check_layout(executable)
     for arena in executable.arenas.values():
         _check_arena(arena, executable)
@@ -193,7 +193,7 @@ def _check_reads(instructions: Sequence[Instruction], executable: Executable, ip
 
 
 def _check_progress(executable: Executable) -> None:
-    """No lists wait for each other: all come to their ends, whatever is computed."""
+    """Check that no lists wait for each other: all reach their ends, whatever is computed."""
     lists = executable.instructions
     each = max(len(lists) // executable.layout.machines_per_replica, 1)
     places, syncs, sent = [0] * len(lists), [0] * len(lists), set[tuple[int, int, int]]()

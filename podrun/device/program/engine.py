@@ -73,7 +73,7 @@ class RunOutcome:
 
 
 class Disagreement(ApplicationRuntimeError):
-    """The machines were asked for different things. Nothing has changed, and the program stays loaded."""
+    """The machines got different requests. Nothing has changed, and the program stays loaded."""
 
 
 class Engine:
@@ -155,7 +155,7 @@ class Engine:
         )
 
     def write(self, values: Mapping[str, Array], digests: Mapping[str, bytes]) -> None:
-        """Host writes, from the first owner of this machine: kept aside until the next run starts on all
+        """Take host writes from the first owner of this machine; they are applied when the next run starts on all
         machines. ``digests``: `digest_of_array` of each, or `UNCOMPARED` for all.
         """
         for name, value in values.items():
@@ -207,7 +207,7 @@ class Engine:
 
     @functools.cached_property
     def _held(self) -> list[list[str]]:
-        """For each IPU of a replica on this machine, the weights and optimizer state that lie there."""
+        """For each IPU of a replica on this machine, the weights and optimizer state on it."""
         return held_by_ipu(self.executable)
 
     def run(self, batches: int, owners: Sequence[OwnerArrays], *, agreed: bool = False) -> RunOutcome:
@@ -351,7 +351,7 @@ def modelled_step_seconds(executable: Executable) -> float:
 
 
 UNCOMPARED = b"uncompared"
-"""In place of a digest where one owner holds the whole job: no other owner can write other values."""
+"""Replaces a digest where one owner holds the whole job: no other owner can write other values."""
 
 
 def digest_of_array(value: Array) -> bytes:
@@ -371,7 +371,7 @@ def _digest(digests: Mapping[str, bytes]) -> int:
 
 
 def _refuse_differences(rows: Array, machines_per_replica: int, names: Sequence[str]) -> None:
-    """Raises Disagreement. ``rows``: of all machines that compare states; machines of one position get equal writes."""
+    """Raise Disagreement. ``rows``: of all machines that compare states; machines of one position get equal writes."""
     for column, what in ((0, "batches in this run"), (1, "batches done since the program was loaded")):
         if len(set(rows[:, column])) > 1:
             listed = ", ".join(f"machine {m}: {n}" for m, n in enumerate(rows[:, column]))

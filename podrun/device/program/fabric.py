@@ -19,12 +19,12 @@ from podrun.core.layout import IpuRange
 from podrun.device.error_messages import different_programs, host_sync_timeout, ipus_in_words
 
 LOOK_SECONDS = 0.5
-"""Seconds after which a claim that waits looks whether it is still wanted."""
+"""Seconds after which a waiting claim checks whether it is still wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """How long to wait for an offer, seconds, and whether it is still wanted."""
+    """How long to wait for an offer, in seconds, and whether it is still wanted."""
 
     seconds: float
     wanted: Callable[[], bool] = lambda: True
@@ -41,7 +41,7 @@ class _Offer:
 
 @dataclass(frozen=True, slots=True)
 class JobName:
-    """What the machines of a job call it. ``who``: its launch or its only process; empty where several processes
+    """The name of a job among its machines. ``who``: its launch or its only process; empty where several processes
     without a launch hold it.
     """
 
@@ -69,7 +69,7 @@ class OfferBook:
             self._changed.notify_all()
 
     def fail(self, job: JobName, error: PoplarError) -> None:
-        """The group on offer has failed: ranks that still come for it are told why."""
+        """Fail the group on offer: ranks that still come for it get the reason."""
         with self._changed:
             if job in self._offers:
                 self._offers[job].error = error
@@ -135,7 +135,7 @@ class LocalFabric:
         self._books: dict[int, OfferBook] = {}
 
     def add(self, machine: int, book: OfferBook) -> None:
-        """Let other machines claim what ``machine`` offers."""
+        """Let other machines claim the offers of ``machine``."""
         self._books[machine] = book
 
     def claim(self, machine: int, job: JobName, rank: int, digest: str, wait: Wait) -> Mapping[str, Any]:

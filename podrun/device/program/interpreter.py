@@ -60,8 +60,8 @@ class BatchState:
 
 
 class NotFinite(Exception):
-    """A piece gave a value that is infinite (``overflow``) or no number (``invalid-operation``), in a program that
-    stops there. ``ipu``: of the replica, whose list it was; ``name``: of the result.
+    """A piece gave an infinite value (``overflow``) or a NaN (``invalid-operation``), in a program that stops there.
+    ``ipu``: of the replica, whose list it was; ``name``: of the result.
     """
 
     def __init__(self, kind: str, ipu: int, name: str) -> None:
@@ -202,7 +202,7 @@ class Interpreter:
         return False
 
     def _action(self, instruction: Instruction, ipu: int, place: int) -> Action:
-        """The function that executes an instruction. What is the same for every batch is looked up here."""
+        """The function that executes an instruction. Everything that is the same for every batch is looked up here."""
         buffers = self._buffers
         if self._fused_tail is not None and place >= self._fused_tail[0]:
             first, run_tail = self._fused_tail
@@ -285,7 +285,7 @@ def _donated(piece: Piece, buffers: Buffers) -> DonatedOperands:
 
 
 def _check_finite(names: Sequence[str], results: Sequence[Any]) -> None:
-    """Raises NotFinite for the first result that has an infinite value or one that is no number."""
+    """Raise NotFinite for the first result with an infinite value or a NaN."""
     for name, result in zip(names, results, strict=True):
         values = np.asarray(result)
         if values.dtype.kind in "biu" or np.isfinite(values).all():
@@ -296,7 +296,7 @@ def _check_finite(names: Sequence[str], results: Sequence[Any]) -> None:
 def _compute(
     piece: Piece, buffers: Buffers, core_lock: CoreLock, donated: DonatedOperands, *, finite: bool = False
 ) -> Action:
-    """The function that runs a piece on a frame. What is the same for every batch is looked up here."""
+    """The function that runs a piece on a frame. Everything that is the same for every batch is looked up here."""
     computation, call = piece.computation, piece.call
     inputs = zip(computation.inputs, piece.shapes, strict=True)
     readers = [buffers.reader(name, shape) for name, shape in inputs]

@@ -47,7 +47,7 @@ from podrun.device.program.replica_messages import ReplicaChannel, ReplicaMessag
 CoreLock = AbstractContextManager[object]
 """Held while a machine computes."""
 NO_CORE_LOCK: CoreLock = nullcontext()
-"""For a machine that shares its core with none of its process."""
+"""For a machine that shares its core with no other machine of its process."""
 _thread = threading.local()
 _locks: dict[int, threading.Lock] = {}
 _adding = threading.Lock()

@@ -100,7 +100,7 @@ class ReplicaChannel:
         return (source, dest, tag), array
 
     def in_background(self, work: Callable[[], None]) -> None:
-        """Do something in the channel's thread."""
+        """Run a function in the channel's thread."""
         self._threads.submit(work)
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class ReplicaMessages:
         return array
 
     def end_batch(self) -> None:
-        """This machine has received and computed all of a batch."""
+        """Note that this machine has received and computed all of a batch."""
         for channel in self._channels.values():
             if channel.receives:
                 channel.send_batch_done()

@@ -107,7 +107,7 @@ class HostSession:
         return pb.MachineReply(attach=pb.AttachReply(memory_socket=self._receive_memory(message)))
 
     def _receive_memory(self, message: pb.AttachRequest) -> bytes:
-        """Where the process may hand memory over; empty if it does not."""
+        """The name through which the process may hand memory over; empty if it does not."""
         if not message.hands_memory_over:
             return b""
         self.close()
@@ -124,8 +124,9 @@ class HostSession:
         return self._memory.take(number, size)
 
     def _known(self, request: AttachRequest) -> AttachRequest:
-        """The request, with the user that the kernel says. Raises ApplicationRuntimeError if the partition is another
-        user's."""
+        """The request, with the user that the kernel reports. Raises ApplicationRuntimeError if the partition is
+        another user's.
+        """
         caller = self._caller
         if caller.own:
             return request
@@ -205,7 +206,7 @@ class HostSession:
         return pb.MachineReply(run=reply)
 
     def _use_doorbell(self, doorbell: Doorbell | None) -> None:
-        """Answer this doorbell from now on, and no longer the one before."""
+        """Answer this doorbell from now on, and no longer the previous one."""
         with self._lock:
             before, self._doorbell = self._doorbell, doorbell
         if before is not None:
@@ -263,11 +264,11 @@ def _fill(wanted: Mapping[str, Array], name: str, value: Array) -> None:
 SESSIONS = 24
 """Sessions at a time. Each of four IPUs may have an owner, while further processes ask and are refused."""
 SESSIONS_OF_OTHERS = 8
-"""Of them, those of one user who does not run the machine."""
+"""Sessions of one user who does not run the machine, among these."""
 ATTACH_SECONDS = 10.0
-"""Within which a session has to attach."""
+"""Seconds in which a session has to attach."""
 PART_SECONDS = 60.0
-"""Within which the next part of a message has to come, once it has begun."""
+"""Seconds in which the next part of a message has to come, once the message has begun."""
 FIRST_BYTES = 64 << 10
 """Most bytes of a request before the session is attached."""
 OTHERS_BYTES = 256 << 20
@@ -275,7 +276,7 @@ OTHERS_BYTES = 256 << 20
 
 
 class SessionLimits:
-    """The sessions of a server. Safe to use from several threads."""
+    """The sessions of a server. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -283,7 +284,7 @@ class SessionLimits:
 
     @contextlib.contextmanager
     def session(self, caller: Caller) -> Iterator[str]:
-        """A session of a caller for as long as the context lasts. Gives why there is no room for it, or nothing."""
+        """A session of a caller for as long as the context lasts. Yields the reason for a refusal, or an empty text."""
         refusal = ""
         with self._lock:
             if self._of_user.total() >= SESSIONS:
@@ -309,14 +310,14 @@ class SessionLimits:
 
 
 class Patience:
-    """Ends a session whose process does not send what it has to in time. ``end``: cancels its stream."""
+    """Ends a session whose process does not send an expected message in time. ``end``: cancels its stream."""
 
     def __init__(self, caller: Caller, end: Callable[[], object]) -> None:
         self._caller, self._end = caller, end
         self._timer: threading.Timer | None = None
 
     def until(self, seconds: float, what: str) -> None:
-        """From now on the process has so many seconds for ``what``; replaces what it had before."""
+        """Expect ``what`` within so many seconds; replaces the previous expectation."""
         self.stop()
         self._timer = threading.Timer(seconds, self._late, (seconds, what))
         self._timer.daemon = True
@@ -324,7 +325,7 @@ class Patience:
         self._timer.start()
 
     def stop(self) -> None:
-        """Nothing is overdue. Idempotent."""
+        """Expect nothing more. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -218,7 +218,7 @@ class MachineActor:
         return endpoints
 
     def stop(self, agent_id: str) -> int:
-        """End one machine's server; how many are left."""
+        """End one machine's server; returns how many are left."""
         server = self._servers.pop(agent_id, None)
         if server is not None:
             server.stop()
@@ -253,7 +253,7 @@ they must not take much longer."""
 
 
 class Preload:
-    """Imports in a thread of its own. ``import_module`` is for tests."""
+    """Imports in a separate thread. ``import_module`` is for tests."""
 
     def __init__(
         self,
@@ -273,7 +273,9 @@ class Preload:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Wait until it is done, if it was started: concurrent imports of modules that import each other can fail."""
+        """Wait until the imports are done, if they were started: concurrent imports of modules that import each other
+        can fail.
+        """
         thread = self._thread
         if thread is not None:
             thread.join()
@@ -284,7 +286,7 @@ class Preload:
             for name in self._modules:
                 try:
                     self._import(name)
-                except ImportError as error:  # A load that needs it says so.
+                except ImportError as error:  # A load that needs the module reports it.
                     log.info("%s was not imported ahead: %s", name, error)
 
 

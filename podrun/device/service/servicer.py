@@ -42,7 +42,7 @@ from podrun.protos import ipuof_pb2_grpc as stubs
 log = logging.getLogger("podrun.device")
 
 CONTROL = 16
-"""Threads for what the partition service asks, which sessions and claims cannot take."""
+"""Threads for requests of the partition service, which sessions and claims cannot take."""
 CLAIMS = 256
 """Machines that may wait here for this machine's group, with a thread each. This machine may be the last to load, and
 must still answer the host process that attaches to it."""
@@ -127,7 +127,7 @@ class IpuofServicer(stubs.IpuofServicer):
 
 
 class CommandingServer:
-    """Who commands a machine, and what for: the highest epoch of a server that it has seen, and its last order.
+    """Which server commands a machine, and its last order: the highest epoch of a server that the machine has seen.
 
     A machine that outlives its server is taken over by the next one, whose epoch is higher. The earlier server, if it
     still runs, is refused from then on.
@@ -139,7 +139,7 @@ class CommandingServer:
         self.partition, self.operation = "", 0
 
     def obey(self, context: grpc.ServicerContext) -> None:
-        """Raises ConflictError for a call of a server that another has replaced."""
+        """Raise ConflictError for a call of a server that another one has replaced."""
         metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
         text = metadata.get(wire.EPOCH_KEY, "0")
         epoch = int(text) if isinstance(text, str) and text.isdecimal() else 0
@@ -283,7 +283,7 @@ class GrpcFabric:
 
 
 def _refuse_others(context: grpc.ServicerContext) -> None:
-    """End a call that is not of the user who runs this machine: other users may open sessions, and nothing else."""
+    """End a call that is not from the user who runs this machine: other users may open sessions, and nothing else."""
     if not caller_of(context).own:
         context.abort(
             grpc.StatusCode.PERMISSION_DENIED, "only the partition service may ask that of a machine"

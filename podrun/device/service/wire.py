@@ -25,9 +25,9 @@ PART_BYTES = 32 << 20
 MESSAGE_BYTES = PART_BYTES + (1 << 20)
 """Largest message either side sends or takes at once."""
 GROUP_BYTES = 512 << 20
-"""Variables beyond this are written and read with several requests."""
+"""Largest total of variables in one request; more take several requests."""
 WHOLE_BYTES = (2 << 30) - 1
-"""What Protocol Buffers can hold in one message, parts put together."""
+"""Most bytes that Protocol Buffers can hold in one message, parts put together."""
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -45,24 +45,24 @@ SERVER_OPTIONS = (
     # anything, which every host process does while a long load or run is under way.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # Who connects and says nothing that is HTTP/2 is let go.
+    # Close connections of peers that send nothing that is HTTP/2.
     ("grpc.server_handshake_timeout_ms", 30_000),
 )
 
 
 def raise_error(text: str) -> None:
-    """Raise the error that `error_to_json` described; do nothing for empty text."""
+    """Raise the error that `error_to_json` described. No-op for empty text."""
     if text:
         raise error_from_json(text)
 
 
 def range_to_wire(ipus: IpuRange) -> pb.IpuRange:
-    """IPUs."""
+    """A range of IPUs as a message."""
     return pb.IpuRange(first=ipus.first, count=ipus.count)
 
 
 def range_from_wire(message: pb.IpuRange) -> IpuRange:
-    """IPUs."""
+    """A range of IPUs from a message."""
     return IpuRange(message.first, message.count)
 
 
@@ -76,7 +76,7 @@ def region_bytes(message: pb.Region, regions: Regions) -> Array:
 
 
 def attach_from_wire(message: pb.AttachRequest) -> AttachRequest:
-    """Who attaches to what."""
+    """The attach request in a message: which process attaches to which IPUs."""
     return AttachRequest(
         range_from_wire(message.job),
         range_from_wire(message.owned),
@@ -133,7 +133,7 @@ def groups(
 
 
 def in_parts(message: Any) -> Iterator[Any]:
-    """The message, or what is sent in its place: parts of at most `PART_BYTES`."""
+    """The message, or the parts of at most `PART_BYTES` that are sent in its place."""
     size = PART_BYTES
     if message.ByteSize() <= size:
         yield message
@@ -176,7 +176,7 @@ class MessageJoiner:
 
 
 def check_size(message: Any) -> None:
-    """Raises ApplicationRuntimeError for a message that cannot be sent even in parts."""
+    """Raise ApplicationRuntimeError for a message that cannot be sent even in parts."""
     if message.ByteSize() > WHOLE_BYTES:
         raise ApplicationRuntimeError(
             f"{message.ByteSize()} bytes cannot be sent to a machine on another host at once",
@@ -214,7 +214,7 @@ def status_of(error: Exception) -> tuple[str, str]:
 
 
 def json_or_error(text: str, what: str) -> Any:
-    """Parsed JSON; ServiceError if it is none."""
+    """Parsed JSON; ServiceError for text that is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
