@@ -1,4 +1,4 @@
-"""Certificates for tests, made with the ``openssl`` command: an authority, and what it signs."""
+"""Certificates for tests, made with the ``openssl`` command: an authority, and the certificates that it signs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 MISSING = "" if shutil.which("openssl") else "the command openssl"
-"""What such tests need and do not have here."""
+"""The reason why such tests cannot run here."""
 _NEW = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: commands run to their end, and nothing of ours left when they are done."""
+"""Fixtures for all tests: commands that run to their end, and checks that nothing of podrun is left afterwards."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
 # Tests plan anew, and leave no plans behind.
 os.environ["PODRUN_PLAN_CACHE"] = "off"
 LEAK_SECONDS = 5.0
-"""How long something on its way out may take until it counts as left behind."""
+"""Seconds that a process on its way out may take before it counts as left behind."""
 
 
 def pytest_collection_finish() -> None:
-    """What importing the tests made stays to the end: no collection of a test's garbage need look through it."""
+    """Freeze the objects that importing the tests made, so that no garbage collection in a test looks through them."""
     gc.collect()
     gc.freeze()
 
@@ -76,7 +76,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
 
 @dataclass
 class Commands:
-    """Runs our commands as a user would, each process marked. ``home``: where they keep what they keep."""
+    """Runs podrun's commands as a user would, each process marked. ``home``: where they keep their files."""
 
     home: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -147,7 +147,7 @@ class Commands:
         )
 
     def processes(self) -> dict[int, str]:
-        """Living processes that came of these commands."""
+        """Living processes that these commands started."""
         return marked_processes(self.mark)
 
     def wait_until_gone(self, seconds: float = LEAK_SECONDS) -> None:
@@ -158,7 +158,7 @@ class Commands:
         assert left == {}, "processes are left"
 
     def kill_all(self) -> None:
-        """End whatever is left, so that one failing test does not spoil the next."""
+        """End all remaining processes, so that one failing test does not spoil the next."""
         for pid in self.processes():
             os.kill(pid, 9)
         for process in self.started:
@@ -167,7 +167,7 @@ class Commands:
 
 
 def run_and_check_for_leaks(home: Path) -> Iterator[Commands]:
-    """Body of a fixture: commands, and afterwards the proof that nothing of theirs is left."""
+    """Body of a fixture: commands, and afterwards the check that nothing of theirs is left."""
     before, threads = shared_memory_files(), set(threading.enumerate())
     commands = Commands(home)
     try:

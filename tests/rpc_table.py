@@ -61,9 +61,9 @@ TABLE = {
     "MachineControl.Stop": SELF,
 }
 LAST = ("RemovePartition", "Stop")
-"""Calls that change what those after them are about."""
+"""Calls that change the subject of the calls after them, so they come last."""
 HARMLESS = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION", "UNAVAILABLE"}
-"""Answers to a caller who may ask, about what is asked for."""
+"""Answers to a caller who may make the call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""The secret is its user's alone; calls prove to know it, servers answer; nothing of it travels."""
+"""The secret is known to its user alone; callers prove that they know it, servers answer the proof, and it never
+travels.
+"""
 
 from __future__ import annotations
 

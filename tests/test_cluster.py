@@ -1,4 +1,4 @@
-"""Descriptions of PODs: those that ship, and what is said about files that are wrong."""
+"""Descriptions of PODs: the shipped ones, and errors about wrong files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes before a command's own code."""
+"""Work that comes before a command's own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages say is there: links, files, names and commands with their options."""
+"""Everything that pages name exists: links, files, names and commands with their options."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ FILES = _files()
 
 
 def _code(page: Path) -> Iterator[str]:
-    """What stands in back quotes."""
+    """The text in back quotes."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     yield from re.findall(r"`([^`\n]+)`", text)
 
@@ -207,7 +207,7 @@ BEFORE = {
     "popart.md": "import popart\nbuilder = popart.Builder()\nx = builder.addInputTensor('FLOAT', [2])\n",
     "tiles.md": "import jax\nstep = lambda a, b: a @ b\nshapes = (jax.ShapeDtypeStruct((64, 64), 'float16'),) * 2\n",
 }
-"""What the page says in words before its programs."""
+"""Lines that a page assumes before its programs, in Python."""
 
 
 @pytest.mark.slow

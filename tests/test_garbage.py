@@ -58,7 +58,7 @@ def throw(port: int, count: int, seed: int) -> None:
     params=["plain", pytest.param("tls", marks=pytest.mark.skipif(bool(MISSING), reason=MISSING))]
 )
 def way(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether everything speaks TLS."""
+    """Whether all connections use TLS."""
     for name in tls.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     if request.param == "tls":
@@ -112,7 +112,7 @@ def _held() -> tuple[int, int, int]:
 
 
 def _settle(before: tuple[int, int, int]) -> None:
-    """Wait until what garbage took is given back, but for what a server keeps ready."""
+    """Wait until the resources that garbage took are given back, except for those that a server keeps ready."""
     end = time.monotonic() + 45
     while True:
         gc.collect()

@@ -1,4 +1,4 @@
-"""What users are told: every refusal has a hint, every option a description."""
+"""Messages to users: every refusal has a hint, every option a description."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_options_of_other_commands_are_described_and_on_a_page(name: str) -> Non
 
 
 def test_messages_on_the_page_for_trouble_are_those_of_the_code() -> None:
-    """What the first column quotes, but for what stands for something else, is somewhere in podrun's source."""
+    """The quotations in the first column, except for placeholders, occur in podrun's source."""
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     quoted = re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| ([^|]*)", page, flags=re.MULTILINE)))
     source = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "podrun").rglob("*.py")))
@@ -91,7 +91,7 @@ def test_messages_on_the_page_for_trouble_are_those_of_the_code() -> None:
 
 _STANDS_FOR = r"\.\.\.|\b\d[\d.:]*|\b[A-Z]\b|^\w: |\bp\b|HOST:|pod\d+|'popart'|/usr\S+"
 _OTHERS = {"podrun: command not found", "No module named"}
-"""Said by the shell and by Python."""
+"""Messages of the shell and of Python."""
 
 
 def _page(name: str) -> str:

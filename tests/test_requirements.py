@@ -1,4 +1,4 @@
-"""What `pip install podrun` brings along, without extras, suffices to compile a program and train."""
+"""The packages that `pip install podrun` installs, without extras, suffice to compile a program and train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""TLS where it is asked for: who has a certificate of the authority meets, and everybody else is told what to do."""
+"""TLS where it is asked for: holders of a certificate of the authority can connect, and everybody else is told what to
+do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two users of one host: what each may ask of a server that one of them runs, call by call.
+"""Two users of one host: the calls that each may make at a server that one of them runs.
 
 The server and its machines run in this process, as root. The others are processes with user ids of their own.
 """

@@ -11,12 +11,14 @@ from typing import BinaryIO
 
 
 class Killed(BaseException):
-    """The program ends here."""
+    """The program is killed here."""
 
 
 @dataclass
 class CrashDisk:
-    """``stop``: work that is done before the program is killed; a call is one unit, and so is each byte written."""
+    """A disk in memory. ``stop``: work that is done before the program is killed; a call is one unit, and so is each
+    byte written.
+    """
 
     files: dict[str, bytes] = field(default_factory=dict)
     stop: int | None = None

@@ -1,4 +1,4 @@
-"""A kill or a power cut at any byte, and any damage to a file: the last good checkpoint is there and is found."""
+"""After a kill or a power cut at any byte, or any damage to a file, the last good checkpoint exists and is found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOME = Path("/checkpoints")
 
 
 class Program:
-    """A program with two tensors whose values say which batch they are of."""
+    """A program with two tensors whose values tell their batch."""
 
     def __init__(self, batch: int = -1) -> None:
         self.batch = batch
@@ -39,7 +39,7 @@ class Program:
 
 
 class TwoInstances:
-    """Instances that run one after the other in one thread; ``gather`` takes what the others would say as equal."""
+    """Instances that run one after the other in one thread; ``gather`` assumes that the others have equal values."""
 
     def __init__(self, index: int) -> None:
         self.index, self.count = index, 2
@@ -54,7 +54,7 @@ def opened(disk: CrashDisk, instance: int = 0, count: int = 1, keep: int = 2) ->
 
 
 def save(disk: CrashDisk, batches: list[int], count: int = 1, keep: int = 2) -> None:
-    """Save checkpoints in a run that goes on from what is there; in the calling thread, instance by instance."""
+    """Save checkpoints in a run that resumes from the existing ones; in the calling thread, instance by instance."""
     each = [opened(disk, k, count, keep) for k in range(count)]
     for checkpoints in each:
         checkpoints.resume(Program())

@@ -1,4 +1,4 @@
-"""Training that goes on from a checkpoint gives the same bits as training that was never interrupted."""
+"""Training that resumes from a checkpoint gives the same bits as training that was never interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that compare their weights: a flipped bit is found, its IPUs are named, what it spoiled is left behind."""
+"""Replicas compare their weights: a flipped bit is found, its IPUs are named, and no spoiled weights are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups for tests: every rank a thread of the test's process, on one host or on several made-believe ones."""
+"""Groups for tests: every rank is a thread of the test's process, on one host or on several simulated ones."""
 
 from __future__ import annotations
 

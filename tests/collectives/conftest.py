@@ -14,7 +14,7 @@ from podrun.collectives.board import GroupBoard
 
 
 def _held() -> list[str]:
-    """What this process holds open of the kinds that groups use."""
+    """The objects of the kinds that groups use which this process holds open."""
     gc.collect()
     held = []
     for name in os.listdir("/proc/self/fd"):
@@ -25,7 +25,7 @@ def _held() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def no_leftovers() -> Iterator[None]:
-    """Every test gives back what it opened."""
+    """Check that every test closes what it opened."""
     before = _held()
     yield
     assert _held() == before

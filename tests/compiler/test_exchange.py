@@ -61,7 +61,7 @@ def data(replicas: int, dtype: str = "float32") -> np.ndarray:
 
 
 def combined(values: np.ndarray, operator: Combination) -> np.ndarray:
-    """What NumPy makes of the members' values, ``[members, ...]``."""
+    """The combination of the members' values ``[members, ...]`` by NumPy."""
     wide = values.astype(np.float32) if values.dtype == np.float16 else values
     match operator:
         case Combination.ADD:
@@ -235,7 +235,7 @@ def test_machines_equal_the_reference_to_the_bit(budget: int) -> None:
 
 
 def test_random_numbers_are_the_same_around_an_all_gather() -> None:
-    """Keys are made again in each part; the seed must move on behind the last of them."""
+    """Each part makes its keys again; the seed must advance behind the last of them."""
 
     def forward(p: Any, inputs: Any, key: Any) -> dict[str, Any]:
         noise = jax.random.normal(key, SHAPE)

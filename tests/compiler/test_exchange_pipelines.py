@@ -46,7 +46,7 @@ def test_collectives_of_replicas_of_several_ipus_on_one_machine() -> None:
 
 
 def staged(pipelined: bool, replicas: int, groups: Any) -> Program:
-    """Four layers on two IPUs; what the second and the third give is averaged over replicas."""
+    """Four layers on two IPUs; results of the second and the third are averaged over replicas."""
 
     def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
         x = inputs["x"]
@@ -130,7 +130,7 @@ def test_pipelined_is_sequential_to_the_bit() -> None:
 
 
 def spanning(replicas: int, places: Sequence[int], ipus: int, pipelined: bool = True) -> Program:
-    """A layer on each of ``places``; what each gives is averaged over replicas."""
+    """A layer on each of ``places``; its result is averaged over replicas."""
     groups = GROUPS["all"](replicas)
 
     def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
@@ -173,7 +173,9 @@ def spanning(replicas: int, places: Sequence[int], ipus: int, pipelined: bool = 
 def test_collectives_of_replicas_that_span_machines(
     pipelined: bool, small: tuple[int, ...], large: tuple[int, ...]
 ) -> None:
-    """Each IPU of a replica meets its like, several of one machine too; the bits are those of the reference."""
+    """Each IPU of a replica exchanges data with its counterparts, several on one machine too; the bits are those of the
+    reference.
+    """
     depth = 2 * len(small)
     generator = np.random.default_rng(4)
     weights = {f"w{i}": generator.normal(size=(5, 5)).astype(np.float32) for i in range(len(small))}
@@ -234,7 +236,9 @@ def test_updates_in_flight_of_replicas_that_span_machines() -> None:
 
 
 def test_stages_have_their_collectives_side_by_side() -> None:
-    """In modelled time: in turn those of all stages add up, a pipeline's cycle is as long as its slowest stage."""
+    """In modelled time: in turn, the collectives of all stages add up; a pipeline's cycle is as long as its slowest
+    stage.
+    """
     causes = []
     for pipelined in (False, True):
         program = replace(spanning(2, (0, 1), 2, pipelined), accumulation_factor=32)

@@ -1,7 +1,7 @@
-"""Generated layouts: replicas x stages x accumulation x schedule x IPUs; the same bits wherever work is the same.
+"""Generated layouts: replicas x stages x accumulation x schedule x IPUs; the same bits wherever the work is the same.
 
-A layout is a chain of layers on places; run in sequence, grouped, interleaved, in execution phases, and on replicas
-that span machines, it must give equal anchors and variables, and what a plain loop gives but for rounding.
+A layout is a chain of layers on places. Run in sequence, grouped, interleaved, in execution phases, and on replicas
+that span machines, it must give equal anchors and variables, and except for rounding the results of a plain loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANCHORS = (AnchorSpec("loss"), AnchorSpec("h0"), AnchorSpec("Gradient___w0"), An
 
 @dataclass(frozen=True)
 class Drawn:
-    """A generated layout: the IPU of each layer, and what else a program may have."""
+    """A generated layout: the IPU of each layer, and the program's other properties."""
 
     places: tuple[int, ...]
     replicas: int

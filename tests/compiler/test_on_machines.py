@@ -1,4 +1,4 @@
-"""The emulated machines give what the reference interpreter gives, to the bit."""
+"""The emulated machines give the results of the reference interpreter, to the bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random keys: each replica and micro-batch its own, however the program is folded and laid out."""
+"""Random keys differ for each replica and micro-batch, however the program is folded and laid out."""
 
 from __future__ import annotations
 

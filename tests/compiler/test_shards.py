@@ -1,4 +1,4 @@
-"""Replicated tensor sharding: the same bits wherever variables live; what it does to modelled memory and time."""
+"""Replicated tensor sharding: the same bits wherever variables live, and the effects on modelled memory and time."""
 
 from __future__ import annotations
 

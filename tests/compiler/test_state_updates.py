@@ -23,8 +23,9 @@ from .reference_interpreter import Pod
 
 
 def normalised(places: tuple[int, int] | None = None, **more: Any) -> Program:
-    """A scaled batch norm; ``mean`` runs along: 0.9 old + 0.1 batch. ``places``: the IPU that replaces it, and one
-    where it is read too; the other stage of a pipeline."""
+    """A scaled batch norm; ``mean`` is a running mean: 0.9 old + 0.1 batch. ``places``: the IPU that replaces it, and
+    one that also reads it: the other stage of a pipeline.
+    """
 
     def at(stage: int) -> Any:
         return jax.named_scope(f"ipu:{places[stage]}/stage:{stage}") if places else contextlib.nullcontext()

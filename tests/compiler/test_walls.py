@@ -1,4 +1,4 @@
-"""Walls keep long chains from being worked out again by every reader."""
+"""Materialised values keep the readers of long chains from computing them again."""
 
 from __future__ import annotations
 

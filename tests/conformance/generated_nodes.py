@@ -280,8 +280,8 @@ def by_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> Any:
 
 
 def verdict(case: Case) -> str:
-    """``agrees`` with a peer, ``alone`` against all that answer, ``refused`` where a peer answers, or ``unheard``: none
-    does.
+    """``agrees`` with a peer, ``alone`` against all that answer, ``refused`` although a peer answers, or ``unheard``:
+    no peer answers.
     """
     model, feeds = case.model(), case.feeds()
     answers = []

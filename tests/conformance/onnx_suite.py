@@ -39,7 +39,7 @@ Prepare = Callable[[onnx.ModelProto], Run]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a case: ``pass``, ``wrong`` or ``refused``, and why."""
+    """The outcome of a case: ``pass``, ``wrong`` or ``refused``, and why."""
 
     name: str
     result: str

@@ -1,4 +1,4 @@
-"""YAML and JSON that people write: values, their lines, and what is refused with its place."""
+"""YAML and JSON that people write: values, their lines, and refusals with their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sealed shared memory: what one process writes another reads; nothing else can be opened as a region."""
+"""Sealed shared memory: one process reads what another writes; nothing else can be opened as a region."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costing traced functions: what the report holds, that it adds up, and that it never changes by itself."""
+"""Costing traced functions: the contents of the report, that they add up, and that they never change by themselves."""
 
 from __future__ import annotations
 

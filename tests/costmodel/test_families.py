@@ -1,4 +1,6 @@
-"""Reductions, look-ups and chains over all sizes: more is never cheaper, and nothing beats what has to move."""
+"""Reductions, look-ups and chains over all sizes: more is never cheaper, and nothing is faster than the necessary
+moves.
+"""
 
 from __future__ import annotations
 

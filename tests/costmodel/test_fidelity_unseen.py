@@ -1,6 +1,4 @@
-"""Records that are not there yet: other words, sizes, targets and nulls of the schema, predicted or refused
-by name.
-"""
+"""Future records: other words, sizes, targets and nulls of the schema are predicted or refused by name."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def answered(fidelity: Any, record: dict[str, Any]) -> float | None:
 
 
 def one_of_each(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A record for every kind, metric and word that it is about."""
+    """A record for every kind and metric."""
     seen = set()
     for record in records:
         params = record["params"]
@@ -210,7 +208,7 @@ def test_meeting_in_the_middle_is_faster_than_the_old_default(fidelity: Any) -> 
 
 
 def test_a_ratio_may_name_records_of_the_projects_copy(fidelity: Any, records: list[Any]) -> None:
-    """A file of its own records alone: what its ratios divide is then in the copy that everyone has."""
+    """A file of its own records alone may name records of the project's copy in its ratios."""
     ratio = next(r for r in records if r["kind"] == "scaling_ratio" and r["params"]["numerator"] == "M06")
     alone = fidelity.evaluate([{**ratio, "params": {**ratio["params"], "numerator": "nowhere"}}])
     assert "neither in this file nor in the project's copy" in alone[0]["reason"]

@@ -1,6 +1,4 @@
-"""Grids, losses, sparse products, factorisations: what must hold of any size, and what the pieces of a
-figure are.
-"""
+"""Grids, losses, sparse products, factorisations: properties for any size, and the parts of a figure."""
 
 from __future__ import annotations
 
@@ -85,7 +83,7 @@ def test_a_serial_split_gathers_its_inputs_in_every_turn() -> None:
 
 
 def test_temporary_data_are_beside_operands_and_outputs() -> None:
-    """Sums that are the outputs are made in their place: they are no temporary data besides."""
+    """Sums that are the outputs are made in their place and need no temporary data."""
     shape = {"groups": 1, "m": 50_000, "k": 64, "n": 64, "partials_type": "float16"}
     same, cast = (plan_product(GC200, Product(**shape, output_type=kind)) for kind in ("float16", "float32"))
     assert same.detail.endswith("rows/274 in/1 out/4")

@@ -1,4 +1,4 @@
-"""The planner of products: bounds, limits, and what its plans add up to."""
+"""The planner of products: bounds, limits, and the sums of its plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an IPU holds: one sum by content, by tile and in all; and the error that says what does not fit."""
+"""The contents of an IPU: one sum by content, by tile and in all; and the error that says what does not fit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Operators of the front end priced in the library's form: what replaces their traces, and what is left
-alone.
-"""
+"""Operators of the front end priced in the library's form: how traces are replaced, and which traces stay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Plans on disk: found again by what was asked, never by anything else; damage is no answer; the folder
-stays small.
-"""
+"""Plans on disk: found by their question and by nothing else; damaged files do not count; the folder stays small."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ PLAIN = st.recursive(
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """A cache for the test alone."""
     monkeypatch.setenv(plan_cache.VARIABLE, str(tmp_path / "plans"))
     return tmp_path / "plans"
 

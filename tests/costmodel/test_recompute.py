@@ -1,6 +1,4 @@
-"""Recomputation and cutting of flat steps: every result is still made, once; what is remade is no longer
-kept.
-"""
+"""Recomputation and cutting of flat steps: every result is made, once; recomputed values are no longer kept."""
 
 from __future__ import annotations
 

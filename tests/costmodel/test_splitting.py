@@ -1,4 +1,4 @@
-"""Cuts of layers over IPUs: as even as the best of all cuts, and never over memory."""
+"""Cuts of layers over IPUs: as even as the best of all cuts, and never over the memory limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cycle formulas against their check points, and properties that no formula may break."""
+"""Cycle formulas against their check points, and properties of every formula."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ from .programs import data, first_weights, linear
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_PID = 1 << 30
-"""Of the instances, which are no processes."""
+"""Process id of the first instance; instances are threads here, and no process has such an id."""
 DEADLINE = 10.0
-"""Seconds in which an attempt of these programs, or its failure, has to be over in every instance."""
+"""Seconds in which an attempt of these programs must end, or fail, in every instance."""
 BATCH_KINDS = [key for key in EFFECTS if strikes_in_batches(*key)]
 """Kinds that raise an error in a batch."""
 LINKS = ((0, 1), (2, 3), (2, 4), (1, 3))
@@ -96,7 +96,7 @@ class Training:
 
     @property
     def weight(self) -> str:
-        """A weight whose first element is not 0: a small change of 0 is rounded away by the next update."""
+        """A weight whose first element is not 0, because the next update rounds away a small change of 0."""
         variables = self.executable.variables
         names = [n for n in self.weights if variables[n].role is VariableRole.WEIGHT]
         return min(name for name in names if self.weights[name].flat[0])
@@ -122,7 +122,7 @@ class Training:
 
 
 class Comparison:
-    """What instances tell each other to compare their replicas."""
+    """The values that instances exchange to compare their replicas."""
 
     def __init__(self, instances: int) -> None:
         self._meet = threading.Barrier(instances)
@@ -140,7 +140,7 @@ class Comparison:
             raise differing(suspects, batch, batch - 1)
 
     def leave(self) -> None:
-        """An instance ends: nobody waits for it."""
+        """An instance ends, so that nobody waits for it."""
         if not self._judged:
             self._meet.abort()
 
@@ -173,7 +173,7 @@ def _digits(batches: int, *, checked: bool) -> Training:
     ran: list[Mapping[str, np.ndarray]] = []
 
     class Done(Exception):
-        """Everything is known."""
+        """Ends the session: its program, weights and inputs are known."""
 
     def run(self: PortConnection, count: int, inputs: Mapping[str, np.ndarray], *_: object) -> None:
         ran.append({name: value[:batches].copy() for name, value in inputs.items()})
@@ -250,7 +250,7 @@ class Pod:
             machine.plan_faults([replace(spec, launch="swarm") for spec in faults])
 
     def attempt(self) -> list[Any]:
-        """What each instance got: losses and weights, or an error."""
+        """The result of each instance: losses and weights, or an error."""
         share = self._training.ipus // self._instances
         connections = []
         for index in range(self._instances):
@@ -281,7 +281,7 @@ class Pod:
             assert took < DEADLINE, f"an attempt took {took:.1f} s"
 
     def _signal(self, pid: int, host: str, spec: FaultSpec) -> None:
-        """What is seen of an instance that is killed: its process has ended. One that hangs waits."""
+        """The visible effect of a killed instance: its process has ended. An instance that hangs waits."""
         assert pid >= FIRST_PID
         if spec.kind == "hung":
             time.sleep(spec.number("seconds"))
@@ -364,7 +364,9 @@ def live_through(
 
 
 def _check_results(results: Sequence[Any], wanted: Sequence[Any], faults: Sequence[FaultSpec]) -> None:
-    """Losses and weights are to the bit those of an undisturbed run, but for a bit that flips when they are read."""
+    """Losses and weights equal those of an undisturbed run to the bit, except for a bit that flips when they
+    are read.
+    """
     differ = sum(
         int(np.bitwise_count(a.reshape(-1).view(np.uint8) ^ b.reshape(-1).view(np.uint8)).sum())
         for result, right in zip(results, wanted, strict=True)

@@ -1,4 +1,4 @@
-"""What the device room's tests share: a cache of compiled pieces, and host processes played by threads."""
+"""Shared fixtures for the device room: a cache of compiled pieces, and host processes played by threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request(job: IpuRange, owned: IpuRange | None = None, *, pid: int | None = N
 
 
 def together(works: Sequence[Callable[[], T]], timeout: float = 60.0) -> list[T | BaseException]:
-    """Run each in a thread of its own; results, or what was raised, in order."""
+    """Run each function in its own thread; returns results, or raised errors, in order."""
     results: list[Any] = [None] * len(works)
 
     def run(index: int) -> None:

@@ -1,7 +1,7 @@
 """Every kind of fault at every place where it may strike, generated from the one table of kinds (`podrun.faults`).
 
-A kind that is added to the table is part of this at once: `plans` says where it strikes, `RUNS` what lives through
-it. A target that is in neither fails the tests.
+A kind that is added to the table takes part at once: `plans` says where it strikes, `RUNS` which run goes through it. A
+target that is missing in both fails the tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .campaign import LINKS, Training, live_through
 from .conftest import together
 
 KINDS = (*EFFECTS, *DISTURBANCES)
-"""All of them: target and kind."""
+"""All kinds: target and kind."""
 SMALL = {"seconds": 0.001, "mhz": 900.0, "lanes": 4, "loss": 0.1, "factor": 1.5, "bit": 20}
 """Settings: waits are short, and a flipped bit changes a weight visibly."""
 
@@ -46,7 +46,7 @@ class Trainings:
         self.plain, self.checked = plain, checked
 
     def for_plan(self, faults: Sequence[FaultSpec]) -> Training:
-        """Only a program whose replicas are compared notices silent corruption."""
+        """The run for a plan: only a program whose replicas are compared notices silent corruption."""
         return self.checked if any(spec.kind == "corrupt" for spec in faults) else self.plain
 
 
@@ -105,7 +105,7 @@ def _indices(target: str, number: int, training: Training, instances: int) -> tu
 def live_through_kind(
     faults: Sequence[FaultSpec], trainings: Trainings, pieces: PieceCache, instances: int
 ) -> int:
-    """Let a plan strike a run of the right sort, which ends well. The number of errors that were met."""
+    """Let a plan strike a run of the right sort, which must end well. Returns the number of errors met."""
     spec = faults[-1]
     if spec.target is FaultTarget.SERVICE:
         return ask(spec)
@@ -115,7 +115,7 @@ def live_through_kind(
 
 
 def errors_wanted(faults: Sequence[FaultSpec]) -> int:
-    """How many errors a plan gives rise to."""
+    """Number of errors that a plan causes."""
     loud = {("disk", "full"), ("instance", "killed")}
     found = 0
     for spec in faults:
@@ -211,7 +211,7 @@ class Instances:
             own.close()
 
     def _join(self, size: int) -> Communicator:
-        """All instances come here together, each time that they connect."""
+        """All instances arrive here together each time they connect."""
         if self._here.index == 0:
             group, token = create(size, timeout=self._timeout)
             self._tokens.append(token)
@@ -231,7 +231,7 @@ class Instances:
         here = self._here
 
         class Mine:
-            """`collectives.instance_groups` of the thread that asks."""
+            """`collectives.instance_groups` of the calling thread."""
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(here.groups, name)
@@ -256,14 +256,14 @@ RUNS: dict[str, Callable[[FaultSpec], int]] = {
     "checkpoint-write": write_checkpoints,
     "collective": call_collectives,
 }
-"""What an instance does by itself, by event."""
+"""The work of an instance alone, by event."""
 
 
 # --- the partition service ----------------------------------------------------------------------------------------
 
 
 def ask(spec: FaultSpec) -> int:
-    """A client asks for something. It makes the request again if it hears no answer; the effect is that of one."""
+    """A client makes a request, and makes it again if it gets no answer; the effect must be that of one request."""
     noted: list[object] = []
     pod = ServicePod()
     try:
@@ -290,7 +290,9 @@ def ask(spec: FaultSpec) -> int:
 
 
 def _request(pod: ServicePod, name: str) -> None:
-    """One request as those make it who may have to repeat it: with the generation of the partition, if there is one."""
+    """A request in the form for clients that may have to repeat it: with the generation of the partition, if there is
+    one.
+    """
     client = pod.client
     match name:
         case "ResetPartition":

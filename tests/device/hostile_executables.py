@@ -1,4 +1,4 @@
-"""Damages Executables' files, mends their checksums, and loads and runs what is still taken; for one process of a test.
+"""Damages Executables' files, mends their checksums, and loads and runs what is accepted; for one process of a test.
 
     python -m tests.device.hostile_executables FIRST STOP     # prints how often each outcome came
 
@@ -77,7 +77,7 @@ def mutated(number: int) -> bytes:
 
 
 def outcome(number: int, pieces: PieceCache) -> str:
-    """What becomes of a mutation."""
+    """The outcome of a mutation."""
     try:
         found = executable_file.loads(mutated(number))
         if found.layout != linear(2).layout:

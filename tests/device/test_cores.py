@@ -1,4 +1,4 @@
-"""Which core a machine computes on, whose turn it is, and who may wait awake."""
+"""The core on which a machine computes, turns on a core, and processes that may wait awake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native code that dies in a piece: who hears of it, and what they read."""
+"""Native code that dies in a piece: which processes get an error, and its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults without an error of their own: what they do to results, modelled time, processes and answers."""
+"""Faults without an error of their own: their effects on results, modelled time, processes and answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ POD, POD4 = IpuRange(0, 8), IpuRange(0, 4)
 
 
 def run(pieces: PieceCache, fault: str, batches: int = 4, count: int = 1) -> tuple[Any, list[Any]]:
-    """The machines, and what each owner got: losses, or the error."""
+    """The machines, and the result of each owner: losses, or the error."""
     machines = InProcessMachines(8, pieces)
     for machine in machines.machines:
         machine.plan_faults(parse_faults(fault))

@@ -1,4 +1,4 @@
-"""Arenas that a piece updates where they lie: the same bits as elsewhere, and no memory but theirs."""
+"""Arenas that a piece updates in place: the same bits as otherwise, and no further memory."""
 
 from __future__ import annotations
 

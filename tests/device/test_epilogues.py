@@ -1,4 +1,4 @@
-"""What follows a convolution is computed by its call: same numbers, and nothing left of it in the program."""
+"""Work that follows a convolution is part of its call: the same numbers, and no trace of it in the program."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_call_does_it(form: str, epilogue: str) -> None:
 
 
 def test_what_others_read_stays() -> None:
-    """A sum that is read before it is cut; two images added; a cut at something else than 0."""
+    """A sum that is read before it is cut off stays; so do two added images, and a cut-off at a value other than 0."""
     x, w, bias, other, _ = arrays("library")
 
     def run(x: Any, w: Any, bias: Any, other: Any) -> tuple[Any, ...]:
@@ -94,7 +94,7 @@ def test_what_others_read_stays() -> None:
 
 @pytest.mark.parametrize("form", ["library", "product", "few rows"])
 def test_gradients_read_the_cut(form: str) -> None:
-    """Where a sum is positive is read from the result, so that the sum itself need not be kept."""
+    """Gradients find where a sum is positive from the result, so that the sum itself need not be kept."""
     x, w, bias, other, gradient = arrays(form)
 
     def loss(x: Any, w: Any, bias: Any, other: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A reset of the partition at any moment of a job: its owners hear of it, and it leaves nothing to the next job."""
+"""A reset of the partition at any moment of a job: its owners get an error, and the next job finds nothing of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .programs import data, first_weights, linear
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 POD = IpuRange(0, 8)
 DEADLINE = 8.0
-"""Seconds in which every owner of a job that a reset ended has to hear of it."""
+"""Seconds in which every owner of a job that a reset ended has to get the error."""
 
 
 def reset(machines: InProcessMachines) -> None:
@@ -65,7 +65,7 @@ def results_of_a_clean_job(machines: InProcessMachines) -> list[Any]:
 
 
 class Moment:
-    """Runs ``act`` in the thread that comes to a place for the ``number``-th time."""
+    """Runs ``act`` in the thread that reaches a place for the ``number``-th time."""
 
     def __init__(self, number: int, act: Callable[[], None]) -> None:
         self._left, self._act, self._lock = number, act, threading.Lock()

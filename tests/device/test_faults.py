@@ -187,7 +187,7 @@ def test_floating_point_exceptions_stop_all_instances_if_the_program_asks(
 
 
 def try_all(twin: InProcessMachines) -> str | None:
-    """Attach to the whole pod; why not."""
+    """Attach to the whole pod; the reason if that is refused."""
     connection = twin.connect()
     refusal = connection.try_attach(request(POD))
     connection.close()

@@ -1,4 +1,4 @@
-"""A process forked from one that holds IPUs, as by a loader of data, holds none of them."""
+"""A process forked from one that holds IPUs, as by a data loader, holds none of them."""
 
 from __future__ import annotations
 

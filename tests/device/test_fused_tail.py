@@ -1,4 +1,4 @@
-"""Which programs end with what one machine does for all."""
+"""The programs whose end one machine carries out for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory is handed over as file descriptors; numbers and names that somebody says open nothing."""
+"""Memory is handed over as file descriptors; numbers and names alone open nothing."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_socket_that_is_not_there_is_an_oserror(name: bytes) -> None:
 @pytest.mark.system
 @pytest.mark.skipif(bool(other_users.needs()), reason=f"needs {other_users.needs()}")
 def test_another_users_process_hands_nothing_over(receiver: MemoryReceiver, tmp_path: Path) -> None:
-    """Who guesses the name, or hears it, is still told by the kernel to be somebody else."""
+    """The kernel identifies a process that guesses or overhears the name as another user's."""
     code = (
         "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
         "s.connect(bytes.fromhex(sys.argv[1])); print(len(s.recv(16)))"

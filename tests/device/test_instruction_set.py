@@ -1,4 +1,4 @@
-"""What is kept of compiled programs is kept by the instruction set that it needs."""
+"""Files of compiled programs are kept by the instruction set that they need."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_xlas_cache_has_other_names_for_another_processor(tmp_path, monkeypatch)
 
 
 def compute(directory: str) -> None:
-    """What a child process does: compute a piece, keep it, check it, and say how many pieces were in the cache."""
+    """The work of a child process: compute a piece, keep it, check it, and say how many pieces were in the cache."""
     found: list[str] = []
     jax._src.monitoring.register_event_listener(lambda name, **_: found.append(name))
     a, b = operands(SMALL)

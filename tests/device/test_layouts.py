@@ -1,7 +1,8 @@
-"""Generated layouts on machines, in every dimension at once: nothing of how and where a program runs changes a bit.
+"""Generated layouts on machines, in every dimension at once: how and where a program runs changes no bit.
 
-What is compared: the same stages in sequence, in one instance on one host, everything on chip, nothing recomputed;
-against a drawn schedule, number of instances and hosts, place of variables and recomputation.
+The reference runs the same stages in sequence, in one instance on one host, with everything on chip and nothing
+recomputed. It is compared with a drawn schedule, number of instances and hosts, location of variables and
+recomputation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one peer may take of a machine: sessions, bytes and time; the others and the partition service go on."""
+"""Limits for one peer of a machine: sessions, bytes and time; the others and the partition service go on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def machine() -> Iterator[str]:
 
 
 class Silent:
-    """A session that says what it is told to, and then nothing."""
+    """A session that sends what it is told to, and then nothing."""
 
     def __init__(self, endpoint: str, *requests: pb.HostRequest) -> None:
         self.channel = grpc.insecure_channel(endpoint, options=wire.CHANNEL_OPTIONS)

@@ -1,4 +1,4 @@
-"""Host processes that share a machine or a program: exclusive, together, and told who is in the way or
+"""Host processes that share a machine or a program: exclusive, together, with errors that name who is in the way or
 missing.
 """
 
@@ -108,7 +108,7 @@ def test_owners_have_to_write_equal_weights(pieces: PieceCache, count: int) -> N
 
 
 def test_a_second_try_with_equal_weights_helps(pieces: PieceCache) -> None:
-    """What machines notice alike before they start leaves the program loaded."""
+    """Differences that machines notice alike before they start leave the program loaded."""
     executable, twin = linear(8), InProcessMachines(8, pieces)
     connections = both(twin)
 

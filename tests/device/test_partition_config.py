@@ -1,4 +1,4 @@
-"""Asking the partition service: with a service of a few lines behind it."""
+"""Asking the partition service, played by a service of a few lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine's process imports ahead, and what it does not import at all."""
+"""Modules that a machine's process imports in advance, and modules that it never imports."""
 
 from __future__ import annotations
 

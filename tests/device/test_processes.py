@@ -94,7 +94,7 @@ def started(cache: Path) -> Iterator[Pod]:
 
 @pytest.fixture
 def lasting(started: Pod) -> Pod:
-    """Those machines, once what the test before left attached has gone."""
+    """Those machines, once everything that the previous test left attached has gone."""
     deadline = time.monotonic() + 10
     while True:
         connection = started.connect()

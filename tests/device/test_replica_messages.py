@@ -1,4 +1,6 @@
-"""Messages between machines of a replica: nobody waits for a receiver's work, nobody runs away, every wait ends."""
+"""Messages between machines of a replica: no sender waits for a receiver's work or runs too far ahead; every
+wait ends.
+"""
 
 from __future__ import annotations
 

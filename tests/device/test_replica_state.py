@@ -1,4 +1,4 @@
-"""What replicas keep for themselves: written and read by rows, whoever owns the replicas and wherever they are."""
+"""Replica state: written and read by rows, whichever host process owns the replicas and wherever they are."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS = {
 
 
 def shown(each: np.ndarray, rows: tuple[int, ...]) -> np.ndarray:
-    """What the host reads of the values of all replicas, in NumPy."""
+    """The host's view of the values of all replicas, in NumPy."""
     if not rows:
         return each[0]
     return np.stack(
@@ -48,7 +48,7 @@ def shown(each: np.ndarray, rows: tuple[int, ...]) -> np.ndarray:
 
 
 def told(executable: Executable, seed: int) -> dict[str, np.ndarray]:
-    """What the host writes: another value in each row."""
+    """The values that the host writes: another value in each row."""
     random = np.random.default_rng(seed)
     specs = [v.host_spec for v in executable.variables.values()]
     return {s.name: random.integers(-8, 8, s.shape).astype(s.dtype) for s in specs}

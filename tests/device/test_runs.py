@@ -70,7 +70,9 @@ def train(
 def test_the_host_of_one_owner_takes_the_place_of_the_last_barrier(
     pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, count: int, meetings: int
 ) -> None:
-    """A run of two batches: machines meet over the weights between them, and after them for a second owner only."""
+    """A run of two batches: machines have a barrier over the weights between them, and after them for a second owner
+    only.
+    """
     arenas = []
     gather = SharedMemoryGroup.all_gather
 

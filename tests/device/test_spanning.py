@@ -1,4 +1,6 @@
-"""Replicas over several machines: the bits of one machine over generated layouts; who has what; faults heard by all."""
+"""Replicas over several machines: the bits of one machine over generated layouts, locations of state, faults reported
+to all.
+"""
 
 from __future__ import annotations
 
@@ -185,7 +187,7 @@ def test_many_layouts_give_the_bits_of_one_machine(pieces: PieceCache, case: Cas
 
 
 def test_running_means_start_anew_on_every_machine(pieces: PieceCache) -> None:
-    """They count micro-batches next to the weights, on whichever machine these lie."""
+    """Running means count micro-batches next to the weights, on whichever machine these lie."""
     options = {"accumulation_factor": 3, "pipelined": True, "reduction": Reduction.MEAN, "update": Sgd()}
     compare(Case((1, 4, 6), 8, 1, 1, options), pieces)
 

@@ -1,4 +1,4 @@
-"""What a machine says it has done, over programs and jobs."""
+"""A machine's own account of its work, over programs and jobs."""
 
 from __future__ import annotations
 

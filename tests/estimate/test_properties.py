@@ -1,4 +1,4 @@
-"""What every estimate keeps to, whatever the layout: answered or refused by name, and sensible trends."""
+"""Properties of every estimate, whatever the layout: answered or refused by name, and sensible trends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about a way back can be followed: partitions and servers that end with a run are not to be reset."""
+"""Hints about recovery can be followed: they name no partition or server that ends with the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a planned fault strikes, for whom, and what becomes of it otherwise."""
+"""The moment and the target of a planned fault's strike, and faults that do not strike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches that compete for partitions, against a service on pretended machines."""
+"""Launches that compete for partitions, against a service on fake machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done about failures: decided by a pure state machine, carried out on a service with pretended machines."""
+"""Recovery after failures: decided by a pure state machine, carried out on a service with fake machines."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_policy_file(tmp_path: Path) -> None:
 
 
 class World:
-    """A launch's session on a POD of pretended machines."""
+    """A launch's session on a POD of fake machines."""
 
     def __init__(self, pod: Pod, words: str) -> None:
         self.pod = pod

@@ -1,4 +1,4 @@
-"""What runs on another host, without Ray: nothing of a launch stays there, however its end comes."""
+"""Instances on another host, without Ray: nothing of a launch stays there, however it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``podrun replay``, ``shrink``, ``diff`` and ``incidents`` over launches that a function stands in for."""
+"""``podrun replay``, ``shrink``, ``diff`` and ``incidents``, with a function in place of launches."""
 
 from __future__ import annotations
 

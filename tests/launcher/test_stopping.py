@@ -1,4 +1,4 @@
-"""Signals are noted and acted upon where somebody looks; what is in the middle of something gets to its end."""
+"""Signals are noted and acted upon at safe places; work in progress reaches its end."""
 
 from __future__ import annotations
 

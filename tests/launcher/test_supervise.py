@@ -1,4 +1,4 @@
-"""The first failure, signals, deadlines: with pretended processes and a pretended clock."""
+"""The first failure, signals, deadlines: with fake processes and a fake clock."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def extreme(m: Model, x: str) -> str:
 
 
 def doubled(m: Model, x: str) -> str:
-    """x and tanh x side by side, cut again, and their product: many readers of one tensor."""
+    """x and tanh x joined, cut apart again, and multiplied: one tensor with many readers."""
     t = m.add(m.onnx.tanh([x]), np.tanh, x)
     axis = len(m.shapes[x]) - 1
     both = m.add(m.onnx.concat([x, t], axis), lambda *p: np.concatenate(p, axis), x, t)
@@ -166,7 +166,7 @@ def doubled(m: Model, x: str) -> str:
 
 
 def reduced(m: Model, x: str) -> str:
-    """x less (or times) something reduced of it."""
+    """x minus (or times) a reduction of x."""
     how = m.pick(
         "reducemean", "reducesum", "reducel2", "reducelogsumexp", "reducemax", "reducemin", "reducesumsquare"
     )
@@ -185,7 +185,7 @@ def reduced(m: Model, x: str) -> str:
 
 
 def moved(m: Model, x: str) -> str:
-    """Turned, cut, padded and put back into rows."""
+    """x transposed, cut, padded and put back into rows."""
     n, f = m.shapes[x]
     turned = m.add(m.onnx.transpose([x], [1, 0]), np.transpose, x)
     stop = m.pick(1, f) if f > 1 else 1
@@ -206,7 +206,7 @@ def _slice(m: Model, x: str, stop: int) -> str:
 
 
 def embedded(m: Model, x: str) -> str:
-    """x and the rows of a table that an input names, several times the same."""
+    """x and the rows of a table that an input selects, some of them several times."""
     n, f = m.shapes[x]
     table, rows = m.weight(3, f), m.input((n,), below=3)
     found = m.add(m.onnx.gather([table, rows], 0), lambda t, r: t[r], table, rows)

@@ -139,7 +139,7 @@ def rule_of(random: Random) -> Rule:
 
 
 class Feed(Iterator[np.ndarray]):
-    """The gradient that was put in last, as often as it is asked for."""
+    """A source that returns the last gradient given to it, as often as asked."""
 
     value: np.ndarray
 
@@ -149,7 +149,7 @@ class Feed(Iterator[np.ndarray]):
 
 @dataclass
 class Program:
-    """Everything that a seed says."""
+    """A program with everything that follows from its seed."""
 
     seed: int
     model: Model = field(init=False)

@@ -106,8 +106,8 @@ def gradient(case: Linear, x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def run_program(monkeypatch: pytest.MonkeyPatch, program: Path, *arguments: str) -> str:
-    """What a program prints, run in this process with popart and popdist on the path as `python -m podrun.compat` puts
-    them.
+    """The output of a program that runs in this process, with popart and popdist on the path as `python -m
+    podrun.compat` puts them.
     """
     ours = ("popart", "popdist", "popdist.popart", "popart.session", "network")
     with monkeypatch.context() as patched:

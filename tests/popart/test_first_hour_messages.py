@@ -1,4 +1,4 @@
-"""What people meet who type something slightly wrong, or feed something slightly wrong."""
+"""Messages for people who type something slightly wrong, or give slightly wrong data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builder: names, opsets, attributes, placement, inference while building, models in and out."""
+"""Builder: names, opsets, attributes, placement, inference while building, reading and writing models."""
 
 from __future__ import annotations
 

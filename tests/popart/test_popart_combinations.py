@@ -1,7 +1,7 @@
-"""Generated combinations of what a session over several IPUs may have: pipelined as sharded, to the bit.
+"""Generated combinations of features of a session over several IPUs: pipelined equals sharded, to the bit.
 
 Replica groups, collectives in the model, halves with automatic loss scaling and stochastic rounding, clipping, means of
-gradients, state off chip and cut, recomputation: alone each has tests of its own; here they meet.
+gradients, state off chip and cut, recomputation: each has tests of its own; here they occur together.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ CUT = popart.TensorLocation(popart.TensorStorage.OffChip, popart.ReplicatedTenso
 
 @dataclass(frozen=True)
 class Combination:
-    """Layers with tanh and dropout, layer *i* on IPU ``places[i]``. ``grouped``: the second weight is, by halves of the
-    replicas. ``meets``: the first layer's result is averaged over replicas."""
+    """Layers with tanh and dropout, layer *i* on IPU ``places[i]``. ``grouped``: the second weight differs between
+    halves of the replicas. ``meets``: the first layer's result is averaged over replicas.
+    """
 
     places: tuple[int, ...]
     ipus: int

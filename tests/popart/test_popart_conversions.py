@@ -1,4 +1,4 @@
-"""What programs hand over where PopART's bindings convert: NumPy scalars, flags, former names."""
+"""Arguments that PopART's bindings convert: NumPy scalars, flags, former names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What whole programs do that no other test of the front end does."""
+"""Behaviour of whole programs that no other test of the front end covers."""
 
 from __future__ import annotations
 

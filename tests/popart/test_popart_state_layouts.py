@@ -1,4 +1,4 @@
-"""Generated programs with much state, started in one layout and gone on with in another: the same bits as in one alone.
+"""Generated programs with much state, started in one layout and continued in another: the same bits as in one alone.
 
 Beyond `test_popart_mixed_layouts`: execution phases, weights of replica groups of every kind and retrieval, sizes that
 no number of replicas divides, both types at once, running statistics, every optimizer's modes and types of state, new

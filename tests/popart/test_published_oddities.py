@@ -1,4 +1,6 @@
-"""What published programs rely on: tracepoints, binary fromstring, libraries of operators, gradients at zero."""
+"""Behaviour that published programs rely on: tracepoints, binary fromstring, libraries of operators, gradients
+at zero.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ AT = "instance-network:0-1@during=collective"
 
 
 def add_twice() -> list[Any]:
-    """Two calls; what each gave, or its error."""
+    """Two calls; returns the result of each, or its error."""
     found: list[Any] = []
     for _ in range(2):
         try:

@@ -1,6 +1,4 @@
-"""popdist: what it reads from the environment, for every layout that podrun can launch and some that it
-cannot.
-"""
+"""popdist: its view of the environment, for every layout that podrun can launch and some that it cannot."""
 
 from __future__ import annotations
 

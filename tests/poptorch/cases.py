@@ -1,4 +1,4 @@
-"""What a case of the table of operators is, and numbers for its arguments."""
+"""A case of the table of operators, and numbers for its arguments."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Applied(torch.nn.Module):
 
 @dataclass
 class Verdict:
-    """What became of an operator's samples."""
+    """The verdict on an operator's samples."""
 
     agree: int = 0
     gradients: int = 0

@@ -1,4 +1,4 @@
-"""`podrun estimate` of PyTorch programs and modules: what is compiled is taken, nothing runs."""
+"""`podrun estimate` of PyTorch programs and modules: it takes the model at compile time, and nothing runs."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_detached_and_attached_training_goes_on(data: Any) -> None:
 
 
 def called(executor: Any, call: str) -> Any:
-    """What a method or a property of an executor gives."""
+    """The result of a method or a property of an executor."""
     found = getattr(executor, call)
     return found() if callable(found) else found
 

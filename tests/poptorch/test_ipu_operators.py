@@ -25,7 +25,7 @@ class Function(torch.nn.Module):
 
 
 def on_ipu(function: Any, *args: Any) -> Any:
-    """What a function gives as an inference model."""
+    """The results of a function as an inference model."""
     return poptorch.inferenceModel(Function(function))(*args)
 
 

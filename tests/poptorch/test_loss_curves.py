@@ -1,4 +1,4 @@
-"""Whole models lose as they do in torch: alone, with accumulation, replicas and pipelines, in float32 and in halves."""
+"""Losses of whole models equal torch's: alone, with accumulation, replicas and pipelines, in float32 and in halves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the system reports reaches the program as PopTorch's exceptions, and recovery code runs."""
+"""Errors of the system reach the program as PopTorch's exceptions, and recovery code runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each private name of Ray that podrun uses exists in the installed Ray, and what replaces it does its work."""
+"""Each private name of Ray that podrun uses exists in the installed Ray, and its replacement does its work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGE = Path(podrun.__file__).parent
 
 
 def find(name: str) -> object:
-    """What a dotted name stands for: the longest prefix that imports, then attributes."""
+    """The object of a dotted name: the longest prefix that can be imported, then attributes."""
     words = name.split(".")
     for end in range(len(words), 0, -1):
         if importlib.util.find_spec(words[0]) and end > 1:

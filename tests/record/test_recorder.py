@@ -1,4 +1,4 @@
-"""What a process writes down while it trains, and what comes of it."""
+"""The records of a process that trains, and their contents."""
 
 from __future__ import annotations
 

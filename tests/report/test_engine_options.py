@@ -1,4 +1,4 @@
-"""POPLAR_ENGINE_OPTIONS: what is asked for is written, what does not exist is refused."""
+"""POPLAR_ENGINE_OPTIONS: requested reports are written, unknown options are refused."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Long searches for what goes wrong rarely; `make test` runs a small fixed part of each."""
+"""Long searches for rare failures; `make test` runs a small fixed part of each."""

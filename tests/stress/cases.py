@@ -1,4 +1,4 @@
-"""Random programs of convolutions: what one is, how it comes from a seed and a number, what it computes."""
+"""Random programs of convolutions: their description, how they come from a seed and a number, and what they compute."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Case:
         return [self._order((self.batch, into, *self.size)), *weights, *extra]
 
     def arrays(self) -> Arrays:
-        """What it computes with; the same whenever it is asked."""
+        """The arrays of the computation; the same at every call."""
         generator = np.random.default_rng([self.seed, self.number])
         return [generator.standard_normal(shape, dtype=np.float32) for shape in self.shapes()]
 

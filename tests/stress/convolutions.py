@@ -163,7 +163,7 @@ def _safely(chosen: Case) -> dict[str, Any]:
 
 
 def _answer(pid: int, pipe: int, end: float) -> dict[str, Any]:
-    """What a process says, or how it ended."""
+    """The output of a process, or how it ended."""
     said = b""
     try:
         while True:

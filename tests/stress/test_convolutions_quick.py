@@ -41,7 +41,7 @@ def test_some_cases_are_right() -> None:
 
 
 def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that dies, one that hangs, a wrong number, bits that differ: none passes as right."""
+    """A process that dies, one that hangs, a wrong number and differing bits: none passes as right."""
     chosen = replace(case(SEED, FIRST), processes=2)
 
     def found(words: str, deadline: float = 60.0) -> Verdict:

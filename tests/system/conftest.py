@@ -45,7 +45,7 @@ def server() -> Iterator[Commands]:
 
 @pytest.fixture
 def pod(server: Commands, tmp_path: Path) -> Iterator[Commands]:
-    """Commands beside the running server; what a test starts must be gone at its end."""
+    """Commands beside the running server; every process that a test starts must be gone at its end."""
     before = set(server.processes())
     yield server
     wait_until(lambda: set(server.processes()) <= before | _machines(server), 10, "the test's processes end")
@@ -54,7 +54,7 @@ def pod(server: Commands, tmp_path: Path) -> Iterator[Commands]:
 
 
 def _listens(commands: Commands) -> bool:
-    """Whether its entry says where it listens: it publishes itself, without a port, before it does."""
+    """Whether its entry gives its port: it publishes itself without a port first."""
     return commands.runtime.exists() and Registry(commands.runtime).find() is not None
 
 

@@ -42,7 +42,7 @@ class NamespaceHost:
 
 
 def needs() -> str:
-    """What is missing for such hosts; empty if nothing is."""
+    """The reason why such hosts cannot be made here; empty if they can."""
     tools = [tool for tool in ("ip", "unshare", "nsenter", "mount") if shutil.which(tool) is None]
     if tools:
         return f"commands that are not there: {', '.join(tools)}"
@@ -84,7 +84,7 @@ def two_hosts(home: Path) -> Iterator[tuple[NamespaceHost, NamespaceHost]]:
 
 
 def _what_stays_of_tmp(tmp: Path) -> list[str]:
-    """What has the checkout and its environment in ``tmp`` too, if they lie below /tmp."""
+    """The checkout and its environment as they appear in ``tmp`` too, if they lie below /tmp."""
     below = [path for path in {CHECKOUT, Path(sys.prefix)} if path.is_relative_to(_TMP)]
     mounts = []
     for path in sorted(below):  # What lies in the other comes after it.

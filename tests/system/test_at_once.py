@@ -22,7 +22,7 @@ def digest(path: Path) -> str:
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """What a run said, once it has gone well."""
+    """The output of a run, once it has succeeded."""
     out, err = process.communicate(timeout=150)
     assert process.returncode == 0, out + err
     return out + err

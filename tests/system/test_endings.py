@@ -128,7 +128,9 @@ def test_a_server_that_is_named_must_answer(commands: Commands) -> None:
 
 
 def test_cold_run_under_nohup_seen_by_the_monitor_and_everything_is_gone(commands: Commands) -> None:
-    """A terminal that closes tells every process of its: under nohup the run goes on, with all that it started."""
+    """A terminal that closes sends SIGHUP to all its processes: under nohup the run goes on, with everything that it
+    started.
+    """
     process = commands.start("nohup", "podrun", "--num-replicas=4", SMALL, "3000")
     until_stepping(process)
     for pid in {process.pid, *commands.processes()}:

@@ -17,14 +17,14 @@ RUN = ("podrun", "--num-replicas=16", "--vipu-partition", PARTITION)
 
 
 def machine_errors(pod: Commands) -> str:
-    """What gc-monitor shows."""
+    """The errors that gc-monitor shows."""
     shown = pod.run("gc-monitor")
     assert shown.returncode == 0, shown.stderr
     return shown.stdout
 
 
 def usable(pod: Commands) -> bool:
-    """Whether a program can use the partition as it stands."""
+    """Whether a program can use the partition in its present state."""
     done = pod.run(*RUN, "--reset-partition=no", SMALL, "2")
     assert (done.returncode == 0) == ("done" in done.stdout)
     return done.returncode == 0

@@ -27,7 +27,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def start_run(cluster: Cluster, *options: str) -> subprocess.Popen[str]:
-    """A run on machines of both hosts, once it steps."""
+    """A run on machines of both hosts, once it has begun its steps."""
     words = ("podrun", f"--ray-address={cluster.address}", "--num-replicas=16", *options, SMALL, "1000000")
     process = cluster.start(cluster.hosts[0], *words)
     read_until(process, "stepping")

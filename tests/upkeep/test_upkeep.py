@@ -1,4 +1,4 @@
-"""podrun doctor, cache, ps, stop, completion: what they find, and what they refuse."""
+"""podrun doctor, cache, ps, stop, completion: their findings and refusals."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from podrun.vipu.types import Requirements
 
 
 class FakeMachine:
-    """Remembers what it was told; `fail` makes the named call fail."""
+    """Remembers its calls; `fail` makes the named call fail."""
 
     def __init__(self, agent: str, endpoint: str) -> None:
         self.agent, self.endpoint = agent, endpoint
@@ -96,7 +96,7 @@ class FakeMachine:
         pass
 
     def die(self) -> None:
-        """End unasked, as if the process had been killed."""
+        """End without a request, as if the process had been killed."""
         self.alive = False
         self.gone()
 

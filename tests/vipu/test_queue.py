@@ -1,4 +1,4 @@
-"""The queue: who comes next, who may overtake, what a waiting request is told; agents out of service."""
+"""The queue: the next request, overtaking, and answers to waiting requests; agents out of service."""
 
 from __future__ import annotations
 

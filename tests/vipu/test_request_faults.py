@@ -1,4 +1,4 @@
-"""Faults of the partition service: requests that are answered late, not, or carried out twice."""
+"""Faults of the partition service: requests that are answered late or not at all, or carried out twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import Pod
 
 
 def faults_of(pod: Pod, *texts: str) -> list[object]:
-    """Plan faults on partition p; what the service does about them is noted."""
+    """Plan faults on partition p; the service's reactions are noted."""
     noted: list[object] = []
     pod.service.request_faults = RequestFaults(sleep=noted.append, end=lambda: noted.append("ended"))
     pod.active("p", 16)

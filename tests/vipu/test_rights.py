@@ -1,4 +1,6 @@
-"""Who may do what at a shared server, without processes of other users (those are in tests/test_two_users.py)."""
+"""The calls that each user may make at a shared server, without processes of other users (those are in
+tests/test_two_users.py).
+"""
 
 from __future__ import annotations
 

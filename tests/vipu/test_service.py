@@ -1,4 +1,4 @@
-"""The service over gRPC: what a client sees, what machines are told, what survives a restart."""
+"""The service over gRPC: the client's view, the calls of machines, and the state that survives a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vipu-server check` says what is wrong with a state file; `repair` keeps what holds together, and the old file."""
+"""`vipu-server check` lists the problems of a state file; `repair` keeps the consistent part, and the old file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state file has one owner, holds all of a change or none of it, and is refused when it does not hold together."""
+"""A state file has one owner, holds all of a change or none of it, and is refused when it is inconsistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that cannot be: each is refused by name, before memory is taken, and nothing else is ever raised."""
+"""Invalid models: each is refused by name, before memory is taken, and no other error is ever raised."""
 
 from __future__ import annotations
 

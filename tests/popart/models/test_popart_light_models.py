@@ -1,4 +1,4 @@
-"""Models whose greater initial values lie beside them: nothing is lost on the way in, and nothing on the way out."""
+"""Models whose large initial values lie beside them: nothing is lost in reading or writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering: what becomes a parameter, what a constant, what is refused and in which words."""
+"""Lowering: which tensors become parameters or constants, and which models are refused, in which words."""
 
 from __future__ import annotations
 

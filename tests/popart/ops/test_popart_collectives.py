@@ -1,4 +1,4 @@
-"""ai.graphcore's collectives through sessions: values on every replica, gradients, layouts, instances of errors."""
+"""ai.graphcore's collectives through sessions: values on every replica, gradients, layouts, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom operators in Python, and what loading a compiled one says."""
+"""Custom operators in Python, and the error of loading a compiled one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a PopART session holds operators to: the SDK's refusals in its words, its meanings where ONNX has others."""
+"""The SDK's limits of operators in a PopART session: its refusals in its words, and its meanings where they differ from
+ONNX's.
+"""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_numbers_are_those_of_placement_by_hand_and_of_one_ipu(ipus):
 
 
 def test_what_reads_a_pipelined_variable_stays_together():
-    """Where the cut by cost goes between two products, they stay together once they have one weight."""
+    """Where the cut by cost goes between two products, they stay together if they have one weight."""
 
     def places(readers: list[str], **values: object) -> list[int]:
         builder = popart.Builder()

@@ -1,4 +1,4 @@
-"""Tensor locations through sessions: the same bits, less memory, more traffic; what is refused and warned of."""
+"""Tensor locations through sessions: the same bits, less memory, more traffic; refusals and warnings."""
 
 from __future__ import annotations
 

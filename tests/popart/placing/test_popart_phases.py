@@ -163,7 +163,7 @@ def test_numbers_are_those_of_the_same_pieces_without_phases(replicas, accumulat
 
 
 def test_phases_over_two_machines():
-    """The same phases on virtual graphs of two machines give the same bits; several replicas are folded otherwise."""
+    """The same phases on virtual graphs of two machines give the same bits. (With several replicas folding differs.)"""
     near = train(Chain(phases=range(LAYERS)), phased(LAYERS, 2, 1, 2), 2)
     far = train(Chain(phases=range(LAYERS), ipus=[0, 5, 2, 7, 4, 1]), phased(LAYERS, 2, 1, 2), 8)
     for name, value in near.items():

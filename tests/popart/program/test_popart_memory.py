@@ -1,4 +1,4 @@
-"""What a session's memory options save: recomputation, state and accumulators off chip or cut over replicas."""
+"""Memory saved by a session's options: recomputation, state and accumulators off chip or cut over replicas."""
 
 from __future__ import annotations
 
