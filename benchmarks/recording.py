@@ -1,4 +1,4 @@
-"""What recording adds to a training step of 16 replicas on four machine processes: digests, and lines written.
+"""What recording, and comparing replicas, add to a training step of 16 replicas on four machine processes.
 
     python benchmarks/recording.py [--json FILE] [--blocks N]
 
@@ -6,7 +6,8 @@
 turn, so that both see the same host.
 
 JSON keys: ``step_ms`` without; ``recording_ratio``, the median over pairs of blocks; ``added_ms`` by the recorder's own
-work alone (digests of inputs and losses, and two lines), the median of many calls without a run.
+work alone (digests of inputs and losses, and two lines), the median of many calls without a run; ``compare_ms``: one
+comparison of the weights on all IPUs; ``both_ratio``: recorded, with a comparison after every tenth batch.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from podrun.device.connection import RunResult
 from podrun.record.recorder import EventRecorder, RecordedConnection
 
 TARGET = 1.02
+EVERY = 10
+"""Batches from one comparison to the next."""
 
 
 def main() -> None:
@@ -38,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(arguments.blocks, Path(folder, "instance-0.jsonl"))
     for key, value in figures.items():
-        target = f"   (at most {TARGET:g})" if key == "recording_ratio" else ""
+        target = f"   (at most {TARGET:g})" if key.endswith("_ratio") else ""
         print(f"{key:16} {value:.4g}{target}")
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -66,11 +69,16 @@ def measure(blocks: int, file: Path) -> dict[str, float]:
         result = connection.run(1, data)
         added = RecordedConnection(_Answers(result), EventRecorder(file, "instance 0", 0))
         own = block(lambda: step(added), 300)
+        compare = block(lambda: len(recorded.read_digests()), 50)
         connection.close()
+    plain = statistics.median(plain for _, plain in pairs)
+    ratio = statistics.median(ours / plain for ours, plain in pairs)
     return {
-        "step_ms": statistics.median(plain for _, plain in pairs) * 1e3,
-        "recording_ratio": statistics.median(ours / plain for ours, plain in pairs),
+        "step_ms": plain * 1e3,
+        "recording_ratio": ratio,
         "added_ms": own * 1e3,
+        "compare_ms": compare * 1e3,
+        "both_ratio": ratio + compare / EVERY / plain,
     }
 
 

@@ -24,7 +24,7 @@ from podrun.launcher.partition import Closed, PartitionSession
 from podrun.launcher.plan import fit_to_pod
 from podrun.launcher.process import Command, Ended, ProcessRunner, Residue
 from podrun.launcher.profile import counted, describe, summary, topology_table
-from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery, RestartPolicy
+from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery, RestartPolicy, Step
 from podrun.launcher.remote import LOCAL_HOST
 from podrun.launcher.repair import Repairs, Replan
 from podrun.launcher.server import choose_cluster, facts_of, find_server, pods_by_size
@@ -223,34 +223,40 @@ class _Launch:
         cause = f"instance {failed.instance} ended with {failed.in_words}"
         decision = self.coordinator.failed(Attempt(cause, failed.code, damage, batches, seconds))
         if self.recording is not None:
-            self.recording.decided(failed, decision)
+            self.recording.ended(failed)
         if isinstance(decision, Recovery):
             mixer.release_all()
             self.log.progress(f"{self.coordinator.attempts[-1].text}")
             self.log.progress(f"restart {decision.number} of {self.coordinator.policy.max_restarts}")
             recovery = decision
-            if self._stopping.wait_for(lambda: self._carry_out(recovery, repairs), self._cancel):
+            done = self._stopping.wait_for(lambda: self._carry_out(recovery, repairs), self._cancel)
+            if done is not None:
+                if self.recording is not None:
+                    self.recording.started_again(recovery.number, done)
                 return True
             decision = self.coordinator.impossible()
+        if self.recording is not None:
+            self.recording.gave_up(decision)
         self.log.write(f"podrun: not started again: {decision.text}\n")
         mixer.note_written()
         return False
 
-    def _carry_out(self, recovery: Recovery, repairs: Repairs | None) -> bool:
-        """Make the partition usable again and plan the faults that have still to strike, before instances start. False
-        if that is impossible.
+    def _carry_out(self, recovery: Recovery, repairs: Repairs | None) -> tuple[Step, ...] | None:
+        """Make the partition usable again and plan the faults that have still to strike, before instances start. The
+        steps that were taken; None if that is impossible.
         """
         if repairs is None or self.session is None:
-            return True
-        if not repairs.carry_out(recovery):
-            return False
+            return ()
+        done = repairs.carry_out(recovery)
+        if done is None:
+            return None
         self.spec = self.session.spec
         if self.session.faults:
             self.session.wait_again()
             repairs.plan_again()
         if recovery.pause_seconds:
             self.session.pause(recovery.pause_seconds)
-        return True
+        return done
 
     # --- the partition ----------------------------------------------------------------------------------------
 

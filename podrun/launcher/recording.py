@@ -28,7 +28,7 @@ from podrun.core.telemetry import MachineReport
 from podrun.faults import parse_fault
 from podrun.launcher.option_table import BY_NAME
 from podrun.launcher.process import Ended
-from podrun.launcher.recovery import Recovery, Step, Verdict
+from podrun.launcher.recovery import Step, Verdict
 from podrun.launcher.spec import LaunchLayout, LaunchSpec
 from podrun.record.compare import first_difference, header_differences, smallest
 from podrun.record.events import (
@@ -101,15 +101,14 @@ class LaunchRecording:
         parts = {"replicas": layout.replicas, "instances": layout.instances, "ipus": layout.ipus}
         self._notes.note_at(0, "start", parts)
 
-    def decided(self, failed: Ended, decision: Recovery | Verdict) -> None:
-        """Note that an attempt failed and what the coordinator decided."""
-        self.ended(failed)
-        if isinstance(decision, Verdict):
-            self.note("verdict", text="not started again: " + decision.text.partition("\n")[0])
-            return
-        steps = ", ".join(step_in_words(step) for step in decision.ways[0]) if decision.ways else ""
-        text = f"instances started again (restart {decision.number})"
-        self.note("restart", text=f"{steps}, {text}" if steps else text)
+    def started_again(self, number: int, steps: Sequence[Step]) -> None:
+        """Note a restart after the steps of a recovery. ``number``: of the restart."""
+        words = [*map(step_in_words, steps), f"instances started again (restart {number})"]
+        self.note("restart", text=", ".join(words))
+
+    def gave_up(self, verdict: Verdict) -> None:
+        """Note that the instances are not started again."""
+        self.note("verdict", text="not started again: " + verdict.text.partition("\n")[0])
 
     def ended(self, failed: Ended) -> None:
         """Note that an instance failed."""

@@ -53,10 +53,11 @@ class Repairs:
         self._before = self._reports
         return damage_of(self._reports), batches
 
-    def carry_out(self, recovery: Recovery) -> bool:
-        """Take the first way that is possible; False if none is. Afterwards the partition is on its way to ACTIVE.
+    def carry_out(self, recovery: Recovery) -> tuple[Step, ...] | None:
+        """Do the first way that is possible, and return its steps; None if no way is possible. Afterwards the partition
+        is on its way to ACTIVE.
 
-        Raises PodrunError for a way that fails half-way.
+        Raises PodrunError for a step that fails half-way.
         """
         left = remaining(self._session.faults, self._reports)
         self._session.keep_faults(left)
@@ -67,8 +68,8 @@ class Repairs:
             except (ExhaustedError, _Impossible) as error:
                 self._log.progress(f"not possible: {error.message}")
                 continue
-            return True
-        return False
+            return tuple(way)
+        return None
 
     def plan_again(self) -> None:
         """Plan faults on new machines, once the partition is active."""

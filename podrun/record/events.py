@@ -82,6 +82,7 @@ class Record:
 def normalised(text: str) -> str:
     """A message without parts that differ between launches: addresses, process ids, and names that hold one."""
     text = re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}:\d+\b|\[[0-9a-f:]+\]:\d+\b|\blocalhost:\d+\b", "ADDRESS", text)
+    text = re.sub(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?", "TIME", text)
     text = re.sub(r"\bpodrun-\d+\b", "podrun-PID", text)
     text = re.sub(r"\b(process|pid) \d+\b", r"\1 PID", text)
     text = re.sub(r":launch=[0-9A-Za-z-]+", "", text)

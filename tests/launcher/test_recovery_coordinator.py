@@ -31,6 +31,7 @@ from podrun.launcher.recovery import (
     ResetThePartition,
     ResetTheseIpus,
     RestartPolicy,
+    Step,
     TakeSpare,
     Verdict,
     damage_of,
@@ -189,6 +190,7 @@ class World:
         self.session.wait_active()
         self.repairs = Repairs(self.session, Log(stream=self.said), self.plan)
         self.repairs.look()
+        self.done: tuple[Step, ...] | None = None
 
     def plan(self, replicas: int | None = None) -> LaunchSpec:
         line = parse_command_line(self._words)
@@ -199,11 +201,11 @@ class World:
         damage, batches = self.repairs.look()
         decision = Coordinator(policy).failed(attempt(damage, batches))
         assert isinstance(decision, Recovery), decision
-        done = self.repairs.carry_out(decision)
-        if done:
+        self.done = self.repairs.carry_out(decision)
+        if self.done is not None:
             self.session.wait_again()
             self.repairs.plan_again()
-        return done
+        return self.done is not None
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -242,6 +244,9 @@ def test_a_lost_machine_is_replaced_where_there_is_no_spare(world: Callable[...,
     assert here.recover(TWICE)
     assert here.agents == before
     assert "not possible: the POD has no spare machine" in here.said.getvalue()
+    assert here.done == (ReplaceMachine("ipum2"), ResetThePartition()), (
+        "what was done, not what was tried first"
+    )
 
 
 def test_a_spare_is_taken_for_a_lost_machine(world: Callable[..., World]) -> None:
