@@ -1,14 +1,14 @@
 """Collectives between IPU-M2000s: all-reduce and friends, the groups of ranks they run in, and their modelled time.
 
-What enters: moving and combining arrays between ranks. What the arrays mean does not. Devices use groups for gradients
-and weights, popdist for host data, and the compiler and reports use the modelled times.
+Code may enter that moves and combines arrays between ranks; the meaning of the arrays stays outside. Devices use groups
+for gradients and weights, popdist for host data, and the compiler and reports use the modelled times.
 
 In the order in which to read: `group` is the protocol of a group, with its errors; `communicator` applies it to any
-arrays, and `rendezvous` makes groups: of one rank, of those of one host (`shared_memory`: `barrier` and arenas on the
-`board`, `host_memory`, `plans` of all-reduces) or of several (`hosts`: `registrar` brings them together,
-`connection_security` checks keys and has TLS, `host_reduction` reduces over the `mesh` of `tcp_link` connections).
-`arithmetic` is the only place where values are combined; `linux` holds what Python lacks. `timing` models collectives
-on a POD; `perf` measures them on this host.
+arrays; `rendezvous` makes groups. A group has one rank, the ranks of one host (`shared_memory`: `barrier` and arenas on
+the `board`, `host_memory`, `plans` of all-reduces) or ranks of several hosts (`hosts`: `registrar` brings them
+together, `connection_security` checks keys and has TLS, `host_reduction` reduces over the `mesh` of `tcp_link`
+connections). `arithmetic` is the only place where values are combined; `linux` holds what Python lacks. `timing` models
+collectives on a POD; `perf` measures them on this host.
 """
 
 from podrun.collectives.communicator import Communicator, check_groups

@@ -1,7 +1,9 @@
 """Faults: what may go wrong on a machine, when, and the error that follows. Pure data and rules.
 
-Fault texts enter from command lines, the environment and the network, and are parsed here once; `FaultSpec` values
-travel on. A machine's `FaultPoint` hands the fault that strikes to the machine, which marks its IPUs or ends.
+Fault texts enter from command lines, files, the environment and the network, and are parsed here once (`spec`,
+`plan_file`); `FaultSpec` values travel on. A machine's `FaultPoint` (`point`) hands the fault that strikes to the
+machine, which marks its IPUs or ends; `effects` has the errors and recovery actions. `in_program` has the faults that
+strike in instances.
 """
 
 from podrun.faults.effects import (

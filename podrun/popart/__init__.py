@@ -1,12 +1,11 @@
 """The PopART front end: PopART's public Python API over podrun's compiler and machines.
 
-`import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. What may enter: the API and its
-checks. Models that `Builder` makes go to sessions (`podrun.session`), `podrun.onnx_models` reads ONNX models.
+`import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. Only the API and its checks may
+enter. Models that `Builder` makes go to sessions (`podrun.session`); `podrun.onnx_models` reads ONNX models.
+
 `graph_builder` holds the model as it grows, with `node_inference` for shapes, and reads and writes it. `attributes`
 sets attributes of nodes, such as their placement. `opsets` has one method per operator, made from `schemas` (ONNX's)
-and `graphcore_ops`.
-
-Importing it imports neither JAX nor ONNX.
+and `graphcore_ops`. Importing this package imports neither JAX nor ONNX.
 """
 
 from __future__ import annotations

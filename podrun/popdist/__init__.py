@@ -1,7 +1,8 @@
 """PopDist: which of the instances that ``podrun`` launched this process is, and PopART's settings for it.
 
-The names of the SDK's ``popdist`` module may enter, and nothing else. The environment of a launch enters, and session
-options, devices and results of collectives leave for programs. `popdist.popart` is `podrun.popdist.popart`.
+Only names of the SDK's ``popdist``, ``mpi4py`` and ``horovod.popart`` may enter. The environment of a launch is read
+here (`core`), data of instances are exchanged (`collectives`, `mpi`), and session options and devices leave for
+programs (`popart`). `popdist.popart` is `podrun.popdist.popart`.
 """
 
 from podrun.popdist.collectives import (

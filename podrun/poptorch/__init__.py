@@ -1,8 +1,9 @@
 """PopTorch's public API: PyTorch modules trained and run on IPUs.
 
-What a program imports as ``poptorch`` is this room, through `podrun.compat.poptorch`. `capture` turns a module's
-forward pass into a graph of functional operators; `operators` computes each of them with JAX; the session that
-PopART uses compiles and runs the result. Only this room imports torch, and nothing else of podrun imports this room.
+A program that imports ``poptorch`` gets this room, through `podrun.compat.poptorch`. `capture` turns a module's forward
+pass into a graph of functional operators; `operators` computes each of them with JAX; the session that PopART uses
+compiles and runs the result. Only this room imports torch. Of podrun's other rooms only `podrun.estimate` imports this
+one, for PyTorch programs.
 """
 
 from __future__ import annotations

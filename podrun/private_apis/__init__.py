@@ -1,7 +1,8 @@
 """Uses of other libraries beyond their public API: one module for each library.
 
 A use may enter with its purpose, what happens without it, and a test in ``tests/private_apis/`` that fails by name when
-the library changes. The rooms that need one import it from here; no other module touches private names.
+the library changes. The rooms that need one import it from here; no other module touches private names. Nothing goes on
+from here: each function does one thing for its caller.
 """
 
 from __future__ import annotations

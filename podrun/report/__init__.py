@@ -1,11 +1,11 @@
 """Reports of the tile model about a program, for people and tools: text, JSON, an HTML page, a trace, a comparison.
 
-The ``tile_report`` of an `Executable` (made by the compiler from `podrun.costmodel`) enters and nothing else; no
-cost is ever computed here. `document` turns the report into a `Profile` (`model`) and writes all files; `text`,
-`html` and `chrome_trace` show it; `engine_options` reads when and where to.
-
     podrun profile train.py
     python -m podrun.report PROGRAM [--html FILE] [--trace FILE] [--json FILE] [--compare OTHER]
+
+Only the ``tile_report`` of an `Executable` enters (made by the compiler from `podrun.costmodel`); no cost is computed
+here. `document` turns the report into a `Profile` (`model`) and writes all files; `text`, `html` and `chrome_trace`
+show it; `engine_options` reads when and where to. Results go to files, notebooks and the terminal.
 """
 
 from podrun.report.document import read_report

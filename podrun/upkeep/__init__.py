@@ -1,6 +1,6 @@
 """Verbs that look after an installation: `podrun doctor`, `cache`, `ps`, `stop` and `completion`.
 
-A verb that enters looks at this host and this user; it starts no POD and needs no program. Each is a ``click`` command
-in `verbs`, and its work is in a module of its own that imports nothing heavy. Findings go to people as text or JSON.
-Only a process that `doctor` starts loads JAX.
+A verb may enter that looks at this host and this user; it starts no POD and needs no program. Each is a ``click``
+command in `verbs`, and its work is in a module of its own that imports nothing heavy. Findings go to people as text or
+JSON. Only a process that `doctor` starts loads JAX.
 """

@@ -1,9 +1,8 @@
-"""Optimizers: PopART's classes (values with const flags, specifics per weight) and the update rules behind
-them.
+"""Optimizers: PopART's classes (values with const flags, specifics per weight) and the update rules behind them.
 
-``values`` holds hyper-parameters, ``base`` what all optimizers share, ``rules`` the arithmetic common to
-update rules, and one file per family the class and its rule. The formulas are those that
-graphcore/popart documents in willow/include/popart/sgd.hpp, adam.hpp and adaptive.hpp.
+An optimizer's class and its rule may enter, one file for each family (`sgd`, `adam`, `adaptive`). `base` has the
+hyper-parameters and checks that all share, `rules` the arithmetic common to update rules, which the compiler takes. The
+formulas are those that graphcore/popart documents in willow/include/popart/sgd.hpp, adam.hpp and adaptive.hpp.
 """
 
 from podrun.session.optimizers.adam import Adam
