@@ -96,7 +96,9 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _tensor(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(array).to(like.dtype)
+    return torch.from_numpy(np.asarray(array)).to(
+        like.dtype
+    )  # Arithmetic makes numbers of arrays without axes.
 
 
 def _chosen(average: bool | None, op: ReduceOp | None) -> ReduceOp:

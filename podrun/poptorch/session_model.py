@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,8 @@ class PlacedGraph:
     scopes: bool = True
     groups: Mapping[str, tuple[str, int, str]] = field(default_factory=dict)
     """Parameters whose value differs between groups of replicas: kind, size of a group, retrieval mode."""
+    stages: tuple[int, ...] = ()
+    """Stages that have operators, in order: a pipeline numbers them without gaps."""
     proportions: Mapping[int, float] = field(default_factory=dict)
     """The part of the tiles' memory that a product may take for temporary data, by IPU of a replica."""
 
@@ -103,6 +105,8 @@ def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) 
     graph = source.graph
     updates = {n: v for n, v in graph.updates.items() if n in graph.parameters}
     nodes = graph.without_unused([*wanted, *updates.values()])
+    places = [node.origin.placement for node in nodes]
+    source = replace(source, stages=tuple(sorted({0 if p is None else p.stage for p in places})))
     names = _names(graph)
     marks = _marks(nodes)
     beside: dict[str, np.ndarray] = {}
@@ -306,7 +310,8 @@ def _placed(place: Any, source: PlacedGraph) -> dict[str, Any]:
     if not source.placed:
         return {}
     ipu, stage, phase = (0, 0, 0) if place is None else (place.ipu, place.stage, place.phase)
-    return {VIRTUAL_GRAPH: ipu} | ({EXECUTION_PHASE: phase} if source.phased else {PIPELINE_STAGE: stage})
+    number = source.stages.index(stage) if stage in source.stages else stage
+    return {VIRTUAL_GRAPH: ipu} | ({EXECUTION_PHASE: phase} if source.phased else {PIPELINE_STAGE: number})
 
 
 def _encoded(argument: Argument, tensors: list[GraphValue] | None) -> Any:

@@ -108,6 +108,27 @@ def test_automatic_stages() -> None:
         odd.placement("a", None)
 
 
+def test_stages_without_operators_are_left_out() -> None:
+    """Stage 0 is that of operators before the first block: there are none."""
+
+    class All(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = poptorch.BeginBlock(torch.nn.Linear(6, 6), "a", ipu_id=0)
+            self.last = poptorch.BeginBlock(torch.nn.Linear(6, 3), "b", ipu_id=1)
+
+        def forward(self, x: Any, labels: Any) -> Any:
+            return torch.nn.functional.cross_entropy(self.last(self.first(x)), labels)
+
+    options = poptorch.Options().useOfflineIpuTarget()
+    options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
+    options.Training.gradientAccumulation(10)
+    training = poptorch.trainingModel(All(), options)
+    training.compile(X, LABELS)
+    assert training.isCompiled()
+    training.destroy()
+
+
 def test_operators_after_the_end_of_a_block() -> None:
     class Ended(torch.nn.Module):
         def __init__(self, follows: bool) -> None:

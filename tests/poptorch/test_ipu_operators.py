@@ -89,6 +89,13 @@ def test_control_flow_is_refused_where_it_cannot_work() -> None:
         poptorch.trainingModel(Function(on_host))(torch.ones(1, 2))
 
 
+def test_constants_go_to_the_device_of_an_input() -> None:
+    def both(module: Any, x: Any) -> Any:
+        return torch.where(torch.ones(2, 2).to(device=x.device, dtype=torch.bool), x, -x)
+
+    assert torch.equal(on_ipu(both, torch.ones(2, 2)), torch.ones(2, 2))
+
+
 class AroundTheHost(torch.nn.Module):
     """Two functions of the host, one of numpy and one with parameters of the model, between layers of the IPU."""
 

@@ -38,6 +38,7 @@ def test_the_same_bits_for_any_number_of_instances(commands: Commands) -> None:
             assert one["equal"]
             assert one["note"] == {"epoch": 7}
             assert one["root"] == [instances - 1, 3]
+            assert one["scalar"] == (instances - 1) / 2
             assert one["average"] == [(instances - 1) / 2]
             assert one["grouped"] == [[float(instances)] * 2, [sum(range(instances))]]
             assert one["ragged"] == [rank for rank in range(instances) for _ in range(rank + 1)]

@@ -413,7 +413,13 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         if random or not small or not all(each.number in self._known for each in values):
             return
         with private.real_computation():
-            real = operator(*_decoded(arguments, self._known), **_decoded(keywords, self._known))
+            given = [
+                torch.device("cpu") if each is None and str(of.type) == "Device" else each
+                for each, of in zip(
+                    _decoded(arguments, self._known), operator._schema.arguments, strict=False
+                )
+            ]
+            real = operator(*given, **_decoded(keywords, self._known))
         tensors = [each for each in _flat(real) if isinstance(each, torch.Tensor)]
         self._known.update({v.number: each for v, each in zip(results, tensors, strict=True)})
 

@@ -60,6 +60,7 @@ def main():
         "weights": hashlib.sha256(weights).hexdigest(),
         "losses": losses,
         "refused": refused,
+        "scalar": hvd.allreduce(torch.tensor(float(rank))).item(),
         "average": hvd.allreduce(torch.tensor([float(rank)])).tolist(),
         "grouped": [
             t.tolist() for t in hvd.grouped_allreduce([torch.ones(2), torch.tensor([rank])], op=hvd.Sum)
