@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from podrun.core.cluster import IPUS_PER_MACHINE
@@ -49,7 +49,9 @@ class Repairs:
             lambda: session.client.machine_reports(session.name), session.pause, ASKED_AGAIN
         )
         before = self._before or session.before
-        batches = max((work_since(before, report).batches_done for report in self._reports), default=0)
+        first, count = session.first_ipu, session.spec.layout.ipus
+        machines = {ipu // IPUS_PER_MACHINE for ipu in range(first, first + count)}
+        batches = done_by_all(before, self._reports, machines)
         self._before = self._reports
         return damage_of(self._reports), batches
 
@@ -149,6 +151,16 @@ class Repairs:
 
 class _Impossible(ConflictError):
     """This way of recovery is impossible here; the message says why."""
+
+
+def done_by_all(
+    before: Sequence[MachineReport], now: Iterable[MachineReport], machines: Collection[int]
+) -> int:
+    """The batches that all of a launch's machines which answer have done since ``before``: when one fails in a batch,
+    others may have finished their part of it.
+    """
+    here = [report for report in now if report.machine_index in machines and report.state == "up"]
+    return min((work_since(before, report).batches_done for report in here), default=0)
 
 
 def planned_on(reports: Iterable[MachineReport]) -> dict[FaultSpec, FaultSpec]:

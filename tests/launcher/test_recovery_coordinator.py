@@ -37,7 +37,7 @@ from podrun.launcher.recovery import (
     damage_of,
     read_policy,
 )
-from podrun.launcher.repair import Repairs, not_planned, remaining
+from podrun.launcher.repair import Repairs, done_by_all, not_planned, remaining
 from podrun.launcher.spec import LaunchSpec
 from tests.vipu.conftest import Pod
 
@@ -323,3 +323,13 @@ def test_what_strikes_in_the_recovery_itself_is_not_planned_again() -> None:
     now = [report("a1", (), [reset, link]), report("a2", (), [link]), report("a3", planned[2:3])]
     found = not_planned(faults, before, now)
     assert [spec.text for spec in found] == ["link:2-4@during=partition-reset:flapping", lost]
+
+
+def test_a_batch_is_done_when_all_machines_of_the_launch_have_done_it() -> None:
+    def report(machine: int, batches: int, state: str = "up") -> MachineReport:
+        return MachineReport(f"a{machine}", machine_index=machine, batches_done=batches, state=state)
+
+    before = [report(k, 30) for k in range(4)]
+    now = [report(0, 43), report(1, 42), report(2, 0, "lost"), report(3, 30)]
+    assert done_by_all(before, now, {0, 1, 2}) == 12
+    assert done_by_all(before, now, {2}) == 0
