@@ -24,7 +24,7 @@ from podrun.launcher.partition import Closed, PartitionSession
 from podrun.launcher.plan import fit_to_pod
 from podrun.launcher.process import Command, Ended, ProcessRunner, Residue
 from podrun.launcher.profile import counted, describe, summary, topology_table
-from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery, RestartPolicy, Step
+from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery, RestartPolicy, Step, Verdict
 from podrun.launcher.remote import LOCAL_HOST
 from podrun.launcher.repair import Repairs, Replan
 from podrun.launcher.server import choose_cluster, facts_of, find_server, pods_by_size
@@ -217,29 +217,41 @@ class _Launch:
 
     def _recover(self, failed: Ended, repairs: Repairs | None, mixer: OutputMixer, seconds: float) -> bool:
         """Do what the coordinator decides about a failed attempt. True iff the instances are to start again."""
-        damage, batches = (
-            (Damage(), 0) if repairs is None else self._stopping.wait_for(repairs.look, self._cancel)
-        )
-        cause = f"instance {failed.instance} ended with {failed.in_words}"
-        decision = self.coordinator.failed(Attempt(cause, failed.code, damage, batches, seconds))
         if self.recording is not None:
             self.recording.ended(failed)
-        if isinstance(decision, Recovery):
-            mixer.release_all()
-            self.log.progress(f"{self.coordinator.attempts[-1].text}")
-            self.log.progress(f"restart {decision.number} of {self.coordinator.policy.max_restarts}")
-            recovery = decision
-            done = self._stopping.wait_for(lambda: self._carry_out(recovery, repairs), self._cancel)
-            if done is not None:
-                if self.recording is not None:
-                    self.recording.started_again(recovery.number, done)
-                return True
-            decision = self.coordinator.impossible()
+        try:
+            decision = self._repair(failed, repairs, mixer, seconds)
+        except PodrunError as error:  # Of the partition service, on which the recovery depends.
+            self.log.write(error_text(error))
+            decision = self.coordinator.broke_off(error.message)
+        if decision is None:
+            return True
         if self.recording is not None:
             self.recording.gave_up(decision)
         self.log.write(f"podrun: not started again: {decision.text}\n")
         mixer.note_written()
         return False
+
+    def _repair(
+        self, failed: Ended, repairs: Repairs | None, mixer: OutputMixer, seconds: float
+    ) -> Verdict | None:
+        """Repair what is broken, so that the instances can start again. The verdict if they are not to."""
+        damage, batches = (
+            (Damage(), 0) if repairs is None else self._stopping.wait_for(repairs.look, self._cancel)
+        )
+        cause = f"instance {failed.instance} ended with {failed.in_words}"
+        decision = self.coordinator.failed(Attempt(cause, failed.code, damage, batches, seconds))
+        if isinstance(decision, Verdict):
+            return decision
+        mixer.release_all()
+        self.log.progress(f"{self.coordinator.attempts[-1].text}")
+        self.log.progress(f"restart {decision.number} of {self.coordinator.policy.max_restarts}")
+        done = self._stopping.wait_for(lambda: self._carry_out(decision, repairs), self._cancel)
+        if done is None:
+            return self.coordinator.impossible()
+        if self.recording is not None:
+            self.recording.started_again(decision.number, done)
+        return None
 
     def _carry_out(self, recovery: Recovery, repairs: Repairs | None) -> tuple[Step, ...] | None:
         """Make the partition usable again and plan the faults that have still to strike, before instances start. The

@@ -37,6 +37,7 @@ from podrun.record.events import (
     FaultTime,
     LaunchHeader,
     Record,
+    normalised,
     read_parts,
     read_record,
     strikes_of,
@@ -108,7 +109,7 @@ class LaunchRecording:
 
     def gave_up(self, verdict: Verdict) -> None:
         """Note that the instances are not started again."""
-        self.note("verdict", text="not started again: " + verdict.text.partition("\n")[0])
+        self.note("verdict", text="not started again: " + normalised(verdict.text.partition("\n")[0]))
 
     def ended(self, failed: Ended) -> None:
         """Note that an instance failed."""

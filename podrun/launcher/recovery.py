@@ -278,6 +278,10 @@ class Coordinator:
         """The verdict when no way of a recovery was possible."""
         return self._verdict("there is no machine to go on with")
 
+    def broke_off(self, why: str) -> Verdict:
+        """The verdict when a recovery failed half-way."""
+        return self._verdict(f"the recovery failed: {why}")
+
     def _way(self, answer: Answer, damage: Damage) -> tuple[Step, ...]:
         if answer is Answer.SPARE:
             return (TakeSpare(),)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podrun.core.cluster import Cluster, LinkTopology
-from podrun.core.errors import LostAnswerError, NotFoundError
+from podrun.core.errors import LostAnswerError, NotFoundError, UsageError
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec, FaultTarget, parse_fault, partition_links, validate
 from podrun.vipu.ipu_placement import routing_of
@@ -29,7 +29,15 @@ def of_service(specs: Iterable[FaultSpec]) -> tuple[FaultSpec, ...]:
 
 
 def check_faults(faults: Sequence[FaultSpec], cluster: Cluster, size: int, ilds: int) -> None:
-    """Raises UsageError for a fault on an IPU, link or machine that a partition of a V-IPU cluster lacks."""
+    """Raises UsageError for a fault on an IPU, link or machine that a partition of a V-IPU cluster lacks, and for one
+    that strikes in the process of an instance.
+    """
+    for spec in faults:
+        if spec.in_program:
+            raise UsageError(
+                f"fault {spec.text} strikes in the process of an instance, which the partition service does not reach",
+                hint=f"Plan it before the launch: podrun --fault {spec.text} ...",
+            )
     topology = LinkTopology(routing_of(cluster, size, ilds).link_topology)
     validate(faults, ipus=size, links=partition_links(size, ilds, topology), ilds=ilds)
 

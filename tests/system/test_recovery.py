@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Commands, tagged
-from tests.system.conftest import PARTITION
+from podrun.record.events import read_record
+from podrun.record.incidents import incidents_of
+from tests.conftest import LEAK_SECONDS, Commands, tagged, wait_until
+from tests.system.conftest import PARTITION, START_SECONDS, _listens
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "recovery" / "train.py"
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -149,3 +152,26 @@ def test_a_session_goes_on_in_place_after_ipu_reset(
     for instance in range(instances):
         (losses,) = tagged(undisturbed.stdout, instance)
         assert tagged(done.stdout, instance) == ["IPU_RESET", "IPU_RESET", losses]
+
+
+def test_a_server_that_ends_in_a_recovery_ends_the_launch_with_a_record(
+    commands: Commands, tmp_path: Path
+) -> None:
+    server = commands.start("vipu-server", "--cluster=pod16", "--port=0", "--no-state")
+    wait_until(lambda: _listens(commands), START_SECONDS, "vipu-server starts")
+    assert commands.run("vipu", "create", "partition", "q", "--size=4").returncode == 0
+    record = tmp_path / "record"
+    done = commands.run(
+        *("podrun", "--vipu-partition=q", "--num-replicas=4", "--max-restarts=2", "--record", record),
+        *("--fault=link:2-3@batch=7:down", "--fault=service:vipu@during=ResetPartition:killed"),
+        *(PROGRAM.with_name("supervised.py"), "--checkpoints", tmp_path / "c"),
+    )
+    assert server.wait(LEAK_SECONDS) == -signal.SIGKILL
+    assert done.returncode == 1, done.stderr
+    assert "podrun: not started again: the recovery failed: no V-IPU server answers at" in done.stderr
+    found = incidents_of(read_record(record))
+    assert [incident.faults for incident in found] == [
+        ("link:2-3@batch=7:down",),
+        ("service:vipu@during=ResetPartition:killed",),
+    ]
+    assert "not started again: the recovery failed" in found[0].action

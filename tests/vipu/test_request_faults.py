@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from podrun.core.errors import ExhaustedError, LostAnswerError, NotFoundError
+from podrun.core.errors import ExhaustedError, LostAnswerError, NotFoundError, UsageError
 from podrun.faults import parse_fault
 from podrun.vipu.request_faults import RequestFaults
 from podrun.vipu.types import Requirements
@@ -124,3 +124,18 @@ def test_what_is_done_to_a_partition_is_told_for_records(pod16: Pod) -> None:
     times = [event["time_s"] for event in reports[0].control_events]
     assert times == sorted(times)
     assert not any(report.control_events for report in reports[1:])
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("disk:0@during=checkpoint-write:full", "strikes in the process of an instance"),
+        ("instance-network:0-1@during=collective:delayed", "strikes in the process of an instance"),
+        ("service:vipu@during=CreatePartition:slow", "partition p is created already"),
+    ],
+)
+def test_what_can_no_longer_strike_a_partition_is_refused(pod16: Pod, fault: str, message: str) -> None:
+    pod16.active("p", 16)
+    with pytest.raises(UsageError, match=message):
+        pod16.client.inject_faults("p", [fault])
+    assert not pod16.client.machine_reports("p")[0].planned_faults
