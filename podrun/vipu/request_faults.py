@@ -28,11 +28,19 @@ def of_service(specs: Iterable[FaultSpec]) -> tuple[FaultSpec, ...]:
     return tuple(spec for spec in specs if spec.target is FaultTarget.SERVICE)
 
 
-def check_faults(faults: Sequence[FaultSpec], cluster: Cluster, size: int, ilds: int) -> None:
-    """Raises UsageError for a fault on an IPU, link or machine that a partition of a V-IPU cluster lacks, and for one
-    that strikes in the process of an instance.
+def check_faults(
+    faults: Sequence[FaultSpec], cluster: Cluster, size: int, ilds: int, *, created: str = ""
+) -> None:
+    """Raises UsageError for a fault on an IPU, link or machine that a partition of a V-IPU cluster lacks, for one that
+    strikes in the process of an instance, and for one of the creation of a partition that is there. ``created``: its
+    name.
     """
     for spec in faults:
+        if created and spec.during == "CreatePartition":
+            raise UsageError(
+                f"fault {spec.text}: partition {created} is created already",
+                hint="Plan it with the launch that creates the partition: podrun --fault.",
+            )
         if spec.in_program:
             raise UsageError(
                 f"fault {spec.text} strikes in the process of an instance, which the partition service does not reach",

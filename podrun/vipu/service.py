@@ -323,13 +323,7 @@ class Service:
         with self._lock:
             partition = self._active(name)
             cluster = self._allocator.cluster_of_allocation(partition.allocation)
-        check_faults(faults, cluster, partition.size, partition.num_ilds)
-        for spec in faults:
-            if spec.during == "CreatePartition":
-                raise UsageError(
-                    f"fault {spec.text}: partition {name} is created already",
-                    hint="Plan it with the launch that creates the partition: podrun --fault.",
-                )
+        check_faults(faults, cluster, partition.size, partition.num_ilds, created=name)
         self.request_faults.plan(name, faults)
         if len(faults) > len(of_service(faults)):
             operations.on_machines(self.pool, partition, lambda i, use: self.pool.control(use).inject(faults))
