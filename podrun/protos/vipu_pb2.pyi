@@ -634,20 +634,22 @@ class WatchRequest(_message.Message):
     def __init__(self, resume_token: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchEvent(_message.Message):
-    __slots__ = ("resume_token", "kind", "name", "removed", "json", "time")
+    __slots__ = ("resume_token", "kind", "name", "removed", "json", "time", "initial")
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     JSON_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
     resume_token: str
     kind: str
     name: str
     removed: bool
     json: str
     time: float
-    def __init__(self, resume_token: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., removed: _Optional[bool] = ..., json: _Optional[str] = ..., time: _Optional[float] = ...) -> None: ...
+    initial: bool
+    def __init__(self, resume_token: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., removed: _Optional[bool] = ..., json: _Optional[str] = ..., time: _Optional[float] = ..., initial: _Optional[bool] = ...) -> None: ...
 
 class GetServiceMetricsRequest(_message.Message):
     __slots__ = ()

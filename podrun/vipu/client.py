@@ -516,7 +516,7 @@ class VipuClient:
                 for event in self._user.Watch(self._pb.WatchRequest(resume_token=token, kinds=list(kinds))):
                     token, quiet_since = event.resume_token, time.monotonic()
                     value = json.loads(event.json) if event.json else None
-                    yield WatchedChange(token, event.kind, event.name, value, event.time)
+                    yield WatchedChange(token, event.kind, event.name, value, event.time, event.initial)
             except grpc.RpcError as error:
                 gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
                 if not gone or time.monotonic() - quiet_since > WATCH_PATIENCE_S:

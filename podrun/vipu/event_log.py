@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from podrun.core.errors import ExhaustedError, UsageError
 
@@ -39,6 +40,11 @@ class Change:
     text: str
     time: float
     allocation: str = ""
+
+    @property
+    def initial(self) -> bool:
+        """Whether it tells what is there already, before `SYNCED`."""
+        return self.number == 0
 
 
 Told = tuple[str, str, str, str]
@@ -153,6 +159,33 @@ class EventLog:
                 seen = change.number
                 if change.kind in wanted:
                     yield change
+
+
+class Mirror:
+    """What a client that watches knows: the last value of each thing that is there. ``synced``: it knows all."""
+
+    def __init__(self) -> None:
+        self.synced, self.incidents = False, 0
+        self._there: dict[tuple[str, str], Any] = {}
+        self._anew: dict[tuple[str, str], Any] = {}
+
+    def take(self, kind: str, name: str, value: Any, *, initial: bool) -> None:
+        """A change. ``value``: None or empty if the thing is gone; ``initial``: it is told because the stream begins
+        anew."""
+        if kind == SYNCED:
+            self._there, self._anew, self.synced = self._anew, {}, True
+        elif initial:
+            self._anew[kind, name] = value
+        elif kind == "incident":
+            self.incidents += 1
+        elif value:
+            self._there[kind, name] = value
+        else:
+            self._there.pop((kind, name), None)
+
+    def all(self, kind: str) -> dict[str, Any]:
+        """The values of a kind, by name."""
+        return {name: value for (found, name), value in sorted(self._there.items()) if found == kind}
 
 
 @dataclass(slots=True)

@@ -420,6 +420,7 @@ class UserServicer(_Servicer):
                     removed=change.kind != SYNCED and not text,
                     json=text,
                     time=change.time,
+                    initial=change.initial,
                 )
         except PodrunError as error:
             _abort(context, error)

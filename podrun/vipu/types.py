@@ -291,6 +291,8 @@ class WatchedChange:
     name: str
     value: dict[str, Any] | None
     time: float
+    initial: bool = False
+    """It tells what is there already, before ``synced``; what was known before no longer counts."""
 
 
 # --- as JSON, for --format json and for those who watch ---------------------------------------------------------

@@ -8,8 +8,9 @@ starts with an empty POD.
 
 The core decides, a real SQLite file commits, then the decision is applied; machines are a dictionary. Servers are
 killed before a commit and between commit and apply, machines are killed, the disk is full, the clock jumps, clients
-that wait in the queue vanish. After each operation the state must hold together, and the store must hold the same, row
-by row; every `RELOAD`th operation, and whenever a server starts, the store is also read anew.
+that wait in the queue vanish. Agents, clusters, allocations and users come and go. After each operation the state must
+hold together, and the store must hold the same, row by row; every `RELOAD`th operation, and whenever a server starts,
+the store is also read anew. Watchers that break off and come back know what is there whenever they have caught up.
 """
 
 from __future__ import annotations
@@ -25,19 +26,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster import Cluster, LinkTopology, load_cluster
 from podrun.core.errors import InternalError, ServiceError, UsageError
 from podrun.vipu import events as ev
+from podrun.vipu.accounts import Account, Accounts, Role
 from podrun.vipu.allocator import Allocator
+from podrun.vipu.event_log import EventLog, Mirror, Told
+from podrun.vipu.ipu_placement import ROUTINGS
 from podrun.vipu.machine_pool import MachineUse
 from podrun.vipu.queueing import planned_queue
-from podrun.vipu.store import PLAN_KINDS, Store, _plain, _plain_entry
-from podrun.vipu.types import PartitionState, Requirements
+from podrun.vipu.store import PLAN_KINDS, Store, _plain, _plain_entry, layout_rows
+from podrun.vipu.types import PartitionState, Requirements, cluster_json, partition_json
+from podrun.vipu.views import changes_told, cluster_info, json_by_name, partition_info, queued_info
 
 S = PartitionState
 
 RELOAD = 50
 """Operations between two readings of the whole store."""
+WATCHERS = 3
+"""Watchers of a world; each comes and goes."""
 PATIENT = 80
 """Requests that wait at most: one that comes to so many gives up. More than the queue plans at a time."""
 
@@ -47,7 +54,7 @@ class World:
 
     def __init__(self, directory: Path, seed: int, cluster: str = "pod64") -> None:
         self.random = random.Random(seed)
-        self.cluster = load_cluster(cluster)
+        self.described = load_cluster(cluster)
         self.path = directory / "state.sqlite"
         self.now = 1_700_000_000.0
         self.machines: dict[MachineUse, int] = {}
@@ -57,20 +64,30 @@ class World:
         self.names = 0
         self.kills = 0
         self._rows: dict[tuple[str, str], tuple[object, str]] = {}
+        self._layout: tuple[object, set[tuple[str, int, str]]] = (None, set())
+        self.users: set[str] = set()
+        self.watchers = [(Mirror(), "") for _ in range(WATCHERS)]
         self.store = self._open()
         self.core = self._load()
         self.start_server(None)
 
+    @property
+    def cluster(self) -> Cluster:
+        """The POD with its agents and clusters as they are now."""
+        return self.core.cluster
+
     def _open(self) -> Store:
-        store = Store(self.path, self.cluster.name)
+        store = Store(self.path, self.described.name)
         store._db.execute("PRAGMA synchronous = OFF")  # Model time needs no disk.
         return store
 
     def _load(self) -> Allocator:
-        state = self.store.load(self.cluster)
+        state = self.store.load(self.described)
         self.store.lead()
+        self.accounts = Accounts(self.store, lambda: self.now)
+        self.events = EventLog(self._there, lambda: self.now)
         core = Allocator(
-            self.cluster,
+            state.layout or self.described,
             allocations=state.allocations,
             partitions=state.partitions,
             lost=state.lost,
@@ -78,6 +95,31 @@ class World:
         )
         core.now = self.now
         return core
+
+    def _there(self) -> list[Told]:
+        """What those who begin to watch are told."""
+        infos = [partition_info(self.cluster, entry) for entry in self.core.partitions.values()]
+        infos += [queued_info(self.cluster, entry) for entry in self.core.queue.values()]
+        partitions = [("partition", i.name, json.dumps(partition_json(i)), i.allocation) for i in infos]
+        self.events.tell("cluster", self._clusters())
+        return partitions + [("cluster", name, text, "") for name, text in self._clusters().items()]
+
+    def _clusters(self) -> dict[str, str]:
+        return json_by_name(map(cluster_info, self.cluster.clusters), cluster_json)
+
+    def watch(self, index: int) -> None:
+        """A watcher comes back, catches up, knows what is there, and breaks off."""
+        mirror, token = self.watchers[index]
+        turns = iter((True, True, False))
+        for change in self.events.watch(token, ("partition", "cluster"), lambda: next(turns), patience=0.0):
+            mirror.take(change.kind, change.name, change.text, initial=change.initial)
+            token = self.events.token(change)
+        self.watchers[index] = (mirror, token)
+        there = {(kind, name): text for kind, name, text, _ in self._there()}
+        known = {
+            (kind, name): text for kind in ("partition", "cluster") for name, text in mirror.all(kind).items()
+        }
+        assert known == there, f"a watcher knows {known.keys() ^ there.keys()}"
 
     # --- deciding -------------------------------------------------------------------------------------------
 
@@ -104,6 +146,10 @@ class World:
             self.restart(lose=())
             return True
         self.core.apply(decision)
+        for told in changes_told(self.cluster, decision.change, self.now, {}):
+            self.events.add(*told)
+        if decision.change.layout is not None:
+            self.events.tell("cluster", self._clusters())
         self.pending += decision.instructions
         return True
 
@@ -183,12 +229,17 @@ class World:
         self.core.validate_state()
         self._check_rows()
         if sum(self.done.values()) % RELOAD == 0:
-            stored = self.store.load(self.cluster)
+            stored = self.store.load(self.described)
             assert {p.name: p for p in stored.partitions} == self.core.partitions
             assert stored.lost == self.core.lost
             assert {q.needs.name: q for q in stored.plans.queue} == self.core.queue
             assert {m.agent: m for m in stored.plans.maintenance} == self.core.maintenance
             assert {r.name: r for r in stored.plans.reservations} == self.core.reservations
+            assert stored.layout in (None, self.cluster)
+            assert {
+                a.name: a for a in stored.allocations or self.cluster.allocations
+            } == self.core.allocations
+            assert {account.name for account in self.accounts.all()} == set(self.store.users()) == self.users
         held = sum(partition.size for partition in self.core.partitions.values())
         assert int(self.core.table.taken.sum()) == held
 
@@ -208,6 +259,10 @@ class World:
         stored |= {(kind, n): data for kind, n, data in db.execute("SELECT kind, name, data FROM plans")}
         assert stored == {key: text for key, (_, text) in self._rows.items()}
         assert {row[0] for row in db.execute("SELECT agent FROM lost")} == core.lost
+        if self._layout[0] is not core.cluster:
+            self._layout = (core.cluster, set(layout_rows(core.cluster)))
+        if core.cluster.parts is not None:
+            assert set(db.execute("SELECT kind, position, data FROM layout")) == self._layout[1]
 
     def new_name(self) -> str:
         self.names += 1
@@ -217,7 +272,10 @@ class World:
         return self.random.choice([*self.core.partitions, "nobody"])
 
     def any_agent(self) -> str:
-        return self.random.choice(self.cluster.agents).id
+        return self.random.choice([*(agent.id for agent in self.cluster.agents), "nobody"])
+
+    def any_cluster(self) -> str:
+        return self.random.choice([*(cluster.name for cluster in self.cluster.clusters), "nobody"])
 
     def needs(self) -> Requirements:
         size = self.random.choice([1, 1, 2, 4, 4, 8, 16, 32, 64, 3])
@@ -229,6 +287,10 @@ class World:
             limit_s=self.random.choice([0.0, 0.0, 60.0, 600.0]),
             relocatable=chance() < 0.3,
             reservation=self.random.choice([*self.core.reservations, ""]) if chance() < 0.1 else "",
+            cluster=self.any_cluster() if chance() < 0.1 else "",
+            allocation=self.random.choice([*self.core.allocations, ""]) if chance() < 0.1 else "",
+            routing=self.random.choice([*ROUTINGS]) if chance() < 0.1 else "",
+            index=self.random.choice([1, 2, 5]) if chance() < 0.1 else 0,
         )
 
     def killed(self) -> str:
@@ -284,7 +346,7 @@ def _full_disk(world: World) -> None:
 
 
 def _reserve(world: World) -> None:
-    agents = tuple(a.id for a in world.random.sample(world.cluster.agents, world.random.choice([1, 1, 2])))
+    agents = tuple({world.any_agent(): None for _ in range(world.random.choice([1, 1, 2]))})
     start = world.now + world.random.choice([0.0, 300.0, 3000.0])
     reservation = ev.Reservation(world.new_name(), agents, start, start + 600.0)
     world.handle(ev.CreateReservation(reservation, world.now))
@@ -294,6 +356,70 @@ def _maintain(world: World) -> None:
     drain = world.random.random() < 0.5
     deadline = world.random.choice([0.0, 120.0]) if drain else 0.0
     world.handle(ev.SetMaintenance(world.any_agent(), drain, world.now, deadline), killed=world.killed())
+
+
+def _create_agent(world: World) -> None:
+    number = len(world.cluster.agents)
+    if number >= 2 * len(world.described.agents):
+        return
+    name = world.new_name() if world.random.random() < 0.9 else world.any_agent()
+    world.handle(ev.CreateAgent(name, f"host-{name}", 8080), killed=world.killed())
+
+
+def _create_cluster(world: World) -> None:
+    """Of agents that are in none, mostly."""
+    free = [agent.id for agent in world.cluster.agents if agent.id not in world.cluster.clusters_by_agent]
+    if world.random.random() < 0.1:
+        free.append(world.any_agent())
+    count = min(len(free), world.random.choice([1, 2, 4, 8, 16, 3]))
+    agents = tuple(world.random.sample(free, count))
+    ilds = world.random.choice([1, 1, 1, 2, 4])
+    links = world.random.choice(list(LinkTopology))
+    world.handle(ev.CreateCluster(world.new_name(), agents, ilds, links), killed=world.killed())
+
+
+def _take_apart(world: World) -> None:
+    """Empty a cluster, then remove it, and sometimes an agent of it."""
+    name = world.any_cluster()
+    agents = {a.id for c in world.cluster.clusters if c.name == name for a in c.agents}
+    for partition in list(world.core.partitions.values()):
+        if agents & {part.agent_id for part in partition.slices}:
+            world.handle(ev.RemovePartition(partition.name))
+    while world.pending:
+        world.work()
+    inside = {n for n, a in world.core.allocations.items() if agents & set(a.agents)}
+    for entry in list(world.core.queue.values()):
+        if entry.needs.cluster == name or entry.needs.allocation in inside:
+            world.handle(ev.LeaveQueue(entry.needs.name))
+    for allocation in sorted(inside - {name}):
+        world.handle(ev.RemoveAllocation(allocation))
+    if world.handle(ev.RemoveCluster(name), killed=world.killed()) and world.random.random() < 0.5:
+        world.handle(ev.RemoveAgent(world.random.choice(sorted(agents))), killed=world.killed())
+
+
+def _allocate(world: World) -> None:
+    agents = tuple({world.any_agent(): None for _ in range(world.random.choice([1, 2]))})
+    world.handle(ev.CreateAllocation(world.new_name(), agents), killed=world.killed())
+
+
+def _remove_allocation(world: World) -> None:
+    name = world.random.choice([*world.core.allocations, "nobody"])
+    world.handle(ev.RemoveAllocation(name), killed=world.killed())
+
+
+def _users(world: World) -> None:
+    """A user comes or goes; the last administrator stays."""
+    try:
+        if not world.users or world.random.random() < 0.5:
+            name = world.new_name()
+            world.accounts.create(Account(name, world.random.choice(list(Role))))
+            world.users.add(name)
+        else:
+            name = world.random.choice(sorted(world.users))
+            world.accounts.remove(name)
+            world.users.discard(name)
+    except UsageError as error:
+        world.refused[type(error).__name__] += 1
 
 
 def _pass_time(world: World, seconds: float) -> None:
@@ -317,6 +443,18 @@ OPERATIONS: dict[str, tuple[float, Callable[[World], None]]] = {
     "maintain": (1, _maintain),
     "return": (3, lambda w: _ignore(w.handle(ev.EndMaintenance(w.any_agent(), w.now)))),
     "reserve": (0.5, _reserve),
+    "create agent": (0.5, _create_agent),
+    "remove agent": (0.3, lambda w: _ignore(w.handle(ev.RemoveAgent(w.any_agent()), killed=w.killed()))),
+    "create cluster": (1.5, _create_cluster),
+    "remove cluster": (
+        0.3,
+        lambda w: _ignore(w.handle(ev.RemoveCluster(w.any_cluster()), killed=w.killed())),
+    ),
+    "take a cluster apart": (0.2, _take_apart),
+    "create allocation": (0.5, _allocate),
+    "remove allocation": (0.3, _remove_allocation),
+    "users": (0.3, _users),
+    "watch": (6, lambda w: w.watch(w.random.randrange(WATCHERS))),
     "time passes": (6, lambda w: _pass_time(w, w.random.expovariate(1 / 30))),
     "clock jumps": (0.5, lambda w: _pass_time(w, w.random.choice([-3600.0, 3600.0]))),
 }
@@ -353,6 +491,8 @@ def empty(world: World) -> None:
     while world.pending:
         world.work()
     world.check()
+    for index in range(WATCHERS):
+        world.watch(index)
     assert world.core.partitions == {}
     assert not world.core.table.taken.any()
 
