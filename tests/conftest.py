@@ -100,6 +100,9 @@ class Commands:
         kept |= {
             "PATH": f"{BIN}:{kept.get('PATH', '')}",
             "PODRUN_RUNTIME_DIR": str(self.runtime),
+            # `vipu create partition` writes into the home directory; caches stay where they are.
+            "HOME": str(self.home),
+            "XDG_CACHE_HOME": kept.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")),
             "XDG_STATE_HOME": str(self.home / "state"),
             "TMPDIR": str(self.scratch),
             # Nobody listens there: whatever server this host has at the usual port, tests leave it alone.

@@ -22,6 +22,7 @@ user who runs it. Of one that is not shared, only the user who runs it may make 
 TABLE = {
     "UserService.GetServerVersion": ANYBODY,
     "UserService.GetCluster": ANYBODY,
+    "UserService.ListClusters": ANYBODY,
     "UserService.CreatePartition": ANYBODY,
     "UserService.GetPartition": ANYBODY,
     "UserService.ListPartitions": ANYBODY,
@@ -43,6 +44,10 @@ TABLE = {
     "AdminService.RemoveReservation": ADMIN,
     "AdminService.CreateAllocation": ADMIN,
     "AdminService.RemoveAllocation": ADMIN,
+    "AdminService.CreateAgent": ADMIN,
+    "AdminService.RemoveAgent": ADMIN,
+    "AdminService.CreateCluster": ADMIN,
+    "AdminService.RemoveCluster": ADMIN,
     "AdminService.PowerCycleAgent": ADMIN,
     "AdminService.RestartAgent": ADMIN,
     "AdminService.InjectFaults": OWNER,

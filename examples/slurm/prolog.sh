@@ -14,7 +14,7 @@ fi
 if [ -n "$state" ]; then
     give_back "$partition" || exit 1 # A start that failed has left it.
 fi
-if ! answer=$(vipu --timeout "$PODRUN_SLURM_TIMEOUT" create partition "$partition" --size "$ipus" 2>&1); then
+if ! answer=$(vipu --timeout "$PODRUN_SLURM_TIMEOUT" create partition "$partition" --size "$ipus" --no-ipuof-files 2>&1); then
     say "no partition of $ipus IPUs: $answer"
     give_back "$partition"
     exit 1

@@ -25,7 +25,7 @@ from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
 from podrun.vipu.device_attributes import board_serial, reading
 
 if TYPE_CHECKING:
-    from podrun.monitor.devices import Device, View
+    from podrun.vipu.client import VipuClient
     from podrun.vipu.types import PartitionInfo
 
 
@@ -370,24 +370,39 @@ def gc_inventory_main() -> None:
 @click.option("--all-partitions", is_flag=True, help="Show all partitions.")
 @click.option("--no-card-info", is_flag=True, help="Leave out the table of devices.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--watch", is_flag=True, help="Print again whenever something changes, until Ctrl-C.")
 @server_options
 def gc_monitor(
-    all_partitions: bool, no_card_info: bool, as_json: bool, api_host: str | None, api_port: int | None
+    all_partitions: bool,
+    no_card_info: bool,
+    as_json: bool,
+    watch: bool,
+    api_host: str | None,
+    api_port: int | None,
 ) -> None:
-    """Show the IPUs of the active partition and the processes attached to them.
-
-    To see it change: watch -n 1 gc-monitor
-    """
+    """Show the IPUs of the active partition and the processes attached to them."""
+    from podrun.core.errors import NotFoundError
     from podrun.monitor.devices import connect, on_stderr, views
+    from podrun.vipu.cli_common import follow
+
+    def once(client: VipuClient) -> None:
+        found = views(client, everything=all_partitions)
+        if as_json:
+            click.echo(json.dumps(json_object(found), indent=2))
+        else:
+            click.echo(whole(found, cards=not no_card_info))
+
+    def once_more(client: VipuClient) -> None:
+        try:
+            once(client)
+        except NotFoundError as error:  # There may be one later.
+            on_stderr(error.message)
 
     with connect(api_host, api_port, say=on_stderr) as client:
-        found = views(client, everything=all_partitions)
-    if as_json:
-        click.echo(json.dumps(json_object(found), indent=2))
-    else:
-        from podrun.monitor.device_tools import whole
-
-        click.echo(whole(found, cards=not no_card_info))
+        if watch:
+            follow(client, ("partition", "machine", "incident"), once_more)
+        else:
+            once(client)
 
 
 def json_object(found: list[View]) -> dict[str, Any]:

@@ -6,14 +6,23 @@ whole partition.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.cluster import ipu_number
 from podrun.core.environment import environment
-from podrun.core.errors import ConflictError, NotFoundError, ServiceError
+from podrun.core.errors import (
+    ConflictError,
+    DeadlineError,
+    DeniedError,
+    NotFoundError,
+    PodrunError,
+    ServiceError,
+)
 from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, UNRECOVERABLE, IpuReport, MachineReport
+from podrun.vipu.event_log import Mirror
 
 if TYPE_CHECKING:
     from podrun.vipu.client import VipuClient
@@ -134,6 +143,8 @@ def _remedy(action: str | None, partition: str, device: Device) -> str:
 
 
 TIMEOUT_S = 10.0
+FOLLOW_AGAIN_S = 1.0
+"""Between two attempts to follow a server that does not answer."""
 
 
 def connect(
@@ -253,7 +264,7 @@ def _view(
     client: VipuClient, info: PartitionInfo, hosts: Mapping[str, str], first: int, active: bool
 ) -> View:
     reports = tuple(client.machine_reports(info.name))
-    configs = [client.ipuof_config(info.name, gcd) for gcd in range(info.num_gcds)]
+    configs = _configs(client, info)
     numbers = {device.partition_ipu: device.ipu_number for config in configs for device in config.devices}
     devices = tuple(
         Device(
@@ -267,3 +278,69 @@ def _view(
         for ipu in report.ipus
     )
     return View(info, configs[0], reports, devices, active)
+
+
+def _configs(client: VipuClient, info: PartitionInfo) -> list[IpuofConfig]:
+    """Where the IPUs of each GCD are; without addresses for those who may look and not use."""
+    from podrun.vipu.types import IpuofConfig
+
+    try:
+        return [client.ipuof_config(info.name, gcd) for gcd in range(info.num_gcds)]
+    except DeniedError:
+        return [IpuofConfig(info.name, info.state, (), {"GCD Id": str(gcd)}) for gcd in range(info.num_gcds)]
+
+
+# --- what changes -----------------------------------------------------------------------------------------------
+
+
+class Followed:
+    """What is there, followed by a thread through the server's changes (`VipuClient.watch`) until `close`.
+
+    It goes on where it broke off, and begins again if the server was away for long.
+    """
+
+    def __init__(self, client: VipuClient) -> None:
+        self._client, self._mirror = client, Mirror()
+        self._changed = threading.Condition()
+        self._error: PodrunError | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="podrun-followed", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._closed.is_set():
+            try:
+                for change in self._client.watch(("partition", "machine", "incident")):
+                    with self._changed:
+                        self._error = None
+                        self._mirror.take(change.kind, change.name, change.value, initial=change.initial)
+                        self._changed.notify_all()
+            except PodrunError as error:
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+            except ValueError:  # The client is closed.
+                return
+            self._closed.wait(FOLLOW_AGAIN_S)
+
+    def all(self, kind: str) -> dict[str, Any]:
+        """Partitions or machines by name, as --format json has them. Raises PodrunError if they cannot be followed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._mirror.synced or self._error is not None, TIMEOUT_S)
+            if self._error is not None:
+                raise self._error
+            if not self._mirror.synced:
+                raise DeadlineError("the server does not say what is there", hint="vipu --server-version")
+            return self._mirror.all(kind)
+
+    @property
+    def incidents(self) -> int:
+        """Partitions that went into ERROR since it began."""
+        with self._changed:
+            return self._mirror.incidents
+
+    def close(self) -> None:
+        """End with the client, which is closed too."""
+        self._closed.set()
+        self._client.close()
+        self._thread.join(TIMEOUT_S)

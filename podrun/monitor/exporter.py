@@ -19,7 +19,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,10 +34,16 @@ from podrun.core.environment import environment, runtime_directory
 from podrun.core.identity import user_of_peer
 from podrun.core.telemetry import IpuReport, MachineReport
 from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
+from podrun.vipu.types import PartitionState
 
 if TYPE_CHECKING:
+    from podrun.monitor.devices import Followed
     from podrun.vipu.client import VipuClient
-    from podrun.vipu.types import PartitionInfo, ServiceMetrics
+    from podrun.vipu.types import ServiceMetrics
+
+
+HEALTHS = ("up", "suspect", "unreachable", "cordoned", "draining", "failed")
+"""Of agents; see `podrun.vipu.types.AgentInfo`."""
 
 
 @dataclass(slots=True)
@@ -66,8 +73,8 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def metrics(partitions: Iterable[PartitionInfo], reports: Iterable[MachineReport], ticks: int) -> str:
-    """The page."""
+def metrics(partitions: Mapping[str, Mapping[str, Any]], reports: Iterable[MachineReport], ticks: int) -> str:
+    """The page. ``partitions``: by name, as `vipu list partitions --format json` has them."""
     tick = Family("exporter_ticks", "counter", "Times this page was made.")
     tick.add(ticks)
     info = Family("ipum_hardware_info", "gauge", "1 for each IPU-Machine.")
@@ -76,10 +83,10 @@ def metrics(partitions: Iterable[PartitionInfo], reports: Iterable[MachineReport
         "podrun_partition_state", "gauge", "1 for the state that a partition is in, 0 for the others."
     )
     size = Family("podrun_partition_ipus", "gauge", "IPUs of a partition.")
-    for partition in partitions:
-        for possible in type(partition.state):
-            state.add(float(possible is partition.state), partition=partition.name, state=possible.name)
-        size.add(partition.size, partition=partition.name)
+    for name, partition in partitions.items():
+        for possible in PartitionState:
+            state.add(float(possible.name == partition["state"]), partition=name, state=possible.name)
+        size.add(partition["size"], partition=name)
     ipus = _IpuFamilies()
     described: set[str] = set()
     for report in reports:
@@ -91,6 +98,19 @@ def metrics(partitions: Iterable[PartitionInfo], reports: Iterable[MachineReport
             ipus.add(report, ipu)
     families = [tick, info, up, state, size, *ipus.all]
     return "\n".join(line for family in families for line in family.lines()) + "\n"
+
+
+def health_page(agents: Mapping[str, Mapping[str, Any]], incidents: int) -> str:
+    """The part about agents, as `vipu-admin list agents --format json` has them, and what went wrong."""
+    health = Family("podrun_agents", "gauge", "Agents by health.")
+    found = Counter(str(agent["health"]) for agent in agents.values())
+    for name in HEALTHS:
+        health.add(found[name], health=name)
+    wrong = Family(
+        "podrun_incidents_total", "counter", "Partitions that went into ERROR since the exporter started."
+    )
+    wrong.add(incidents)
+    return "\n".join([*health.lines(), *wrong.lines()]) + "\n"
 
 
 def service_page(found: ServiceMetrics) -> str:
@@ -177,7 +197,10 @@ def make_server(client: VipuClient, host: str, port: int, key: str = "") -> Thre
     """An HTTP server that answers /metrics; the caller runs ``serve_forever``. ``key``: see `may_read`; with an empty
     key it answers everybody.
     """
+    from podrun.monitor.devices import Followed
+
     ticks = iter(range(1, sys.maxsize))
+    followed = Followed(client)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = PATIENCE_S
@@ -195,7 +218,8 @@ def make_server(client: VipuClient, host: str, port: int, key: str = "") -> Thre
                 self.send_error(404, "There is only /metrics.")
                 return
             try:
-                page = metrics(client.list_partitions(), client.machine_reports(), next(ticks))
+                page = metrics(followed.all("partition"), client.machine_reports(), next(ticks))
+                page += health_page(followed.all("machine"), followed.incidents)
                 page += service_page(client.service_metrics())
             except PodrunError as error:
                 self.send_error(503, error.message)
@@ -210,7 +234,7 @@ def make_server(client: VipuClient, host: str, port: int, key: str = "") -> Thre
         def log_message(self, format: str, *args: object) -> None:
             """Log nothing: scrapes come every few seconds."""
 
-    return _Server((host, port), Handler)
+    return _Server((host, port), Handler, followed)
 
 
 class _Server(ThreadingHTTPServer):
@@ -220,9 +244,21 @@ class _Server(ThreadingHTTPServer):
 
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], followed: Followed
+    ) -> None:
         self._room = threading.BoundedSemaphore(CALLERS)
-        super().__init__(address, handler)
+        self._followed = followed
+        try:
+            super().__init__(address, handler)
+        except OSError:
+            followed.close()
+            raise
+
+    def server_close(self) -> None:
+        """See `socketserver.BaseServer`."""
+        super().server_close()
+        self._followed.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """See `socketserver.BaseServer`."""

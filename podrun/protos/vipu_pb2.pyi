@@ -374,7 +374,7 @@ class ResetIpusResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Agent(_message.Message):
-    __slots__ = ("agent_id", "host", "port", "serial", "state", "partition_ids", "endpoints", "ild", "num_ipus", "health", "stale_seconds", "reason", "deadline", "cluster_id")
+    __slots__ = ("agent_id", "host", "port", "serial", "state", "partition_ids", "endpoints", "ild", "num_ipus", "health", "stale_seconds", "reason", "deadline", "cluster_id", "attached_ipus")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +389,7 @@ class Agent(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_IPUS_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
     host: str
     port: int
@@ -403,7 +404,8 @@ class Agent(_message.Message):
     reason: str
     deadline: float
     cluster_id: str
-    def __init__(self, agent_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., serial: _Optional[str] = ..., state: _Optional[_Union[AgentState, str]] = ..., partition_ids: _Optional[_Iterable[str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., ild: _Optional[int] = ..., num_ipus: _Optional[int] = ..., health: _Optional[str] = ..., stale_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., deadline: _Optional[float] = ..., cluster_id: _Optional[str] = ...) -> None: ...
+    attached_ipus: int
+    def __init__(self, agent_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., serial: _Optional[str] = ..., state: _Optional[_Union[AgentState, str]] = ..., partition_ids: _Optional[_Iterable[str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., ild: _Optional[int] = ..., num_ipus: _Optional[int] = ..., health: _Optional[str] = ..., stale_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., deadline: _Optional[float] = ..., cluster_id: _Optional[str] = ..., attached_ipus: _Optional[int] = ...) -> None: ...
 
 class QueuedRequest(_message.Message):
     __slots__ = ("partition_id", "size", "priority", "since", "position", "ahead", "blockers", "latest", "owner")

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,9 +61,7 @@ def runs(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> tuple[
     ``servers``: further servers (host, port, whether it must be this user's own), beside those that the registry knows.
     """
     launches = {entry.partition or f"podrun-{entry.owner.pid}": entry for entry in _launches(registry)}
-    addresses = {(entry.host, entry.port): True for entry in registry.entries() if entry.port}
-    for host, port, own in servers:
-        addresses.setdefault((host, port), own)
+    addresses = _addresses(registry, servers)
     found: list[Run] = []
     silent: list[str] = []
     for (host, port), own in addresses.items():
@@ -72,6 +72,42 @@ def runs(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> tuple[
     seen = {run.name for run in found}
     found += [_of_launch(name, entry) for name, entry in launches.items() if name not in seen]
     return sorted(found, key=lambda run: (run.since is None, run.since or 0.0, run.name)), silent
+
+
+def _addresses(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> dict[tuple[str, int], bool]:
+    """Where servers are to be asked, and whether they must be this user's own."""
+    addresses = {(entry.host, entry.port): True for entry in registry.entries() if entry.port}
+    for host, port, own in servers:
+        addresses.setdefault((host, port), own)
+    return addresses
+
+
+def changes(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> Iterator[None]:
+    """Yields at once, and again after each change that a server tells (`VipuClient.watch`), without end. Servers that
+    start later are found by the next change, or within `PATIENCE_SECONDS`."""
+    told: queue.SimpleQueue[None] = queue.SimpleQueue()
+    followed: set[tuple[str, int]] = set()
+
+    def follow(host: str, port: int, own: bool) -> None:
+        from podrun.vipu.client import VipuClient
+
+        with contextlib.suppress(PodrunError), VipuClient(host, port, TIMEOUT_S, own=own) as client:
+            for change in client.watch(("partition", "machine")):
+                if not change.initial:
+                    told.put(None)
+        followed.discard((host, port))
+        told.put(None)
+
+    while True:
+        for (host, port), own in _addresses(registry, servers).items():
+            if (host, port) not in followed:
+                followed.add((host, port))
+                threading.Thread(target=follow, args=(host, port, own), daemon=True).start()
+        yield None
+        with contextlib.suppress(queue.Empty):
+            told.get(timeout=PATIENCE_SECONDS)
+            while True:  # What has happened at once is told once.
+                told.get_nowait()
 
 
 def _launches(registry: Registry) -> Iterator[ServiceEntry]:

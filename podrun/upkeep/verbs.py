@@ -103,8 +103,20 @@ def cache_clear(names: Sequence[str], dry_run: bool) -> None:
 
 @click.command("podrun ps", context_settings=HELP_OPTIONS)
 @FORMAT
-def ps(form: str) -> None:
+@click.option("--watch", is_flag=True, help="Print again whenever something changes, until Ctrl-C.")
+def ps(form: str, watch: bool) -> None:
     """Show whose run holds which IPUs since when: your launches, and all partitions of your servers."""
+    if not watch:
+        _show_runs(form)
+        return
+    from podrun.upkeep.running import changes
+    from podrun.vipu.discovery import Registry
+
+    for _ in changes(Registry(), _servers()):
+        _show_runs(form)
+
+
+def _show_runs(form: str) -> None:
     found, silent = _runs()
     for line in silent:
         click.echo(f"note: {line}", err=True)
@@ -153,12 +165,17 @@ def stop(name: str, force: bool) -> None:
 
 def _runs() -> tuple[list[Run], list[str]]:
     from podrun.upkeep.running import runs
-    from podrun.vipu.cli_common import find_server
     from podrun.vipu.discovery import Registry
 
+    return runs(Registry(), _servers())
+
+
+def _servers() -> list[tuple[str, int, bool]]:
+    """The server that the environment names, beside those that run here."""
+    from podrun.vipu.cli_common import find_server
+
     named = find_server(None, None)
-    asked = [] if named.source == "the default" else [(named.host, named.port, named.own)]
-    return runs(Registry(), asked)
+    return [] if named.source == "the default" else [(named.host, named.port, named.own)]
 
 
 @click.command("podrun completion", context_settings=HELP_OPTIONS)

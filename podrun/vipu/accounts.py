@@ -159,8 +159,9 @@ class Accounts:
         with self._lock:
             return self._known.get(account.name) == account
 
-    def create(self, account: Account) -> str:
-        """Add a user; returns its access key, which is kept nowhere. Raises UsageError, ExistsError."""
+    def create(self, account: Account, tell: Callable[[str], None] = lambda key: None) -> str:
+        """Add a user; returns its access key, which is kept nowhere. ``tell`` gets the key first: if it raises, the
+        user is not added. Raises UsageError, ExistsError."""
         check_name(account.name, "a user")
         key = secrets.token_urlsafe(24)
         account = replace(account, key_hash=_hasher().hash(key), created=self._clock())
@@ -170,6 +171,7 @@ class Accounts:
                     f"user {account.name} exists already",
                     hint=f"Choose another name, or remove it first: vipu-admin remove user {account.name}",
                 )
+            tell(key)
             self._store.put_user(account.name, _to_text(account))
             self._known[account.name] = account
         self.on_change()

@@ -80,7 +80,7 @@ def get_agent(cli: CliContext, name: str) -> None:
             raise unknown_name("agent", name, agents, "vipu-admin list agents")
         cli.show("agent", agent_json(info), lambda: fields(agent_fields(info)))
 
-    cli.repeat(("machine",), once)
+    cli.repeat(("machine",), once, name)
 
 
 def agent_fields(info: AgentInfo) -> list[tuple[str, str]]:
@@ -173,7 +173,8 @@ def create_user(cli: CliContext, name: str, role: str, allocations: str, may_inj
         key = client.create_user(name, role, names, may_inject=may_inject)
         where = cli.endpoint()
     path = Path(f"{name}.vipu-cli.hcl")
-    write_account(path, where.host, where.port, (name, key))
+    again = f"The user was made. Remove it and try elsewhere: vipu-admin remove user {name}"
+    write_account(path, where.host, where.port, (name, key), again)
     cli.show(
         "user",
         {"id": name, "role": role, "allocations": names, "access_key": key, "config": str(path)},

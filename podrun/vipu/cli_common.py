@@ -228,8 +228,11 @@ def read_hcl(path: Path) -> dict[str, str]:
     return settings
 
 
-def write_account(path: Path, host: str, port: int, account: tuple[str, str]) -> None:
-    """Write a vipu-cli.hcl file (mode 0600) with a server, a user and its access key. Raises UsageError."""
+def write_account(
+    path: Path, host: str, port: int, account: tuple[str, str], hint: str = "Make room there, and try again."
+) -> None:
+    """Write a vipu-cli.hcl file (mode 0600) with a server, a user and its access key. Raises UsageError with that
+    hint."""
     lines = (
         ("api-host", host),
         ("api-port", str(port)),
@@ -244,7 +247,7 @@ def write_account(path: Path, host: str, port: int, account: tuple[str, str]) ->
     except OSError as error:
         raise UsageError(
             f"the access key of {account[0]} cannot be written to {path}: {error.strerror}",
-            hint=f"The user was made. Remove it and try elsewhere: vipu-admin remove user {account[0]}",
+            hint=hint,
         ) from error
 
 
@@ -260,17 +263,14 @@ class CliContext:
     account: tuple[str, str] = ("", "")
     watch: bool = False
 
-    def repeat(self, kinds: tuple[str, ...], once: Callable[[VipuClient], None]) -> None:
-        """Call ``once`` with a client; with --watch again after each change of some kinds, until Ctrl-C."""
+    def repeat(self, kinds: tuple[str, ...], once: Callable[[VipuClient], None], name: str = "") -> None:
+        """Call ``once`` with a client; with --watch again after each change of some kinds, until Ctrl-C. ``name``: only
+        after changes of things of that name."""
         with self.client() as client:
-            once(client)
-            if not self.watch:
-                return
-            synced = False
-            for change in client.watch(kinds):
-                if synced:
-                    once(client)
-                synced = synced or change.kind == "synced"
+            if self.watch:
+                follow(client, kinds, once, name)
+            else:
+                once(client)
 
     def endpoint(self) -> Endpoint:
         """Where the server is expected."""
@@ -297,6 +297,16 @@ class CliContext:
             click.echo(json_text(key, value))
         else:
             click.echo(text())
+
+
+def follow(
+    client: VipuClient, kinds: tuple[str, ...], once: Callable[[VipuClient], None], name: str = ""
+) -> None:
+    """Call ``once`` when what is there is known, and again after each change of some kinds (of things of ``name``, if
+    that is given), until Ctrl-C."""
+    for change in client.watch(kinds):
+        if not change.initial and name in ("", change.name, change.name or name):
+            once(client)
 
 
 def partition_names(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:

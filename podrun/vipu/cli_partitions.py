@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,9 +55,10 @@ PARTITION_COLUMNS = ("Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing"
 )
 @click.option("--reservation", default="", metavar="NAME", help="Use the IPUs of this reservation.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the partition is active.")
+@click.option("--no-ipuof-files", is_flag=True, help="Write no file into ~/.ipuof.conf.d.")
 @click.pass_obj
 def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
-    """Create a partition of free IPUs and wait until it is active."""
+    """Create a partition of free IPUs, wait until it is active, and write its files into ~/.ipuof.conf.d."""
     from podrun.vipu.types import PartitionState, Requirements, parse_sync_type
 
     needs = Requirements(
@@ -84,6 +87,8 @@ def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
         if not options["no_wait"]:
             client.wait_for_state(name, {PartitionState.ACTIVE}, cli.timeout)
         info = client.get_partition(name)
+        if not (options["no_wait"] or options["no_ipuof_files"]):
+            write_ipuof_files(client, info)
     cli.show("partition", partition_json(info), lambda: f"create partition ({name}): success.")
 
 
@@ -205,7 +210,7 @@ def get_partition(cli: CliContext, name: str, gcd: int | None, ipuof_configs: bo
         else:
             cli.show("partition", partition_json(info), lambda: fields(partition_fields(info)))
 
-    cli.repeat(("partition",), once)
+    cli.repeat(("partition",), once, name)
 
 
 @click.command("partition")
@@ -224,7 +229,7 @@ def get_partition(cli: CliContext, name: str, gcd: int | None, ipuof_configs: bo
 )
 @click.pass_obj
 def reset_partition(cli: CliContext, name: str, no_wait: bool, generation: int, force: bool) -> None:
-    """Re-initialise IPUs and links of a partition."""
+    """Re-initialise IPUs and links of a partition, and write its files in ~/.ipuof.conf.d anew, if there are any."""
     from podrun.vipu.types import PartitionState
 
     with cli.client() as client, _no_guesses(name):
@@ -234,6 +239,8 @@ def reset_partition(cli: CliContext, name: str, no_wait: bool, generation: int, 
         if not no_wait:
             client.wait_for_state(name, {PartitionState.ACTIVE}, cli.timeout)
         info = client.get_partition(name)
+        if not no_wait and ipuof_files(name):
+            write_ipuof_files(client, info)
     cli.show("partition", partition_json(info), lambda: f"reset partition ({name}): success.")
 
 
@@ -243,13 +250,19 @@ def reset_partition(cli: CliContext, name: str, no_wait: bool, generation: int, 
 @click.option("--no-wait", is_flag=True, help="Do not wait until the partition is gone.")
 @click.pass_obj
 def remove_partition(cli: CliContext, name: str, force: bool, no_wait: bool) -> None:
-    """Give the IPUs of a partition back, or give up a request that waits in the queue."""
+    """Give the IPUs of a partition back, or give up a request that waits in the queue.
+
+    Its files in ~/.ipuof.conf.d are removed too.
+    """
     from podrun.vipu.types import PartitionState
 
     with cli.client() as client, _no_guesses(name):
         client.remove_partition(name, force=force)
         if not no_wait:
             client.wait_for_state(name, {PartitionState.REMOVED}, cli.timeout)
+    for path in ipuof_files(name):
+        with contextlib.suppress(OSError):
+            path.unlink()
     cli.show("removed", name, lambda: f"remove partition ({name}): success.")
 
 
@@ -316,3 +329,32 @@ def partition_fields(info: PartitionInfo) -> list[tuple[str, str]]:
 def ipuof_json(config: IpuofConfig) -> dict[str, Any]:
     """An IPUoF configuration in the shape of the files in ~/.ipuof.conf.d."""
     return {"devices": [asdict(device) for device in config.devices], "attributes": dict(config.attributes)}
+
+
+def ipuof_files(name: str) -> list[Path]:
+    """The IPUoF configuration files of a partition that are there."""
+    pattern = re.compile(rf"{re.escape(name)}(_gcd\d+)?_ipuof\.conf")
+    with contextlib.suppress(OSError):
+        return sorted(path for path in _ipuof_directory().iterdir() if pattern.fullmatch(path.name))
+    return []
+
+
+def write_ipuof_files(client: VipuClient, info: PartitionInfo) -> None:
+    """Write a file for each GCD of a partition, whole or not at all. Says so where that cannot be done: the partition
+    is there nevertheless."""
+    directory = _ipuof_directory()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for gcd in range(info.num_gcds):
+            config = json.dumps(ipuof_json(client.ipuof_config(info.name, gcd)), indent=2)
+            suffix = f"_gcd{gcd}" if info.num_gcds > 1 else ""
+            path = directory / f"{info.name}{suffix}_ipuof.conf"
+            fresh = path.with_suffix(".new")
+            fresh.write_text(f"{config}\n", encoding="utf-8")
+            fresh.replace(path)
+    except OSError as error:
+        click.echo(f"note: no file was written into {directory}: {error.strerror or error}", err=True)
+
+
+def _ipuof_directory() -> Path:
+    return Path(environment().get("HOME") or Path.home(), ".ipuof.conf.d")

@@ -302,8 +302,13 @@ def _say_users(desk: FrontDesk, host: str, port: int) -> None:
         click.echo(f"secure: {len(users)} users")
         return
     path = runtime_directory() / f"admin-{port}.vipu-cli.hcl"
-    key = desk.accounts.create(Account("admin", Role.ADMIN, may_inject=True))
-    write_account(path, host, port, ("admin", key))
+
+    def write(key: str) -> None:
+        with contextlib.suppress(OSError):  # `write_account` says what is wrong.
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_account(path, host, port, ("admin", key))
+
+    desk.accounts.create(Account("admin", Role.ADMIN, may_inject=True), write)
     click.echo(f"secure: the first user is admin: vipu-admin --config {path} create user NAME")
 
 

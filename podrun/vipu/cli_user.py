@@ -79,7 +79,7 @@ def explain(cli: CliContext, name: str) -> None:
         ]
         cli.show("request", queue_json(info), lambda: fields(rows))
 
-    cli.repeat(("partition",), once)
+    cli.repeat(("partition",), once, name)
 
 
 @click.command("reservations")

@@ -424,6 +424,7 @@ class VipuClient:
                 agent.reason,
                 agent.deadline,
                 agent.cluster_id,
+                agent.attached_ipus,
             )
             for agent in reply.agents
         ]

@@ -20,11 +20,12 @@ from typing import Any
 from podrun.core.errors import ExhaustedError, UsageError
 
 KINDS = ("partition", "machine", "incident", "cluster", "allocation", "reservation", "user")
+SYNCED = "synced"
+"""Kind of the change that says: what is there has been told."""
 KEPT = 4096
 """Number of changes that the log holds."""
 WATCHERS = 32
 """Most watchers at a time; each takes a thread."""
-SYNCED = "synced"
 BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Upper bounds of the classes in which durations of calls are counted."""
 
@@ -44,7 +45,7 @@ class Change:
     @property
     def initial(self) -> bool:
         """Whether it tells what is there already, before `SYNCED`."""
-        return self.number == 0
+        return self.number == 0 and self.kind != SYNCED
 
 
 Told = tuple[str, str, str, str]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -20,6 +20,7 @@ from podrun.vipu import events as ev
 from podrun.vipu.events import Partition
 from podrun.vipu.machine_pool import SILENT, MachinePool, MachineUse
 from podrun.vipu.types import PartitionState
+from podrun.vipu.views import AgentFacts
 
 log = logging.getLogger("podrun.vipu")
 
@@ -246,6 +247,28 @@ class Reporter:
             at, _ = self._answers.get(use, (now, None))
             silent[use.agent_id] = max(silent.get(use.agent_id, 0.0), now - at)
         return silent
+
+    def facts(
+        self,
+        lost: set[str],
+        maintenance: Mapping[str, ev.Maintenance],
+        holders: Mapping[str, tuple[str, ...]],
+    ) -> AgentFacts:
+        """What is known of agents: from the service, and from their machines."""
+        endpoints: dict[str, tuple[str, ...]] = {}
+        for use, where in self._pool.endpoints().items():
+            endpoints[use.agent_id] = (*endpoints.get(use.agent_id, ()), where)
+        running, silent = self._pool.running_agents(), self.silent_agents()
+        return AgentFacts(lost, maintenance, holders, running, silent, endpoints, self.attached())
+
+    def attached(self) -> dict[str, int]:
+        """IPUs of each agent that processes hold, as its machines said last."""
+        found: dict[str, int] = {}
+        for use, (_, report) in list(self._answers.items()):
+            held = sum(ipu.process is not None for ipu in report.ipus)
+            if held:
+                found[use.agent_id] = found.get(use.agent_id, 0) + held
+        return found
 
     def forget(self, in_use: Collection[MachineUse]) -> None:
         """Forget machines that are no longer in use."""

@@ -69,7 +69,6 @@ from podrun.vipu.types import (
     reservation_json,
 )
 from podrun.vipu.views import (
-    AgentFacts,
     AgentStatus,
     ViewCache,
     agent_info,
@@ -248,9 +247,9 @@ class Service:
     def partitions(self) -> list[PartitionInfo]:
         """All partitions, by name."""
         with self._lock:
-            entries = sorted(self._allocator.partitions.items())
+            pod, entries = self.cluster, sorted(self._allocator.partitions.items())
         return self._partition_infos.all(
-            (name, partition, partial(partition_info, self.cluster, partition)) for name, partition in entries
+            (name, partition, partial(partition_info, pod, partition)) for name, partition in entries
         )
 
     def reset(self, name: str, generation: int = 0) -> None:
@@ -282,8 +281,8 @@ class Service:
     def ipuof_config(self, name: str, gcd: int) -> IpuofConfig:
         """How clients reach the IPUs of one GCD. Raises UsageError if the partition has no such GCD."""
         with self._lock:
-            partition = self._allocator.partition(name)
-        return ipuof_config(self.cluster, partition, gcd, self.pool.endpoints())
+            pod, partition = self.cluster, self._allocator.partition(name)
+        return ipuof_config(pod, partition, gcd, self.pool.endpoints())
 
     def allocations(self) -> list[AllocationInfo]:
         """Allocations, by name."""
@@ -399,11 +398,7 @@ class Service:
             lost = set(self._allocator.lost)
             maintenance = dict(self._allocator.maintenance)
             holders, pod = self._allocator.table.all_holders(), self.cluster
-        running, silent = self.pool.running_agents(), self._reporter.silent_agents()
-        endpoints: dict[str, tuple[str, ...]] = {}
-        for use, where in self.pool.endpoints().items():
-            endpoints[use.agent_id] = (*endpoints.get(use.agent_id, ()), where)
-        told = agent_statuses(pod, AgentFacts(lost, maintenance, holders, running, silent, endpoints))
+        told = agent_statuses(pod, self._reporter.facts(lost, maintenance, holders))
         return self._agent_infos.all(
             (agent.id, status, partial(agent_info, agent, status)) for agent, status in told
         )

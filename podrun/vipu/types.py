@@ -193,6 +193,8 @@ class AgentInfo:
     deadline: float = 0.0
     cluster: str = ""
     """The V-IPU cluster it is in, or empty."""
+    attached_ipus: int = 0
+    """IPUs that processes hold, as its machines said last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +326,7 @@ def agent_json(info: AgentInfo) -> dict[str, Any]:
         "deadline_s": info.deadline or None,
         "cluster": info.cluster or None,
         "ild": info.ild if info.cluster else None,
+        "attached_ipus": info.attached_ipus,
         "num_ipus": info.num_ipus,
         "partitions": list(info.partitions),
         "endpoints": list(info.endpoints),

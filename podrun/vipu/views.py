@@ -64,7 +64,7 @@ class ViewCache(Generic[Source, Result]):
 
 class AgentStatus(NamedTuple):
     """The changing facts about an agent. ``stale``: seconds since its machine answered; None if it answers, or has
-    none.
+    none. ``cluster``: its V-IPU cluster; ``attached``: the number of its IPUs that processes hold.
     """
 
     state: AgentState
@@ -73,6 +73,7 @@ class AgentStatus(NamedTuple):
     maintenance: Maintenance | None
     stale: float | None
     cluster: str
+    attached: int
 
 
 class AgentFacts(NamedTuple):
@@ -85,6 +86,7 @@ class AgentFacts(NamedTuple):
     running: set[str]
     silent: Mapping[str, float]
     endpoints: Mapping[str, tuple[str, ...]]
+    attached: Mapping[str, int]
 
 
 def agent_statuses(pod: Cluster, facts: AgentFacts) -> Iterator[tuple[Agent, AgentStatus]]:
@@ -106,13 +108,14 @@ def agent_statuses(pod: Cluster, facts: AgentFacts) -> Iterator[tuple[Agent, Age
                 facts.maintenance.get(name),
                 facts.silent.get(name),
                 "" if cluster is None else cluster.name,
+                facts.attached.get(name, 0),
             ),
         )
 
 
 def _idle(cluster: str) -> AgentStatus:
     """The status of an agent without machine, partition or problem."""
-    return AgentStatus(AgentState.STANDBY, (), (), None, None, cluster)
+    return AgentStatus(AgentState.STANDBY, (), (), None, None, cluster, 0)
 
 
 def cluster_info(cluster: Cluster) -> ClusterInfo:
@@ -147,6 +150,7 @@ def agent_info(agent: Agent, status: AgentStatus) -> AgentInfo:
         reason=wanted.reason if wanted else "",
         deadline=wanted.deadline if wanted else 0.0,
         cluster=status.cluster,
+        attached_ipus=status.attached,
     )
 
 
@@ -328,6 +332,7 @@ def agent_message(info: AgentInfo) -> Any:
         reason=info.reason,
         deadline=info.deadline,
         cluster_id=info.cluster,
+        attached_ipus=info.attached_ipus,
     )
 
 

@@ -20,6 +20,7 @@ from podrun.core.telemetry import AttachedProcess
 from podrun.device.error_messages import machine_lost
 from podrun.monitor import exporter, gcipuinfo
 from podrun.monitor.exporter import Family, make_server, metrics
+from podrun.vipu.types import partition_json
 from tests.vipu.conftest import Pod
 
 
@@ -156,7 +157,8 @@ def test_the_metrics_page(pod: Pod) -> None:
 
 def test_every_sample_of_the_metrics_page_is_unique_and_its_labels_stay(pod: Pod) -> None:
     def samples() -> list[str]:
-        page = metrics(pod.client.list_partitions(), pod.client.machine_reports(), 1)
+        told = {info.name: partition_json(info) for info in pod.client.list_partitions()}
+        page = metrics(told, pod.client.machine_reports(), 1)
         return [line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")]
 
     pod.active("p", 1)

@@ -32,7 +32,13 @@ def server() -> Iterator[Commands]:
             )
             assert process.poll() is None, process.communicate()
             created = commands.run(
-                "vipu", "create", "partition", PARTITION, "--size", "16", timeout=START_SECONDS
+                "vipu",
+                "create",
+                "partition",
+                PARTITION,
+                "--size=16",
+                "--no-ipuof-files",
+                timeout=START_SECONDS,
             )
             assert created.returncode == 0, created.stderr
             yield commands

@@ -236,9 +236,8 @@ class World:
             assert {m.agent: m for m in stored.plans.maintenance} == self.core.maintenance
             assert {r.name: r for r in stored.plans.reservations} == self.core.reservations
             assert stored.layout in (None, self.cluster)
-            assert {
-                a.name: a for a in stored.allocations or self.cluster.allocations
-            } == self.core.allocations
+            own = self.cluster.allocations if stored.allocations is None else stored.allocations
+            assert {a.name: a for a in own} == self.core.allocations
             assert {account.name for account in self.accounts.all()} == set(self.store.users()) == self.users
         held = sum(partition.size for partition in self.core.partitions.values())
         assert int(self.core.table.taken.sum()) == held

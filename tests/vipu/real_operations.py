@@ -2,9 +2,10 @@
 
     python -m tests.vipu.real_operations --seed 1 --count 2000
 
-One POD16 lives through all of them. After each operation that was answered, no IPU belongs to two partitions, the state
-file holds together and holds what the server says, and what was told is what is there. At the end everything can be
-removed, a partition of the whole POD becomes active, and nothing is left behind.
+One POD16, which has users, lives through all of them; agents and clusters are added to it and taken away. After each
+operation that was answered, no IPU belongs to two partitions, the state file holds together and holds what the server
+says, and what was told is what is there. At the end everything can be removed, a partition of the whole POD becomes
+active, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ from podrun.core.errors import (
 )
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest, Connection, connect
+from podrun.vipu.cli_common import read_hcl
 from podrun.vipu.client import VipuClient
 from podrun.vipu.discovery import ProcessId, Registry
+from podrun.vipu.event_log import Mirror
 from podrun.vipu.keeper import keepers
 from podrun.vipu.state_repair import diagnose, read_rows
 from podrun.vipu.types import PartitionInfo, PartitionState, Requirements
@@ -58,20 +61,32 @@ class RealPod:
         )  # The secret is there, for the clients in this process too.
         self.environ = {**os.environ, "PODRUN_MACHINES_PER_PROCESS": "1"}
         self.names, self.last = 0, ""
+        self.account = ("", "")
+        self.extra: dict[str, str] = {}
+        """Clusters that were added, each with its agent."""
+        self.mirror, self.token = Mirror(), ""
+        """What a watcher knows that comes and goes."""
         self.expected: set[str] = set()
         """Partitions and queued requests that there must be."""
         self.held: dict[str, Connection] = {}
         self.done: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.family: set[ProcessId] = set()
+        self.moves = 0
         self.port = 0
         self.process = self._start()
-        self.client = VipuClient("127.0.0.1", self.port, timeout=30)
+        settings = read_hcl(self.run / f"admin-{self.port}.vipu-cli.hcl")
+        self.account = (settings["api-user-id"], settings["api-access-key"])
+        self.client = self.new_client()
+
+    def new_client(self) -> VipuClient:
+        """A client of the server, as its administrator."""
+        return VipuClient("127.0.0.1", self.port, timeout=30, account=self.account)
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "podrun.vipu.cli_server", "--cluster=pod16", f"--port={self.port}"]
         process = subprocess.Popen(
-            [*command, "--state-file", str(self.state)],
+            [*command, "--state-file", str(self.state), "--secure"],
             env=self.environ,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -81,6 +96,7 @@ class RealPod:
         ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
         assert ready, "vipu-server said nothing"
         self.port = int(process.stdout.readline().decode().rpartition(":")[2])
+        assert b"secure: " in process.stdout.readline()  # The administrator's key is written by now.
         return process
 
     def _note_family(self) -> None:
@@ -125,7 +141,7 @@ class RealPod:
         there = {info.name for info in infos} | queue
         assert self.expected <= there, f"lost: {self.expected - there}"
         assert {i.name for i in infos if i.state is not S.REMOVING} | queue == self.expected, "not asked for"
-        assert sum(info.size for info in infos) <= self.cluster.ipu_count
+        assert sum(info.size for info in infos) <= self.cluster.ipu_count + 4 * len(self.extra)
         owners: dict[tuple[str, int], str] = {}
         for info in infos:
             for device in self._devices(info):
@@ -154,24 +170,47 @@ class RealPod:
         return self.random.choice([*sorted(self.expected), "nobody"])
 
     def any_agent(self) -> str:
-        return self.random.choice(self.cluster.agents).id
+        return self.random.choice([*(agent.id for agent in self.cluster.agents), *self.extra.values()])
 
     def needs(self) -> Requirements:
         self.names += 1
         size = self.random.choice([1, 1, 2, 2, 4, 4, 8, 16])
-        return Requirements(f"p{self.names}", size, reconfigurable=self.random.random() < 0.5)
+        return Requirements(
+            f"p{self.names}",
+            size,
+            reconfigurable=self.random.random() < 0.5,
+            relocatable=self.random.random() < 0.3,
+            cluster=self.random.choice(list(self.extra)) if self.extra and self.random.random() < 0.3 else "",
+            routing="swnc" if self.random.random() < 0.1 else "",
+        )
+
+    def moved_or_broken(self, before: PartitionInfo) -> None:
+        """Wait until the loss of a machine has shown: the partition is in ERROR, gone, or active elsewhere."""
+        end = time.monotonic() + PATIENCE_S
+        with contextlib.suppress(NotFoundError):
+            while True:
+                info = self.client.get_partition(before.name)
+                if info.state is S.ERROR or (info.state is S.ACTIVE and info.generation > before.generation):
+                    break
+                assert time.monotonic() < end, f"{before} is {info}"
+                select.select([], [], [], 0.02)
+            if info.state is S.ACTIVE:
+                assert info.relocatable, f"{info} moved, which may not be moved"
+                self.moves += 1
 
     def end(self) -> None:
         """Everything can be given back, and taken as a whole."""
-        for agent in self.cluster.agents:
+        for name in [*(agent.id for agent in self.cluster.agents), *self.extra.values()]:
             with contextlib.suppress(UsageError):
-                self.client.end_maintenance(agent.id)
-            self.client.restart_agent(agent.id)
+                self.client.end_maintenance(name)
+            self.client.restart_agent(name)
         for name in sorted(self.expected):
             with contextlib.suppress(UsageError):
                 self.client.remove_partition(name, force=True)
                 self.client.wait_for_state(name, {S.REMOVED}, PATIENCE_S)
         self.expected.clear()
+        while self.extra:
+            _shrink(self)
         self.client.create_partition(Requirements("whole", 16))
         self.expected.add("whole")
         assert self.client.wait_for_state("whole", {S.ACTIVE}, PATIENCE_S) is S.ACTIVE
@@ -249,6 +288,8 @@ def _attach(pod: RealPod) -> None:
         "IPUOF_VIPU_API_PORT": str(pod.port),
         "IPUOF_VIPU_API_PARTITION_ID": name,
         "IPUOF_VIPU_API_TIMEOUT": "30",
+        "VIPU_CLI_API_USER_ID": pod.account[0],
+        "VIPU_CLI_API_ACCESS_KEY": pod.account[1],
     }
     try:
         first, second = connect(environ), connect(environ)
@@ -271,10 +312,11 @@ def _kill_machine(pod: RealPod) -> None:
         return
     report = pod.random.choice(reports)
     assert report.pid is not None
+    before = pod.client.get_partition(report.partition)
     with contextlib.suppress(ProcessLookupError):
         os.kill(report.pid, signal.SIGKILL)
-    with contextlib.suppress(UsageError):
-        pod.client.wait_for_state(report.partition, {S.ERROR, S.REMOVED}, PATIENCE_S)
+    if before.state is S.ACTIVE:
+        pod.moved_or_broken(before)
     if report.partition in pod.held:
         pod.held.pop(report.partition).close()
     if pod.random.random() < 0.8:
@@ -289,7 +331,7 @@ def _kill_server(pod: RealPod) -> None:
     pod.process.wait()
     pod.process = pod._start()
     pod.client.close()
-    pod.client = VipuClient("127.0.0.1", pod.port, timeout=30)
+    pod.client = pod.new_client()
     for name, generation in active.items():
         info = pod.client.get_partition(name)
         assert (info.state, info.generation) == (S.ACTIVE, generation), f"{name} was disturbed: {info}"
@@ -311,13 +353,65 @@ def _stop_machine(pod: RealPod) -> None:
         pod.process.wait()
         pod.process = pod._start()
         pod.client.close()
-        pod.client = VipuClient("127.0.0.1", pod.port, timeout=30)
+        pod.client = pod.new_client()
         if state is S.ACTIVE:
             assert pod.client.partition_state(report.partition)[0] is S.ACTIVE
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(report.pid, signal.SIGCONT)
     pod.settle()
+
+
+def _grow(pod: RealPod) -> None:
+    """An agent more, in a cluster of its own."""
+    if len(pod.extra) >= 2:
+        _shrink(pod)
+    pod.names += 1
+    agent, cluster = f"more{pod.names}", f"c{pod.names}"
+    pod.client.create_agent(agent, f"host-{agent}")
+    pod.client.create_cluster(cluster, [agent])
+    pod.extra[cluster] = agent
+
+
+def _shrink(pod: RealPod) -> None:
+    """A cluster that was added goes, with its partitions, and its agent."""
+    if not pod.extra:
+        return
+    cluster = pod.random.choice(list(pod.extra))
+    for info in pod.client.list_partitions():
+        if info.cluster == cluster:
+            with contextlib.suppress(UsageError):
+                pod.client.remove_partition(info.name, force=True)
+            pod.expected.discard(info.name)
+            if info.name in pod.held:
+                pod.held.pop(info.name).close()
+            pod.client.wait_for_state(info.name, {S.REMOVED}, PATIENCE_S)
+    pod.client.remove_cluster(cluster)
+    pod.client.remove_agent(pod.extra.pop(cluster))
+
+
+def _watch(pod: RealPod) -> None:
+    """A watcher comes back where it broke off. Once it has seen a user that was made after that, it knows what is
+    there."""
+    pod.names += 1
+    name = f"user{pod.names}"
+    key = pod.client.create_user(name, "viewer", ["pod16"])
+    with pod.new_client() as client:
+        for change in client.watch(["partition", "user", "cluster"], token=pod.token):
+            pod.mirror.take(change.kind, change.name, change.value, initial=change.initial)
+            pod.token = change.token
+            if pod.mirror.synced and name in pod.mirror.all("user"):
+                break
+    gone = {n for n, p in pod.mirror.all("partition").items() if p["state"] == "REMOVING"}
+    known = set(pod.mirror.all("partition"))
+    assert pod.expected <= known, f"not told: {pod.expected - known}"
+    there = {info.name for info in pod.client.list_partitions()} | pod.expected
+    assert known - gone <= there, f"told of what is gone: {known - gone - there}"
+    assert set(pod.mirror.all("cluster")) == {"pod16", *pod.extra}
+    with VipuClient("127.0.0.1", pod.port, timeout=30, account=(name, key)) as viewer:
+        assert {info.allocation for info in viewer.list_partitions()} <= {"pod16"}
+        assert [info.name for info in viewer.list_allocations()] == ["pod16"]
+    pod.client.remove_user(name)
 
 
 def _cordon(pod: RealPod) -> None:
@@ -338,6 +432,9 @@ OPERATIONS: dict[str, tuple[float, Callable[[RealPod], None]]] = {
     "cordon": (2, _cordon),
     "return": (5, lambda pod: pod.client.end_maintenance(pod.any_agent())),
     "restart agent": (1, lambda pod: pod.client.restart_agent(pod.any_agent())),
+    "grow": (2, _grow),
+    "shrink": (1, _shrink),
+    "watch": (6, _watch),
     "settle": (6, lambda pod: pod.settle()),
 }
 
@@ -369,7 +466,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         pod = run(options.seed, options.count, Path(directory), 100)
     print("done:", dict(pod.done.most_common()))
-    print("refused:", dict(pod.refused.most_common()))
+    print("refused:", dict(pod.refused.most_common()), "moved:", pod.moves)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,10 @@ class Shell:
 
 
 @pytest.fixture
-def shell(pod16: Pod, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+def shell(
+    pod16: Pod, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Shell:
+    monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("VIPU_CLI_API_HOST", "IPUOF_VIPU_API_HOST"):
         monkeypatch.delenv(name, raising=False)
     return Shell(pod16, capsys)
@@ -420,3 +423,34 @@ def test_names_of_partitions_are_completed(pod16: Pod, monkeypatch: pytest.Monke
     assert [item.value for item in command.params[0].shell_complete(context, "")] == ["first", "second"]
     monkeypatch.setenv("VIPU_CLI_API_PORT", "1")
     assert partition_names(context, command.params[0], "") == []
+
+
+def test_a_partition_has_files_in_the_home_directory(shell: Shell, tmp_path: Path) -> None:
+    where = tmp_path / ".ipuof.conf.d"
+    assert shell("create partition p --size 4") == 0
+    assert shell("create partition two --size 8 --num-gcds 2") == 0
+    assert shell("create partition later --size 1 --no-wait") == 0
+    assert shell("create partition none --size 1 --no-ipuof-files") == 0
+    names = ["p_ipuof.conf", "two_gcd0_ipuof.conf", "two_gcd1_ipuof.conf"]
+    assert sorted(path.name for path in where.iterdir()) == names
+    second = json.loads((where / names[2]).read_text())
+    assert (second["attributes"]["GCD Id"], len(second["devices"])) == ("1", 4)
+    before = (where / names[0]).read_text()
+    shell._pod.pool.machine("ipum1", "p").die()
+    assert shell("restart agent ipum1", admin=True) == 0
+    assert shell("reset partition p") == 0
+    assert (where / names[0]).read_text() != before  # The machine listens elsewhere now.
+    assert shell("reset partition none") == 0
+    assert sorted(path.name for path in where.iterdir()) == names
+    assert shell("remove partition two") == 0
+    assert [path.name for path in where.iterdir()] == ["p_ipuof.conf"]
+    assert shell("remove partition p") == 0
+    assert list(where.iterdir()) == []
+
+
+def test_a_home_directory_that_cannot_be_written_is_no_error(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / ".ipuof.conf.d").write_text("in the way")
+    assert shell("create partition p --size 4") == 0
+    assert shell.out == "create partition (p): success.\n"
+    assert "note: no file was written into" in shell.err
+    assert shell("remove partition p") == 0

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from podrun.core.access import make_token, open_channel
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import ExhaustedError, UsageError
-from podrun.vipu.event_log import KEPT, SYNCED, WATCHERS, CallMeter, Change, EventLog
+from podrun.vipu.event_log import KEPT, SYNCED, WATCHERS, CallMeter, Change, EventLog, Mirror
 from podrun.vipu.types import PartitionState, Requirements, WatchedChange
 
 from .conftest import Pod
@@ -28,9 +28,9 @@ def test_a_watcher_is_told_what_is_there_and_then_what_changes() -> None:
     there = {"p": "1"}
     log = EventLog(lambda: [("partition", name, text, "") for name, text in there.items()], clock=lambda: 5.0)
     stream = log.watch("", (), lambda: True, 0.01)
-    assert [(c.kind, c.name, c.text) for c in itertools.islice(stream, 2)] == [
-        ("partition", "p", "1"),
-        (SYNCED, "", ""),
+    assert [(c.kind, c.name, c.text, c.initial) for c in itertools.islice(stream, 2)] == [
+        ("partition", "p", "1", True),
+        (SYNCED, "", "", False),
     ]
     log.add("partition", "q", "2")
     log.add("incident", "q", "x")
@@ -42,6 +42,21 @@ def test_a_watcher_is_told_what_is_there_and_then_what_changes() -> None:
     log.add("partition", "q", "")
     assert [(c.kind, c.text) for c in told(log, token, 2)] == [("incident", "x"), ("partition", "")]
     assert [c.name for c in told(log, token, 1, ("incident",))] == ["q"]
+
+
+def test_a_mirror_knows_what_is_there() -> None:
+    mirror = Mirror()
+    mirror.take("partition", "p", {"size": 1}, initial=True)
+    assert (mirror.synced, mirror.all("partition")) == (False, {})
+    mirror.take(SYNCED, "", None, initial=False)
+    mirror.take("partition", "q", {"size": 2}, initial=False)
+    mirror.take("incident", "q", {"error": "x"}, initial=False)
+    assert (mirror.synced, mirror.incidents, list(mirror.all("partition"))) == (True, 1, ["p", "q"])
+    mirror.take("partition", "p", None, initial=False)
+    assert mirror.all("partition") == {"q": {"size": 2}}
+    mirror.take("partition", "r", {"size": 4}, initial=True)  # The stream begins anew.
+    mirror.take(SYNCED, "", None, initial=False)
+    assert list(mirror.all("partition")) == ["r"]
 
 
 @pytest.mark.parametrize("token", ["", "another.3", "x", "{id}.99999", "{id}.-1", "{id}.0"])
