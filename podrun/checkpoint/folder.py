@@ -137,7 +137,7 @@ class _Reader:
             raise self.damaged(f"its header of {length} bytes goes beyond its end")
         text = self._take(length)
         if hashlib.sha256(text).digest() != prefix[-_DIGEST_BYTES:]:
-            raise self.damaged("its header has another digest")
+            raise self.damaged("its header has a wrong digest")
         try:
             raw = parse_json(text.decode(), self._name)
             entries = raw["arrays"]
@@ -152,7 +152,7 @@ class _Reader:
         except (ConfigError, ValueError, KeyError, TypeError) as error:
             raise self.damaged(f"its header cannot be read ({error})") from error
         if not right:
-            raise self.damaged("its header says what no header says")
+            raise self.damaged("its header has unknown or missing entries")
         return entries, header
 
     def array(self, entry: dict[str, Any]) -> Array:
@@ -167,7 +167,7 @@ class _Reader:
             raise self.damaged(f"it ends within {what}")
         self.place += nbytes
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise self.damaged(f"{what} has another digest")
+            raise self.damaged(f"{what} has a wrong digest")
         return np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
 
     def _take(self, count: int) -> bytes:

@@ -105,7 +105,7 @@ def _decode(tree: Any, arrays: Sequence[Array], depth: int) -> Any:
         found = _decode_tagged(tag, inner, arrays, depth)
         if found is not None:
             return found[0]
-    raise CheckpointError(f"the state has an entry that is none: {str(tree)[:80]}")
+    raise CheckpointError(f"the state has an entry that cannot be kept: {str(tree)[:80]}")
 
 
 def _decode_tagged(tag: str, inner: Any, arrays: Sequence[Array], depth: int) -> tuple[Any] | None:

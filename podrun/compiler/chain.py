@@ -186,7 +186,7 @@ def _cycles(segments: Sequence[PieceSegment], placement: Placement, depth: int) 
     if ranks != sorted(set(ranks)):
         order = ", ".join(str(segment.place // depth) for segment in segments)
         raise UsageError(
-            f"the pipeline's stages run in the order {order}: an operator reads what a later stage makes",
+            f"the pipeline's stages run in the order {order}: an operator reads the result of a later stage",
             hint="Give every operator a stage that is not before those of the operators it reads.",
         )
     return [rank // depth for rank in ranks]

@@ -36,7 +36,7 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_PLAN_CACHE": "Directory of cached tile plans instead of that under the cache directory; `off` for none.",
     "PODRUN_PROGRESS": "`off`: say nothing of preparations that take long.",
     "PODRUN_PROGRAM_FAULTS": "Set by `podrun`: file with the faults that strike in instances, such as those of a disk.",
-    "PODRUN_RECORD": "Set by `podrun --record`: folder in which the processes of a launch write down what happens.",
+    "PODRUN_RECORD": "Set by `podrun --record`: folder in which the processes of a launch record the run.",
     "PODRUN_RUNTIME_DIR": "Directory of files that say where servers of this user listen, and of the user's secret.",
     "PODRUN_OWN_SERVER": "Set by `podrun`: 1 where the partition service must prove to be the same user's.",
     "PODRUN_RESTART_COUNT": "Set by `podrun`: how often the instances were started again; 0 at first.",

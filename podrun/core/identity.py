@@ -94,7 +94,7 @@ class ProofChecker:
         age = self._clock() - int(moment) / 1000
         if abs(age) > WINDOW_S:
             raise RefusedProof(
-                f"the call is {age:.0f} s old: the clocks of the two hosts differ, or it is a repetition"
+                f"the call is {age:.0f} s old: the clocks of the two hosts differ, or it is a replay"
             )
         self._use_once(nonce)
         return _mac(self._secret, "podrun answer 1", mac)

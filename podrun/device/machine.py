@@ -373,7 +373,7 @@ class Machine:
             if owner_id in self._evicted:
                 raise _taken_away(self._evicted[owner_id])
             raise ApplicationRuntimeError(
-                "this process holds no IPUs: they were never attached, or were let go",
+                "this process holds no IPUs: they were never attached, or were released",
                 hint="Attach to a device first.",
             )
         return self._by_range[owner.request.job]

@@ -239,7 +239,7 @@ class Again:
             folder = tempfile.mkdtemp(prefix="launch-", dir=folder)
         if not os.path.isdir(folder):
             raise NotFoundError(
-                f"the launch was recorded in {folder}, which is not there",
+                f"the launch was recorded in {folder}, which does not exist",
                 hint="Name a folder: --directory DIR",
             )
         words = [

@@ -84,7 +84,7 @@ def acquire(options: Any, ipus: int, sleep: Callable[[float], None] = time.sleep
                 )
             if not _is_set(WAIT_FOR_IPU):
                 raise Error(
-                    f"Failed to acquire {ipus} IPU(s): they are not there, or others have them",
+                    f"Failed to acquire {ipus} IPU(s): they do not exist, or other processes have them",
                     hint="detachFromDevice() of a wrapper gives its IPUs back, gc-monitor shows who uses them, "
                     f"{WAIT_FOR_IPU}=1 waits until they are free.",
                 )

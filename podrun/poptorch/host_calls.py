@@ -145,7 +145,7 @@ class ChainedModel:
                     f"poptorch.CPU gave a tensor of shape {list(results[0].shape)}; it gave {list(value.shape)} while "
                     "the model was compiled",
                     location=call.origin.line,
-                    hint="The shapes of what the function gives may not depend on data.",
+                    hint="The shapes of the function's results may not depend on data.",
                 )
             stacked = torch.stack(results)
             held[FIRST_CROSSING + value.number] = stacked.flatten(0, 1) if value.shape else stacked

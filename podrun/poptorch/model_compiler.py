@@ -157,7 +157,7 @@ def _check_input(node: GraphNode, graph: CapturedGraph) -> None:
     if users > 1:
         raise Error(
             f"an input is used beside poptorch.set_overlap_for_input ({node.origin.line})",
-            hint="Use what set_overlap_for_input gives everywhere.",
+            hint="Use the result of set_overlap_for_input everywhere.",
         )
 
 
@@ -167,7 +167,7 @@ def _check_output(node: GraphNode, graph: CapturedGraph) -> None:
     used = any(made in {v.number for v in other.reads()} for other in graph.nodes)
     if returned != 1 or used:
         raise Error(
-            f"what poptorch.set_overlap_for_output gives must be returned once, and used nowhere else "
+            f"the result of poptorch.set_overlap_for_output must be returned once, and used nowhere else "
             f"({node.origin.line})"
         )
 

@@ -278,7 +278,7 @@ def read_report(
         profile = _profile(report)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ConfigError(
-            f"the tile report is not as it should be: {type(error).__name__} at {error}",
+            f"the tile report is malformed: {type(error).__name__} at {error}",
             hint="Compile the program again with this version.",
         ) from error
     return dataclasses.replace(

@@ -117,7 +117,7 @@ class Account:
             )
         if (injects or method == "InjectFaults") and not self.may_inject:
             raise DeniedError(
-                f"{self.name} may not make things go wrong on this server",
+                f"{self.name} may not inject faults on this server",
                 hint="Ask an administrator for a user with that right: vipu-admin create user NAME --may-inject",
             )
 

@@ -164,7 +164,7 @@ def inject_fault(cli: CliContext, partition: str, faults: tuple[str, ...]) -> No
 @click.argument("name")
 @click.option("--role", default="user", help="viewer, user, operator or admin [user].")
 @click.option("--allocations", default="", metavar="A,B,...", help="Whose partitions it may use [all].")
-@click.option("--may-inject", is_flag=True, help="May make things go wrong.")
+@click.option("--may-inject", is_flag=True, help="May inject faults.")
 @click.pass_obj
 def create_user(cli: CliContext, name: str, role: str, allocations: str, may_inject: bool) -> None:
     """Create a user of a server that was started with --secure, and a file for its commands."""
@@ -280,7 +280,7 @@ remove_user = _named(
     "remove",
     "user",
     "removed",
-    "Remove a user; its access key is worth nothing then.",
+    "Remove a user; its access key becomes invalid.",
     lambda client, name: client.remove_user(name),
 )
 remove_agent = _named(
@@ -357,7 +357,7 @@ _verb("drain", "Empty an agent.", drain_agent, "agents")
 _verb("return", "Return an agent to service.", return_agent, "agents")
 _verb("power-cycle", "Power-cycle a machine.", power_cycle_agent, "agents")
 _verb("restart", "Replace a lost machine.", restart_agent, "agents")
-_verb("inject", "Make something go wrong.", inject_fault, "faults")
+_verb("inject", "Inject a fault.", inject_fault, "faults")
 
 
 def main() -> None:

@@ -348,7 +348,7 @@ def test_refused_pipelines() -> None:
                 _placed(["stage:1", "stage:2"]), pipelined=True, accumulation_factor=2, ipus_per_replica=4
             )
         )
-    with pytest.raises(UsageError, match="reads what a later stage makes"):
+    with pytest.raises(UsageError, match="reads the result of a later stage"):
         compile_program(
             replace(
                 _placed(["stage:1", "stage:0"]), pipelined=True, accumulation_factor=2, ipus_per_replica=2

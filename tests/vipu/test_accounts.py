@@ -132,9 +132,9 @@ def test_users_see_and_use_their_allocations_only(make_pod: MakePod) -> None:
             assert client.get_partition("a").allocation == "left"
             with pytest.raises(DeniedError, match="allocation right, which is not of alice"):
                 client.create_partition(Requirements("b", 4, allocation="right"))
-            with pytest.raises(DeniedError, match="may not make things go wrong"):
+            with pytest.raises(DeniedError, match="may not inject faults"):
                 client.inject_faults("a", ["ipu:0@batch=1:tile-parity"])
-            with pytest.raises(DeniedError, match="may not make things go wrong"):
+            with pytest.raises(DeniedError, match="may not inject faults"):
                 client._call(
                     client._user.CreatePartition,
                     vipu_pb2.CreatePartitionRequest(partition_id="c", faults=["ipu:0@batch=1:tile-parity"]),

@@ -328,7 +328,7 @@ class RemotePort:
         """The answer to a ring; the stream shows if the machine is gone."""
         while not doorbell.answered(number, _CHECK_SECONDS, self._spin_seconds):
             if self._stream is None:
-                raise InternalError(f"machine {self._site.machine} was let go during a run")
+                raise InternalError(f"machine {self._site.machine} was released during a run")
             self._stream.check()
             if time.monotonic() > end:
                 raise DeadlineError(
@@ -337,7 +337,7 @@ class RemotePort:
         result = doorbell.result()
         if isinstance(result, str):
             wire.raise_error(result)
-            raise InternalError("a machine answered with an error that says nothing")
+            raise InternalError("a machine answered with an empty error")
         return result
 
     def _write_inline(self, values: Mapping[str, Array]) -> Wait[None]:

@@ -68,7 +68,7 @@ class MemoryReceiver:
         try:
             region = SharedRegion.adopt(fd)
         except (OSError, ValueError) as error:
-            raise ApplicationRuntimeError(f"what was handed over is not shared memory: {error}") from error
+            raise ApplicationRuntimeError(f"the file handed over is not shared memory: {error}") from error
         region.close()  # the mapping stays as long as the array
         if region.nbytes != size:
             raise ApplicationRuntimeError(

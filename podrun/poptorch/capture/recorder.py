@@ -209,7 +209,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         for state, version, reads in before:
             if state.version != version:
                 raise Error(
-                    "the body of a poptorch loop or branch writes to a tensor in place that it takes from outside",
+                    "the body of a poptorch loop or branch writes in place to a tensor from outside",
                     hint="Return the new value instead, and take it from what the loop or branch returns.",
                 )
             state.reads = reads
@@ -311,7 +311,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         except (private.DataDependent, private.DynamicShape) as error:
             what = "shape" if isinstance(error, private.DynamicShape) else "value"
             raise Error(
-                f"the {what} of what {operator_name(operator)} gives depends on data, which is not known while the "
+                f"the {what} of the result of {operator_name(operator)} depends on data, which is not known while the "
                 "model is compiled",
                 hint="Use torch.where, a mask, or an operator with a fixed size (minlength=, num_classes=).",
             ) from error

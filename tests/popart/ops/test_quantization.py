@@ -17,9 +17,7 @@ SCALE = np.float32(5) / np.float32(255)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("batched", [False, True])
 def test_what_lies_half_way_goes_where_the_quotient_does(dynamic: bool, batched: bool) -> None:
-    """-2.5 over a scale of 5 / 255 in float32 is slightly above -127.5; times the scale's reciprocal it is exactly half
-    way.
-    """
+    """-2.5 over a scale of 5 / 255 in float32 is slightly above -127.5; times the scale's reciprocal it is not."""
 
     def run(x: Any, by: Any) -> Any:
         if dynamic:
