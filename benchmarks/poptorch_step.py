@@ -4,7 +4,8 @@
 
 ``step``: ResNet-18 (batch 16 of 3x64x64), BERT tiny and small of transformers (4 sentences of 128 tokens) and
 784-512-512-10 (batch 128), with SGD, and the last one with 16 replicas of 32 samples against one plain process with
-all 512. A worker process for each side takes turns with the other, a few steps each; torch has ``--threads`` threads,
+all 512: its machines in the program's own process (``mlp16_ratio``), and launched by ``podrun --num-replicas 16``, each
+in a process of its own (``mlp16_launched_ratio``). A worker process for each side takes turns with the other, a few steps each; torch has ``--threads`` threads,
 and both sides the cores that this process may use. Each ratio is that of the medians. Losses of the first steps must
 agree, or the run fails.
 
@@ -90,6 +91,9 @@ class Worker:
 
     def __init__(self, side: str, name: str, threads: int) -> None:
         command = [sys.executable, __file__, "--worker", side, "--match", name, "--threads", str(threads)]
+        if side == "launched":
+            podrun = str(Path(sys.executable).with_name("podrun"))
+            command = [podrun, f"--num-replicas={REPLICAS[name]}", *command[1:3], "podrun", *command[4:]]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def steps(self, count: int) -> tuple[list[float], list[float]]:
@@ -99,8 +103,8 @@ class Worker:
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
-            if line.startswith("@"):
-                seconds, losses = json.loads(line[1:])
+            if "@[" in line:  # podrun writes the instance before it.
+                seconds, losses = json.loads(line[line.index("@[") + 1 :])
                 return seconds, losses
         raise SystemExit(f"a worker ended with code {self.process.wait()}")
 
@@ -112,12 +116,14 @@ class Worker:
 
 
 def measure(name: str, rounds: int, threads: int) -> dict[str, float]:
-    """Medians of both sides, and their ratio."""
-    sides = {side: Worker(side, name, threads) for side in ("torch", "podrun")}
+    """Medians of all sides, and the ratios of ours to torch's."""
+    names = ("torch", "podrun", "launched") if name in REPLICAS else ("torch", "podrun")
+    sides = {side: Worker(side, name, threads) for side in names}
     first = {side: worker.steps(CHECKED)[1] for side, worker in sides.items()}
-    for ours, theirs in zip(first["podrun"], first["torch"], strict=True):
-        if not abs(ours - theirs) <= TOLERANCE * abs(theirs):
-            raise SystemExit(f"{name}: losses differ: {first}")
+    for side in names[1:]:
+        for ours, theirs in zip(first[side], first["torch"], strict=True):
+            if not abs(ours - theirs) <= TOLERANCE * abs(theirs):
+                raise SystemExit(f"{name}: losses differ: {first}")
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side, worker in sides.items():
@@ -125,11 +131,11 @@ def measure(name: str, rounds: int, threads: int) -> dict[str, float]:
     for worker in sides.values():
         worker.end()
     medians = {side: statistics.median(values) for side, values in seconds.items()}
-    return {
-        f"{name}_torch_ms": medians["torch"] * 1e3,
-        f"{name}_podrun_ms": medians["podrun"] * 1e3,
-        f"{name}_ratio": medians["podrun"] / medians["torch"],
-    }
+    found = {f"{name}_{side}_ms": median * 1e3 for side, median in medians.items()}
+    found[f"{name}_ratio"] = medians["podrun"] / medians["torch"]
+    if "launched" in medians:
+        found[f"{name}_launched_ratio"] = medians["launched"] / medians["torch"]
+    return found
 
 
 def prepare_one(name: str) -> None:
@@ -222,7 +228,7 @@ def step_figures(asked: argparse.Namespace) -> dict[str, float]:
         found = measure(name, asked.rounds, asked.threads)
         print({key: round(value, 3) for key, value in found.items()}, flush=True)
         figures |= found
-    ratios = [v for k, v in figures.items() if k.endswith("_ratio") and k != "mlp16_ratio"]
+    ratios = [v for k, v in figures.items() if k.endswith("_ratio") and not k.startswith("mlp16")]
     if ratios:
         figures["geometric_mean_ratio"] = math.exp(statistics.fmean(map(math.log, ratios)))
         print({"geometric_mean_ratio": round(figures["geometric_mean_ratio"], 3)})

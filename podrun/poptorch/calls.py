@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -41,13 +42,27 @@ class CallArguments:
         return tuple(args), kwargs
 
 
+_signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
+
+
+def _signature(function: Any) -> inspect.Signature:
+    """The signature of a function, worked out once."""
+    found = _signatures.get(function)
+    if found is None:
+        found = _signatures[function] = inspect.signature(function)
+    return found
+
+
 def bind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
     """The arguments in the order of forward's parameters.
 
     Error for a missing mandatory argument; AssertionError for too many, an unknown keyword or an argument that is given
     twice.
     """
-    signature = inspect.signature(module.forward)
+    forward = module.forward
+    owner = getattr(forward, "__func__", None)
+    signature = inspect.signature(forward) if owner is None else _signature(owner)
+    args = args if owner is None else (module, *args)
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -55,7 +70,8 @@ def bind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         if text.startswith("missing a required"):
             raise Error(f"The arguments of forward do not fit: {text}") from error
         raise AssertionError(f"The arguments of forward do not fit: {text}") from error
-    leaves, structure = flatten((bound.args, bound.kwargs))
+    given = bound.args if owner is None else bound.args[1:]
+    leaves, structure = flatten((given, bound.kwargs))
     return CallArguments([_prepared(leaf) for leaf in leaves], structure)
 
 

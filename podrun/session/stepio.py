@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ class StepTensor:
     @property
     def elements(self) -> int:
         """Elements in one step."""
-        return int(np.prod(self.layout, dtype=np.int64))
+        return math.prod(self.layout)
 
 
 class IStepIO:
