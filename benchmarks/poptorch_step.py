@@ -5,9 +5,9 @@
 ``step``: ResNet-18 (batch 16 of 3x64x64), BERT tiny and small of transformers (4 sentences of 128 tokens) and
 784-512-512-10 (batch 128), with SGD, and the last one with 16 replicas of 32 samples against one plain process with
 all 512: its machines in the program's own process (``mlp16_ratio``), and launched by ``podrun --num-replicas 16``, each
-in a process of its own (``mlp16_launched_ratio``). A worker process for each side takes turns with the other, a few steps each; torch has ``--threads`` threads,
-and both sides the cores that this process may use. Each ratio is that of the medians. Losses of the first steps must
-agree, or the run fails.
+in a process of its own (``mlp16_launched_ratio``). A worker process for each side takes turns with the other, a few
+steps each; torch has ``--threads`` threads, and both sides the cores that this process may use. Each ratio is that of
+the medians. Losses of the first steps must agree, or the run fails.
 
 ``--prepare``: instead, how long capture and compiling take of BERT-base for training on four IPUs (pipelined,
 accumulation 7) and of ResNet-50, each in a fresh process with empty caches and in another with what the first
