@@ -64,6 +64,7 @@ from podrun.costmodel.target import IPUS_PER_MACHINE, Chip
 from podrun.costmodel.tile_memory import Location
 
 CAUSES = ("compute", "copies", "streaming", "update", "all_reduce", "collectives")
+"""What `makespan` tells apart. A program that arranges its transfers has one more, ``host``: `transfer_seconds`."""
 
 
 @dataclass(frozen=True, slots=True)

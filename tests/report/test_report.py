@@ -107,7 +107,7 @@ def test_the_summary_names_causes_layers_memory_and_trust(profile: Profile) -> N
 
 def test_every_cause_is_explained_and_what_is_left_out_is_counted(profile: Profile) -> None:
     assert set(report_text.CYCLES) == set(CAUSES)
-    assert set(report_text.BATCH) == set(TIMELINE_CAUSES)
+    assert set(report_text.BATCH) == {*TIMELINE_CAUSES, "host"}
     text = summary(profile, top=1)
     layers = profile.layers()
     assert f"({len(layers) - 1} more)" in text
