@@ -86,18 +86,33 @@ class Case:
         generator = np.random.default_rng([self.seed, self.number])
         return [generator.standard_normal(shape, dtype=np.float32) for shape in self.shapes()]
 
-    def function(self) -> Callable[..., Sequence[Any]]:
-        """From these arrays to the results: the last image, in training also the gradients of image and weights."""
+    def function(self, *, padded: bool = False) -> Callable[..., Sequence[Any]]:
+        """From these arrays to the results: the last image, in training also the gradients of image and weights.
+
+        ``padded``: padding is an operation of its own. XLA then compiles some gradients that it dies of otherwise.
+        """
         import jax
+
+        pads = ((0, 0), (0, 0)) if padded else self.pads
+        around = ((0, 0), *self.pads, (0, 0)) if self.channels_last else ((0, 0), (0, 0), *self.pads)
 
         def chain(image: Any, *weights: Any) -> Any:
             for layer, w in enumerate(weights):
+                if padded and layer == 0 and max(self.spread) > 1:
+                    spread = [(*each, 0) for each in around]
+                    spread = [
+                        (a, b, s - 1)
+                        for (a, b, _), s in zip(spread, self._order((1, 1, *self.spread)), strict=True)
+                    ]
+                    image = jax.lax.pad(image, np.float32(0), spread)
+                elif padded:
+                    image = jax.numpy.pad(image, around)
                 image = jax.lax.conv_general_dilated(
                     image,
                     w,
                     self.strides if layer == 0 else (1, 1),
-                    self.pads,
-                    self.spread if layer == 0 else (1, 1),
+                    pads,
+                    self.spread if layer == 0 and not padded else (1, 1),
                     self.dilation,
                     ("NHWC", "OIHW", "NHWC") if self.channels_last else ("NCHW", "OIHW", "NCHW"),
                     self.groups,

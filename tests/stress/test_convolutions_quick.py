@@ -92,3 +92,11 @@ def _guarded(*words: str, instructions: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+@pytest.mark.system
+def test_a_gradient_that_xla_dies_of_is_computed() -> None:
+    """One column of pixels, and a kernel of which one column meets them."""
+    narrow = case(20261124, 262)
+    assert (narrow.size, narrow.kernel, narrow.strides, narrow.training) == ((14, 1), (2, 2), (2, 2), True)
+    assert verdict(narrow, fresh=True).wrong == ""
