@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,20 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
 os.environ["PODRUN_PLAN_CACHE"] = "off"
 LEAK_SECONDS = 5.0
 """Seconds that a process on its way out may take before it counts as left behind."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``sample(n)`` every n-th case runs by default; the others are slow."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sample")
+        if mark is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if cases[test] % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+        cases[test] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.conftest import pytest_collection_modifyitems
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -26,3 +30,22 @@ def test_commands_hear_signals_that_the_run_of_the_tests_ignores() -> None:
     assert done.returncode == 0, done.stderr
     ignored = int(done.stdout.split()[1], 16)
     assert [number for number in numbers if ignored >> (number - 1) & 1] == []
+
+
+def test_of_a_sampled_test_every_nth_case_runs_by_default() -> None:
+    class Case:
+        def __init__(self, nodeid: str, every: int | None) -> None:
+            self.nodeid, self.every, self.slow = nodeid, every, False
+
+        def get_closest_marker(self, name: str) -> object:
+            return None if self.every is None else pytest.mark.sample(self.every).mark
+
+        def add_marker(self, mark: pytest.MarkDecorator) -> None:
+            self.slow = mark.name == "slow"
+
+    cases = [Case(f"a.py::one[{n}]", 3) for n in range(5)] + [Case(f"a.py::two[{n}]", 2) for n in range(3)]
+    cases.append(Case("a.py::three[0]", None))
+    pytest_collection_modifyitems(cases)  # type: ignore[arg-type]
+    assert [c.nodeid for c in cases if not c.slow] == [
+        *("a.py::one[0]", "a.py::one[3]", "a.py::two[0]", "a.py::two[2]", "a.py::three[0]")
+    ]

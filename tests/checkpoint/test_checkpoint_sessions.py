@@ -82,6 +82,7 @@ class Training:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.sample(2)
 def test_resumed_training_gives_the_same_bits(optimizer: str, tmp_path: Path) -> None:
     random.seed(1)
     np.random.seed(1)

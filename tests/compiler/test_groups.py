@@ -110,6 +110,7 @@ def plain_training(program: Program, start: Mapping[str, Any], inputs: Mapping[s
     ("replicas", "accumulation"),
     [(4, 3), (8, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 1), (16, 1)))],
 )
+@pytest.mark.sample(5)
 def test_groups_train_apart(kind: str, replicas: int, accumulation: int) -> None:
     groups = {"w0": group_of(kind, replicas), "b1": group_of(CONSECUTIVE, replicas, replicas // 2)}
     program = grouped(mlp(replicas=replicas, accumulation_factor=accumulation, update=Momentum()), groups)

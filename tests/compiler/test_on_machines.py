@@ -61,6 +61,7 @@ def on_machines(
     ids=["momentum", "adam", "whole weights", "two IPUs", "running statistics", "sharded", "pipelined"],
 )
 @pytest.mark.parametrize("budget", [1, pytest.param(1 << 27, marks=pytest.mark.slow)])
+@pytest.mark.sample(5)
 def test_machines_equal_the_reference(program: Program, budget: int) -> None:
     executable = compile_program(program, options=CompileOptions(chunk_bytes=budget))
     anchors, variables = on_machines(executable, program, batches=3)

@@ -126,6 +126,7 @@ def assert_same_bits(one: Program, other: Program) -> None:
     ],
     ids=str,
 )
+@pytest.mark.sample(2)
 def test_training_equals_the_plain_program(options: dict[str, Any], pipelined: bool) -> None:
     program = chain(**options, accumulation_factor=5, pipelined=pipelined)
     pod, anchors = run(program)
@@ -139,6 +140,7 @@ def test_training_equals_the_plain_program(options: dict[str, Any], pipelined: b
     ("accumulation", "dropout", "reduction"),
     [slow((2, False, Reduction.SUM)), (3, True, Reduction.MEAN), (9, True, Reduction.SUM)],
 )
+@pytest.mark.sample(2)
 def test_pipelined_equals_sequential_to_the_bit(
     accumulation: int, dropout: bool, reduction: Reduction
 ) -> None:
@@ -158,6 +160,7 @@ def test_pipelined_equals_sequential_to_the_bit(
 @pytest.mark.parametrize(
     ("accumulation", "places"), [slow((1, [0, 1, 2, 3])), (7, [0, 1, 2, 3]), (5, [0, 1, 0])]
 )
+@pytest.mark.sample(2)
 def test_interleaved_equals_grouped_to_the_bit(accumulation: int, places: list[int]) -> None:
     more: dict[str, Any] = {"accumulation_factor": accumulation, "pipelined": True, "anchors": ANCHORS}
     reduction = Reduction.MEAN if accumulation == 7 else Reduction.SUM
@@ -394,6 +397,7 @@ def test_a_seed_moves_on_with_each_micro_batch() -> None:
     ],
     ids=str,
 )
+@pytest.mark.sample(3)
 def test_replicas_over_several_machines_give_the_same_bits(options: dict[str, Any], pipelined: bool) -> None:
     """The same three stages on IPUs 0, 1, 2 of one machine and on three of two, then four, machines."""
     more: dict[str, Any] = {**options, "accumulation_factor": 6, "pipelined": pipelined, "anchors": SPANNED}

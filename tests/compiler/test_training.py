@@ -47,6 +47,7 @@ def assert_equal_training(program: Program, options: CompileOptions | None = Non
     "update", [Sgd(), Sgd(own_group=frozenset({"w1"})), Momentum(), Adam(), NormScaled()], ids=str
 )
 @pytest.mark.parametrize("replicas", [8, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.sample(2)
 def test_rules(update: Any, replicas: int) -> None:
     assert_equal_training(mlp(replicas=replicas, accumulation_factor=2, update=update))
 

@@ -64,6 +64,7 @@ CASES = [("library", epilogue) for epilogue in EPILOGUES] + [
 
 
 @pytest.mark.parametrize(("form", "epilogue"), CASES)
+@pytest.mark.sample(2)
 def test_the_call_does_it(form: str, epilogue: str) -> None:
     x, w, bias, other, _ = arrays(form)
     after, follows = EPILOGUES[epilogue]

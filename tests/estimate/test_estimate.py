@@ -221,6 +221,7 @@ def _session(shares: Sequence[int], accumulation: int, recompute: bool) -> Any:
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(("ipus", "accumulation"), [(1, 1), (1, 4), (4, 16)])
+@pytest.mark.sample(5)
 def test_it_holds_what_the_compiler_says_a_training_program_holds(
     ipus: int, accumulation: int, recompute: bool
 ) -> None:

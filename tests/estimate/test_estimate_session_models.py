@@ -47,6 +47,7 @@ def answer(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dic
 
 @pytest.mark.parametrize("options", [(), ("--train",)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.sample(3)
 def test_a_model_without_outputs_is_estimated_as_one_with_its_loss_as_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: type, options: tuple[str, ...]
 ) -> None:

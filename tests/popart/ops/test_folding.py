@@ -59,6 +59,7 @@ def equations(made: onnx.ModelProto, x: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.sample(2)
 def test_one_product_and_one_addition_are_left(groups: int) -> None:
     x = RNG.normal(size=(1, 6, 20, 20)).astype(np.float32)
     made = model(groups)

@@ -257,6 +257,7 @@ def test_defaults_and_accessors():
     ],
     ids=["sgd1", "sgd2", "adam", "lamb", "adaptive"],
 )
+@pytest.mark.sample(2)
 def test_training_goes_on_from_a_saved_model_as_if_it_had_not_stopped(device_of, tmp_path, optimizer, states):
     """Two steps, save, load, two steps: the same bits as four steps, weights and state."""
     case = linear()

@@ -80,6 +80,7 @@ def train(chain, opts, batches, ipus, anchors=None, runs=1, optimizer=None):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.sample(2)
 def test_a_model_of_ipus_need_not_have_a_power_of_two(replicas):
     """Three stages on three IPUs for each replica: the bits of three stages on four."""
     chain, found = Chain([0, 1, 2]), []

@@ -27,6 +27,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("batches", "accumulation", "replicas"), LAYOUTS)
+@pytest.mark.sample(3)
 def test_values_and_shapes_in_training(device_of, batches, accumulation, replicas):
     """y, its gradient and the weight's, against NumPy that follows the weight through the batches."""
     case = linear()

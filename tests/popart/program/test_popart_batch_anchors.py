@@ -15,6 +15,7 @@ def data(*leading):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (8, 1), (2, 3)])
+@pytest.mark.sample(5)
 def test_reduced_gradients_are_what_the_update_sees(device_of, replicas, accumulation, dtype):
     case = linear(dtype)
     name = popart.reservedFinalReducedGradPrefix() + case.w

@@ -337,6 +337,7 @@ def test_named_tensors_alone_count():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("replicas", "accumulation"), [(1, 4), (2, 3), (4, 1)])
+@pytest.mark.sample(5)
 def test_running_mean_is_the_formula(dtype, replicas, accumulation):
     """``s <- s k / (k + 1) + mean over replicas / (k + 1)``, rounded to the accumulator's type each time."""
     rate = 0.01

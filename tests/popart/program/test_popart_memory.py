@@ -114,6 +114,7 @@ def test_norms_alone_are_recomputed() -> None:
 
 
 @pytest.mark.parametrize("rule", ["Pipeline", "RecomputeAll"])
+@pytest.mark.sample(2)
 def test_a_pipeline_that_recomputes_stashes_only_what_enters_its_stages(rule: str) -> None:
     def opts(**values: Any) -> popart.SessionOptions:
         return replicated(

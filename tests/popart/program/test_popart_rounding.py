@@ -47,6 +47,7 @@ def steps(replicas):
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.sample(2)
 def test_steps_too_small_for_the_last_place_are_not_lost(device_of, replicas):
     """Rounded to nearest the weights stand still; stochastically they move as float32 weights do."""
     case = linear("float16")
