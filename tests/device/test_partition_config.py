@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -118,6 +119,14 @@ DEVICE = {
 }
 
 
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Somebody listens where `write` says that machines are."""
+    with socket.create_server(("127.0.0.1", 0)) as machine:
+        monkeypatch.setitem(DEVICE, "server_port", machine.getsockname()[1])
+        yield
+
+
 def write(path: Path, gcd: int, *ipus: int) -> Path:
     devices = [{**DEVICE, "partition_ipu": ipu, "ipu": ipu % 4, "machine": ipu // 4} for ipu in ipus]
     text = json.dumps({"devices": devices, "attributes": {"GCD Id": str(gcd)}})
@@ -126,6 +135,7 @@ def write(path: Path, gcd: int, *ipus: int) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("listening")
 def test_files_say_where_ipus_are(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "PODRUN_RUNTIME_DIR": str(tmp_path)}
     assert config_files(home) == ()
@@ -141,6 +151,15 @@ def test_files_say_where_ipus_are(tmp_path: Path) -> None:
         assert connection.total_ipus == 2
     named = {**home, "IPUOF_VIPU_API_HOST": "127.0.0.1", "IPUOF_VIPU_API_PARTITION_ID": "p"}
     assert config_files({**named, "IPUOF_CONFIG_PATH": str(elsewhere)}) == ()
+
+
+def test_a_file_that_is_out_of_date_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "p_ipuof.conf", 0, 0, 1, 2, 3)
+    with pytest.raises(
+        ConfigError, match=r"no machine listens at 127.0.0.1:1, where .*p_ipuof.conf says"
+    ) as caught:
+        connect({"IPUOF_CONFIG_PATH": str(path), "PODRUN_RUNTIME_DIR": str(tmp_path)})
+    assert f"rm {path}" in str(caught.value.hint)
 
 
 @contextmanager

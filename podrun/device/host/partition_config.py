@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import json
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -24,6 +25,8 @@ from podrun.protos import vipu_pb2, vipu_pb2_grpc
 STARTING_STATES = ("PENDING", "PROVISIONING", "RESETTING")
 """States of a partition that is about to become ACTIVE: programs may start before their machines are up."""
 POLL_SECONDS = 0.05
+CONNECT_SECONDS = 5.0
+"""Longest wait for a machine that a file names to accept a connection."""
 
 
 def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:
@@ -68,8 +71,24 @@ def connect_files(environ: Mapping[str, str]) -> PortConnection:
     for other in by_gcd.values():
         if other is not config:
             config.devices.extend(other.devices)
+    _refuse_outdated(config, paths)
     token = make_token(environ, runtime_directory(environ))
     return _connection(config, paths[0].name.removesuffix(".conf").removesuffix("_ipuof"), token, own=False)
+
+
+def _refuse_outdated(config: vipu_pb2.PartitionConfig, paths: Sequence[Path]) -> None:
+    """Raise ConfigError if nothing listens where a file says that a machine is."""
+    for host, port in sorted({(device.ip, device.server_port) for device in config.devices}):
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+        except OSError as error:
+            named = ", ".join(map(str, paths))
+            raise ConfigError(
+                f"no machine listens at {host}:{port}, where {named} says that one is ({error.strerror or error}): the "
+                "partition was reset, moved or removed since",
+                hint="vipu list partitions shows which there are. Write it anew: vipu get partition NAME "
+                f"--ipuof-configs > {paths[0]}; or remove it: rm {paths[0]}",
+            ) from error
 
 
 def _read_config(path: Path) -> vipu_pb2.PartitionConfig:
