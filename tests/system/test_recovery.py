@@ -10,6 +10,7 @@ import pytest
 
 from podrun.record.events import read_record
 from podrun.record.incidents import incidents_of
+from podrun.vipu.discovery import Registry
 from tests.conftest import LEAK_SECONDS, Commands, tagged, wait_until
 from tests.system.conftest import PARTITION, START_SECONDS, _listens
 
@@ -167,6 +168,7 @@ def test_a_server_that_ends_in_a_recovery_ends_the_launch_with_a_record(
         *(PROGRAM.with_name("supervised.py"), "--checkpoints", tmp_path / "c"),
     )
     assert server.wait(LEAK_SECONDS) == -signal.SIGKILL
+    assert len(Registry(commands.runtime).sweep()) == 1, "the next service or launch clears up after it"
     assert done.returncode == 1, done.stderr
     assert "podrun: not started again: the recovery failed: no V-IPU server answers at" in done.stderr
     found = incidents_of(read_record(record))
