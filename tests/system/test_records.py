@@ -34,7 +34,10 @@ def test_a_replay_gives_the_same_incidents_to_the_byte(pod: Commands, tmp_path: 
     names = [path.with_name(f"{path.name}.incidents.json") for path in (record, again)]
     assert names[0].read_bytes() == names[1].read_bytes()
     (incident,) = json.loads(names[0].read_text())["incidents"]
-    assert (incident["faults"], incident["cost"]) == ([fault], {"lost_batches": 2})
+    assert (incident["faults"], incident["cost"]) == (
+        [fault],
+        {"lost_batches": 2, "stalled_seconds": 0.0},
+    )
     assert "resumed from batch 15" in incident["action"]
     goodput = json.loads(record.with_name("record.goodput.json").read_text())
     parts = [
