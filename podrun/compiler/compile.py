@@ -65,7 +65,7 @@ from podrun.core.executable import (
     VariableRole,
     numpy_dtype,
 )
-from podrun.core.names import WHOLE
+from podrun.core.names import WHOLE, library_errors_named
 from podrun.core.terminal import at, counted
 from podrun.device.xla.clients import instruction_set
 from podrun.private_apis.jax import one_context
@@ -107,7 +107,7 @@ def compile_program(
     def compile_now() -> Executable:
         if options.on_compile is not None:
             options.on_compile()
-        with one_context():
+        with library_errors_named(f"Compiling {program.name!r}"), one_context():
             return compilation.executable()
 
     if options.cache_directory is None:

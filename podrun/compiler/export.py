@@ -21,9 +21,9 @@ layers before it. Time to compile and time to run grow with the square of the de
 91 s of processor time to compile and 0.52 s for a batch; with materialised values 9 s and 0.16 s.
 
 A value is materialised by a call of the identity that XLA is told not to inline: its readers load it from memory. (XLA
-removes ``optimization_barrier`` before it fuses. Pieces with large convolutions have all their calls inlined, these
-too, when calls into oneDNN are put in.) A value that several equations read is materialised once a reader would
-otherwise recompute more than `LONGEST` equations. No program of few layers has one.
+removes ``optimization_barrier`` before it fuses.) A value that several equations read is materialised once a reader
+would otherwise recompute more than `LONGEST` equations, those that a call makes included. No program of few layers has
+one.
 """
 
 from __future__ import annotations
@@ -177,13 +177,17 @@ _SUMS = ("reduce_", "arg", "cum")
 
 def walled(jaxpr: Jaxpr) -> frozenset[Var]:
     """The variables to materialise."""
-    readers = Counter(v for e in jaxpr.eqns for v in {a for a in e.invars if not isinstance(a, Literal)})
-    chains: dict[Any, int] = {}  # The equations of each chain, one bit for each.
-    found = []
-    for index, equation in enumerate(jaxpr.eqns):
+    readers: Counter[Any] = Counter()
+    for equation in jaxpr.eqns:
+        readers.update(_reads(equation))
+    # The equations of each chain, one bit for each; those inside a call count as well.
+    chains: dict[Any, int] = {}
+    found, first = [], 0
+    for equation in jaxpr.eqns:
         chain = 0
         if not _ends_chains(equation):
-            chain = 1 << index
+            count = _size(equation)
+            chain, first = ((1 << count) - 1) << first, first + count
             for atom in equation.invars:
                 if not isinstance(atom, Literal):
                     chain |= chains.get(atom, 0)
@@ -193,6 +197,25 @@ def walled(jaxpr: Jaxpr) -> frozenset[Var]:
             else:
                 chains[variable] = chain
     return frozenset(found)
+
+
+def _size(equation: JaxprEqn) -> int:
+    """The equations that an equation comes to, those of a call included."""
+    return max(1, sum(_size(e) for jaxpr in jaxprs.inner_jaxprs(equation) for e in jaxpr.eqns))
+
+
+def _reads(equation: JaxprEqn) -> Counter[Any]:
+    """How many equations read each variable: of a call, those inside."""
+    found: Counter[Any] = Counter({a for a in equation.invars if not isinstance(a, Literal)})
+    (inner, *more) = (*jaxprs.inner_jaxprs(equation), None)
+    if isinstance(inner, Jaxpr) and not any(more) and len(inner.invars) == len(equation.invars):
+        inside: Counter[Any] = Counter()
+        for each in inner.eqns:
+            inside.update(_reads(each))
+        for outer, own in zip(equation.invars, inner.invars, strict=True):
+            if not isinstance(outer, Literal):
+                found[outer] = max(found[outer], inside[own])
+    return found
 
 
 def wall(value: Any) -> Any:

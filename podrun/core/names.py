@@ -16,9 +16,14 @@ holds, so that a reader of an executable sees what a buffer is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+import types
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from podrun.core.errors import InternalError, PodrunError
 
 BACKWARD = "transpose("
 """Begins the scope of every backward equation."""
@@ -231,3 +236,60 @@ def count_buffer(weight: str) -> str:
 def statistics_buffer(tensor: str) -> str:
     """The counts of one tracked gradient over a batch: float32 ``[2]``, below the edge and not."""
     return f"{STATISTICS}{tensor}"
+
+
+# --- errors from inside a library -------------------------------------------------------------------------------------
+
+_LIBRARIES = ("podrun", "jax", "jaxlib", "numpy", "onnx", "ml_dtypes", "opt_einsum", "scipy")
+_EQUATIONS = ("equation", "eqn")
+"""What frames that work on an equation call it: podrun's, and JAX's."""
+
+
+@contextlib.contextmanager
+def library_errors_named(doing: str) -> Iterator[None]:
+    """What a library raises inside becomes podrun's error: it says what was done, at which operator, and what helps.
+
+    Errors that are podrun's pass, and so do those that the program's own functions raise.
+    """
+    try:
+        yield
+    except (PodrunError, MemoryError):
+        raise
+    except Exception as error:
+        frames = _frames(error)
+        if not frames or not _is_inside(frames[-1]):
+            raise
+        scope = parse(next((found for frame in reversed(frames) if (found := _scope_of(frame))), ""))
+        label = scope.operator.label if scope.operator is not None else "/".join(scope.names)
+        at = f" at {label!r}{' (its gradient)' if scope.backward else ''}" if label else ""
+        said = str(error).strip().partition("\n")[0] or "no message"
+        raise InternalError(
+            f"{doing} failed{at}, inside a library: {type(error).__name__}: {said}",
+            hint="Give that operator other sizes or attributes, or take it out of the model to see whether the rest "
+            "compiles, and report it: PODRUN_TRACEBACK=full shows the frames.",
+        ) from error
+
+
+def _frames(error: BaseException) -> list[types.FrameType]:
+    """The frames that an error went through, the innermost last."""
+    found, at = [], error.__traceback__
+    while at is not None:
+        found.append(at.tb_frame)
+        at = at.tb_next
+    return found
+
+
+def _is_inside(frame: types.FrameType) -> bool:
+    """Whether a frame is podrun's or of a library that computes for it."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
+
+
+def _scope_of(frame: types.FrameType) -> str:
+    """The scope of the equation, or the name of the operator, that a frame works on; empty if it works on none."""
+    if label := getattr(frame.f_locals.get("node"), "label", ""):
+        return str(label)
+    for name in _EQUATIONS:
+        source = getattr(frame.f_locals.get(name), "source_info", None)
+        if source is not None and str(getattr(source, "name_stack", "")):
+            return str(source.name_stack)
+    return ""

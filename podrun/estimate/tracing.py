@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from podrun.core.errors import ConfigError, PodrunError, UsageError
 from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.core.names import library_errors_named
 from podrun.costmodel import plan_cache
 from podrun.costmodel.cost import cost_flat
 from podrun.costmodel.equations import FlatJaxpr
@@ -224,7 +225,8 @@ def _trace(
     train: bool,
 ) -> Traced:
     lowered = _lowered(model, layout.micro_batch, shapes, train=train)
-    flats = _flats(lowered, train=train)
+    with library_errors_named("Tracing the model"):
+        flats = _flats(lowered, train=train)
     options = PlanOptions(layout.partials_type, layout.proportion)
     reports = [cost_flat(flat, chip, options, results_stay=False) for flat in flats]
     waiting = [cost_flat(flat, chip, options) for flat in flats[1:]] or reports

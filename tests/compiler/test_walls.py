@@ -89,3 +89,22 @@ def test_gradients_behind_walls_are_those_without(few: Any) -> None:
     found, wanted = jax.tree.leaves(few(*values.values())), jax.jit(piece.function)(values)
     for name, value in zip(piece.outputs, found, strict=True):
         np.testing.assert_allclose(value, wanted[name], rtol=2e-2, atol=2e-3)
+
+
+def test_the_equations_of_a_call_count() -> None:
+    """Rounding is one call of many equations, and reads its operand several times."""
+
+    @jax.jit
+    def long(x: Any) -> Any:
+        for _ in range(LONGEST // 4):
+            x = jnp.sin(x) + x
+        return x
+
+    def chain(values: Any) -> Any:
+        x = values["x"]
+        for _ in range(4):
+            x = long(x)
+        return {"y": x}
+
+    piece = PieceFunction("piece", chain, {"x": jax.ShapeDtypeStruct((64, 64), jnp.float32)}, ("y",))
+    assert len(walled(trace_piece(piece).jaxpr.jaxpr)) == 1

@@ -105,3 +105,34 @@ def test_gradients_read_the_cut(form: str) -> None:
     compiled, _ = rewritten(derived, x, w, bias, other)
     for got, want in zip(compiled(x, w, bias, other), jax.jit(derived)(x, w, bias, other), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_walls_stay_where_convolutions_become_calls() -> None:
+    """A wall keeps later readers from working out a chain again; it may stand among images channels last."""
+    from podrun.compiler.export import wall
+
+    def network(x: Any, w: Any) -> Any:
+        y = wall(jnp.cos(lax.conv_general_dilated(jnp.sin(x), w, (1, 1), "SAME")))
+        return lax.conv_general_dilated(wall(y + y * 2), w, (1, 1), "SAME")
+
+    lowered = jax.jit(network).lower(jnp.ones((2, 8, 16, 16)), jnp.ones((8, 8, 3, 3)))
+    replaced = rewrite.rewrite(lowered)
+    text = lowered.as_text()
+    assert replaced == 2
+    assert text.count('inlineable = "false"') == 2
+    assert "optimization_barrier" not in text
+    # In the library's own order: nothing is transposed around a wall.
+    assert text.count("call @wall_0") == 2
+    assert "tensor<2x16x16x8xf32>) -> tensor<2x16x16x8xf32> {" in text
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
+def test_walls_stay_where_convolutions_are_too_small_or_halves(dtype: Any) -> None:
+    from podrun.compiler.export import wall
+
+    def network(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(wall(jnp.sin(x)), w, (1, 1), "SAME")
+
+    lowered = jax.jit(network).lower(jnp.ones((1, 4, 8, 8), dtype), jnp.ones((4, 4, 3, 3), dtype))
+    assert rewrite.rewrite(lowered, 1 << 40) == 0
+    assert 'inlineable = "false"' in lowered.as_text()

@@ -47,6 +47,7 @@ _NAMES = (
     "multiply",
     "negate",
     "not",
+    "optimization_barrier",
     "or",
     "power",
     "remainder",

@@ -135,8 +135,16 @@ def _is_zero(value: Any) -> bool:
     return float(producer.attributes["value"].get_splat_value().value) == 0
 
 
+_BARRIER = "stablehlo.optimization_barrier"
+_WALL = "mhlo.frontend_attributes"
+"""On calls that XLA must not inline: their results are in memory whatever reads them (`podrun.compiler.export`)."""
+
+
 def inline(ir: Any, module: Any) -> None:
-    """Replace calls by the called functions, so that operations stand beside those that define their operands."""
+    """Replace calls by the called functions, so that operations stand beside those that define their operands.
+
+    A wall becomes a barrier, which any rewrite may give another type; `rebuild_walls` makes calls of them again.
+    """
     functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in module.body.operations}
     queue = [op for op in nested(module.operation) if op.name == "func.call"]
     inlined = set()
@@ -145,6 +153,9 @@ def inline(ir: Any, module: Any) -> None:
         name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
         inlined.add(name)
         block = functions[name].operation.regions[0].blocks[0]
+        if _is_wall(call, block):
+            _barrier(ir, call)
+            continue
         values = dict(zip(block.arguments, call.operands, strict=True))
         for op in block:
             if op.operation.name == "func.return":
@@ -158,6 +169,43 @@ def inline(ir: Any, module: Any) -> None:
         call.erase()
     for name in sorted(inlined):
         functions[name].operation.erase()
+
+
+def _is_wall(call: Any, block: Any) -> bool:
+    """Whether a call is not to be inlined and its function gives back what it is given."""
+    held = _WALL in call.attributes and "inlineable" in str(call.attributes[_WALL])
+    return held and len(call.operands) == 1 and block.operations[0].operation.name == "func.return"
+
+
+def _barrier(ir: Any, call: Any) -> None:
+    kinds, attributes = [result.type for result in call.results], {_WALL: call.attributes[_WALL]}
+    with ir.InsertionPoint(call):
+        made = ir.Operation.create(
+            _BARRIER, results=kinds, operands=list(call.operands), attributes=attributes
+        )
+    for old, new in zip(call.results, made.results, strict=True):
+        old.replace_all_uses_with(new)
+    call.erase()
+
+
+def rebuild_walls(ir: Any, module: Any) -> None:
+    """Make calls of the identity, which XLA does not inline, of the barriers that `inline` left for walls."""
+    names: dict[str, str] = {}
+    for op in [o for o in nested(module.operation) if o.name == _BARRIER and _WALL in o.attributes]:
+        (value,), (result,) = op.operands, op.results
+        kind = str(result.type)
+        if kind not in names:
+            names[kind] = f"wall_{len(names)}"
+            text = f"func.func private @{names[kind]}(%0: {kind}) -> {kind} {{ return %0 : {kind} }}"
+            parsed = ir.Module.parse(text)  # It owns the function that is copied.
+            parsed.body.operations[0].operation.clone(ip=ir.InsertionPoint(module.body))
+        attributes = {"callee": ir.FlatSymbolRefAttr.get(names[kind]), _WALL: op.attributes[_WALL]}
+        with ir.InsertionPoint(op):
+            made = ir.Operation.create(
+                "func.call", results=[result.type], operands=[value], attributes=attributes
+            )
+        result.replace_all_uses_with(made.results[0])
+        op.erase()
 
 
 def rename(op: Any, values: Any) -> None:

@@ -162,7 +162,7 @@ class PieceCache:
         if calls:
             simplify_sums(lowered.compiler_ir("stablehlo"))
         with self._first_on_host(key):
-            call = _compile(lowered)
+            call = _compile(lowered, computation.name)
         if shared:
             call = callable_across_clients(call, in_place)
         device = two_thread_device() if shared else one_thread_device()
@@ -330,10 +330,18 @@ def _kinds(lowered: Any) -> tuple[tuple[int, np.dtype[Any]], ...]:
     return tuple((math.prod(each.shape), np.dtype(each.dtype)) for each in both)
 
 
-def _compile(lowered: Any) -> Callable[..., Any]:
+def _compile(lowered: Any, name: str) -> Callable[..., Any]:
     jax: Any = importlib.import_module("jax")
-    with jax.enable_x64(True), written_to_cache():
-        call: Callable[..., Any] = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
+    try:
+        with jax.enable_x64(True), written_to_cache():
+            call: Callable[..., Any] = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
+    except jax.errors.JaxRuntimeError as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ApplicationRuntimeError(
+            f"XLA cannot compile piece {name!r} of the program: {said}",
+            hint="Where memory ran out, take a smaller micro-batch; otherwise report it: PODRUN_TRACEBACK=full shows "
+            "the frames.",
+        ) from error
     return call
 
 

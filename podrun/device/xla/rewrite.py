@@ -21,7 +21,7 @@ from podrun.device.xla.convolutions import (
     available,
     call,
 )
-from podrun.device.xla.epilogues import Epilogue, inline, match, nested
+from podrun.device.xla.epilogues import Epilogue, inline, match, nested, rebuild_walls
 from podrun.private_apis.jax import convolution_axes, convolutions_problem, mlir
 
 __all__ = ["available", "rewrite"]
@@ -39,19 +39,25 @@ def rewrite(lowered: Any, least: int = 0, parts: int = 1) -> int:
         return 0
     module, ir = lowered.compiler_ir("stablehlo"), mlir()
     if not any(op.name == "stablehlo.convolution" for op in nested(module.operation)):
-        return 0  # And calls stay calls: some are walls (`podrun.compiler.export`).
+        return 0
     with module.context, ir.Location.unknown():
         inline(ir, module)
-        found = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]
-        for op in found:
-            _drop_taps(ir, op)
-        sites = [site for op in found if (site := _recognise(ir, op)) is not None]
-        if not sites or sum(site.products for site in sites) < least or not available():
-            return 0
-        count = sum(_replace(ir, site, parts) for site in sites)
-    if count:
-        sink_transposes(module)
+        count = _replaced(ir, module, least, parts)
+        if count:
+            sink_transposes(module)
+        rebuild_walls(ir, module)
     return count
+
+
+def _replaced(ir: Any, module: Any, least: int, parts: int) -> int:
+    """The number of convolutions that became calls of the library."""
+    found = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]
+    for op in found:
+        _drop_taps(ir, op)
+    sites = [site for op in found if (site := _recognise(ir, op)) is not None]
+    if not sites or sum(site.products for site in sites) < least or not available():
+        return 0
+    return sum(_replace(ir, site, parts) for site in sites)
 
 
 def _drop_taps(ir: Any, op: Any) -> None:

@@ -16,6 +16,7 @@ import onnx
 from podrun.compiler.program import tap
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import TensorSpec
+from podrun.core.names import library_errors_named
 from podrun.onnx_models.lowering.evaluate import Environment, TraceSession, run_graph, widened
 from podrun.onnx_models.lowering.graph import (
     OperatorGraph,
@@ -82,6 +83,7 @@ class Lowered:
         return values | {in_float32(name): value for name, value in wide.items()}
 
 
+@library_errors_named("Reading the model")
 def lower(
     model: onnx.ModelProto,
     *,
