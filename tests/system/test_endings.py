@@ -65,7 +65,7 @@ def test_podrun_stop_ends_a_launch_as_ctrl_c_does(pod: Commands) -> None:
     until_stepping(process)
     listed = pod.run("podrun", "ps")
     assert f" {PARTITION} " in listed.stdout
-    assert "small.py" in listed.stdout
+    assert "podrun --num-replicas=16" in listed.stdout
     stopped = pod.run("podrun", "stop", PARTITION)
     assert (stopped.returncode, stopped.stdout) == (0, f"{PARTITION} ended\n"), stopped.stderr
     _, err = process.communicate(timeout=15)
