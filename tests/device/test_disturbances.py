@@ -16,7 +16,6 @@ from podrun.core.errors import (
     GraphMemoryAllocationError,
     RecoverableRuntimeError,
     StreamMemoryAllocationError,
-    UnknownRuntimeError,
     UnrecoverableRuntimeError,
     UsageError,
 )
@@ -146,14 +145,7 @@ def test_what_only_takes_time_leaves_results_alone(pieces: PieceCache, undisturb
     [
         ("ipu:5@during=load:soft-error", RecoverableRuntimeError),
         ("ipu:1@during=read:tile-parity", RecoverableRuntimeError),
-        ("machine:1@batch=2:connection-lost", UnrecoverableRuntimeError),
-        ("machine:1@batch=2:gateway-lost", UnrecoverableRuntimeError),
-        ("machine:1@batch=2:streaming-memory", RecoverableRuntimeError),
-        ("link:2-3@batch=2:flapping", RecoverableRuntimeError),
-        ("ipu:1@batch=2:host-sync-timeout", UnknownRuntimeError),
-        ("ipu:1@batch=2:bank-conflict", ApplicationRuntimeError),
         ("ipu:6@rate=1,seed=1:trap", ApplicationRuntimeError),
-        ("network:0-1@batch=2:partitioned", UnknownRuntimeError),
         ("ipu:5@during=load:out-of-memory", GraphMemoryAllocationError),
         ("machine:1@during=load:out-of-memory", StreamMemoryAllocationError),
     ],
