@@ -44,6 +44,7 @@ from podrun.poptorch.session_model import (
 from podrun.poptorch.session_optimizers import session_optimizer
 from podrun.poptorch.session_options import anchor_type, session_options, session_patterns
 from podrun.poptorch.strategies import PHASED, PIPELINED, PipelinedExecution
+from podrun.private_apis.torch import unvalidated_distributions
 from podrun.session.dataflow import DataFlow
 from podrun.session.session import InferenceSession, TrainingSession
 
@@ -220,7 +221,7 @@ def capture_module(
     if isinstance(strategy, PipelinedExecution):
         strategy.restart()
     annotations = CaptureAnnotations(strategy)
-    with following(annotations):
+    with following(annotations), unvalidated_distributions():
         try:
             found = capture(module, args, kwargs, supported=supported, placement=annotations.placement)
         except RuntimeError as error:

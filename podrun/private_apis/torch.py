@@ -31,6 +31,7 @@ REQUIRED: dict[str, str] = {
     "torch._C.DispatchKeySet": "names the dispatch keys that are left out",
     "torch._C.DispatchKey": "names one dispatch key",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "tells whether an operator has a composite form",
+    "torch.distributions.Distribution._validate_args": "whether distributions look at their parameters' values",
     "torch._decomp.global_decomposition_table": "torch's decompositions of operators",
     "torch._decomp.core_aten_decompositions": "torch's decompositions into its core operators",
 }
@@ -101,6 +102,19 @@ def decompositions() -> Mapping[Any, Any]:
     """Torch's decompositions, by operator. Collecting them takes 0.3 s."""
     tables = _need("torch._decomp.global_decomposition_table")
     return {**tables["post_autograd"], **_need("torch._decomp.core_aten_decompositions")()}
+
+
+@contextlib.contextmanager
+def unvalidated_distributions() -> Iterator[None]:
+    """Let torch.distributions not look at the values of their parameters, unless a program asks for it by
+    ``validate_args``."""
+    distribution = torch.distributions.Distribution
+    before: bool = _need("torch.distributions.Distribution._validate_args")
+    distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        distribution.set_default_validate_args(before)
 
 
 def note_step(optimizer: Any) -> None:

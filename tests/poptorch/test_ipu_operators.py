@@ -96,6 +96,19 @@ def test_constants_go_to_the_device_of_an_input() -> None:
     assert torch.equal(on_ipu(both, torch.ones(2, 2)), torch.ones(2, 2))
 
 
+def test_distributions_do_not_look_at_values_in_forward() -> None:
+    def divergence(module: Any, x: Any) -> Any:
+        q = torch.distributions.Normal(x, torch.exp(x))
+        p = torch.distributions.Normal(torch.zeros_like(x), torch.ones_like(x))
+        return torch.distributions.kl_divergence(q, p), q.log_prob(x), q.rsample().shape[0]
+
+    x = torch.linspace(-1, 1, 4)
+    found, expected = on_ipu(divergence, x), divergence(None, x)
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(x, -torch.exp(x))
+
+
 class AroundTheHost(torch.nn.Module):
     """Two functions of the host, one of numpy and one with parameters of the model, between layers of the IPU."""
 
