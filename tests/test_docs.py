@@ -241,7 +241,10 @@ def _profile_and_model(folder: Path) -> None:
     )
 
 
-def test_the_first_program_of_the_page_about_popart_runs(tmp_path: Path) -> None:
+def test_the_first_program_of_the_page_about_popart_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path / "no servers"))
     import podrun.popart as popart
 
     page = (ROOT / "docs/popart.md").read_text(encoding="utf-8")
