@@ -108,6 +108,22 @@ def machine_pid(client: VipuClient, index: int) -> int:
     return pid
 
 
+def check_that_it_moves(client: VipuClient) -> None:
+    """A relocatable partition becomes active on another machine when its own is killed."""
+    client.create_partition(Requirements("p", 4, relocatable=True))
+    client.wait_for_state("p", {S.ACTIVE}, 60)
+    before = client.get_partition("p")
+    os.kill(machine_pid(client, 0), signal.SIGKILL)
+    end = time.monotonic() + 60
+    while (now := client.get_partition("p")).state is not S.ACTIVE or now.generation == before.generation:
+        assert time.monotonic() < end
+        select.select([], [], [], 0.02)
+    assert now.generation == before.generation + 1
+    assert now.agents != before.agents
+    (report,) = client.machine_reports("p")
+    assert (report.state, report.agent_id) == ("up", now.agents[0])
+
+
 def test_recovery_and_a_clean_stop(server: Server) -> None:
     with server.client() as client:
         client.create_partition(Requirements("p", 16, reconfigurable=True))
@@ -133,6 +149,9 @@ def test_recovery_and_a_clean_stop(server: Server) -> None:
             check=True,
         )
         assert 4 * len(json.loads(monitor.stdout)["cards"]) == 16
+        client.remove_partition("p")
+        client.wait_for_state("p", {S.REMOVED}, 60)
+        check_that_it_moves(client)
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(30) == 0
     assert server.ended(10)
