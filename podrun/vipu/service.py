@@ -62,7 +62,6 @@ from podrun.vipu.types import (
     Requirements,
     ReservationInfo,
     ServerVersion,
-    agent_json,
     allocation_json,
     cluster_json,
     partition_json,
@@ -73,6 +72,7 @@ from podrun.vipu.views import (
     ViewCache,
     agent_info,
     agent_statuses,
+    agent_text,
     changes_told,
     cluster_info,
     ipuof_config,
@@ -121,6 +121,7 @@ class Service:
         )
         self._partition_infos: ViewCache[Partition, PartitionInfo] = ViewCache()
         self._agent_infos: ViewCache[AgentStatus, AgentInfo] = ViewCache()
+        self._agent_texts: ViewCache[AgentInfo, str] = ViewCache()
         self.serving = False  # True once earlier machines are taken over.
         self._signs = SignsOfLife()
         self._rounds = [Rounds("podrun-rounds", ROUND_S, self.look_around)]
@@ -463,7 +464,9 @@ class Service:
 
     def _tell_of_agents(self) -> dict[str, str]:
         """Tell those who watch which agents have changed; the JSON of all."""
-        there = {info.agent_id: json.dumps(agent_json(info)) for info in self.agents()}
+        infos = self.agents()
+        texts = self._agent_texts.all((i.agent_id, i, partial(agent_text, i)) for i in infos)
+        there = {info.agent_id: text for info, text in zip(infos, texts, strict=True)}
         self.events.tell("machine", there)
         return there
 

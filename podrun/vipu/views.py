@@ -32,6 +32,7 @@ from podrun.vipu.types import (
     QueueInfo,
     ReservationInfo,
     UserInfo,
+    agent_json,
     partition_json,
 )
 
@@ -305,6 +306,11 @@ def changes_told(
             yield "partition", name, text, entry.needs.allocation
         elif name not in change.partitions:
             yield "partition", name, "", allocations.get(name, "")
+
+
+def agent_text(info: AgentInfo) -> str:
+    """The JSON of an agent, for those who watch."""
+    return json.dumps(agent_json(info))
 
 
 def json_by_name(entries: Iterable[Named], plain: Callable[[Named], dict[str, Any]]) -> dict[str, str]:
