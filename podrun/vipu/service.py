@@ -109,7 +109,7 @@ class Service:
         self.store, self.pool = store, machine_pool
         self._clock = clock or steady_clock()
         self._lock = threading.RLock()
-        self._agents_lock = threading.RLock()
+        self._agents_lock, self._telling = threading.RLock(), threading.Lock()
         state = store.load(cluster)
         self._lease = store.lead()
         self._allocator = Allocator(
@@ -464,11 +464,12 @@ class Service:
 
     def _tell_of_agents(self) -> dict[str, str]:
         """Tell those who watch which agents have changed; the JSON of all."""
-        infos = self.agents()
-        texts = self._agent_texts.all((i.agent_id, i, partial(agent_text, i)) for i in infos)
-        there = {info.agent_id: text for info, text in zip(infos, texts, strict=True)}
-        self.events.tell("machine", there)
-        return there
+        with self._telling:  # What was looked at first is told first.
+            infos = self.agents()
+            texts = self._agent_texts.all((i.agent_id, i, partial(agent_text, i)) for i in infos)
+            there = {info.agent_id: text for info, text in zip(infos, texts, strict=True)}
+            self.events.tell("machine", there)
+            return there
 
     def _all_there_is(self) -> list[Told]:
         """The present state, for those who begin to watch."""
