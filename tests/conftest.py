@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -33,6 +34,9 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(_number, lambda *_: None)
 # Tests plan anew, and leave no plans behind.
 os.environ["PODRUN_PLAN_CACHE"] = "off"
+# Tests of one process find no service or machine that this host runs for others. Short: sockets lie below it.
+_RUNTIME = tempfile.TemporaryDirectory(prefix="podrun-")
+os.environ["PODRUN_RUNTIME_DIR"] = _RUNTIME.name
 LEAK_SECONDS = 5.0
 """Seconds that a process on its way out may take before it counts as left behind."""
 
