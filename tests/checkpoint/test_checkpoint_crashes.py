@@ -82,6 +82,7 @@ def resumed(disk: CrashDisk, count: int = 1, *, fallback: bool = False) -> int |
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.sample(3)
 def test_a_kill_at_any_byte_leaves_the_last_good_checkpoint(count: int, keep: int) -> None:
     before = CrashDisk()
     save(before, [5, 10], count, keep)

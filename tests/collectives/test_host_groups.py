@@ -77,6 +77,7 @@ def test_same_bits_as_on_one_host(names: str, size: int, dtype: str, reduction: 
 
 @pytest.mark.parametrize("names", ["AB", "ABB", "ABC"])
 @pytest.mark.parametrize("near", [True, False])
+@pytest.mark.sample(5)
 def test_many_pieces_through_small_buffers(monkeypatch: pytest.MonkeyPatch, names: str, near: bool) -> None:
     """As long vectors travel: between near hosts through small buffers, more pieces than one call sends."""
     monkeypatch.setattr(mesh, "NEAR", 1.0 if near else 0.0)

@@ -21,6 +21,7 @@ from podrun.collectives import Group, Reduction, plans
         ("handover_plan", 3),
     ],
 )
+@pytest.mark.sample(5)
 def test_every_way_of_reducing_gives_the_same_bits(
     way: str, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def test_all_reduce_sums_in_order_of_replicas(kind: str, replicas: int) -> None:
 
 @pytest.mark.parametrize("operator", list(Combination))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.sample(2)
 def test_every_operator(operator: Combination, dtype: str) -> None:
     replicas, groups = 8, replica_groups(8, GroupKind.ORTHOGONAL, 4)
     x = data(replicas, dtype)

@@ -170,6 +170,7 @@ def spanning(replicas: int, places: Sequence[int], ipus: int, pipelined: bool = 
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_collectives_of_replicas_that_span_machines(
     pipelined: bool, small: tuple[int, ...], large: tuple[int, ...]
 ) -> None:

@@ -129,6 +129,7 @@ def test_groups_train_apart(kind: str, replicas: int, accumulation: int) -> None
 @pytest.mark.parametrize(
     "rule", [Sgd(), Adam(), NormScaled(), Clipped()], ids=lambda rule: type(rule).__name__
 )
+@pytest.mark.sample(3)
 def test_every_kind_of_rule_updates_each_group_by_itself(rule: Any) -> None:
     program = mlp(replicas=8, update=rule)
     program = grouped(program, dict.fromkeys(program.parameters, group_of(ORTHOGONAL, 8, 4)))
@@ -235,6 +236,7 @@ def test_inference_uses_each_groups_constants() -> None:
         *(pytest.param(p, r, marks=pytest.mark.slow) for p, r in (([0, 1, 0, 1], 2), ([0, 1, 2, 3], 8))),
     ],
 )
+@pytest.mark.slow
 def test_groups_over_pipelines(places: list[int], replicas: int) -> None:
     """Replicas of several IPUs, several to a machine and over machines: pipelined is sequential to the bit."""
     found = []
@@ -261,6 +263,7 @@ def test_groups_over_pipelines(places: list[int], replicas: int) -> None:
         )
 
 
+@pytest.mark.slow
 def test_groups_of_replicas_that_span_machines() -> None:
     program = chain(list(range(8)), replicas=2, accumulation_factor=8, update=Momentum(), pipelined=True)
     program = grouped(program, {"w0": (0, 1), "w7": (0, 1)})

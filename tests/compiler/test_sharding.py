@@ -266,6 +266,7 @@ def _in_flight(
     return losses
 
 
+@pytest.mark.slow
 def test_stages_need_not_be_named_for_the_same_bits() -> None:
     plain = chain([0, 1, 2], stages=False, accumulation_factor=4, anchors=ANCHORS)
     named = chain([0, 1, 2], accumulation_factor=4, anchors=ANCHORS)

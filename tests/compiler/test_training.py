@@ -157,6 +157,7 @@ LAYOUTS = st.fixed_dictionaries(
 
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(drawn=LAYOUTS)
+@pytest.mark.slow
 def test_generated_layouts(drawn: dict[str, Any]) -> None:
     replicas, ipus = drawn["layout"]
     program = mlp(

@@ -271,6 +271,7 @@ def trained(
         ("machine:2@batch=2:lost", UnrecoverableRuntimeError, "machine 2"),
     ],
 )
+@pytest.mark.sample(3)
 def test_all_hear_of_a_fault(
     pieces: PieceCache, instances: int, fault: str, kind: type[PoplarError], says: str
 ) -> None:

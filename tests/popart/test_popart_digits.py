@@ -98,6 +98,7 @@ main(sys.argv[2:])
     ],
     ids=["1 thread", "3 threads", "8 threads and other libraries"],
 )
+@pytest.mark.sample(2)
 def test_bits_do_not_depend_on_what_the_process_computed_before(tmp_path, model, before, environment):
     """JAX's own client keeps the threads that it started with, so each number of them takes a process."""
     short = ["--epochs", "1", "--replicas", "4", "--seed", "1", "--model", model]

@@ -74,6 +74,7 @@ def test_eight_stages_are_faster_than_eight_shards_on_the_modelled_ipus():
 @pytest.mark.parametrize(
     "rounds", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["nearest", "stochastic"]
 )
+@pytest.mark.slow
 def test_the_loss_scale_and_rounding_move_on_with_every_machine(rounds):
     """Two replicas whose layers lie on the first and the second machine, against both layers on one machine."""
     seen = []

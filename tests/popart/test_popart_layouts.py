@@ -136,6 +136,7 @@ def test_many_generated_layouts(layout: Layout) -> None:
     check(layout)
 
 
+@pytest.mark.slow
 def test_replicas_of_eight_ipus() -> None:
     check(Layout(stages=4, ipus=8, replicas=2, accumulation=12))
 

@@ -77,6 +77,7 @@ def sgd_of(case, const, combined=True, loss_scaling=1.0, **kwargs):
 @pytest.mark.parametrize("const", [True, False], ids=["const", "streamed"])
 @pytest.mark.parametrize("combined", [True, False], ids=["combined", "separate"])
 @pytest.mark.parametrize("case", SGD_CASES, ids=str)
+@pytest.mark.sample(5)
 def test_sgd(case, combined, const, dtype):
     compare(
         drive(sgd_of(case, const, combined), dtype),
@@ -144,6 +145,7 @@ ADAM_CASES = {
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain-state", "scaled-state"])
 @pytest.mark.parametrize("decay", ["none", "decay", "l2"])
 @pytest.mark.parametrize("case", ADAM_CASES)
+@pytest.mark.sample(5)
 def test_adam(case, decay, scaled, dtype):
     mode, extra = ADAM_CASES[case]
     wd = 0.0 if decay == "none" else 0.1

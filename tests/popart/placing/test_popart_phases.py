@@ -162,6 +162,7 @@ def test_numbers_are_those_of_the_same_pieces_without_phases(replicas, accumulat
         np.testing.assert_allclose(plain[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_phases_over_two_machines():
     """The same phases on virtual graphs of two machines give the same bits. (With several replicas folding differs.)"""
     near = train(Chain(phases=range(LAYERS)), phased(LAYERS, 2, 1, 2), 2)

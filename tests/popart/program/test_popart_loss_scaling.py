@@ -107,6 +107,7 @@ QUICK = [(0, 3), (1, 0), (2, 2), (3, 1)]
         for j, layout in enumerate(LAYOUTS)
     ],
 )
+@pytest.mark.sample(3)
 def test_scale_and_weights_follow_the_formula(settings, tracked, replicas, accumulation):
     case = linear("float16")
     made = scaled(replicated(replicas, accumulation), **settings)
@@ -228,6 +229,7 @@ def test_an_infinite_gradient_halves_the_scale():
     ],
     ids=["momentum", "adam", "adaptive", "clipped"],
 )
+@pytest.mark.sample(3)
 def test_a_scale_that_moves_gives_what_a_fixed_one_gives(optimizer):
     """Powers of two are exact, so as long as nothing overflows the weights are equal to the bit."""
     results = []
@@ -406,6 +408,7 @@ def two_layers(virtual):
 
 
 @pytest.mark.parametrize("pipelined", [False, True], ids=["sharded", "pipelined"])
+@pytest.mark.sample(2)
 def test_several_ipus_give_what_one_gives(pipelined):
     seen = []
     for ipus in (1, 2):

@@ -128,6 +128,7 @@ def test_with_synthetic_data_the_state_is_empty(device_of):
         session.setRNGState([1, 2])
 
 
+@pytest.mark.slow
 def test_sharded_programs_round_and_move_on(device_of):
     builder = popart.Builder()
     x = builder.addInputTensor(popart.TensorInfo("FLOAT16", [2, 4]))
@@ -296,6 +297,7 @@ def halves_on_two_ipus(mode, scaled):
         pytest.param("Interleaved", True, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_pipelines_round_as_sharded_programs_do(mode, scaled):
     """Bits belong to operators and micro-batches: it does not matter when and where their stages run."""
     for found, wanted in zip(

@@ -128,6 +128,7 @@ def test_it_drops_out_as_training_does_and_training_draws_on_from_there(device_o
         pytest.param(8, Way(), True, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_each_replica_s_statistics_move_on_from_its_own(monkeypatch, replicas, way, grouped):
     """Through training and forward runs in turn; weights stand still, so that NumPy knows what is normalised."""
     grouping = popart.VariableSettings(popart.CommGroup(popart.CommGroupType.Orthogonal, replicas // 2))
