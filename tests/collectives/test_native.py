@@ -84,6 +84,7 @@ def test_waiting_can_be_interrupted() -> None:
 
 @pytest.mark.system
 @needs_module
+@pytest.mark.slow
 def test_processes_with_and_without_it_get_the_same_bits() -> None:
     """Processes look for one another, as threads never do; one of them has no module at all."""
     paths = ("c", "c", "python", "c")

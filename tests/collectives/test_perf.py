@@ -75,6 +75,7 @@ def test_a_measurement_with_real_processes(extra: list[str], tmp_path: Path) -> 
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_one_table_for_each_operation(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     sizes = ["-g", "2", "-b", "96", "-e", "96", "--seconds", "0.0005"]

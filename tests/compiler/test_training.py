@@ -53,6 +53,7 @@ def test_rules(update: Any, replicas: int) -> None:
 
 
 @pytest.mark.parametrize(("replicas", "ipus"), [(1, 1), (3, 1), (2, 4), (16, 1)])
+@pytest.mark.sample(3)
 def test_layouts(replicas: int, ipus: int) -> None:
     pod = assert_equal_training(mlp(replicas=replicas, ipus_per_replica=ipus))
     assert pod.executable.layout.machines == max(1, replicas * ipus // 4)

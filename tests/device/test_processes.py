@@ -174,6 +174,7 @@ def test_a_machine_that_dies_is_reported_everywhere_within_seconds(pod: Pod) -> 
             process.communicate()
 
 
+@pytest.mark.slow
 def test_a_machine_killed_between_runs(pod: Pod) -> None:
     connection = pod.connect()
     assert connection.try_attach(request(PAIR)) is None

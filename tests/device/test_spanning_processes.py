@@ -25,6 +25,7 @@ from .test_spanning import ANCHORS, SEEN, assert_same, inputs_of, outcome
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.slow
 def test_stages_in_processes_give_the_bits_of_one_machine_and_hear_of_a_lost_one(
     tmp_path: Path, pieces: PieceCache
 ) -> None:

@@ -77,6 +77,7 @@ def test_text_networks_have_the_published_sizes() -> None:
         assert parameters(models.build(name, size=64)) == tables + layers + h * h + 3 * h, name
 
 
+@pytest.mark.slow
 def test_resnet18_computes_what_onnxruntime_computes() -> None:
     runtime = pytest.importorskip("onnxruntime")
     built = models.build("resnet18", batch=2, size=64, weights=models.Random(seed=1))

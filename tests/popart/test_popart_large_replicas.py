@@ -31,6 +31,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("optimizer", [None, clipped], ids=["sgd", "clipping by the norm of all weights"])
+@pytest.mark.sample(2)
 def test_a_pipeline_over_two_machines_trains_as_on_one(optimizer):
     found = []
     for places, ipus in (([0, 3, 4, 7], 8), ([0, 1, 2, 3], 4)):
@@ -62,6 +63,7 @@ def test_inference_over_two_machines():
         np.testing.assert_array_equal(value, wanted, err_msg=name)
 
 
+@pytest.mark.slow
 def test_eight_stages_are_faster_than_eight_shards_on_the_modelled_ipus():
     chain = Chain(list(range(8)))
     more = {"enableGradientAccumulation": True, "accumulationFactor": 16}

@@ -363,6 +363,7 @@ def check(case: Mixed, way: Way) -> None:
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.slow
 def test_halves_in_loops_and_branches_over_instances_and_hosts() -> None:
     """With a running mean, whose accumulator has to be read where it is added to."""
     case = Mixed(

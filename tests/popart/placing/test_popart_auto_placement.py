@@ -119,6 +119,7 @@ def test_too_few_operators():
         session(builder.getModelProto(), loss, 4, virtualGraphMode=AUTO)
 
 
+@pytest.mark.slow
 def test_pieces_are_stages_of_a_pipeline():
     sharded = trained(uneven(), 4, virtualGraphMode=AUTO, accumulation=8)
     pipelined = trained(uneven(), 4, virtualGraphMode=AUTO, enablePipelining=True, accumulation=8)

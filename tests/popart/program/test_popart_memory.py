@@ -102,6 +102,7 @@ def test_annotated_outputs_are_recomputed_and_others_are_not() -> None:
     assert some.getReport().cycles > plain.getReport().cycles
 
 
+@pytest.mark.slow
 def test_norms_alone_are_recomputed() -> None:
     model = network(norm=True)
     plain = session(model, options())
