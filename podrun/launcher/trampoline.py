@@ -16,6 +16,7 @@ CANNOT_EXECUTE, NOT_FOUND = 126, 127  # The exit code that a shell gives.
 
 
 def main() -> None:
+    """Run the program of the command line in this process, bound to the life of the parent that it names."""
     parent, program = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # podrun ended before the line above ran.

@@ -980,7 +980,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RemoveCluster(self, request, context):
-        """Take a cluster without partitions apart, with the allocation of its name.
+        """Remove a cluster without partitions, and the allocation of its name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -287,14 +287,14 @@ remove_agent = _named(
     "remove",
     "agent",
     "removed",
-    "Take an IPU-M2000 that is in no cluster away.",
+    "Remove an IPU-M2000 that is in no cluster.",
     lambda client, name: client.remove_agent(name),
 )
 remove_cluster = _named(
     "remove",
     "cluster",
     "removed",
-    "Take a cluster without partitions apart, with the allocation of its name.",
+    "Remove a cluster without partitions, and the allocation of its name.",
     lambda client, name: client.remove_cluster(name),
 )
 remove_reservation = _named(

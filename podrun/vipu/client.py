@@ -371,7 +371,7 @@ class VipuClient:
         self._call(self._admin.CreateCluster, self._pb.CreateClusterRequest(cluster=cluster))
 
     def remove_cluster(self, name: str) -> None:
-        """Take a cluster without partitions apart; its agents are in none then."""
+        """Remove a cluster without partitions. Its agents stay, in no cluster."""
         self._call(self._admin.RemoveCluster, self._pb.RemoveClusterRequest(cluster_id=name))
 
     def create_agent(self, name: str, host: str, port: int = 8080) -> None:
@@ -380,7 +380,7 @@ class VipuClient:
         self._call(self._admin.CreateAgent, request)
 
     def remove_agent(self, name: str) -> None:
-        """Take an IPU-M2000 that is in no cluster away."""
+        """Remove an IPU-M2000 that is in no cluster."""
         self._call(self._admin.RemoveAgent, self._pb.RemoveAgentRequest(agent_id=name))
 
     def list_allocations(self) -> list[AllocationInfo]:

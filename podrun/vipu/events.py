@@ -268,7 +268,7 @@ class RemoveReservation:
 
 @dataclass(frozen=True, slots=True)
 class CreateAgent:
-    """Request: a further IPU-M2000, in no cluster."""
+    """Request: add an IPU-M2000. It belongs to no cluster at first."""
 
     name: str
     host: str
@@ -277,7 +277,7 @@ class CreateAgent:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAgent:
-    """Request: take an IPU-M2000 that is in no cluster away."""
+    """Request: remove an IPU-M2000 that is in no cluster."""
 
     name: str
 
@@ -285,7 +285,7 @@ class RemoveAgent:
 @dataclass(frozen=True, slots=True)
 class CreateCluster:
     """Request: join agents that are in no cluster by links. ``ilds``: IPU-Link domains, of equal size; ``gateway``: how
-    they are joined, None: as is usual for so many."""
+    the domains are joined; None: by the default for their number."""
 
     name: str
     agents: tuple[str, ...]
@@ -296,7 +296,7 @@ class CreateCluster:
 
 @dataclass(frozen=True, slots=True)
 class RemoveCluster:
-    """Request: take a cluster apart; its agents are in none then."""
+    """Request: remove a cluster. Its agents stay, in no cluster."""
 
     name: str
 

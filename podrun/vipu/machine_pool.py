@@ -110,7 +110,7 @@ class MachinePool(Protocol):
         """Prepare the pool; ``on_lost`` is called for machines that end by themselves."""
 
     def arrange(self, pod: Cluster) -> None:
-        """The POD has these agents and clusters now."""
+        """Continue with a changed POD: its present agents and clusters."""
 
     def adopt(self, wanted: Collection[MachineUse]) -> dict[MachineUse, int] | None:
         """Take over the machines that an earlier server of the lease's POD left. Machines of ``wanted`` uses go on; the

@@ -152,7 +152,7 @@ def _serial(agent: str, taken: Collection[str]) -> str:
 
 
 def remove_agent(draft: Allocator, event: ev.RemoveAgent) -> list[Instruction]:
-    """Take an agent away. Raises ConflictError if a cluster or a reservation has it."""
+    """Remove an agent. Raises ConflictError if a cluster or a reservation has it."""
     draft.check_agent(event.name)
     cluster = draft.cluster.clusters_by_agent.get(event.name)
     if cluster is not None:
@@ -232,7 +232,7 @@ def _links_of(event: ev.CreateCluster) -> Topology:
 
 
 def remove_cluster(draft: Allocator, event: ev.RemoveCluster) -> list[Instruction]:
-    """Take a cluster apart, with the allocation of its name. Raises ConflictError if partitions, requests or other
+    """Remove a cluster and the allocation of its name. Raises ConflictError if partitions, requests or other
     allocations are in it."""
     cluster = draft.find_cluster(event.name)
     agents = {agent.id for agent in cluster.agents}

@@ -144,7 +144,7 @@ class Buffers:
         return self._as_it_stands(name) if own is None else own
 
     def change(self, name: str, replica: int, work: Callable[[Array], None]) -> None:
-        """Let ``work`` change a variable where a replica of this machine has it, as an error of its memory would. Where
+        """Apply ``work`` in place to one replica's copy of a variable, as a memory error would change it. Where
         machines share one copy of it, or update a slice each, all of them have the change.
         """
         if name not in self._executable.variables:
