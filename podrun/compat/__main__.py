@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 
 from podrun import commands
@@ -28,7 +29,8 @@ Usage: python -m podrun.compat [options] SCRIPT [arguments of the script]
 Runs a program written for the SDK alone, on IPU-M2000s emulated inside its own process: no partition, no server, the
 same results. podrun starts it on a POD of machine processes instead: podrun --num-replicas 16 SCRIPT
 
-Options stand before the program; what follows it is the program's own:
+SCRIPT may be -: the program is read from standard input. Options stand before the program; what follows it is the
+program's own:
   --num-replicas N      what popdist answers: one instance with N replicas (default: a program without popdist)
   --ipus-per-replica N  what popdist answers: IPUs of each replica (default: 1)
   -i                    afterwards (or at once, without a program) read Python from the terminal
@@ -41,6 +43,12 @@ Examples: python -m podrun.compat --num-replicas 16 examples/digits/train.py
 
 _NUMBERS = ("--num-replicas", "--ipus-per-replica")
 _OPTIONS = (*_NUMBERS, "--print-path", "--help", "-h", "-i", "-c", "-m")
+
+_NEEDS = {
+    "-m": ("name of a module", "pytest tests"),
+    "-c": ("text of a program", "'import popart; print(popart.__version__)'"),
+}
+"""What an option needs, and an example of it."""
 
 
 class _Wrong(Exception):
@@ -79,11 +87,12 @@ def parse(words: Sequence[str]) -> Request:
             found = replace(found, **{field: number})  # type: ignore[arg-type]
         elif word in ("-m", "-c"):
             if not rest:
-                what = "name of a module" if word == "-m" else "text of a program"
-                raise _Wrong(f"{word} needs the {what}", "As in: python -m podrun.compat -m pytest tests")
+                what, like = _NEEDS[word]
+                raise _Wrong(f"{word} needs the {what}", f"As in: python -m podrun.compat {word} {like}")
             return replace(found, kind=word, program=rest[0], arguments=tuple(rest[1:]))
         elif word.startswith("-") and word != "-":
-            near = difflib.get_close_matches(word.split("=")[0], _OPTIONS, n=1, cutoff=0.5)
+            long = word.split("=")[0] if word.startswith("--") else ""
+            near = difflib.get_close_matches(long, _OPTIONS, n=1, cutoff=0.5)
             meant = f"Did you mean {near[0]}? " if near else ""
             raise _Wrong(
                 f"podrun.compat has no option {word}",
@@ -115,10 +124,16 @@ def main(arguments: list[str]) -> int:
         _prepare(request)
         try:
             names = _run(request)
-        except SystemExit:
-            _check_replicas(request)
+        except _Wrong:
             raise
-        _check_replicas(request)
+        except BaseException as error:
+            if isinstance(error, SystemExit) or request.interactive:
+                _check_replicas(request)
+            if not request.interactive:
+                raise
+            names = _names_at_the_end(error)
+        else:
+            _check_replicas(request)
         if request.interactive:
             _read_from_terminal(names)
     except _Wrong as error:
@@ -130,13 +145,10 @@ def main(arguments: list[str]) -> int:
 
 def _prepare(request: Request) -> None:
     """Set the path, ``sys.argv`` and the variables that popdist reads, for the program."""
-    if request.kind == "script":
-        if not Path(request.program).is_file():
-            raise _Wrong(
-                f"there is no script {request.program}",
-                "Check the path. Options of podrun.compat stand before the script (--help lists them).",
-            )
-        sys.path[0] = str(Path(request.program).resolve().parent)
+    if request.kind == "script" and request.program != "-":
+        _check_script(request.program)
+        script = Path(request.program).resolve()
+        sys.path[0] = str(script if script.is_dir() else script.parent)
     else:
         # As for Python's own -m: the working directory comes first.
         sys.path[0] = os.getcwd() if request.kind == "-m" else ""
@@ -147,6 +159,20 @@ def _prepare(request: Request) -> None:
     os.environ["PYTHONPATH"] = COMPAT_PATH + (os.pathsep + inherited if inherited else "")
     os.environ.update(_popdist_variables(request))
     _start.install()
+
+
+def _check_script(name: str) -> None:
+    """Raise _Wrong for what Python cannot run."""
+    script = Path(name)
+    if not os.path.exists(name):
+        raise _Wrong(
+            f"there is no script {name}",
+            "Check the path. Options of podrun.compat stand before the script (--help lists them).",
+        )
+    if script.is_dir() and not (script / "__main__.py").exists():
+        raise _Wrong(f"{name} is a folder without __main__.py", "Name the Python file to run.")
+    if not os.access(script, os.R_OK):
+        raise _Wrong(f"cannot read {name}: permission denied", f"See who may: ls -l {name}")
 
 
 def _popdist_variables(request: Request) -> dict[str, str]:
@@ -166,18 +192,46 @@ def _popdist_variables(request: Request) -> dict[str, str]:
 
 def _run(request: Request) -> dict[str, object]:
     """Run the program; returns its names."""
-    if request.kind == "script":
-        return runpy.run_path(request.program, run_name="__main__")
     if request.kind == "-m":
-        if not _is_there(request.program):
-            raise _Wrong(
-                f"there is no module {request.program}",
-                f"Check the name: {sys.executable} -m {request.program}",
-            )
+        _check_module(request.program)
         return runpy.run_module(request.program, run_name="__main__", alter_sys=True)
+    if request.kind == "-c":
+        return _execute(request.program, "<string>")
+    if request.program == "-":
+        return _execute(sys.stdin.read(), "<stdin>")
+    if not request.kind:
+        return {}
+    try:
+        if Path(request.program).is_file() or Path(request.program).is_dir():
+            return runpy.run_path(request.program, run_name="__main__")
+        return _execute(Path(request.program).read_bytes(), request.program)  # A pipe: <(...)
+    except SyntaxError as error:
+        if error.filename is None:
+            raise _Wrong(
+                f"{request.program} is no Python program: {error.msg}", "Name the Python file to run."
+            ) from None
+        raise
+
+
+def _execute(text: str | bytes, name: str) -> dict[str, object]:
     module = sys.modules["__main__"] = ModuleType("__main__")
-    exec(compile(request.program, "<string>", "exec"), module.__dict__)  # noqa: S102 - the user typed it
+    exec(compile(text, name, "exec"), module.__dict__)  # noqa: S102 - the user typed it
     return module.__dict__
+
+
+def _names_at_the_end(error: BaseException) -> dict[str, object]:
+    """Report how the program ended, for the terminal that is read next; returns the program's names."""
+    if not isinstance(error, SystemExit):
+        sys.stderr.write("".join(_start.lines(error, error.__traceback__)))
+    for frame, _ in walk_tb(error.__traceback__):
+        names = frame.f_globals
+        if (
+            frame.f_code.co_name == "<module>"
+            and names.get("__name__") == "__main__"
+            and names is not globals()
+        ):
+            return dict(names)
+    return {}
 
 
 def _check_replicas(request: Request) -> None:
@@ -206,11 +260,25 @@ def _read_from_terminal(names: dict[str, object]) -> None:
     )
 
 
-def _is_there(module: str) -> bool:
+def _check_module(name: str) -> None:
+    """Raise _Wrong if there is no such module to run. An error inside a package above it is the program's own."""
+    missing = _Wrong(f"there is no module {name}", "Check the name, and that its folder is on Python's path.")
+    if not name or name.startswith(".") or name in sys.builtin_module_names:
+        raise missing
     try:
-        return find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):
-        return False
+        found = find_spec(name)
+        inner = find_spec(f"{name}.__main__") if found and found.submodule_search_locations else found
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise missing from None
+        raise
+    if found is None:
+        raise missing
+    if inner is None:
+        raise _Wrong(
+            f"{name} is a package without __main__, which cannot be run",
+            f"Name one of its modules: -m {name}.MODULE",
+        )
 
 
 if __name__ == "__main__":

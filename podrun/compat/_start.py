@@ -1,10 +1,11 @@
 """The surroundings of a program written for the SDK: how its errors are reported, and functions that NumPy 2 took from
 it.
 
-**Errors.** A program that ends with one shows its own frames, what happened and what to do next. Frames inside podrun,
-JAX and Python's module runner are left out, because they do not help the author of the program, and so are causes that
-have no other frames. ``PODRUN_TRACEBACK=full`` shows everything. A usage error of podrun ends with exit code 2, as in
-podrun's commands.
+**Errors.** A program that ends with one shows its own frames, what happened and what to do next; so does a thread that
+ends with one. Frames inside podrun, JAX and Python's module runner are left out, because they do not help the author of
+the program, and so are causes that have no other frames. Frames of Python's and other libraries are left out where
+podrun calls them, and shown where the program calls them. ``PODRUN_TRACEBACK=full`` shows everything. A usage error of
+podrun ends with exit code 2, as in podrun's commands.
 
 **NumPy.** `give_back` restores, with a warning, what NumPy 2 took from programs written for NumPy 1.
 """
@@ -16,8 +17,10 @@ import functools
 import os
 import runpy
 import sys
+import threading
 import traceback
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,50 +30,97 @@ from podrun.core.errors import Fault, PodrunError
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _HIDDEN = (_PACKAGE + os.sep, contextlib.__file__, runpy.__file__, "<frozen ")
-_LIBRARIES = tuple(
-    f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("jax", "jaxlib", "ray", "grpc")
-)
+
+
+def _packages(*names: str) -> tuple[str, ...]:
+    return tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in names)
+
+
+_LIBRARIES = _packages("jax", "jaxlib", "ray", "grpc")
+_CALLED_BY_PODRUN = _packages("google", "numpy", "onnx", "torch")
+"""Libraries that programs call as well."""
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _BELOW = "(It was raised inside podrun or a library that podrun uses: PODRUN_TRACEBACK=full shows where.)\n"
 
 
 def install() -> None:
-    """Set the exception hook unless the program has set one."""
+    """Set each hook for errors unless the program has set one."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = report
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = report_of_thread
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = report_unraisable
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print the program's own frames, the error and its hint, and exit with the error's exit code."""
-    inside = isinstance(error, PodrunError) and error.fault is Fault.INTERNAL
-    if inside or environment().get("PODRUN_TRACEBACK") == "full":
+    if _wants_all(error):
         sys.__excepthook__(kind, error, trace)
+        sys.stderr.write(_hints(error))
     else:
         sys.stderr.write("".join(lines(error, trace)))
-    if isinstance(error, PodrunError):
-        if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
-        sys.stderr.flush()
-        if error.exit_code != 1:
-            # Python takes a SystemExit from its exception hook as the exit code of the process.
-            raise SystemExit(error.exit_code)
+    sys.stderr.flush()
+    if isinstance(error, PodrunError) and error.exit_code != 1:
+        # Python takes a SystemExit from its exception hook as the exit code of the process.
+        raise SystemExit(error.exit_code)
+
+
+def report_of_thread(ended: threading.ExceptHookArgs) -> None:
+    """Print the error that ended a thread. The process goes on."""
+    error = ended.exc_value
+    if error is None or isinstance(error, SystemExit):
+        return
+    if _wants_all(error):
+        threading.__excepthook__(ended)
+        sys.stderr.write(_hints(error))
+        return
+    name = "" if ended.thread is None else f" {ended.thread.name}"
+    sys.stderr.write(f"Exception in thread{name}:\n" + "".join(lines(error, ended.exc_traceback)))
+    sys.stderr.flush()
+
+
+def report_unraisable(ignored: sys.UnraisableHookArgs) -> None:
+    """Print an error that Python cannot raise: of a finalizer, or of a function that runs at exit."""
+    error = ignored.exc_value
+    if error is None or _wants_all(error):
+        sys.__unraisablehook__(ignored)
+        return
+    text = "".join(lines(error, ignored.exc_traceback))
+    sys.stderr.write(f"{ignored.err_msg or 'Exception ignored in'}: {ignored.object!r}\n{text}")
+    sys.stderr.flush()
+
+
+def _wants_all(error: BaseException) -> bool:
+    inside = isinstance(error, PodrunError) and error.fault is Fault.INTERNAL
+    return inside or environment().get("PODRUN_TRACEBACK") == "full"
 
 
 def lines(error: BaseException, trace: TracebackType | None) -> list[str]:
-    """The traceback of an error with the program's own frames alone, each line with its end."""
+    """The traceback of an error with the program's own frames alone, and its hints; each line with its end."""
     shown = traceback.TracebackException(type(error), error, trace, compact=True)
-    below = bool(shown.stack) and _is_hidden(shown.stack[-1].filename)
+    last = shown.stack[-1] if shown.stack else None
     alone = isinstance(error, (PodrunError, KeyboardInterrupt))
+    meant = alone or last is None or isinstance(error, SyntaxError) or _is_meant(last)
     _strip(shown, chained=not alone)
     text = list(shown.format())
     if not shown.stack and text and text[0].startswith("Traceback"):
         del text[0]
-    return text if alone or not below else [*text, _BELOW]
+    if not meant and last not in shown.stack:
+        text.append(_BELOW)
+    return [*text, _hints(error)]
+
+
+def _is_meant(last: traceback.FrameSummary) -> bool:
+    """True if the message says all: podrun raises it on purpose, or Python cannot start the program."""
+    return (last.line or "").startswith("raise ") or last.filename == runpy.__file__
 
 
 def _strip(shown: traceback.TracebackException, *, chained: bool) -> None:
     """Remove hidden frames, and causes that have no frames left."""
-    kept = [frame for frame in shown.stack if not _is_hidden(frame.filename)]
-    shown.stack = traceback.StackSummary.from_list(kept)
+    shown.stack = traceback.StackSummary.from_list(_own(shown.stack))
+    for inner in getattr(shown, "exceptions", None) or ():
+        _strip(inner, chained=chained)
     for name in ("__cause__", "__context__"):
         other = getattr(shown, name)
         if other is not None:
@@ -79,8 +129,45 @@ def _strip(shown: traceback.TracebackException, *, chained: bool) -> None:
                 setattr(shown, name, None)
 
 
+def _own(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The program's own frames, and those of libraries that it calls itself."""
+    kept, inside = [], True
+    for frame in stack:
+        if _is_hidden(frame.filename):
+            inside = True
+        elif not (inside and _is_library(frame.filename)):
+            kept.append(frame)
+            inside = False
+    return kept
+
+
 def _is_hidden(filename: str) -> bool:
     return filename.startswith(_HIDDEN) or any(library in filename for library in _LIBRARIES)
+
+
+def _is_library(filename: str) -> bool:
+    if f"{os.sep}site-packages{os.sep}" in filename:
+        return any(library in filename for library in _CALLED_BY_PODRUN)
+    return filename.startswith(_STANDARD_LIBRARY)
+
+
+def _hints(error: BaseException) -> str:
+    """The hints of an error, its causes and the errors it groups, each once on a line of its own."""
+    found = dict.fromkeys(hint for hint in _hints_of(error, set()) if hint)
+    return "".join(f"hint: {hint}\n" for hint in found)
+
+
+def _hints_of(error: BaseException | None, seen: set[int]) -> Iterator[str | None]:
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    if isinstance(error, PodrunError):
+        yield error.hint
+        return
+    for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield from _hints_of(inner, seen)
+    context = None if error.__suppress_context__ else error.__context__
+    yield from _hints_of(error.__cause__ or context, seen)
 
 
 def give_back() -> None:

@@ -138,6 +138,12 @@ def as_poplar_error(
         return ApplicationRuntimeError(error.message, hint=error.hint)
     if isinstance(error, PodrunError):
         return UnknownRuntimeError(error.message, hint=error.hint)
+    if not isinstance(error, Exception):
+        what = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+        return ApplicationRuntimeError(
+            f"the program was interrupted on its IPUs ({what})",
+            hint="Load the program again (prepareDevice, then weightsFromHost) before the next run.",
+        )
     log.error("unexpected error on a machine", exc_info=error)
     return UnknownRuntimeError(
         f"the machine stopped with {type(error).__name__}: {error}",

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import podrun.popart as popart
 from podrun.compat import COMPAT_PATH
 from podrun.compat.__main__ import Request, main, parse
-from podrun.compat._start import lines
+from podrun.compat._start import lines, report_of_thread, report_unraisable
+from podrun.session.exceptions import surfaced
 
 COMMAND = [sys.executable, "-m", "podrun.compat"]
 
@@ -36,6 +44,18 @@ def test_options_stand_before_the_program_and_the_programs_own_behind() -> None:
     assert parse(["-i"]) == Request(interactive=True)
 
 
+def _keep_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the process back its path, arguments, hooks and variables after ``main``."""
+    for owner, name in (
+        *((sys, name) for name in ("argv", "excepthook", "unraisablehook")),
+        (threading, "excepthook"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setenv("PYTHONPATH", "")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -43,12 +63,21 @@ def test_options_stand_before_the_program_and_the_programs_own_behind() -> None:
         (["--num-replicas", "none", "a.py"], ["--num-replicas must be a number of at least 1, not 'none'"]),
         (["--num-replicas"], ["not ''"]),
         (["--ipus-per-replica", "0", "a.py"], ["at least 1, not '0'"]),
-        (["-c"], ["-c needs the text of a program"]),
+        (["-c"], ["-c needs the text of a program", "compat -c 'import popart"]),
+        (["-x", "a.py"], ["hint: Options of the program follow its name"]),
+        (["not_there.py"], ["there is no script not_there.py"]),
+        (["."], [". is a folder without __main__.py"]),
+        (["-m", "not_there.at_all"], ["there is no module not_there.at_all"]),
+        (
+            ["-m", "podrun.session"],
+            ["podrun.session is a package without __main__", "-m podrun.session.MODULE"],
+        ),
     ],
 )
 def test_wrong_options_are_refused(
-    words: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str], said: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _keep_surroundings(monkeypatch)
     assert main(words) == 2
     error = capsys.readouterr().err
     assert error.startswith("podrun compat: error: ")
@@ -127,12 +156,120 @@ def test_causes_stay_if_they_are_the_programs(tmp_path: Path) -> None:
     assert shown.rstrip().endswith("ValueError: mine")
 
 
-def test_what_is_hidden_is_said() -> None:
-    import podrun.popart as popart
-
+def _shown(program: Callable[[], object]) -> str:
     try:
-        popart.Builder().aiOnnx.matmull  # noqa: B018
-    except AttributeError as error:
-        shown = "".join(lines(error, error.__traceback__))
+        program()
+    except BaseException as error:
+        return "".join(lines(error, error.__traceback__))
+    raise AssertionError("no error")
+
+
+def test_what_is_hidden_is_said_unless_the_message_says_all() -> None:
+    inside: dict[str, Any] = {}
+    exec(compile("def fail(): {}['a']", str(Path(COMPAT_PATH).parent / "session/inside.py"), "exec"), inside)
+    shown = _shown(lambda: inside["fail"]())
     assert "PODRUN_TRACEBACK=full" in shown
+    assert "inside.py" not in shown
+    shown = _shown(lambda: popart.Builder().aiOnnx.matmull)
+    assert "Did you mean 'matmul'" in shown
+    assert "PODRUN_TRACEBACK" not in shown
     assert "opsets.py" not in shown
+
+
+def test_errors_in_groups_have_the_programs_own_frames() -> None:
+    def several() -> None:
+        found = []
+        for name in "ab":
+            try:
+                popart.Builder().aiOnnx.relu([name])
+            except popart.popart_exception as error:
+                error.hint = f"Add {name}."
+                found.append(error)
+        raise ExceptionGroup("two", found)
+
+    shown = _shown(several)
+    assert "'a' is not an input" in shown
+    assert "graph_builder.py" not in shown
+    assert shown.endswith("hint: Add a.\nhint: Add b.\n")
+
+
+def test_the_hint_of_a_cause_is_shown() -> None:
+    def wrapped() -> None:
+        try:
+            raise popart.popart_exception("no weight", hint="Add one.")
+        except popart.popart_exception as error:
+            raise RuntimeError("my model failed") from error
+
+    assert _shown(wrapped).endswith("RuntimeError: my model failed\nhint: Add one.\n")
+
+
+def test_frames_of_the_standard_library_are_shown_where_the_program_calls_it() -> None:
+    assert "decoder.py" in _shown(lambda: json.loads("{"))
+    key = {"a": 1}.__getitem__
+    shown = _shown(lambda: surfaced_twice(lambda: key("b")))
+    assert "KeyError: 'b'" in shown
+    assert "contextlib.py" not in shown
+
+
+def surfaced_twice(work: Callable[[], object]) -> None:
+    with surfaced(), surfaced():
+        work()
+
+
+def test_a_thread_and_a_finalizer_show_the_programs_own_frames(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _keep_surroundings(monkeypatch)
+    monkeypatch.setattr(threading, "excepthook", report_of_thread)
+    monkeypatch.setattr(sys, "unraisablehook", report_unraisable)
+
+    def work() -> None:
+        popart.Builder().aiOnnx.relu(["nothing"])
+
+    for target in (work, sys.exit):
+        thread = threading.Thread(target=target, name="reader")
+        thread.start()
+        thread.join()
+    finalizer = weakref.finalize(error := popart.popart_exception("x"), work)
+    finalizer.atexit = False
+    del error
+    shown = capsys.readouterr().err
+    assert shown.startswith("Exception in thread reader:\nTraceback")
+    assert shown.count("'nothing' is not an input or output tensor") == 2
+    assert "Exception ignored in" in shown
+    assert "graph_builder.py" not in shown
+    assert "threading.py" not in shown
+
+
+def test_what_is_no_program_is_refused_and_other_forms_of_programs_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _keep_surroundings(monkeypatch)
+    binary = tmp_path / "binary.py"
+    binary.write_bytes(b"x\x00")
+    assert main([str(binary)]) == 2
+    assert f"{binary} is no Python program" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("import sys; print(sys.argv, __name__)"))
+    assert main(["-", "a"]) == 0
+    assert capsys.readouterr().out == "['-', 'a'] __main__\n"
+    (tmp_path / "__main__.py").write_text("print('a folder')")
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "a folder\n"
+    package = tmp_path / "broken_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import not_there_at_all")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+        main(["-m", "broken_package.inside"])
+
+
+def test_the_terminal_has_the_names_of_a_program_that_failed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _keep_surroundings(monkeypatch)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("print(x + 1)\n"))
+    assert main(["-i", "-c", "x = 1\ndef f(): x / 0\nf()"]) == 0
+    shown = capsys.readouterr()
+    assert "2" in shown.out
+    assert 'File "<string>", line 3, in <module>' in shown.err
+    assert "ZeroDivisionError" in shown.err

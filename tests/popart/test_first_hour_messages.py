@@ -12,6 +12,7 @@ import pytest
 
 import podrun.popart as popart
 from podrun.core.errors import ConfigError, ServiceError, UsageError
+from podrun.device.program.engine import Engine
 from podrun.launcher.cli import check_verb, main
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.profile import TRUST
@@ -59,6 +60,27 @@ def test_labels_that_are_no_class_are_said_once(
     found = [warning for warning in caught if "label" in str(warning.message)]
     assert len(found) == bool(said)
     assert all(said in str(warning.message) and warning.filename == __file__ for warning in found)
+
+
+def test_an_interrupted_run_is_no_bug_of_podrun(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    session, x, label = classifier()
+    data = {x: np.ones((4, 8), np.float32), label: np.zeros((2, 2), np.int32)}
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.run(popart.PyStepIO(data, session.initAnchorArrays()))
+    assert caplog.text == ""
+    with pytest.raises(popart.poplar_application_runtime_error, match="was interrupted") as caught:
+        session.run(popart.PyStepIO(data, session.initAnchorArrays()))
+    assert "prepareDevice" in (caught.value.hint or "")
+    session.prepareDevice()
+    session.weightsFromHost()
+    session.run(popart.PyStepIO(data, session.initAnchorArrays()))
 
 
 def test_labels_are_integers() -> None:
