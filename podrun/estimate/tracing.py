@@ -48,9 +48,9 @@ def load_model(path: Path) -> onnx.ModelProto:
     try:
         model = read_model(path)
     except UsageError as error:
-        raise ConfigError(f"{path} holds no ONNX model that can be read: {error}", hint=_SAVE) from error
+        raise ConfigError(error.message, hint=error.hint or _SAVE) from error
     if not model.graph.node:
-        raise ConfigError(f"{path} holds no ONNX model: its graph has no operators", hint=_SAVE)
+        raise ConfigError(f"'{path}' holds no model: its graph has no operators", hint=_SAVE)
     return model
 
 

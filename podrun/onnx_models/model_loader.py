@@ -118,8 +118,15 @@ def _read(path: Path, label: str) -> bytes:
         if size > MOST_MODEL_BYTES:
             raise UsageError(f"{label} has {size} bytes; an ONNX file has at most {MOST_MODEL_BYTES}")
         return path.read_bytes()
+    except PermissionError as error:
+        raise UsageError(f"{label} cannot be read: permission denied", hint=_may_read(path)) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{label} cannot be read: {error}") from error
+
+
+def _may_read(path: Path) -> str:
+    """A hint about a file that this user may not read."""
+    return f"See who may read it: ls -l {path}"
 
 
 def check_model(model: onnx.ModelProto) -> None:
@@ -312,12 +319,12 @@ def external_file(
     if not path.is_relative_to(folder.resolve()):
         raise UsageError(
             f"{name} keeps its data in {location!r}, which leaves the model's folder",
-            hint="put the file beside the model",
+            hint="Put the file beside the model.",
         )
     if not there:
         raise UsageError(
             f"{name} keeps its data in {location}, but it doesn't exist or is not accessible",
-            hint=f"external data lie beside the model, in {str(folder)!r}",
+            hint=f"Put that file beside the model, in {str(folder)!r}.",
         )
     return path
 
@@ -344,7 +351,8 @@ def _check_external(
     if offset < 0 or there < 0 or (length is not None and length != wanted) or wanted > there:
         raise UsageError(
             f"{name} claims {wanted} bytes; its external data are {length if length is not None else 'all'} "
-            f"bytes from {offset} of a file of {path.stat().st_size}"
+            f"bytes from {offset} of a file of {path.stat().st_size}",
+            hint=f"Save the model again with its data, or copy {path.name} whole.",
         )
 
 
@@ -363,6 +371,11 @@ def _load_external(model: onnx.ModelProto, folder: Path | None, trusted: Collect
     for tensor in _tensors(model, 0):
         if isinstance(tensor, onnx.TensorProto) and tensor.data_location == onnx.TensorProto.EXTERNAL:
             path = external_file(tensor, folder, trusted)
+            if not os.access(path, os.R_OK):
+                raise UsageError(
+                    f"the data of tensor '{tensor.name}' cannot be read from {path}: permission denied",
+                    hint=_may_read(path),
+                )
             for entry in tensor.external_data:
                 if entry.key == "location":
                     entry.value = path.name
