@@ -251,36 +251,22 @@ def memory_report(chip: Chip, steps: Sequence[PlannedOperation], liveness: LiveB
 __all__ = ["CHIPS", "TILE_IMBALANCE", "cost_jaxpr", "leaves", "memory_report", "report_of"]
 
 
-_CODE = "use fewer, larger operations, or outline repeated layers"
-ADVICE = {
-    "weights": "pipeline over more IPUs, or keep weights off chip (weightTensorLocationSettings)",
-    "optimizer_state": "keep optimizer state off chip or shard it over replicas "
-    "(optimizerStateTensorLocationSettings), or pipeline over more IPUs",
-    "accumulators": "shard accumulators over replicas or keep them off chip (accumulatorTensorLocationSettings), "
-    "or pipeline over more IPUs",
-    "streams": "use a smaller micro-batch, or anchor fewer tensors",
-    "stash": "recompute activations (autoRecomputation), or use a smaller micro-batch",
-    "constants": "make large constants inputs or weights",
-    "arguments": "pipeline over more IPUs, or use a smaller micro-batch",
-    "activations": "recompute activations (autoRecomputation), use a smaller micro-batch, or pipeline over more IPUs",
-    "temporary": "split the operation that works then into smaller ones, or use a smaller micro-batch",
-    "exchange_code": _CODE,
-    "vertex_state": _CODE,
-    "control_code": "outline repeated layers",
-    "vertex_code": "use fewer kinds of operations",
-}
-"""What helps against each content (`podrun.costmodel.tile_memory`)."""
 MOST_REMEDIES = 4
 """Changes that a hint names."""
 
 
 def check_fits(
-    memory: Mapping[str, Any], *, ipu: int = 0, tiles: int = 0, profile_path: str = "", hint: str = ""
+    memory: Mapping[str, Any],
+    *,
+    ipu: int = 0,
+    tiles: int = 0,
+    profile_path: str = "",
+    hint: str | None = None,
 ) -> None:
     """Raise if the fullest tile of a report's ``memory`` holds too much.
 
     ``ipu`` of ``tiles`` tiles each: tiles are numbered through all IPUs, as in the SDK's message. ``hint``: a change
-    that makes it fit, if one is known; else the hint lists advice by content.
+    that makes it fit, if one is known.
 
     Raises GraphMemoryAllocationError if the program does not fit; the message begins as the SDK's does.
     """
@@ -304,26 +290,14 @@ def check_fits(
         message,
         where=f"IPU {ipu} tile {tile}",
         profile_path=profile_path,
-        hint=hint or _advice(content, used, available),
+        hint=hint,
     )
 
 
-def _advice(content: Sequence[tuple[str, int]], used: int, available: int) -> str:
-    """Advice about the largest contents, as many as together exceed the limit."""
-    total, over = sum(size for _, size in content) or 1, used - available
-    about = []
-    for name, size in content:
-        about.append(ADVICE[name])
-        over -= round(used * size / total)
-        if over <= 0:
-            break
-    return f"To fit: {'; and '.join(dict.fromkeys(about))}."
-
-
-def remedy_hint(report: Mapping[str, Any]) -> str:
-    """The changes in a compiled program's report that the model found to help; empty if it tried none."""
+def remedy_hint(report: Mapping[str, Any]) -> str | None:
+    """The changes in a compiled program's report that the model found to help; None if it tried none."""
     if "remedies" not in report:
-        return ""
+        return None
     tried, bounded = [], []
     for remedy in report["remedies"]:
         how = f" ({remedy['setting']})" if remedy["setting"] else ""
@@ -332,16 +306,14 @@ def remedy_hint(report: Mapping[str, Any]) -> str:
             bounded.append(remedy["what"])
         else:
             tried.append(f"{remedy['what']}{how}: {most:,} B on the fullest tile")
-    said = f"To fit, by the model: {'; or '.join(tried[:MOST_REMEDIES])}." if tried else ""
+    if tried:
+        return f"To fit, by the model: {'; or '.join(tried[:MOST_REMEDIES])}."
     if bounded:
-        said += f"{' It' if said else 'It'} may fit if you {' or '.join(bounded)}."
-    if said:
-        return said
+        return f"It may fit if you {', or '.join(bounded)}."
     need = report.get("largest_need", {})
-    named = (
-        f"{need['name']!r} with its gradient and optimizer state takes {need['bytes']:,} B. " if need else ""
-    )
-    return f"No setting makes it fit: {named}Cut the largest tensors into parts on several IPUs, or compute in FLOAT16."
+    trained = " with its gradient and optimizer state" if need.get("trained", True) else ""
+    named = f"{need['name']!r}{trained} takes {need['bytes']:,} B. " if need else ""
+    return f"No setting makes it fit: {named}Cut the largest tensors into parts on several IPUs."
 
 
 def check_program(report: Mapping[str, Any], *, profile_path: str = "") -> None:

@@ -72,3 +72,11 @@ def test_injected_faults_reach_a_program_that_recovers(commands: Commands, fault
     assert told in done.stdout, done.stderr
     if "_RESET" in told and "FULL" not in told:
         assert "trained after recovery: True" in done.stdout
+
+
+def test_advice_about_memory_names_poptorchs_options() -> None:
+    advice = "keep weights off chip (weightTensorLocationSettings): 1 B; or recompute activations (autoRecomputation)"
+    with pytest.raises(poptorch.Error) as caught, translated():
+        raise exceptions.OutOfMemoryException("Out of memory on tile 0", hint=advice)
+    assert "(options.TensorLocations.setWeightLocation)" in caught.value.advice
+    assert '_Popart.set("autoRecomputation", 1)' in caught.value.advice
