@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # On a terminal pip shows what it downloads: the first `make` fetches several hundred megabytes.
 PIP_SHOWS := $(shell test -t 2 || echo --quiet)
+# A machine of CI uses its environment once: there Python compiles only the modules that it imports, which takes half as long.
+PIP_COMPILES := $(if $(CI),--no-compile)
 
 # Tests start hundreds of processes: each would compile podrun's modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -76,7 +78,7 @@ $(STAMP): pyproject.toml constraints.txt build_extension.py podrun/collectives/_
 		$(wildcard podrun/device/xla/native/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || (echo "podrun needs Python 3.11 or later; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11" >&2; exit 2)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP_SHOWS) --disable-pip-version-check -c constraints.txt -e '.[dev,examples,pod,torch]'
+	$(BIN)/python -m pip install $(PIP_SHOWS) $(PIP_COMPILES) --disable-pip-version-check -c constraints.txt -e '.[dev,examples,pod,torch]'
 	touch $(STAMP)
 
 $(VENV)/.docs: $(STAMP)

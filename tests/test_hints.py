@@ -18,6 +18,7 @@ from podrun.faults import EFFECTS
 from podrun.monitor.exporter import exporter
 from podrun.report import __main__ as report
 from tests.conftest import ROOT
+from tests.sources import syntax_tree
 from tests.test_docs import COMMANDS, PAGES
 
 REFUSALS = {"UsageError", "ConfigError", "NotFoundError", "ConflictError", "UnsupportedError"}
@@ -28,7 +29,7 @@ PARSERS = {"podrun estimate": estimate.parser, "python -m podrun.report": report
 
 
 def _without_hint(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             call = node.exc
             name = call.func.id if isinstance(call.func, ast.Name) else ""

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.sources import syntax_tree
+
 PACKAGE = Path(__file__).resolve().parents[1] / "podrun"
 ROOMS_OF_FOREIGN_NAMES = {"compat", "protos"}
 """Folders that re-export names, or hold generated code."""
@@ -33,7 +35,7 @@ def modules() -> Mapping[str, tuple[Path, ast.Module]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         if not ROOMS_OF_FOREIGN_NAMES & set(parts):
-            found[".".join(parts)] = (path, ast.parse(path.read_text(encoding="utf-8")))
+            found[".".join(parts)] = (path, syntax_tree(path))
     return found
 
 

@@ -94,7 +94,7 @@ known = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here"
 @pytest.mark.parametrize(
     "case", [*CASES[::2], *(pytest.param(c, marks=pytest.mark.slow) for c in CASES[1::2])], ids=str
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 def test_numbers_are_those_of_plain_convolutions(case: Case) -> None:
     arrays = case.arrays()
     expected = jax.jit(case.all)(*arrays)
@@ -188,7 +188,7 @@ def generated(count: int) -> list[tuple[Any, ...]]:
 
 @known
 @pytest.mark.parametrize("case", generated(24), ids=str)
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 def test_numbers_are_those_of_float64(case: Any) -> None:
     image, shape, stride, dilation, pads, groups = case
     rng = np.random.default_rng(0)
@@ -377,7 +377,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 @known
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("groups", [2, 3, 4, 6, 8])
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 def test_a_channel_shuffle_is_part_of_the_convolutions_call(groups: int, batch: int) -> None:
     def shuffle(y: Any) -> Any:
         return y.reshape(y.shape[0], groups, -1, *y.shape[2:]).swapaxes(1, 2).reshape(y.shape)

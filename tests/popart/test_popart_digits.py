@@ -60,19 +60,6 @@ def held_out():
     return (data.images[chosen, None] / 16).astype(np.float32), data.target[chosen]
 
 
-@pytest.mark.system
-def test_a_seed_fixes_every_byte(tmp_path, monkeypatch):
-    """In a process of its own, and twice in this one, which has computed other things before."""
-    files = [tmp_path / name for name in "abc"]
-    short = ["--epochs", "1", "--model", "mlp", "--replicas", "4"]
-    train(*short, "--seed", "1", "--save", str(files[0]))
-    for path, seed in zip(files[1:], ("1", "2"), strict=True):
-        run_program(monkeypatch, SCRIPT, *short, "--seed", seed, "--save", str(path))
-    first, again, other = (path.read_bytes() for path in files)
-    assert first == again
-    assert first != other
-
-
 COMPUTED_BEFORE = """
 import sys, threading
 import jax, numpy
@@ -88,27 +75,45 @@ main(sys.argv[2:])
 """
 
 
+def train_after(before: str, environment: dict[str, str], *arguments: str) -> None:
+    """The example in a process of its own that has computed with JAX, or with all other libraries."""
+    words = [sys.executable, "-c", COMPUTED_BEFORE, before, str(SCRIPT), *arguments]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.system
+def test_a_seed_fixes_every_byte(tmp_path, monkeypatch):
+    """In a process where JAX has computed with three threads, and twice in this one, where other tests have run."""
+    files = [tmp_path / name for name in "abc"]
+    short = ["--epochs", "1", "--model", "mlp", "--replicas", "4"]
+    train_after("jax", {"NPROC": "3"}, *short, "--seed", "1", "--save", str(files[0]))
+    for path, seed in zip(files[1:], ("1", "2"), strict=True):
+        run_program(monkeypatch, SCRIPT, *short, "--seed", seed, "--save", str(path))
+    first, again, other = (path.read_bytes() for path in files)
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("model", "before", "environment"),
     [
-        pytest.param("mlp", "jax", {"NPROC": "1"}, marks=pytest.mark.slow),
+        ("mlp", "jax", {"NPROC": "1"}),
         ("cnn", "jax", {"NPROC": "3"}),
         ("mlp", "all", {"NPROC": "8", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true"}),
     ],
     ids=["1 thread", "3 threads", "8 threads and other libraries"],
 )
-@pytest.mark.sample(2)
 def test_bits_do_not_depend_on_what_the_process_computed_before(tmp_path, model, before, environment):
     """JAX's own client keeps the threads that it started with, so each number of them takes a process."""
     short = ["--epochs", "1", "--replicas", "4", "--seed", "1", "--model", model]
     clean, after = tmp_path / "clean", tmp_path / "after"
     train(*short, "--save", str(clean))
-    words = [sys.executable, "-c", COMPUTED_BEFORE, before, str(SCRIPT), *short, "--save", str(after)]
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
-    )
-    assert done.returncode == 0, done.stderr
+    train_after(before, environment, *short, "--save", str(after))
     assert after.read_bytes() == clean.read_bytes()
 
 

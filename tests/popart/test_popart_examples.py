@@ -32,7 +32,7 @@ EXPECTED = {
 @pytest.mark.parametrize(
     "program", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PROGRAMS]
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 def test_program(program, monkeypatch):
     assert EXPECTED[program] in run_program(monkeypatch, FOLDER / f"{program}.py")
 

@@ -71,7 +71,7 @@ def compare(model: Model, way: str, steps: int = STEPS) -> None:
 
 
 @pytest.mark.parametrize(("name", "way"), FAST)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_losses_and_weights_of_some_models_are_torchs(name: str, way: str) -> None:
     compare(MODELS[name], way)
 

@@ -42,13 +42,14 @@ def usable(pod: Commands) -> bool:
             [("gc-reset", "-d", "5")],
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "link:2-3@batch=17:down",
             "poplar_recoverable_runtime_error",
             "PARTITION_RESET",
             "link",
             [("gc-reset", "-d", "2"), ("gc-reset", "-d", "3")],
             [("vipu", "reset", "partition", PARTITION)],
+            marks=pytest.mark.slow,
         ),
         (
             "machine:1@batch=17:lost",

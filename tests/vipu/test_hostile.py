@@ -152,7 +152,7 @@ def test_the_state_holds_together_after_many_clients_at_once(pod16: Pod) -> None
     def pester(index: int) -> None:
         stubs = Raw(pod16.port)
         with stubs.channel:
-            for turn in range(12):
+            for turn in range(6):
                 name = f"p{(index + turn) % 5}"
                 for method, request in (
                     (stubs.user.CreatePartition, stubs.create(name, size=1 << (turn % 4))),

@@ -350,6 +350,7 @@ GRADIENTS = [
 @pytest.mark.parametrize(
     ("model", "values", "by", "slope"), GRADIENTS, ids=[m.graph.node[0].op_type for m, *_ in GRADIENTS]
 )
+@pytest.mark.sample(3)
 def test_gradients_where_values_meet(
     model: onnx.ModelProto, values: Any, by: int, slope: list[float]
 ) -> None:
