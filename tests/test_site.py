@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
+from podrun.core.errors import ErrorCode, RecoveryAction
+from podrun.launcher.cli import VERBS
+from podrun.launcher.options import OPTIONS
 from tests.conftest import ROOT
 
 GENERATED = {"contributing.md", "changelog.md", "reference/commands.md", "reference/errors.md"}
@@ -53,6 +59,40 @@ def test_the_first_program_learns_on_any_layout(replicas: int) -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
     assert len(losses) == 4
     assert losses[-1] < 0.7 * losses[0], losses
+
+
+def _hooks() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "website" / "hooks.py"))
+
+
+def test_the_reference_has_every_command_and_option() -> None:
+    page = _hooks()["command_reference"]()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {f"podrun {verb}" for verb in VERBS} | set(project["scripts"]) - {"poprun"}
+    headings = set(re.findall(r"^## (.+)$", page, re.MULTILINE))
+    assert wanted - {"podrun help"} <= headings
+    for option in OPTIONS:
+        assert f"`--{option.name}" in page or f", --{option.name}" in page, option.name
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_error() -> None:
+    """Found here by the words of the code: a class whose base is a class of errors."""
+    bases = {"PodrunError"}
+    classes = [
+        (name, set(re.findall(r"\w+", above)))
+        for path in (ROOT / "podrun").rglob("*.py")
+        for name, above in re.findall(
+            r"^class (\w+)\(([^)]*)\)", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    ]
+    while more := {name for name, above in classes if above & bases} - bases:
+        bases |= more
+    page = _hooks()["error_reference"]()
+    named = set(re.findall(r"^\| `(?:\w+\.)?(\w+)` \|", page, re.MULTILINE))
+    assert {name for name in bases if not name.startswith("_")} <= named
+    assert {code.name for code in ErrorCode} <= named
+    assert {action.name for action in RecoveryAction} <= named
 
 
 @pytest.mark.slow

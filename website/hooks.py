@@ -6,13 +6,12 @@ they cannot differ from them.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from mkdocs.structure.files import File
 
 if TYPE_CHECKING:
     import click
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 COMMANDS = (
+    ("podrun faults", "podrun.launcher.fault_commands", "faults"),
+    ("podrun inject", "podrun.launcher.fault_commands", "inject"),
     *(
         (f"podrun {name}", "podrun.upkeep.verbs", name)
         for name in ("doctor", "cache", "ps", "stop", "completion")
@@ -41,14 +42,22 @@ COMMANDS = (
         )
         for name in names
     ),
+    ("python -m podrun.monitor.exporter", "podrun.monitor.exporter", "exporter"),
 )
-"""Installed commands that are made with click: name, module, function."""
+"""Commands that are made with click: name, module, function."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
+    from mkdocs.structure.files import File
+
     for page, source in ROOT_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    files.append(
+        File.generated(
+            config, "site.css", content=(ROOT / "website" / "site.css").read_text(encoding="utf-8")
+        )
+    )
     files.append(File.generated(config, "reference/commands.md", content=command_reference()))
     files.append(File.generated(config, "reference/errors.md", content=error_reference()))
     return files
@@ -60,19 +69,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = re.sub(r"\]\(docs/([^)]+)\)", r"](\1)", markdown)
     for target, source in ROOT_PAGES.items():
         markdown = re.sub(rf"\]\((\.\./)?{source}\)", f"]({target})", markdown)
+    if "/" in page.file.src_uri:
+        return markdown  # There ../ leads to other pages, not out of docs/.
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", markdown)
 
 
 def command_reference() -> str:
     """The help of every installed command, in one page."""
-    import importlib
-
     from podrun.launcher.options import markdown_table
 
     parts = [
         "# Commands\n\nThe text that `--help` shows, for each command. `poprun` is another name of `podrun`.\n",
         "## podrun\n\nVerbs (`podrun profile`, `podrun estimate` and others) and how a launch goes: "
         "[Launcher](../launcher.md).\n\n" + markdown_table(),
+        *(f"## {name}\n\n```text\n{text.rstrip()}\n```\n" for name, text in _own_helps()),
     ]
     for name, module, function in COMMANDS:
         command: click.Command = getattr(importlib.import_module(module), function)
@@ -81,6 +91,21 @@ def command_reference() -> str:
             heading = f"### {' '.join(words)}\n\n" if len(words) > 1 else ""
             parts.append(f"{heading}```text\n{text}\n```\n")
     return "\n".join(parts)
+
+
+def _own_helps() -> Iterator[tuple[str, str]]:
+    """The helps of commands that are not made with click."""
+    from podrun.compat.__main__ import USAGE
+    from podrun.estimate import command
+    from podrun.launcher import profile, recording
+    from podrun.report import __main__ as report
+
+    yield "podrun compat", USAGE
+    yield "podrun profile", profile.HELP
+    yield "podrun estimate", command.parser().format_help()
+    for verb in recording.USAGE:
+        yield f"podrun {verb}", recording.help_text(verb)
+    yield "python -m podrun.report", report.parser().format_help()
 
 
 def _helps(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -96,34 +121,77 @@ def _helps(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[tup
                 yield from _helps(inner, (*words, name))
 
 
+def error_classes() -> list[type[Exception]]:
+    """podrun's error classes, bases first. Modules that define some are found by their text, and imported."""
+    from podrun.core.errors import PodrunError
+
+    for path in sorted((ROOT / "podrun").rglob("*.py")):
+        if re.search(
+            r"^class \w+\(.*(Error|[Ee]xception|_error)\b", path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
+    found: dict[type[Exception], None] = {PodrunError: None}
+    for value in found.copy() | dict.fromkeys(_below(PodrunError)):
+        if value.__module__.startswith("podrun.") and not value.__name__.startswith("_"):
+            found[value] = None
+    return list(found)
+
+
+def _below(kind: type[Exception]) -> Iterator[type[Exception]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _below(each)
+
+
 def error_reference() -> str:
-    """Every public error class with its base, the error codes, and the recovery actions."""
+    """Every error class with its bases and whose fault it is, the error codes, and the recovery actions."""
     from podrun.core import errors
+    from podrun.faults.effects import EFFECTS
 
     lines = [
         "# Errors\n",
         "Each error says whose fault it is, what happened where, and after `hint:` what to type next. "
         "Messages by what you see: [When it does not work](../troubleshooting.md).\n",
         "## Classes\n",
-        "| class | base | when |",
-        "|---|---|---|",
+        "`popart` and `poptorch` have theirs under the SDK's names; each is also the class of podrun's that its row "
+        "names as a base. Commands and `podrun.compat` end with the exit code of the row.\n",
+        "| class | bases | whose fault | exit code | when |",
+        "|---|---|---|---|---|",
     ]
-    for name, value in vars(errors).items():
-        if inspect.isclass(value) and issubclass(value, Exception) and value.__module__ == errors.__name__:
-            text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()).replace("|", "\\|")
-            lines.append(f"| `{name}` | `{value.__mro__[1].__name__}` | {text} |")
+    for value in error_classes():
+        text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()).replace("|", "\\|")
+        bases = ", ".join(f"`{base.__name__}`" for base in value.__bases__)
+        fault, code = getattr(value, "fault", None), getattr(value, "exit_code", "")
+        name, text = f"{_import_from(value)}{value.__name__}", text.replace("``", "`")
+        lines.append(f"| `{name}` | {bases} | {fault.value if fault else ''} | {code} | {text} |")
     lines += [
         "\n## Codes\n",
-        "The values of `poplar::ErrorCode`, which a runtime error carries.\n",
-        "| code | value |",
-        "|---|---|",
+        "The values of `poplar::ErrorCode`, which a runtime error carries, and the faults that raise them "
+        "([Faults](../faults.md)).\n",
+        "| code | value | meaning | raised by |",
+        "|---|---|---|---|",
     ]
-    lines += [f"| `{code.name}` | {code.value} |" for code in errors.ErrorCode]
+    for name, text in _notes(errors.ErrorCode):
+        code = errors.ErrorCode[name]
+        faults = ", ".join(f"`{on}:{kind}`" for (on, kind), effect in EFFECTS.items() if effect.code is code)
+        lines.append(f"| `{name}` | {code.value} | {text} | {faults} |")
     lines += ["\n## Recovery actions\n", "| action | what it does, and the command |", "|---|---|"]
-    notes = re.findall(
-        r'^    (\w+) = "\1"\n    """(.*?)"""',
-        inspect.getsource(errors.RecoveryAction),
-        re.MULTILINE | re.DOTALL,
-    )
-    lines += [f"| `{name}` | {' '.join(text.replace('``', '`').split())} |" for name, text in notes]
+    lines += [f"| `{name}` | {text} |" for name, text in _notes(errors.RecoveryAction)]
     return "\n".join(lines) + "\n"
+
+
+def _import_from(kind: type[Exception]) -> str:
+    """The module, with a dot, from which programs know the class."""
+    for module in ("popart", "poptorch"):
+        if getattr(importlib.import_module(f"podrun.{module}"), kind.__name__, None) is kind:
+            return f"{module}."
+    return ""
+
+
+def _notes(kind: type) -> list[tuple[str, str]]:
+    """The members of an enum with what is written under each."""
+    found = re.findall(
+        r'^    (\w+) = [^\n]*\n    """(.*?)"""', inspect.getsource(kind), re.MULTILINE | re.DOTALL
+    )
+    return [(name, " ".join(text.replace("``", "`").split())) for name, text in found]

@@ -12,14 +12,14 @@ import sys
 import tempfile
 from html import escape
 from pathlib import Path
-from statistics import median
 
 from rich.console import Console
 from rich.text import Text
 
 from podrun.report import Profile
-from podrun.report.charts import memory_by_tile, pipeline, timeline
+from podrun.report.charts import IDLE_COLOUR, memory_by_tile, pipeline, timeline
 from podrun.report.document import load
+from podrun.report.text import size
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -27,6 +27,14 @@ BIN = Path(sys.executable).parent
 HEIGHT, LIMIT = 380, 50
 """Of the comparison: height in pixels, and the largest error in percent that its scale shows."""
 MARGIN = 56
+TOP = 24
+"""Pixels above a chart, for its caption."""
+STYLE = (
+    "rect{shape-rendering:crispEdges}text{fill:#4a5260}.paper{fill:#fff;stroke:#999}.band{fill:#eaecef}.grid{stroke:#ccc}"
+    "@media(prefers-color-scheme:dark){text{fill:#c3c8d2}.paper{fill:#1e2129;stroke:#666}.band{fill:#323743}"
+    ".grid{stroke:#484d59}}"
+)
+"""Colours of what is no data."""
 KINDS = {
     "network": "#3b6fb6",
     "memory": "#d9822b",
@@ -52,9 +60,23 @@ def main() -> None:
         digits = profile(Path(folder), "digits", words)
         tokens = ["--ipus-per-replica", "4", "examples/transformer/pipelined.py"]
         chain = profile(Path(folder), "transformer", tokens)
-    write("memory", chart(memory_by_tile(digits.ipu_memory[0].memory)))
-    write("timeline", chart(timeline(digits.stages[0])))
-    write("pipeline", chart(pipeline(chain)))
+    held, stage = digits.ipu_memory[0].memory, digits.stages[0]
+    tiles = f"tiles 0 to {held.by_tile[-1].end_tile - 1}"
+    write(
+        "memory",
+        chart(
+            memory_by_tile(held),
+            f"What each tile holds, {tiles}: at most {size(held.max_tile_bytes)} of {size(held.tile_capacity_bytes)}",
+        ),
+    )
+    cycles = sum(step.total_cycles for step in stage.timeline)
+    write(
+        "timeline", chart(timeline(stage), f"One micro-batch on an IPU: {cycles:,} cycles from left to right")
+    )
+    write(
+        "pipeline",
+        chart(pipeline(chain), "Each colour is a micro-batch; time runs to the right; grey is idle"),
+    )
 
 
 def write(name: str, text: str) -> None:
@@ -91,16 +113,33 @@ def terminal(command: str, output: str) -> str:
     return re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL)  # A picture fetches no fonts.
 
 
-def chart(markup: str) -> str:
-    """The first drawing of a chart of reports, as a file of its own."""
+def chart(markup: str, caption: str) -> str:
+    """The first drawing of a chart of reports with its key, as a file of its own with a caption."""
     drawing = re.search(r"<svg .*?</svg>", markup, re.DOTALL)
-    if drawing is None:
-        raise ValueError("the chart has no drawing")
-    box = re.search(r'viewBox="0 0 (\d+) (\d+)"', drawing[0])
-    if box is None:
-        raise ValueError("the drawing has no size")
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{box[1]}" height="{box[2]}" font-family="sans-serif" '
-    return drawing[0].replace("<svg ", head, 1)
+    box = re.search(r'viewBox="0 0 (\d+) (\d+)"', drawing[0]) if drawing else None
+    if drawing is None or box is None:
+        raise ValueError("the chart has no drawing with a size")
+    width, height = int(box[1]), int(box[2])
+    names = re.findall(r"<span>(IPU \d+)</span>", markup)
+    left = 50 if names else 0
+    inner = drawing[0].replace("<svg ", f'<svg x="{left}" y="{TOP}" width="{width}" height="{height}" ', 1)
+    parts = [_label(caption, 0, 14), inner.replace(f'fill="{IDLE_COLOUR}"', 'class="band"')]
+    parts += [_label(name, 0, TOP + 26 * row + 15) for row, name in enumerate(names)]
+    x, y = 0.0, TOP + height + 22
+    for colour, name in re.findall(r'<i style="background:(#\w+)"></i>([^<]*)', markup):
+        parts.append(f'<rect x="{x:.0f}" y="{y - 10}" width="10" height="10" fill="{colour}"/>')
+        parts.append(_label(name, x + 15, y))
+        x += 32 + 7 * len(name)
+    return _picture(left + width, y + 8 if x else TOP + height + 4, caption, parts)
+
+
+def _picture(width: float, height: float, label: str, parts: list[str]) -> str:
+    """A drawing as a file, for light and dark pages."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" font-family="sans-serif" font-size="12" role="img" aria-label="{escape(label)}">'
+        f"<style>{STYLE}</style>{''.join(parts)}</svg>"
+    )
 
 
 def comparison(page: str) -> str:
@@ -108,15 +147,17 @@ def comparison(page: str) -> str:
     columns = []
     for kind, colour in KINDS.items():
         section = re.search(rf"^### {kind}\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL)
+        row = re.search(rf"^\| {kind} \|(?:[^|]*\|){{3}} ([\d.]+)% \|", page, re.MULTILINE)
         pairs = [(float(a), float(b)) for a, b in ROW.findall(section[1])] if section else []
         errors = [100 * (b / a - 1) for a, b in pairs if a > 0]
-        if errors:
-            columns.append((kind, colour, errors))
+        if errors and row:
+            columns.append((kind, colour, float(row[1]), errors))
     return _columns(columns)
 
 
-def _columns(columns: list[tuple[str, str, list[float]]]) -> str:
-    width, middle = 124, HEIGHT / 2
+def _columns(columns: list[tuple[str, str, float, list[float]]]) -> str:
+    """A column for each kind: its name, colour, median error in percent as the page says it, and the errors."""
+    width, middle = 116, HEIGHT / 2
     total = MARGIN + width * len(columns)
 
     def y(error: float) -> float:
@@ -124,31 +165,29 @@ def _columns(columns: list[tuple[str, str, list[float]]]) -> str:
         return middle - max(-LIMIT, min(LIMIT, error)) / LIMIT * (HEIGHT / 2 - 8)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{HEIGHT + 44}" font-family="sans-serif" '
-        'font-size="12" role="img" aria-label="errors of predictions by kind of measurement">',
-        f'<rect x="{MARGIN}" y="0" width="{total - MARGIN}" height="{HEIGHT}" fill="#fff" stroke="#888"/>',
-        f'<rect x="{MARGIN}" y="{y(10):.1f}" width="{total - MARGIN}" height="{y(-10) - y(10):.1f}" fill="#eee"/>',
+        f'<rect class="paper" x="{MARGIN}" y="0" width="{total - MARGIN}" height="{HEIGHT}"/>',
+        f'<rect class="band" x="{MARGIN}" y="{y(10):.1f}" width="{total - MARGIN}" height="{y(-10) - y(10):.1f}"/>',
     ]
     for error in (-40, -20, 0, 20, 40):
         parts.append(
-            f'<line x1="{MARGIN}" x2="{total}" y1="{y(error):.1f}" y2="{y(error):.1f}" stroke="#ccc"/>'
+            f'<line class="grid" x1="{MARGIN}" x2="{total}" y1="{y(error):.1f}" y2="{y(error):.1f}"/>'
         )
-        parts.append(_label(f"{error:+d} %", 4, y(error) + 4))
-    for index, (kind, colour, errors) in enumerate(columns):
+        parts.append(_label(f"{error:+d} %" if error else "0 %", 4, y(error) + 4))
+    for index, (kind, colour, median, errors) in enumerate(columns):
         left = MARGIN + index * width
         for number, error in enumerate(errors):
             x = left + 10 + (width - 20) * (number + 0.5) / len(errors)
             parts.append(
-                f'<circle cx="{x:.1f}" cy="{y(error):.1f}" r="3" fill="{colour}" fill-opacity="0.7">'
+                f'<circle cx="{x:.1f}" cy="{y(error):.1f}" r="3" fill="{colour}" fill-opacity="0.8">'
                 f"<title>{escape(kind)}: {error:+.1f} %</title></circle>"
             )
-        parts.append(_label(kind.replace("_", " "), left + 6, HEIGHT + 18))
-        parts.append(_label(f"{len(errors)}, median {median(map(abs, errors)):.1f} %", left + 6, HEIGHT + 36))
-    return "".join(parts) + "</svg>"
+        words = (kind.replace("_", " "), f"{len(errors)} records", f"median {median:.1f} %")
+        parts += [_label(text, left + 6, HEIGHT + 18 * (line + 1)) for line, text in enumerate(words)]
+    return _picture(total, HEIGHT + 62, "errors of predictions by kind of measurement", parts)
 
 
 def _label(words: str, x: float, y: float) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="#777">{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
 
 
 if __name__ == "__main__":

@@ -36,12 +36,8 @@ anchors = session.initAnchorArrays()
 
 random = np.random.default_rng(popdist.getInstanceIndex())  # Each instance has samples of its own.
 replicas = popdist.getNumLocalReplicas()  # Replicas of this instance.
-shape = (
-    STEPS,
-    ACCUMULATION,
-    replicas,
-    SAMPLES,
-)  # Step data: steps, accumulation, replicas, then the micro-batch.
+# Step data: steps, accumulation, replicas, then the micro-batch.
+shape = (STEPS, ACCUMULATION, replicas, SAMPLES)
 for run in range(4):
     images = random.normal(size=(*shape, FEATURES)).astype(np.float32)
     session.run(

@@ -76,6 +76,10 @@ class NotFoundError(UsageError):
     """A named thing does not exist: a partition, a cluster, a script. The message lists the existing ones."""
 
 
+class MissingPackageError(NotFoundError, ModuleNotFoundError):
+    """A package that an extra of podrun installs is not there, and the program needs it."""
+
+
 class ConflictError(UsageError):
     """A thing exists already or is in use: a partition of that name, IPUs, a port."""
 
@@ -149,23 +153,41 @@ class ErrorCode(enum.Enum):
     """poplar::ErrorCode: what went wrong at the lowest level. Values follow the SDK's order."""
 
     NONE = 0
+    """No cause is known, or none is needed."""
     UNKNOWN = 1
+    """The system does not know what went wrong."""
     TRAP = 2
+    """A program stopped itself on a tile."""
     FLOATING_POINT_INVALID_OPERATION = 3
+    """An operation without a result, such as 0/0, with exceptions switched on."""
     FLOATING_POINT_DIVIDE_BY_ZERO = 4
+    """A division by zero, with exceptions switched on."""
     FLOATING_POINT_OVERFLOW = 5
+    """A result too large for its type, with exceptions switched on."""
     TILE_MEMORY_BANK_CONFLICT = 6
+    """Two accesses to one bank of a tile's memory at once."""
     INVALID_EXCHANGE_CONFIGURATION = 7
+    """An exchange that a tile was set up for wrongly."""
     INVALID_ADDRESS = 8
+    """An access outside a tile's memory."""
     INVALID_OPERAND = 9
+    """An instruction with an operand that it cannot take."""
     INVALID_PROGRAM_COUNTER = 10
+    """A jump to where no instruction can be."""
     INVALID_INSTRUCTION = 11
+    """An instruction that does not exist."""
     EXCHANGE_ERROR = 12
+    """Data between tiles was lost or changed."""
     MEMORY_ERROR = 13
+    """Memory lost its contents: a parity error."""
     IPUSOFTERR = 14
+    """A soft error that an IPU noticed in itself."""
     LINK_DOWN = 15
+    """A link between IPUs or machines went down."""
     HOST_LINK_DOWN = 16
+    """The connection between host and machine went down."""
     HOST_SYNC_TIMEOUT = 17
+    """Somebody waited too long for host or IPUs."""
 
 
 class PoplarError(PodrunError):
