@@ -79,3 +79,21 @@ def test_required_packages_suffice() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_without_pytorch_a_program_of_poptorch_hears_what_to_install(tmp_path: Path) -> None:
+    program = tmp_path / "net.py"
+    program.write_text("import poptorch\n")
+    words = [sys.executable, "-c", WITHOUT, json.dumps([["torch"], "podrun.compat", str(program)])]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert (
+        "PyTorch is not installed, and PopTorch programs need it\nhint: Install it: pip install"
+        in done.stderr
+    )
+    words[-1] = json.dumps([["torch"], "podrun.estimate", str(program)])
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("podrun: error: ")
+    assert "\nhint: Install it: pip install" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -37,7 +37,7 @@ def show(found: Estimate) -> str:
         f"{counted(layout.ipus_per_replica, 'IPU')}, micro-batch {layout.micro_batch}, accumulation "
         f"{layout.accumulation} (batch of {found.samples:,} samples)"
         + (", recomputing" if layout.recompute else ""),
-        f"Fullest tile {found.max_tile_bytes:,} of {found.tile_bytes:,} B: "
+        f"Fullest tile {size(found.max_tile_bytes)} of {size(found.tile_bytes)}: "
         + ("fits" if found.fits else "DOES NOT FIT"),
         f"One batch {total * of:,.3f} {unit}; bottleneck: {found.bottleneck}",
     ]
@@ -49,11 +49,11 @@ def show(found: Estimate) -> str:
 
 
 def _ipus(found: Estimate) -> list[str]:
-    lines = [f"{'IPU':>5}{'layers':>8}{'cycles':>14}{'tile B':>10}  largest contents"]
+    lines = [f"{'IPU':>5}{'layers':>8}{'cycles':>14}{'fullest tile':>14}  largest contents"]
     for number, ipu in enumerate(found.ipus):
         ranked = sorted(ipu.bytes_by_content.items(), key=lambda item: (-item[1], item[0]))
         held = ", ".join(f"{name.replace('_', ' ')} {size(octets)}" for name, octets in ranked[:3] if octets)
-        lines.append(f"{number:>5}{ipu.layers:>8}{ipu.cycles:>14,}{ipu.max_tile_bytes:>10,}  {held}")
+        lines.append(f"{number:>5}{ipu.layers:>8}{ipu.cycles:>14,}{size(ipu.max_tile_bytes):>14}  {held}")
         if len(found.ipus) > 1:
             lines.append(f"{'':13}{ipu.first_layer} ... {ipu.last_layer}")
     return lines
@@ -76,7 +76,7 @@ def table(found: Sequence[Estimate], top: int) -> str:
     is listed.
     """
     lines = [
-        f"{'micro':>6}{'accum':>7}{'IPUs':>6}{'recompute':>11}{'batch':>9}{'samples/s':>13}{'tile B':>11}  "
+        f"{'micro':>6}{'accum':>7}{'IPUs':>6}{'recompute':>11}{'batch':>9}{'samples/s':>13}{'fullest tile':>14}  "
         "fits  bottleneck"
     ]
     best: dict[ProgramLayout, Estimate] = {}
@@ -87,7 +87,7 @@ def table(found: Sequence[Estimate], top: int) -> str:
         lines.append(
             f"{layout.micro_batch:>6}{layout.accumulation:>7}{layout.ipus_per_replica:>6}"
             f"{'yes' if layout.recompute else 'no':>11}{one.samples:>9,}{one.samples_per_second:>13,.0f}"
-            f"{one.max_tile_bytes:>11,}  {'yes' if one.fits else 'no':<4}  {one.bottleneck}"
+            f"{size(one.max_tile_bytes):>14}  {'yes' if one.fits else 'no':<4}  {one.bottleneck}"
         )
     return "\n".join([*lines, "", f"Best of {len(found)}:", show(found[0])])
 
@@ -97,8 +97,11 @@ def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="podrun estimate",
         description="Fit, throughput and bottleneck of a model on a POD, without running it.",
-        epilog="Examples: podrun estimate model.onnx --target pod16 --train --micro-batch 16 --accumulation 8; "
-        "podrun estimate train.py --train --scan -- --epochs 1; podrun estimate net.py:Net --input 8x3x32x32",
+        epilog="Examples:\n"
+        "  podrun estimate model.onnx --target pod16 --train --micro-batch 16 --accumulation 8\n"
+        "  podrun estimate train.py --train --scan -- --epochs 1\n"
+        "  podrun estimate net.py:Net --input 8x3x32x32",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = made.add_argument

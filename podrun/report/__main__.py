@@ -48,7 +48,8 @@ def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="python -m podrun.report",
         description="Show what a compiled program takes on the tiles: time by cause, cycles, memory.",
-        epilog="Example: python -m podrun.report podrun-profile__instance_0/training/profile.json --html page.html",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Example:\n  python -m podrun.report podrun-profile__instance_0/training/profile.json --html page.html",
         allow_abbrev=False,
     )
     made.add_argument(

@@ -53,11 +53,6 @@ def rect(x: float, y: float, width: float, height: float, fill: str, title: str,
     )
 
 
-def text(x: float, y: float, content: str, anchor: str = "start") -> str:
-    """A label."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}">{escape(content)}</text>'
-
-
 def svg(height: float, content: Sequence[str], label: str, *, stretch: bool = False) -> str:
     """A drawing as wide as the page. ``stretch``: its height stays the same however wide the page is."""
     how = f' preserveAspectRatio="none" style="height:{height:.0f}px"' if stretch else ""
@@ -183,11 +178,9 @@ def pipeline(profile: Profile) -> str:
     found = runs(profile, shown)
     rows = {ipu: row for row, ipu in enumerate(sorted({run.stage.ipu for run in found}))}
     length = max(run.end_cycles for run in found) or 1
-    scale = (WIDTH - 60) / length
-    shapes = [text(0, row * 26 + 15, f"IPU {ipu}") for ipu, row in rows.items()]
+    scale = WIDTH / length
     # The visible part of these bars is the bubble.
-    for ipu, row in rows.items():
-        shapes.append(rect(60, row * 26, WIDTH - 60, 22, IDLE_COLOUR, f"IPU {ipu} idle"))
+    shapes = [rect(0, row * 26, WIDTH, 22, IDLE_COLOUR, f"IPU {ipu} idle") for ipu, row in rows.items()]
     last = max(stage.pipeline_cycle for stage in profile.stages)
     for run in found:
         stage = run.stage
@@ -199,5 +192,7 @@ def pipeline(profile: Profile) -> str:
         # The second half of a training pipeline goes backward: drawn lower, so that the two differ.
         late = stage.pipeline_cycle * 2 > last
         y = rows[stage.ipu] * 26 + (6 if late else 0)
-        shapes.append(rect(60 + run.start_cycles * scale, y, stage.cycles * scale * 0.98, 16, colour, tip))
-    return svg(26 * len(rows), shapes, "pipeline")
+        shapes.append(rect(run.start_cycles * scale, y, stage.cycles * scale * 0.98, 16, colour, tip))
+    names = "".join(f"<span>IPU {ipu}</span>" for ipu in rows)
+    drawing = svg(26 * len(rows), shapes, "pipeline", stretch=True)
+    return f'<div class="rows"><div class="names">{names}</div>{drawing}</div>'

@@ -14,7 +14,19 @@ from pathlib import Path
 from podrun.report import charts
 from podrun.report.chrome_trace import shape, shown_micro_batches
 from podrun.report.model import IpuUse, MemoryUse, Profile, ReportOrigin, ReportStage, layer_of
-from podrun.report.text import BATCH, CONTENTS, CYCLES, OPERATORS, TRUST, compare, counted, size, unit_of_time
+from podrun.report.text import (
+    BATCH,
+    CONTENTS,
+    CYCLES,
+    OPERATORS,
+    TRUST,
+    compare,
+    counted,
+    largest_by_layer,
+    rate,
+    size,
+    unit_of_time,
+)
 
 HERE = Path(__file__).resolve().parent
 TOP_LAYERS = 25
@@ -30,7 +42,7 @@ def page(
     links = "".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name, _ in sections)
     about = f"<p>{escape(TRUST)}</p>{_verdict(profile)}<nav>{links}</nav>"
     body = "\n".join(f'<h2 id="{anchor}">{escape(name)}</h2>{body}' for anchor, name, body in sections)
-    return _document(title, _origin(origin) + about + "\n" + body)
+    return _document(title, _origin(origin) + about + "\n" + body, program=origin.program if origin else "")
 
 
 def side_by_side(
@@ -51,12 +63,13 @@ def side_by_side(
     return _document(title, f'{changes}<div class="sides">{"".join(columns)}</div>', "two")
 
 
-def _document(title: str, content: str, kind: str = "") -> str:
+def _document(title: str, content: str, kind: str = "", program: str = "") -> str:
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    tab = f"{title} of {Path(program).name}" if program else title
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{escape(title)}</title><style>\n{style}</style></head><body class="{kind}">\n'
+        f'<title>{escape(tab)}</title><style>\n{style}</style></head><body class="{kind}">\n'
         f"<h1>{escape(title)}</h1>{content}\n<script>\n{script}</script></body></html>\n"
     )
 
@@ -67,7 +80,7 @@ def _origin(origin: ReportOrigin | None) -> str:
         return ""
     parts = [f"<b>{escape(origin.program)}</b>"] if origin.program else []
     parts += [f"<code>{escape(origin.command)}</code>"] if origin.command else []
-    parts += [escape(origin.date.replace("T", " "))] if origin.date else []
+    parts += [escape(origin.date.replace("T", " ").replace("+00:00", " UTC"))] if origin.date else []
     parts += [f"podrun {escape(origin.podrun_version)}"] if origin.podrun_version else []
     return f'<p class="origin">{", ".join(parts)}</p>' if parts else ""
 
@@ -77,7 +90,7 @@ def _verdict(profile: Profile) -> str:
     verdict = "fits" if profile.fits else '<span class="warn">does not fit</span>'
     speed = ""
     if profile.samples_per_second is not None:
-        speed = f"<b>{profile.samples_per_second:,.1f} samples/s</b>, "
+        speed = f"<b>{rate(profile.samples_per_second)}</b>, "
     unit, of = unit_of_time(profile.seconds)
     run = ""
     if profile.batches_per_run > 1:
@@ -141,13 +154,10 @@ def _memory(use: IpuUse, prefix: str) -> str:
 
 def _held_by_layer(anchor: str, memory: MemoryUse) -> str:
     """The largest values at the fullest moment, by layer; a click on a tile opens it."""
-    found: dict[str, int] = {}
-    for item in memory.largest:
-        found[layer_of(item.scope)] = found.get(layer_of(item.scope), 0) + item.size_bytes
     rows = "".join(
         f'<tr><td>{escape(name)}</td><td data-value="{held}">{size(held)}</td>'
         f'<td data-value="{held}">{held / (memory.total_bytes or 1):.1%}</td></tr>'
-        for name, held in sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        for name, held in largest_by_layer(memory)
     )
     if not rows:
         return ""
@@ -194,7 +204,7 @@ def _pipeline(profile: Profile) -> str:
     )
     if found is not None:
         about += (
-            f" Schedule {found.schedule}: {found.fill_slots} cycles to fill, {found.main_slots} full, "
+            f" Schedule {found.schedule}: {found.fill_slots} pipeline cycles to fill, {found.main_slots} full, "
             f"{found.flush_slots} to flush; over {over} IPUs idle <b>{found.idle_share:.1%}</b> of the time."
         )
     return f"{about}</p>{charts.pipeline(profile)}"
@@ -207,9 +217,8 @@ def _contents(memory: MemoryUse) -> str:
         **memory.code_bytes_by_category,
     }
     rows = "".join(
-        f"<tr><td>{escape(layer_of(item.scope))}{' (backward)' * ('transpose(' in item.scope)}</td>"
-        f"<td>{size(item.size_bytes)}</td></tr>"
-        for item in memory.largest[:TOP_VALUES]
+        f"<tr><td>{escape(name)}</td><td>{size(octets)}</td></tr>"
+        for name, octets in largest_by_layer(memory)[:TOP_VALUES]
     )
     held = "<p>Largest at the fullest moment:</p>"
     held = f'{held}<div class="table"><table>{rows}</table></div>' if rows else ""

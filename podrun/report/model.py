@@ -6,6 +6,7 @@ document of `podrun.report.document` has exactly these fields.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -276,12 +277,16 @@ class Profile:
 
     @property
     def bottleneck(self) -> str:
-        """The cause that takes most of a batch, and for pipelines the slowest stage."""
+        """The cause that takes most of a batch; of work on several IPUs, also the IPU with most, and its stages."""
         cause = max(self.seconds_by_cause, key=lambda name: self.seconds_by_cause[name])
-        if len(self.stages) < 2:
+        work: dict[int, int] = {}
+        for stage in self.stages:
+            work[stage.ipu] = work.get(stage.ipu, 0) + stage.cycles
+        if cause != "compute" or len(work) < 2:
             return cause
-        slowest = max(self.stages, key=lambda stage: stage.cycles)
-        return f"{cause}, {slowest.name} on IPU {slowest.ipu} most of it"
+        ipu = max(work, key=lambda number: work[number])
+        stages = ", ".join(stage.name for stage in self.stages if stage.ipu == ipu)
+        return f"{cause}, most of it on IPU {ipu} ({stages})"
 
     def causes(self) -> dict[str, int]:
         """Cycles of one micro-batch by cause, over all stages."""
@@ -300,7 +305,7 @@ class Profile:
         found: dict[str, list[int]] = {}
         for share in (share for stage in self.stages for share in stage.layers):
             found.setdefault(layer_of(share.name), [0, 0])["transpose(" in share.name] += share.cycles
-        ranked = sorted(found.items(), key=lambda item: (-sum(item[1]), item[0]))
+        ranked = sorted(found.items(), key=lambda item: (-sum(item[1]), numbered(item[0])))
         return {name: (forward, backward) for name, (forward, backward) in ranked}
 
     def bounds(self) -> tuple[Bound, ...]:
@@ -342,4 +347,9 @@ def _ranked(
         for share in shares(stage):
             key = name(share.name)
             found[key] = found.get(key, 0) + share.cycles
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(found.items(), key=lambda item: (-item[1], numbered(item[0]))))
+
+
+def numbered(name: str) -> list[tuple[int, str]]:
+    """A key by which names are sorted as people number them: ``MatMul:0/2`` before ``MatMul:0/10``."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -23,6 +23,7 @@
     });
   });
 
+  var names = new Intl.Collator("en", { numeric: true });
   all(document, "table.sortable").forEach(function (table) {
     var heads = all(table, "th"), body = table.tBodies[0];
     var key = function (row, column) { var cell = row.cells[column]; return cell.dataset.value || cell.textContent; };
@@ -33,11 +34,14 @@
         var down = head.getAttribute("aria-sort") !== "descending";
         heads.forEach(function (other) { other.removeAttribute("aria-sort"); });
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        all(body, "tr").sort(function (a, b) {
-          var x = key(a, column), y = key(b, column);
-          var order = column ? Number(x) - Number(y) : x.localeCompare(y);
+        var rows = all(body, "tr").map(function (row) { return [key(row, column), row]; });
+        rows.sort(function (a, b) {
+          var order = column ? Number(a[0]) - Number(b[0]) : names.compare(a[0], b[0]);
           return down ? -order : order;
-        }).forEach(function (row) { body.appendChild(row); });
+        });
+        var sorted = document.createDocumentFragment();
+        rows.forEach(function (one) { sorted.appendChild(one[1]); });
+        body.appendChild(sorted);
       });
     });
   });

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from podrun.report.chrome_trace import shape
-from podrun.report.model import MemoryUse, Profile, layer_of
+from podrun.report.model import MemoryUse, Profile, layer_of, numbered
 
 BATCH: Mapping[str, str] = {
     "compute": "micro-batches on the tiles, their exchange and a pipeline's bubble included",
@@ -58,6 +58,12 @@ def size(octets: int) -> str:
     return f"{octets} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
 
 
+def rate(samples_per_second: float) -> str:
+    """Throughput with at least three digits: ``6,113,523 samples/s``, ``0.812 samples/s``."""
+    digits = 0 if samples_per_second >= 100 else 1 if samples_per_second >= 10 else 3
+    return f"{samples_per_second:,.{digits}f} samples/s"
+
+
 def counted(number: int, what: str) -> str:
     """``1 replica``, ``16 replicas``, ``16 micro-batches``."""
     many = f"{what}es" if what.endswith("ch") else f"{what}s"
@@ -84,7 +90,7 @@ def summary(profile: Profile, *, top: int = 8) -> str:
             f"One run ({counted(profile.batches_per_run, 'batch')}): {seconds * run_of:,.3f} {run_unit}, "
             f"{profile.cycles_per_run:,} cycles"
         )
-    speed = "" if profile.samples_per_second is None else f"{profile.samples_per_second:,.1f} samples/s; "
+    speed = "" if profile.samples_per_second is None else f"{rate(profile.samples_per_second)}; "
     lines.append(f"  {speed}bottleneck: {profile.bottleneck}")
     for cause, seconds in profile.seconds_by_cause.items():
         figures = f"{seconds * of:>14,.3f} {unit} {share(seconds, profile.seconds)}"
@@ -111,7 +117,7 @@ def _pipeline(profile: Profile) -> list[str]:
         return []
     idle = ", ".join(f"IPU {ipu} {part:.0%}" for ipu, part in found.idle_share_by_ipu.items())
     return [
-        f"Pipeline, {found.schedule}: {found.fill_slots} cycles to fill, {found.main_slots} full, "
+        f"Pipeline, {found.schedule}: {found.fill_slots} pipeline cycles to fill, {found.main_slots} full, "
         f"{found.flush_slots} to flush",
         f"  IPUs idle {found.idle_share:.1%} of the time ({idle})",
     ]
@@ -148,7 +154,16 @@ def _memory(profile: Profile) -> list[str]:
         f"  All tiles of IPU {fullest.ipu}: always live {size(memory.always_live_bytes)}, peak of the "
         f"rest {size(memory.not_always_live_peak_bytes)}, code {size(code)}; at the peak most is"
     )
-    return lines + [f"  {size(item.size_bytes):>16}  {layer_of(item.scope)}" for item in memory.largest[:3]]
+    return lines + [f"  {size(held):>16}  {name}" for name, held in largest_by_layer(memory)[:3]]
+
+
+def largest_by_layer(memory: MemoryUse) -> list[tuple[str, int]]:
+    """The largest values at the fullest moment, those of a layer together: its name, and their bytes."""
+    found: dict[str, int] = {}
+    for item in memory.largest:
+        name = f"{layer_of(item.scope)}{' (backward)' * ('transpose(' in item.scope)}"
+        found[name] = found.get(name, 0) + item.size_bytes
+    return sorted(found.items(), key=lambda item: (-item[1], numbered(item[0])))
 
 
 def contents(memory: MemoryUse, most: int = 4) -> str:
@@ -177,19 +192,19 @@ def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
         lines.append(f"By {title}, cycles of one micro-batch")
         lines += [_change(f"  {name}", old.get(name, 0), new.get(name, 0)) for name in moved[:top]]
     was, now = first.fullest().memory, second.fullest().memory
-    lines.append(_change("fullest tile, B", was.max_tile_bytes, now.max_tile_bytes))
+    lines.append(_change("fullest tile", was.max_tile_bytes, now.max_tile_bytes, size))
     for name in dict.fromkeys((*was.bytes_by_content, *now.bytes_by_content)):
-        lines.append(
-            _change(f"  {name}, B", was.bytes_by_content.get(name, 0), now.bytes_by_content.get(name, 0))
-        )
+        before, after = (each.bytes_by_content.get(name, 0) for each in (was, now))
+        lines.append(_change(f"  {name.replace('_', ' ')}", before, after, size))
     return "\n".join(lines) + "\n"
 
 
-def _change(name: str, before: float, after: float) -> str:
+def _change(name: str, before: float, after: float, show: Callable[[int], str] | None = None) -> str:
     ratio = f"{after / before - 1.0:+.1%}" if before else ("new" if after else "")
     label = name if len(name) <= 41 else name[:19] + "..." + name[-19:]
     digits = 0 if isinstance(before, int) and isinstance(after, int) else 3  # cycles and bytes are whole
-    return f"{label:<42}{before:>16,.{digits}f}{after:>16,.{digits}f}  {ratio}".rstrip()
+    was, now = (show(int(value)) if show else f"{value:,.{digits}f}" for value in (before, after))
+    return f"{label:<42}{was:>16}{now:>16}  {ratio}".rstrip()
 
 
 def share(part: float, whole: float) -> str:

@@ -175,6 +175,27 @@ def test_every_control_of_the_page_does_what_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.system
+def test_names_of_a_program_are_shown_as_they_are(tmp_path: Path) -> None:
+    names = [
+        "<script>problems.push('ran')</script>",
+        "</script></style><!-- ",
+        'it\'s "quoted" & <b>bold</b>',
+        "größe/中文",
+        "a" * 500,
+    ]
+    profile = pipeline_profile()
+    layers = tuple(dataclasses.replace(profile.stages[0].layers[0], name=name) for name in names)
+    stages = tuple(dataclasses.replace(stage, layers=layers) for stage in profile.stages)
+    text = page(dataclasses.replace(profile, stages=stages, name=names[0]))
+    for width in (1000, 500):
+        found = _seen(_browser(), text, tmp_path, width)
+        assert found["problems"] == []
+        assert sorted(found["used"]["names"]) == sorted(names)
+        assert not found["wide"]
+
+
+@pytest.mark.slow
+@pytest.mark.system
 def test_two_reports_beside_each_other_fit_the_window(tmp_path: Path) -> None:
     profile = pipeline_profile()
     text = side_by_side(profile, dataclasses.replace(profile, name="later"))

@@ -57,7 +57,7 @@ def test_the_bubble_is_told() -> None:
     grouped = shape(even("grouped"))
     assert grouped is not None
     assert (grouped.fill_slots, grouped.main_slots, grouped.flush_slots) == (6, 4, 6)
-    assert "Pipeline, grouped: 6 cycles to fill, 4 full, 6 to flush" in summary(even("grouped"))
+    assert "Pipeline, grouped: 6 pipeline cycles to fill, 4 full, 6 to flush" in summary(even("grouped"))
     assert f"IPUs idle {grouped.idle_share:.1%} of the time" in summary(even("grouped"))
     html = page(even("interleaved"))
     assert "Schedule interleaved" in html

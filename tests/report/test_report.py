@@ -38,7 +38,7 @@ from podrun.report.document import (
 )
 from podrun.report.html import page, side_by_side
 from podrun.report.model import CAUSES, PHASES, layer_of
-from podrun.report.text import compare, summary
+from podrun.report.text import compare, largest_by_layer, rate, size, summary
 from tests.report.profiles import cost, pipeline_profile, pipeline_report
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -58,7 +58,11 @@ def test_a_profile_adds_its_stages_up(profile: Profile) -> None:
     assert profile.fullest().ipu == 1
     assert profile.samples_per_batch == 4 * 6 * 8
     assert profile.samples_per_second == pytest.approx(4 * 6 * 8 / profile.seconds)
-    assert profile.bottleneck == "compute, segment 1 on IPU 1 most of it"
+    # Segment 1 is the longest, but IPU 0 has two.
+    assert max(profile.stages, key=lambda stage: stage.cycles).name == "segment 1"
+    assert profile.bottleneck == "compute, most of it on IPU 0 (segment 0, segment 2)"
+    waits = dataclasses.replace(profile, seconds_by_cause={"compute": 1e-6, "all_reduce": 2e-6})
+    assert waits.bottleneck == "all_reduce"
 
 
 @pytest.mark.parametrize(
@@ -129,12 +133,37 @@ def test_times_are_in_a_unit_that_shows_them(profile: Profile) -> None:
         assert f"<b>{words}</b>" in page(lasting)
 
 
+def test_names_are_sorted_as_people_number_them(profile: Profile) -> None:
+    stage = profile.stages[0]
+    layers = tuple(dataclasses.replace(stage.layers[0], name=f"MatMul:0/{n}") for n in (10, 2, 1))
+    one = dataclasses.replace(profile, stages=(dataclasses.replace(stage, layers=layers),))
+    assert list(one.layers()) == list(one.layers_both_ways()) == ["MatMul:0/1", "MatMul:0/2", "MatMul:0/10"]
+
+
+def test_values_of_a_layer_are_told_together(profile: Profile) -> None:
+    held = profile.held()[0].memory
+    value = dataclasses.replace(held.largest[0], scope="jvp(dense)", size_bytes=1024)
+    backward = dataclasses.replace(value, scope="transpose(jvp(dense))", size_bytes=512)
+    found = largest_by_layer(dataclasses.replace(held, largest=(value, value, backward)))
+    assert found == [("dense", 2048), ("dense (backward)", 512)]
+
+
+@pytest.mark.parametrize(
+    ("speed", "words"),
+    [(6113523.04, "6,113,523 samples/s"), (41.98, "42.0 samples/s"), (0.8121, "0.812 samples/s")],
+)
+def test_throughput_has_three_digits(speed: float, words: str) -> None:
+    assert rate(speed) == words
+
+
 def test_two_runs_compare(profile: Profile) -> None:
     text = compare(read_report(cost(512)), profile)
     assert "all_reduce" in text
     assert "new" in text
     fullest = profile.fullest().memory.max_tile_bytes
-    assert re.search(rf"^fullest tile, B +[\d,]+ +{fullest:,} ", text, flags=re.MULTILINE)
+    assert re.search(
+        rf"^fullest tile +[\d.]+ [KM]?i?B +{re.escape(size(fullest))} ", text, flags=re.MULTILINE
+    )
     same = compare(profile, profile)
     assert "+0.0%" in same
     assert "new" not in same
@@ -309,9 +338,10 @@ def test_a_page_says_program_command_date_and_version(profile: Profile, tmp_path
     assert own.command == "python -m podrun.compat 'a b.py'"
     text = page(profile, origin=dataclasses.replace(origin, program="train.py"))
     assert (
-        "<b>train.py</b>, <code>podrun profile &lt;train&gt;.py</code>, 2024-05-06 07:08:09+00:00, podrun "
+        "<b>train.py</b>, <code>podrun profile &lt;train&gt;.py</code>, 2024-05-06 07:08:09 UTC, podrun "
         in text
     )
+    assert "<title>training of train.py</title>" in text
     assert 'class="origin"' not in page(profile)
     write_report(profile, tmp_path, origin=origin)
     assert load_origin(tmp_path / "profile.json") == origin
