@@ -214,6 +214,22 @@ USAGE = {
     "diff": "podrun diff RECORD RECORD",
     "incidents": "podrun incidents RECORD [--json]",
 }
+HELP = {
+    "replay": """Launches what was recorded again: the same words, folder and faults. Ends with 0 if the
+incidents are the same to the byte, else with 1, and names the first event that differs.""",
+    "shrink": """Launches with fewer and fewer of the faults that struck, as long as the launch fails in the same
+way, and prints the smallest plan as --fault options.""",
+    "diff": """Names the first event in which two records differ, and its fields. Ends with 1 if there is one.""",
+    "incidents": """Says what happened in a recorded launch: each incident with its errors and what it cost.""",
+}
+_OPTION_HELP = {
+    "--record": ("--record FILE", "keep the record of the new launch (shrink: of the smallest that fails)"),
+    "--directory": (
+        "--directory DIR",
+        "folder for relative paths (shrink: a new one in DIR for each launch)",
+    ),
+    "--json": ("--json", "print one JSON document"),
+}
 _OPTIONS = {
     "replay": ("--record", "--directory"),
     "shrink": ("--record", "--directory"),
@@ -261,7 +277,7 @@ def start_podrun(words: Sequence[str], environ: Mapping[str, str], folder: str) 
 def main(verb: str, words: Sequence[str], environ: Mapping[str, str], start: Start = start_podrun) -> int:
     """Carry out ``podrun VERB ...``. Raises UsageError."""
     if list(words) in (["-h"], ["--help"]):
-        sys.stdout.write(f"{USAGE[verb]}\n")
+        sys.stdout.write(help_text(verb))
         return 0
     files, given = _parse(verb, list(words))
     again = Again(start, environ, given.get("--directory"), each_in_a_new_folder=verb == "shrink")
@@ -273,6 +289,16 @@ def main(verb: str, words: Sequence[str], environ: Mapping[str, str], start: Sta
         case "replay":
             return replay(files[0], given.get("--record"), again)
     return shrink(files[0], given.get("--record"), again)
+
+
+def help_text(verb: str) -> str:
+    """What ``podrun VERB --help`` shows."""
+    options = [_OPTION_HELP[name] for name in _OPTIONS[verb]] + [("-h, --help", "this text")]
+    table = "".join(f"  {name:<18}{text}\n" for name, text in options)
+    return (
+        f"Usage: {USAGE[verb]}\n\n{HELP[verb]}\n\nRECORD is a file that podrun --record FILE has written.\n\n"
+        f"Options:\n{table}"
+    )
 
 
 def _parse(verb: str, words: list[str]) -> tuple[list[Path], dict[str, str]]:

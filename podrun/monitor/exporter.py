@@ -291,7 +291,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-@click.command(context_settings=HELP_OPTIONS)
+@click.command("python -m podrun.monitor.exporter", context_settings=HELP_OPTIONS)
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65535), default=2112, help="Port; 0 for a free one [2112].")
 @click.option("--public", is_flag=True, help="Answer everybody who reaches it.")

@@ -142,6 +142,16 @@ def translated(doing: str = "") -> Iterator[None]:
             _doing.pop()
 
 
+_SETTINGS = {
+    "weightTensorLocationSettings": "options.TensorLocations.setWeightLocation",
+    "optimizerStateTensorLocationSettings": "options.TensorLocations.setOptimizerLocation",
+    "accumulatorTensorLocationSettings": "options.TensorLocations.setAccumulatorLocation",
+    "autoRecomputation": 'options._Popart.set("autoRecomputation", 1)',
+    "compute in FLOAT16": "compute in float16 (model.half())",
+}
+"""What changes of an out-of-memory error's hint are called in PopTorch."""
+
+
 def _error_of(error: PodrunError) -> Error:
     where, hint = "\n".join(reversed(_doing)), error.hint or ""
     if not isinstance(error, PoplarError):
@@ -158,4 +168,6 @@ def _error_of(error: PodrunError) -> Error:
         return UnrecoverableError(error.message, hint=hint, location=where, type=kind)
     if name == "OutOfMemoryException":
         kind = "poplar_graph_memory_allocation_error"
+        for setting, ours in _SETTINGS.items():
+            hint = hint.replace(setting, ours)
     return Error(error.message, hint=hint, location=where, type=kind)

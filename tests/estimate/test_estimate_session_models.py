@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import podrun.popart as popart
 from podrun.estimate.command import main
@@ -87,3 +87,62 @@ def test_the_answer_says_its_kind_and_lists_a_layout_once(
     assert "\nTraining: " in said
     rows = [line.split()[:3] for line in said.splitlines()[1:] if line[:6].strip().isdigit()]
     assert len(rows) == len({tuple(row) for row in rows}) > 1
+
+
+def with_leaves(path: Path, *, first: str) -> Path:
+    """A model without outputs whose loss has two other tensors beside it that nothing reads: of integers and of
+    floating-point numbers, before or behind it as ``first`` says.
+    """
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [4, 32])
+    y = builder.aiOnnx.matmul([x, builder.addInitializedInputTensor(np.ones((32, 8), np.float32), "w")])
+    makers = {
+        "loss": lambda: builder.aiGraphcore.l1loss([builder.aiOnnx.relu([y])], 0.1),
+        "best": lambda: builder.aiOnnx.argmax([y], 1),
+        "early": lambda: builder.aiOnnx.sigmoid([x]),
+    }
+    for name in sorted(makers, key=lambda name: name != first):
+        makers[name]()
+    path.write_bytes(builder.getModelProto())
+    return path
+
+
+@pytest.mark.parametrize("first", ["loss", "best", "early"])
+@pytest.mark.sample(2)
+def test_of_several_unread_tensors_the_one_that_needs_most_of_the_model_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
+) -> None:
+    answers = [
+        answer(with_leaves(tmp_path / f"{name}.onnx", first=name), capsys, "--train")
+        for name in (first, "loss")
+    ]
+    assert answers[0]["seconds_by_cause"] == answers[1]["seconds_by_cause"]
+
+
+def test_files_that_hold_no_whole_model_say_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = saved(tmp_path / "whole.onnx", output=False).read_bytes()
+    external = onnx.load_from_string(whole)
+    for tensor in external.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(
+        external, tmp_path / "parts.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    parts = (tmp_path / "parts.onnx").read_bytes()
+    for name, data, weights, said in (
+        ("empty", b"", None, ("is not an ONNX model", "hint: Name a model in ONNX's format")),
+        ("half", whole[: len(whole) // 2], None, ("is not an ONNX model", "hint: Name a model")),
+        ("text", b"no model", None, ("is not an ONNX model", "hint: Name a model")),
+        ("alone", parts, None, ("keeps its data in w.bin", "hint: Put that file beside the model")),
+        ("short", parts, b"123", ("of a file of 3", "copy w.bin whole")),
+    ):
+        path = tmp_path / name / "model.onnx"
+        path.parent.mkdir()
+        path.write_bytes(data)
+        if weights is not None:
+            (path.parent / "w.bin").write_bytes(weights)
+        assert main([str(path)]) == 2
+        shown = capsys.readouterr().err
+        assert all(words in shown for words in said), shown
+        assert shown.count("ONNX model") <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -120,7 +121,9 @@ def test_records_are_compared_and_told(run: Run, tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("verb", USAGE)
 def test_usage_errors_show_the_usage(verb: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(verb, "--help") == 0
-    assert capsys.readouterr().out.startswith(f"podrun {verb} ")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: podrun {verb} ")
+    assert all(option in shown for option in re.findall(r"--\w+", USAGE[verb]))
     for words in ([], ["a", "b", "c"], ["--no-such", "a"]):
         with pytest.raises(UsageError) as refusal:
             run(verb, *words)
