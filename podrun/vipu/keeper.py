@@ -42,12 +42,14 @@ class Keeper:
 
     def __init__(self, registry: Registry, cluster: str, pod: str) -> None:
         self._registry, self._cluster, self._pod, self._port = registry, cluster, pod, 0
+        self._known: ServiceEntry | None = None
 
     def running(self) -> ServiceEntry | None:
         """The POD's keeper, if one is up. A keeper that never came up is ended."""
         found = [entry for entry in keepers(self._registry) if entry.pod == self._pod]
         for entry in found:
             if entry.address:
+                self._known = entry
                 return entry
             end_keeper(entry)
         return None
@@ -91,10 +93,12 @@ class Keeper:
         threading.Thread(target=wait, name="podrun-keeper-watch", daemon=True).start()
 
     def end(self) -> None:
-        """End the keeper and all machines. Idempotent."""
-        for entry in keepers(self._registry):
-            if entry.pod == self._pod:
-                end_keeper(entry)
+        """End the keeper and all machines, also when the runtime directory with its entry is gone. Idempotent."""
+        found = [entry for entry in keepers(self._registry) if entry.pod == self._pod]
+        if self._known is not None and self._known.owner not in [entry.owner for entry in found]:
+            found.append(self._known)
+        for entry in found:
+            end_keeper(entry)
 
     def _start(self) -> ServiceEntry:
         process = subprocess.Popen(

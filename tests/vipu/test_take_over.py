@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import sqlite3
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,8 +15,8 @@ from podrun.core.errors import ConflictError, UsageError
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 from podrun.vipu.cli_server import choose
-from podrun.vipu.discovery import POD, VIPU_SERVER, ServiceEntry, this_process
-from podrun.vipu.keeper import ListedMachine, MachineList
+from podrun.vipu.discovery import POD, VIPU_SERVER, ProcessId, Registry, ServiceEntry, this_process
+from podrun.vipu.keeper import Keeper, ListedMachine, MachineList
 from podrun.vipu.store import Superseded
 from podrun.vipu.types import AgentState, PartitionState
 
@@ -191,3 +194,18 @@ def test_the_list_of_machines(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert "cannot be written" in caplog.text
     MachineList(tmp_path, "").write([machine])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_keeper_is_ended_also_when_the_runtime_directory_is_gone(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "run")
+    registry.directory.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        owner = ProcessId.of(process.pid)
+        assert owner is not None
+        registry.publish(ServiceEntry(POD, "", 0, owner, "pod16", pod="4711", address="127.0.0.1:1"))
+        keeper = Keeper(registry, "pod16", "4711")
+        assert keeper.running() is not None
+        shutil.rmtree(registry.directory)
+        keeper.end()
+        assert process.wait(10) == -signal.SIGTERM
+    keeper.end()
