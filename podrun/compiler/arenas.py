@@ -379,7 +379,9 @@ class _Planner:
     def _padded(self, members: tuple[ArenaMember, ...]) -> int:
         """Elements of an arena with these members, so that every machine's slice is aligned."""
         last = members[-1]
-        return _round_up(last.offset + math.prod(last.shape), ALIGNMENT * self.layout.machines_per_position)
+        return _round_up(
+            last.offset + max(1, math.prod(last.shape)), ALIGNMENT * self.layout.machines_per_position
+        )
 
 
 def _scalar_variables(program: Program, groups: Iterable[WeightGroup]) -> dict[str, Variable]:

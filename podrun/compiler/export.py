@@ -153,6 +153,10 @@ LONGEST = 64
 """Most equations that a reader of a value may recompute."""
 SMALLEST = 1 << 10
 """Fewest elements of a value that is worth a place in memory."""
+_TABLES = "tables"
+"""The function whose results are the states of many roundings (`podrun.compiler.stochastic`)."""
+_ROWS = 8
+"""Most readers of such a table that may compute their rows again."""
 _HELD = frozenset(
     {
         "dot_general",
@@ -184,6 +188,9 @@ def walled(jaxpr: Jaxpr) -> frozenset[Var]:
     chains: dict[Any, int] = {}
     found, first = [], 0
     for equation in jaxpr.eqns:
+        if equation.params.get("name") == _TABLES:
+            found += [v for v in equation.outvars if readers[v] > _ROWS]
+            continue
         chain = 0
         if not _ends_chains(equation):
             count = _size(equation)

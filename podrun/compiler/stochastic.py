@@ -80,6 +80,45 @@ def _below(state: Any, place: Any) -> Any:
     return jnp.stack([high, _mixed(state[..., 1] + high)], axis=-1)
 
 
+class Places:
+    """The states of ``count`` places below one state, made as a few tables.
+
+    Place ``i`` has the state ``at(state, i)``; the first result of an equation there, ``at(at(state, i), 0)``; the
+    gradient of either, the state `_BACK` below. A hash for each would be half of a program's equations.
+    """
+
+    def __init__(self, state: Any, count: int) -> None:
+        with jax.named_scope(LOCAL):
+            self._tables = tables(state, np.arange(count, dtype=np.uint32))
+
+    def state(self, place: int) -> Any:
+        """The state of a place."""
+        return self._row(0, place)
+
+    def back(self, place: int) -> Any:
+        """The state of the gradient of what has the place's state."""
+        return self._row(1, place)
+
+    def of_result(self, place: int, result: int) -> tuple[Any, Any]:
+        """The states of an equation's result and of its gradient."""
+        if result == 0:
+            return self._row(2, place), self._row(3, place)
+        state = at(self.state(place), result)
+        return state, at(state, _BACK)
+
+    def _row(self, table: int, place: int) -> Any:
+        with jax.named_scope(LOCAL):
+            return lax.index_in_dim(self._tables[table], place, axis=0, keepdims=False)
+
+
+@jax.jit
+def tables(state: Any, places: Any) -> tuple[Any, Any, Any, Any]:
+    """For each of the places: its state, that of its gradient, that of its first result, and of this one's gradient."""
+    rows = jax.vmap(_below, in_axes=(None, 0))(state, places)
+    first = _below(rows, np.uint32(0))
+    return rows, _below(rows, np.uint32(_BACK)), first, _below(first, np.uint32(_BACK))
+
+
 @jax.jit
 def on_grid(value: Any, state: Any) -> Any:
     """float32 rounded stochastically onto the halves, still float32. NaN and infinities stay."""
@@ -93,46 +132,51 @@ def on_grid(value: Any, state: Any) -> Any:
 
 
 @jax.custom_vjp
-def rounded(value: Any, state: Any) -> Any:
-    """`on_grid`, for the value and for its gradient."""
+def rounded(value: Any, state: Any, back: Any) -> Any:
+    """`on_grid` with ``state`` for the value, and with ``back`` for its gradient."""
     return on_grid(value, state)
 
 
-def _rounded_forward(value: Any, state: Any) -> tuple[Any, Any]:
-    return on_grid(value, state), state
+def _rounded_forward(value: Any, state: Any, back: Any) -> tuple[Any, Any]:
+    return on_grid(value, state), back
 
 
-def _rounded_back(state: Any, cotangent: Any) -> tuple[Any, None]:
-    return on_grid(cotangent, at(state, _BACK)), None
+def _rounded_back(back: Any, cotangent: Any) -> tuple[Any, None, None]:
+    return on_grid(cotangent, back), None, None
 
 
 rounded.defvjp(_rounded_forward, _rounded_back)
 
 
 def entering(value: Any, state: Any) -> Any:
-    """A half as float32; its gradient is rounded onto the halves."""
+    """A half as float32; its gradient is rounded onto the halves, with the state `_BACK` below ``state``."""
+    return _entered(value, at(state, _BACK))
+
+
+def _entered(value: Any, back: Any) -> Any:
     with jax.named_scope(LOCAL):
-        return _entering(value, state)
+        return _entering(value, back)
 
 
 @jax.custom_vjp
-def _entering(value: Any, state: Any) -> Any:
+def _entering(value: Any, back: Any) -> Any:
     return value.astype(jnp.float32)
 
 
-def _entering_back(state: Any, cotangent: Any) -> tuple[Any, None]:
-    return on_grid(cotangent, at(state, _BACK)).astype(HALF), None
+def _entering_back(back: Any, cotangent: Any) -> tuple[Any, None]:
+    return on_grid(cotangent, back).astype(HALF), None
 
 
-_entering.defvjp(lambda value, state: (value.astype(jnp.float32), state), _entering_back)
+_entering.defvjp(lambda value, back: (value.astype(jnp.float32), back), _entering_back)
 
 
 def entered(values: Mapping[str, Any], keys: Any) -> dict[str, Any]:
     """Tensors with their halves `entering`, each with bits of its own that follow from the first of the keys."""
     with jax.named_scope(LOCAL):
         state = start(keys[0])
+    places = Places(state, len(values))
     return {
-        name: entering(value, at(state, index)) if value is not None and value.dtype == HALF else value
+        name: _entered(value, places.back(index)) if value is not None and value.dtype == HALF else value
         for index, (name, value) in enumerate(sorted(values.items()))
     }
 
@@ -170,11 +214,12 @@ def evaluate(
     apply: Apply,
 ) -> list[Any]:
     """The results of a jaxpr, halves as halves. Arguments that are halves may also come as float32 on the grid."""
+    places = Places(state, 1 + len(arguments))
     opened = [
-        entering(value, at(state, index)) if value is not None and value.dtype == HALF else value
+        _entered(value, places.back(index)) if value is not None and value.dtype == HALF else value
         for index, value in enumerate(arguments, start=1)
     ]
-    return _results(closed.jaxpr, _Evaluation(closed, apply, taps).run(opened, at(state, 0)))
+    return _results(closed.jaxpr, _Evaluation(closed, apply, taps).run(opened, places.state(0)))
 
 
 def _results(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
@@ -193,26 +238,27 @@ class _Evaluation:
         self.taps = taps
 
     def run(self, arguments: Sequence[Any], state: Any) -> list[Any]:
+        places = Places(state, len(self.closed.jaxpr.eqns))
         counter = iter(range(1 << 30))
 
         def step(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
-            return self._equation(equation, operands, at(state, next(counter)))
+            return self._equation(equation, operands, places, next(counter))
 
         consts = [_wide(c) for c in self.closed.consts]
         return jaxprs.evaluate(self.closed.jaxpr, consts, list(arguments), dict(self.taps), step)
 
-    def _equation(self, equation: JaxprEqn, operands: Sequence[Any], state: Any) -> Any:
+    def _equation(self, equation: JaxprEqn, operands: Sequence[Any], places: Places, place: int) -> Any:
         inner = any(has_half(j) for j in jaxprs.inner_jaxprs(equation))
         if not inner and not any(_is_half(v) for v in (*equation.invars, *equation.outvars)):
             return self.apply(equation, operands)
         name = equation.primitive.name
         values = [_wide(v) if _is_half(a) else v for a, v in zip(equation.invars, operands, strict=True)]
         if name in _CALLS:
-            return self._inside(equation.params[_CALLS[name]]).run(values, state)
+            return self._inside(equation.params[_CALLS[name]]).run(values, places.state(place))
         if name in ("scan", "cond", "while"):
-            return getattr(self, f"_{name}")(equation, values, state)
+            return getattr(self, f"_{name}")(equation, values, places.state(place))
         if name == "convert_element_type":
-            return self._converted(equation, values[0], state)
+            return self._converted(equation, values[0], places, place)
         if name in _MOVE or name in _COMPUTE:
             result = _bound(equation, values)
         else:
@@ -224,16 +270,16 @@ class _Evaluation:
             return result
         results = result if equation.primitive.multiple_results else [result]
         made = [
-            rounded(_wide(value), at(state, index)) if _is_half(variable) else value
+            rounded(_wide(value), *places.of_result(place, index)) if _is_half(variable) else value
             for index, (variable, value) in enumerate(zip(equation.outvars, results, strict=True))
         ]
         return made if equation.primitive.multiple_results else made[0]
 
-    def _converted(self, equation: JaxprEqn, value: Any, state: Any) -> Any:
+    def _converted(self, equation: JaxprEqn, value: Any, places: Places, place: int) -> Any:
         wanted, value = equation.params["new_dtype"], jnp.asarray(value)  # A literal is a Python number.
         if wanted != HALF:
             return value.astype(wanted)
-        return rounded(value.astype(jnp.float32), state)
+        return rounded(value.astype(jnp.float32), places.state(place), places.back(place))
 
     def _inside(self, closed: ClosedJaxpr) -> _Evaluation:
         return _Evaluation(closed, self.apply, {})

@@ -297,7 +297,7 @@ def _sizes(
     found: dict[tuple[int, Shards], tuple[float, float]] = {}
     for group in groups:
         wide = numpy_dtype(group.gradient_dtype).itemsize
-        stored = sum(weight.size for weight in group.weights)
+        stored = max(1, sum(weight.size for weight in group.weights))
         for weight in group.weights:
             replicas, spec = replicas_reduced(program, weight.name), program.parameters[weight.name].spec
             shards = shards_of(program, weight.name)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,6 +36,7 @@ from podrun.onnx_models.lowering.graph import (
     lift,
     subgraphs,
 )
+from podrun.onnx_models.ops.common import InputMismatch
 from podrun.onnx_models.ops.registry import Node, Operator, lookup
 from podrun.onnx_models.ops.sdk import Sdk, check, unknown_value
 from podrun.onnx_models.ops.training import WIDE
@@ -265,7 +267,13 @@ def _call(operator: Operator, context: NodeContext, values: Sequence[Any]) -> tu
         wide = next((v for v in values if isinstance(v, TooWide)), None)
         if wide is not None:
             raise UnsupportedError(f"{wide.reason}; {node.describe()} computes with it") from error
-        raise UsageError(f"{node.describe()} cannot take {_forms(values)}: {error}") from error
+        if isinstance(error, InputMismatch):
+            raise UsageError(f"{node.describe()} cannot take {_forms(values)}: {error}") from error
+        raise UsageError(
+            f"{node.describe()} cannot take {_forms(values)}{_given(node)}: {_misfit(operator, values)}",
+            hint=f"Compare them with the operator's definition. What computes it says: "
+            f"{str(error).strip().partition(chr(10))[0]}",
+        ) from error
     except (KeyError, NotImplementedError) as error:
         missing = (
             f"lacks the attribute {error}" if isinstance(error, KeyError) else f"is not supported: {error}"
@@ -283,6 +291,30 @@ def _forms(values: Sequence[Any]) -> str:
         return f"{np.dtype(value.dtype).name}{list(value.shape)}"
 
     return ", ".join(form(v) for v in values) or "no inputs"
+
+
+def _given(node: Node) -> str:
+    """The attributes of a node that are numbers, texts or lists of them, for a message."""
+    shown = {
+        name: value
+        for name, value in node.attributes.items()
+        if isinstance(value, int | float | str | tuple | list) and not name.startswith("_")
+    }
+    return f" with {', '.join(f'{n}={v!r}' for n, v in sorted(shown.items()))}" if shown else ""
+
+
+def _misfit(operator: Operator, values: Sequence[Any]) -> str:
+    """What is wrong with a node's inputs, as far as that is known: one that is missing, or how they fit."""
+    parameters = list(inspect.signature(operator.function).parameters.values())[2:]
+    needed = [p for p in parameters if p.default is p.empty]
+    for index, parameter in enumerate(needed):
+        if index >= len(values) or (values[index] is None and parameter.kind is not parameter.VAR_POSITIONAL):
+            if parameter.kind is parameter.VAR_POSITIONAL and values:
+                break
+            return f"input {index} is missing"
+    if len(values) > len(parameters) and all(p.kind is not p.VAR_POSITIONAL for p in parameters):
+        return f"it takes {len(parameters)} inputs"
+    return "their shapes, types or number do not fit it"
 
 
 def _later(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import Array, axis_in, onnx_dtype, rounds_once
+from podrun.onnx_models.ops.common import Array, InputMismatch, axis_in, onnx_dtype, rounds_once
 from podrun.onnx_models.ops.registry import ONNX, Context, Node, operator
 
 ML = "ai.onnx.ml"
@@ -134,7 +134,7 @@ def _depth(following: np.ndarray, roots: np.ndarray) -> int:
     at, steps = set(roots.tolist()), 0
     while at:
         if steps > len(following):
-            raise ValueError("the trees' nodes lead in a circle")
+            raise InputMismatch("the trees' nodes lead in a circle")
         at = {int(n) for i in at for n in following[i] if n < len(following)}
         steps += 1
     return steps

@@ -15,6 +15,11 @@ from podrun.core.errors import UnsupportedError
 Array = Any
 """A ``jax.Array`` (or tracer), or a ``numpy.ndarray`` while folding."""
 
+
+class InputMismatch(ValueError):
+    """An operator's complaint about its inputs or attributes; the node's name and its inputs are put before it."""
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 HALVES = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
@@ -82,17 +87,17 @@ def _with_gradient_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Arra
 
 
 def axis_in(axis: int, rank: int, what: str = "axis") -> int:
-    """``axis`` counted from the front. Raises ValueError if it is outside ``[-rank, rank)``."""
+    """``axis`` counted from the front. Raises InputMismatch if it is outside ``[-rank, rank)``."""
     if not -rank <= axis < max(rank, 1):
-        raise ValueError(f"{what} {axis} is outside [-{rank}, {rank})")
+        raise InputMismatch(f"{what} {axis} is outside [-{rank}, {rank})")
     return axis % rank if rank else 0
 
 
 def axes_in(axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Axes counted from the front, sorted; ValueError if one is out of range or there twice."""
+    """Axes counted from the front, sorted; InputMismatch if one is out of range or there twice."""
     found = sorted(axis_in(int(a), rank) for a in axes)
     if len(set(found)) != len(found):
-        raise ValueError(f"axes {tuple(axes)} name one axis twice")
+        raise InputMismatch(f"axes {tuple(axes)} name one axis twice")
     return tuple(found)
 
 
@@ -107,10 +112,10 @@ def index_dtype(ctx: Any) -> np.dtype[Any]:
 
 
 def same_dtype(*inputs: Array) -> None:
-    """Refuse inputs of different types: ONNX has no implicit casts. Raises TypeError naming them."""
+    """Refuse inputs of different types: ONNX has no implicit casts. Raises InputMismatch naming them."""
     kinds = {np.dtype(x.dtype).name for x in inputs}
     if len(kinds) > 1:
-        raise TypeError(
+        raise InputMismatch(
             f"inputs have different types ({', '.join(sorted(kinds))}); ONNX has no implicit casts"
         )
 
@@ -156,10 +161,10 @@ def fold_module(ctx: Any, shape: Iterable[int]) -> Any:
     """
     sizes = [int(d) for d in shape]
     if any(d < 0 for d in sizes):
-        raise ValueError(f"shape {sizes} has a negative dimension")
+        raise InputMismatch(f"shape {sizes} has a negative dimension")
     count = 1
     for d in sizes:
         count *= d
     if count > 2**62:
-        raise ValueError(f"shape {sizes} has more elements than can be counted")
+        raise InputMismatch(f"shape {sizes} has more elements than can be counted")
     return ctx.xp if count <= MOST_FOLDED else jnp

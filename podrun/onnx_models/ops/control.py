@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import Array, axis_in, ints
+from podrun.onnx_models.ops.common import Array, InputMismatch, axis_in, ints
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 from podrun.onnx_models.ops.sdk import called
 from podrun.onnx_models.ops.shaping import split_sizes
@@ -322,7 +322,7 @@ def _position(ctx: Context, index: int, length: int, most: int) -> int:
     at = int(ctx.constant(index).reshape(()))
     at = at + length if at < 0 else at
     if not 0 <= at <= most:
-        raise ValueError(f"position {at} is outside a sequence of {length}")
+        raise InputMismatch(f"position {at} is outside a sequence of {length}")
     return at
 
 
@@ -410,5 +410,5 @@ def optional_has_element(ctx: Context, node: Node, x: Any = None) -> Array:
 def optional_get_element(ctx: Context, node: Node, x: Any) -> tuple[Any]:
     """The value of an optional. Raises ValueError if it is empty."""
     if x is None:
-        raise ValueError("the optional is empty")
+        raise InputMismatch("the optional is empty")
     return (x,)

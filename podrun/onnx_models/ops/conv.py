@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import Array, ints, is_half, rounds_once, same_dtype, widen
+from podrun.onnx_models.ops.common import Array, InputMismatch, ints, is_half, rounds_once, same_dtype, widen
 from podrun.onnx_models.ops.pooling import Window, padded, shifted, window_of
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
@@ -42,12 +42,12 @@ def convolve(node: Node, x: Array, w: Array, bias: Array = None, grouped: bool =
     """
     groups = node.get("group", 1)
     if x.ndim != w.ndim or x.ndim < 3:
-        raise ValueError(f"input and weights must have one rank of at least 3, not {x.ndim} and {w.ndim}")
+        raise InputMismatch(f"input and weights must have one rank of at least 3, not {x.ndim} and {w.ndim}")
     if x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
-        raise ValueError(f"{groups} groups do not fit {x.shape[1]} channels and weights {w.shape}")
+        raise InputMismatch(f"{groups} groups do not fit {x.shape[1]} channels and weights {w.shape}")
     kernel = node.get("kernel_shape")
     if kernel and tuple(kernel) != w.shape[2:]:
-        raise ValueError(f"kernel_shape {tuple(kernel)} is not that of the weights, {w.shape[2:]}")
+        raise InputMismatch(f"kernel_shape {tuple(kernel)} is not that of the weights, {w.shape[2:]}")
     window = window_of(node, x.shape[2:], w.shape[2:])
     dtype = x.dtype
     half = is_half(x)
@@ -155,7 +155,7 @@ def conv_transpose(ctx: Context, node: Node, x: Array, w: Array, bias: Array = N
     rank, groups = x.ndim - 2, node.get("group", 1)
     kernel = w.shape[2:]
     if x.shape[1] != w.shape[0]:
-        raise ValueError(f"{x.shape[1]} channels do not fit weights {w.shape}")
+        raise InputMismatch(f"{x.shape[1]} channels do not fit weights {w.shape}")
     strides = ints(node.get("strides") or (1,) * rank)
     dilations = ints(node.get("dilations") or (1,) * rank)
     extra = ints(node.get("output_padding") or (0,) * rank)

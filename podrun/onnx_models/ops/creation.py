@@ -13,7 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import Array, device_dtype, fold_module, index_dtype, ints, onnx_dtype
+from podrun.onnx_models.ops.common import (
+    Array,
+    InputMismatch,
+    device_dtype,
+    fold_module,
+    index_dtype,
+    ints,
+    onnx_dtype,
+)
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
@@ -70,7 +78,7 @@ def range_(ctx: Context, node: Node, start: Array, limit: Array, delta: Array) -
         int(np.ceil((last.astype(np.float64) - first.astype(np.float64)) / step.astype(np.float64))), 0
     )
     if count > MOST_RANGE:
-        raise ValueError(f"from {first} to {last} by {step} are {count} elements, more than {MOST_RANGE}")
+        raise InputMismatch(f"from {first} to {last} by {step} are {count} elements, more than {MOST_RANGE}")
     if wide is object:
         return np.asarray(int(first) + np.arange(count, dtype=np.int64) * int(step)).astype(first.dtype)
     return (first + np.arange(count).astype(first.dtype) * step).astype(first.dtype)
@@ -80,7 +88,7 @@ def range_(ctx: Context, node: Node, start: Array, limit: Array, delta: Array) -
 def eye_like(ctx: Context, node: Node, x: Array) -> Array:
     """Ones on diagonal ``k`` of a zero matrix of x's shape, of ``dtype`` or x's (ONNX EyeLike)."""
     if x.ndim != 2:
-        raise ValueError(f"input has rank {x.ndim}, not 2")
+        raise InputMismatch(f"input has rank {x.ndim}, not 2")
     dtype = onnx_dtype(node["dtype"], ctx) if "dtype" in node.attributes else x.dtype
     return ctx.xp.eye(*x.shape, k=node.get("k", 0), dtype=dtype)
 
@@ -185,7 +193,7 @@ def _drop(
 def _ratio(node: Node) -> float:
     ratio = float(node.get("ratio", 0.5))
     if not 0 <= ratio < 1:
-        raise ValueError(f"ratio {ratio} is outside [0, 1)")
+        raise InputMismatch(f"ratio {ratio} is outside [0, 1)")
     return ratio
 
 
@@ -221,7 +229,7 @@ def shaped_dropout(ctx: Context, node: Node, x: Array) -> Array:
     ratio = _ratio(node)
     shape = ints(node["shape"])
     if np.broadcast_shapes(shape, x.shape) != x.shape:
-        raise ValueError(f"shape {shape} does not broadcast to {x.shape}")
+        raise InputMismatch(f"shape {shape} does not broadcast to {x.shape}")
     if not ctx.training or ratio == 0:
         return x
     return _drop(ctx, node, x, ratio, shape)[0]

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.onnx_models.ops.common import Array, absolute, is_float, rounds_once, same_dtype, with_gradient
+from podrun.onnx_models.ops.common import (
+    Array,
+    InputMismatch,
+    absolute,
+    is_float,
+    rounds_once,
+    same_dtype,
+    with_gradient,
+)
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
@@ -19,7 +27,7 @@ def _aligned(node: Node, a: Array, b: Array) -> tuple[Array, Array]:
     if node.domain == ONNX and node.opset < 7:
         if not node.get("broadcast", 0):
             if a.shape != b.shape:
-                raise ValueError(f"shapes {a.shape} and {b.shape} differ and broadcast is off")
+                raise InputMismatch(f"shapes {a.shape} and {b.shape} differ and broadcast is off")
         elif "axis" in node.attributes:
             axis = node["axis"] % max(a.ndim, 1)
             b = b.reshape(b.shape + (1,) * (a.ndim - axis - b.ndim))

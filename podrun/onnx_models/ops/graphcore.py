@@ -15,7 +15,15 @@ from jax import lax
 from podrun.compiler import model_collectives
 from podrun.core.errors import UnimplementedError, UsageError
 from podrun.core.layout import GroupKind, replica_groups
-from podrun.onnx_models.ops.common import Array, ints, onnx_dtype, rounds_once, same_dtype, widen
+from podrun.onnx_models.ops.common import (
+    Array,
+    InputMismatch,
+    ints,
+    onnx_dtype,
+    rounds_once,
+    same_dtype,
+    widen,
+)
 from podrun.onnx_models.ops.registry import GRAPHCORE, Context, Node, operator
 from podrun.onnx_models.ops.training import reduction_of
 from podrun.session.names import COLLECTIVE_OPERATOR, COMM_GROUP
@@ -51,7 +59,7 @@ def copy_var_update(ctx: Context, node: Node, variable: Array, value: Array) -> 
     """value, which also replaces the variable after the micro-batch (PopART CopyVarUpdate)."""
     same_dtype(variable, value)
     if variable.shape != value.shape:
-        raise ValueError(f"the variable has shape {variable.shape}, the value {value.shape}")
+        raise InputMismatch(f"the variable has shape {variable.shape}, the value {value.shape}")
     ctx.state_update(0, 0)
     return value
 
@@ -71,7 +79,7 @@ def normalize_image(ctx: Context, node: Node, x: Array, offsets: Array, scales: 
     (popops).
     """
     if x.shape[-1] != 3:
-        raise ValueError(f"the last axis holds {x.shape[-1]} channels, not 3")
+        raise InputMismatch(f"the last axis holds {x.shape[-1]} channels, not 3")
     kind = offsets.dtype
     y = (x.astype(kind) * np.asarray(node.get("scale", 1.0), kind) - offsets) * scales
     return lax.pad(y, np.zeros((), kind), [(0, 0, 0)] * (x.ndim - 1) + [(0, 1, 0)])
@@ -94,11 +102,13 @@ def packed_data_block(ctx: Context, node: Node, *inputs: Array) -> Array:
     longest, size = ints(node["maxSequenceLengths"]), int(node["resultSize"])
     batch, callback = int(node["callbackBatchSize"]), node["callback"]
     if len(inputs) != 3 * len(longest) + 2:
-        raise ValueError(f"{len(longest)} data inputs take {3 * len(longest) + 2} tensors, not {len(inputs)}")
+        raise InputMismatch(
+            f"{len(longest)} data inputs take {3 * len(longest) + 2} tensors, not {len(inputs)}"
+        )
     *packed, offsets, lengths = inputs
     count = offsets.shape[0]
     if batch < 1 or count % batch:
-        raise ValueError(f"{count} sequences do not make batches of {batch}")
+        raise InputMismatch(f"{count} sequences do not make batches of {batch}")
     parts = [_unpacked(steps, *packed[3 * k : 3 * k + 3]) for k, steps in enumerate(longest)]
     batches = tuple(part.reshape(count // batch, batch, *part.shape[1:]) for part in parts)
 
@@ -136,7 +146,7 @@ def ctc_beam_search_decoder(
     """
     blank, width, paths = node.get("blank", 0), node.get("beam_width", 100), node.get("top_paths", 1)
     if paths > width:
-        raise ValueError(f"top_paths {paths} is more than beam_width {width}")
+        raise InputMismatch(f"top_paths {paths} is more than beam_width {width}")
 
     def one(p: Array, n: Array) -> tuple[Array, Array, Array]:
         return _beam_search(p, n, blank, width)
@@ -279,7 +289,7 @@ def _spline(degree: int, v: Array, k: Array) -> Array:
                 v**3 / 6,
             )
         case _:
-            raise ValueError(f"degree {degree} is none of 1, 2, 3")
+            raise InputMismatch(f"degree {degree} is none of 1, 2, 3")
     return jnp.select([k == i for i in range(len(pieces))], pieces)
 
 

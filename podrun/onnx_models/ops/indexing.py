@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import Array, axis_in, ints, is_float, same_dtype, with_gradient
+from podrun.onnx_models.ops.common import (
+    Array,
+    InputMismatch,
+    axis_in,
+    ints,
+    is_float,
+    same_dtype,
+    with_gradient,
+)
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
@@ -153,7 +161,7 @@ def _dynamic(node: Node, x: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
     axes = tuple(axis_in(a, x.ndim) for a in ints(node["axes"]))
     sizes = ints(node["sizes"])
     if len(axes) != len(sizes):
-        raise ValueError(f"axes and sizes have {len(axes)} and {len(sizes)} elements")
+        raise InputMismatch(f"axes and sizes have {len(axes)} and {len(sizes)} elements")
     return axes, sizes
 
 
@@ -257,7 +265,7 @@ def combine(ctx: Context, x: Array, at: Any, updates: Array, reduction: str) -> 
             return (
                 with_gradient(result, _equals_carrier(x, at, updates, result)) if differentiated else result
             )
-    raise ValueError(f"reduction '{reduction}' is none of none, add, mul, max, min")
+    raise InputMismatch(f"reduction '{reduction}' is none of none, add, mul, max, min")
 
 
 def _equals_carrier(x: Array, at: Any, updates: Array, result: Array) -> Array:
@@ -308,7 +316,7 @@ def _scatter_reduction(node: Node) -> str:
     given = node.get("reduction", 0)
     found = REDUCTIONS.get(given) if isinstance(given, int) else _NAMES.get(str(given).lower())
     if found is None:
-        raise ValueError(f"reduction {given!r} is none of Sum, Max, Min, Mul, NoReduction")
+        raise InputMismatch(f"reduction {given!r} is none of Sum, Max, Min, Mul, NoReduction")
     return found
 
 
@@ -362,10 +370,10 @@ def grouped_scatter_reduce(
     """`scatter_reduce` in each of ``group_size`` groups, which the leading axis of all inputs counts."""
     groups = node.get("group_size", 1)
     if source.shape[0] != groups:
-        raise ValueError(f"the leading axis {source.shape[0]} is not group_size {groups}")
+        raise InputMismatch(f"the leading axis {source.shape[0]} is not group_size {groups}")
     axis = axis_in(node.get("axis", -1), source.ndim) - 1
     if axis < 0:
-        raise ValueError("axis 0 counts the groups")
+        raise InputMismatch("axis 0 counts the groups")
     size, how = node["axis_size"], _scatter_reduction(node)
     if base is None:
         return jax.vmap(lambda s, i: _scatter_reduce(ctx, s, i, None, size, axis, how))(source, index)

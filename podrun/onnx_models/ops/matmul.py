@@ -13,7 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import Array, is_float, is_half, onnx_dtype, rounds_once, same_dtype, widen
+from podrun.onnx_models.ops.common import (
+    Array,
+    InputMismatch,
+    is_float,
+    is_half,
+    onnx_dtype,
+    rounds_once,
+    same_dtype,
+    widen,
+)
 from podrun.onnx_models.ops.registry import ONNX, Context, Node, operator
 
 
@@ -105,7 +114,7 @@ def _heads(x: Array, count: int | None) -> Array:
     if x.ndim == 4:
         return x
     if not count or x.shape[2] % count:
-        raise ValueError(f"{count} heads do not fit {x.shape}")
+        raise InputMismatch(f"{count} heads do not fit {x.shape}")
     return jnp.swapaxes(x.reshape(*x.shape[:2], count, x.shape[2] // count), 1, 2)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import Array, axis_in, ints, rounds_once, widen
+from podrun.onnx_models.ops.common import Array, InputMismatch, axis_in, ints, rounds_once, widen
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
@@ -102,7 +102,7 @@ def instance_normalization(ctx: Context, node: Node, x: Array, scale: Array, bia
 
 def _groups(x: Array, groups: int, epsilon: float) -> tuple[Array, Array, Array]:
     if x.shape[1] % groups:
-        raise ValueError(f"{x.shape[1]} channels do not make {groups} groups")
+        raise InputMismatch(f"{x.shape[1]} channels do not make {groups} groups")
     parts = x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
     y, mean, variance = _standardised(parts, (2,), epsilon)
     return y.reshape(x.shape), mean, variance
@@ -113,7 +113,7 @@ def _dealt(x: Array, groups: int) -> Array:
     each.
     """
     if x.shape[1] % groups:
-        raise ValueError(f"{x.shape[1]} channels do not make {groups} groups")
+        raise InputMismatch(f"{x.shape[1]} channels do not make {groups} groups")
     return jnp.swapaxes(x.reshape(x.shape[0], x.shape[1] // groups, groups, *x.shape[2:]), 1, 2).reshape(
         x.shape
     )

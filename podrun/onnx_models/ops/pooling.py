@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import Array, index_dtype, ints, is_float, rounds_once
+from podrun.onnx_models.ops.common import Array, InputMismatch, index_dtype, ints, is_float, rounds_once
 from podrun.onnx_models.ops.reduction import to_equals
 from podrun.onnx_models.ops.registry import ONNX, Context, Node, operator
 
@@ -66,14 +66,14 @@ def window_of(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Window
     def per_axis(name: str, default: int) -> tuple[int, ...]:
         given = ints(node.get(name) or (default,) * rank)
         if len(given) != rank:
-            raise ValueError(f"{name} has {len(given)} elements for {rank} spatial axes")
+            raise InputMismatch(f"{name} has {len(given)} elements for {rank} spatial axes")
         return given
 
     strides, dilations = per_axis("strides", 1), per_axis("dilations", 1)
     if len(kernel) != rank:
-        raise ValueError(f"kernel_shape has {len(kernel)} elements for {rank} spatial axes")
+        raise InputMismatch(f"kernel_shape has {len(kernel)} elements for {rank} spatial axes")
     if min((*strides, *dilations, *kernel), default=1) < 1:
-        raise ValueError("kernel_shape, strides and dilations must be at least 1")
+        raise InputMismatch("kernel_shape, strides and dilations must be at least 1")
     extents = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
     mode = node.get("auto_pad", "NOTSET")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
@@ -85,7 +85,7 @@ def window_of(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Window
     else:
         given = ints(node.get("pads") or (0,) * 2 * rank)
         if len(given) != 2 * rank:
-            raise ValueError(
+            raise InputMismatch(
                 f"pads has {len(given)} elements; it must have {2 * rank}, twice the spatial axes"
             )
         pads = tuple(zip(given[:rank], given[rank:], strict=True))
@@ -96,7 +96,7 @@ def window_of(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Window
         )
     window = Window(tuple(kernel), strides, dilations, pads, extra)
     if min(window.output(sizes), default=1) < 1:
-        raise ValueError(f"a window of {extents} does not fit an input of {tuple(sizes)} padded by {pads}")
+        raise InputMismatch(f"a window of {extents} does not fit an input of {tuple(sizes)} padded by {pads}")
     return window
 
 

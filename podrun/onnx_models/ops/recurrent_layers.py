@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import Array, rounds_once
+from podrun.onnx_models.ops.common import Array, InputMismatch, rounds_once
 from podrun.onnx_models.ops.indexing import reversed_within
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
@@ -58,7 +58,7 @@ def _cells(node: Node, directions: int, defaults: tuple[str, ...]) -> list[CellW
     if len(defaults) == 1 and names == ["tanh", "tanh"]:
         names = names[:directions]  # the schema's default for RNN, whatever the direction
     if len(names) != len(defaults) * directions:
-        raise ValueError(f"{len(names)} activations are given; {len(defaults) * directions} are needed")
+        raise InputMismatch(f"{len(names)} activations are given; {len(defaults) * directions} are needed")
     alphas, betas = list(node.get("activation_alpha") or ()), list(node.get("activation_beta") or ())
     made: list[Activation] = []
     for name in names:
@@ -115,7 +115,7 @@ def _recurrent(
     """
     direction = node.get("direction", "forward")
     if direction not in ("forward", "reverse", "bidirectional"):
-        raise ValueError(f"direction '{direction}' is none of forward, reverse, bidirectional")
+        raise InputMismatch(f"direction '{direction}' is none of forward, reverse, bidirectional")
     first_batch = bool(node.get("layout", 0))
     if first_batch:
         x = jnp.swapaxes(x, 0, 1)
@@ -145,7 +145,7 @@ def _backward(x: Array, lengths: Array | None) -> Array:
 def _hidden(node: Node, r: Array) -> int:
     size = node.get("hidden_size", r.shape[-1])
     if size != r.shape[-1]:
-        raise ValueError(f"hidden_size {size} does not fit recurrent weights {r.shape}")
+        raise InputMismatch(f"hidden_size {size} does not fit recurrent weights {r.shape}")
     return int(size)
 
 

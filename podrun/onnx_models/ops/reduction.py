@@ -15,6 +15,7 @@ from jax import lax
 
 from podrun.onnx_models.ops.common import (
     Array,
+    InputMismatch,
     absolute,
     axes_in,
     axis_in,
@@ -197,7 +198,7 @@ def cum_prod(ctx: Context, node: Node, x: Array, axis: Array) -> Array:
 def _top(ctx: Context, x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
     """The k greatest (least) along an axis, in order, the first of equals first; and their indices."""
     if not 0 <= k <= x.shape[axis]:
-        raise ValueError(f"k is {k}, but axis {axis} has {x.shape[axis]} elements")
+        raise InputMismatch(f"k is {k}, but axis {axis} has {x.shape[axis]} elements")
     moved = jnp.moveaxis(x, axis, -1)
     if is_float(x):
         # To top_k -0 is less than 0; as values they are equal, and the first of equals comes first.

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.onnx_models.ops.common import Array, axis_in, ints, rounds_once, widen
+from podrun.onnx_models.ops.common import Array, InputMismatch, axis_in, ints, rounds_once, widen
 from podrun.onnx_models.ops.registry import ONNX, Context, Node, operator
 
 
@@ -41,7 +41,7 @@ def _source(node: Node, scale: float, size: int, count: int, roi: tuple[float, f
             return (y + 0.5) / scale
         case "half_pixel_symmetric":
             return size / 2 * (1 - count / exact) + (y + 0.5) / scale - 0.5
-    raise ValueError(f"coordinate_transformation_mode '{mode}' is not known")
+    raise InputMismatch(f"coordinate_transformation_mode '{mode}' is not known")
 
 
 def _nearest(places: np.ndarray, mode: str) -> np.ndarray:
@@ -56,7 +56,7 @@ def _nearest(places: np.ndarray, mode: str) -> np.ndarray:
             return np.asarray(np.ceil(places))
         case "pytorch":  # This mode is the SDK's own; coordinates are asymmetric then.
             return np.asarray(np.floor(places))
-    raise ValueError(f"nearest_mode '{mode}' is not known")
+    raise InputMismatch(f"nearest_mode '{mode}' is not known")
 
 
 def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
@@ -178,7 +178,7 @@ def resize(
     crop = None
     if node.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         if roi is None:
-            raise ValueError("tf_crop_and_resize needs roi")
+            raise InputMismatch("tf_crop_and_resize needs roi")
         crop = ctx.constant(1).reshape(-1)
     return _resize(node, x, axes, counts, by, crop)
 
@@ -258,7 +258,7 @@ def grid_sample(ctx: Context, node: Node, x: Array, grid: Array) -> Array:
         node.get("mode", "linear"), node.get("mode", "linear")
     )
     if mode not in ("nearest", "linear", "cubic"):
-        raise ValueError(f"mode '{mode}' is not known")
+        raise InputMismatch(f"mode '{mode}' is not known")
     padding, align = node.get("padding_mode", "zeros"), bool(node.get("align_corners", 0))
     return jax.vmap(lambda image, at: _sample(image, at, mode, padding, align))(x, grid.astype(x.dtype))
 

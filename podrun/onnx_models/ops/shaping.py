@@ -8,22 +8,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import Array, axes_in, axis_in, fold_module, ints, same_dtype
+from podrun.onnx_models.ops.common import (
+    Array,
+    InputMismatch,
+    axes_in,
+    axis_in,
+    fold_module,
+    ints,
+    same_dtype,
+)
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 from podrun.onnx_models.ops.sdk import expanded, reshaped, tiled
 
 
 def _reshaped(x: Array, target: tuple[int, ...], allow_zero: bool) -> Array:
     if target.count(-1) > 1:
-        raise ValueError(f"shape {target} has more than one -1")
+        raise InputMismatch(f"shape {target} has more than one -1")
     if not allow_zero:
         if any(d == 0 and i >= x.ndim for i, d in enumerate(target)):
-            raise ValueError(f"shape {target} copies a dimension that input {x.shape} has not")
+            raise InputMismatch(f"shape {target} copies a dimension that input {x.shape} has not")
         target = tuple(x.shape[i] if d == 0 else d for i, d in enumerate(target))
     if -1 in target:
         rest = int(np.prod([d for d in target if d != -1], dtype=np.int64))
         if rest == 0 or x.size % rest:
-            raise ValueError(f"{x.shape} cannot be reshaped to {target}")
+            raise InputMismatch(f"{x.shape} cannot be reshaped to {target}")
         target = tuple(x.size // rest if d == -1 else d for d in target)
     return x.reshape(target)
 
@@ -51,7 +59,7 @@ def flatten(ctx: Context, node: Node, x: Array) -> Array:
     """A matrix: dimensions before ``axis`` become rows, the others columns (ONNX Flatten)."""
     axis = node.get("axis", 1)
     if not -x.ndim <= axis <= x.ndim:
-        raise ValueError(f"axis {axis} is outside [-{x.ndim}, {x.ndim}]")
+        raise InputMismatch(f"axis {axis} is outside [-{x.ndim}, {x.ndim}]")
     axis = axis + x.ndim if axis < 0 else axis
     rows = int(np.prod(x.shape[:axis], dtype=np.int64))
     columns = int(np.prod(x.shape[axis:], dtype=np.int64))
@@ -88,7 +96,7 @@ def unsqueeze(ctx: Context, node: Node, x: Array, axes: Array = None) -> Array:
     """x with axes of size 1 put in at the given places of the result (ONNX Unsqueeze)."""
     given = _axes(ctx, node, 1)
     if given is None:
-        raise ValueError("axes are missing")
+        raise InputMismatch("axes are missing")
     return ctx.xp.expand_dims(x, axes_in(given, x.ndim + len(given)))
 
 
@@ -117,7 +125,7 @@ def tile(ctx: Context, node: Node, x: Array, repeats: Array) -> Array:
     if ctx.sdk is not None:
         tiled(node, counts, x.ndim)
     if len(counts) != x.ndim:
-        raise ValueError(f"repeats has {len(counts)} elements for an input of rank {x.ndim}")
+        raise InputMismatch(f"repeats has {len(counts)} elements for an input of rank {x.ndim}")
     target = [d * c for d, c in zip(x.shape, counts, strict=True)]
     return fold_module(ctx, target).tile(x, counts)
 
@@ -140,9 +148,9 @@ def split(ctx: Context, node: Node, x: Array, sizes: Array = None) -> tuple[Arra
         count = node.get("num_outputs", len(node.outputs))
         parts = split_sizes(x.shape[axis], count)
         if node.opset < 18 and len(set(parts)) > 1:
-            raise ValueError(f"dimension {x.shape[axis]} does not split into {count} equal parts")
+            raise InputMismatch(f"dimension {x.shape[axis]} does not split into {count} equal parts")
     if sum(parts) != x.shape[axis] or min(parts, default=0) < 0:
-        raise ValueError(f"split sizes {parts} do not add up to dimension {x.shape[axis]} of axis {axis}")
+        raise InputMismatch(f"split sizes {parts} do not add up to dimension {x.shape[axis]} of axis {axis}")
     edges = np.cumsum([0, *parts])
     before = (slice(None),) * axis
     return tuple(x[(*before, slice(int(a), int(b)))] for a, b in itertools.pairwise(edges))
@@ -152,13 +160,13 @@ def _sliced(
     x: Array, starts: tuple[int, ...], ends: tuple[int, ...], axes: tuple[int, ...], steps: tuple[int, ...]
 ) -> Array:
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise ValueError(
+        raise InputMismatch(
             f"starts, ends, axes and steps have {len(starts)}, {len(ends)}, {len(axes)}, {len(steps)} elements"
         )
     cuts = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step == 0:
-            raise ValueError("a step is 0")
+            raise InputMismatch("a step is 0")
         size = x.shape[axis]
         first = min(max(start + size if start < 0 else start, 0), size - 1 if step < 0 else size)
         last = end + size if end < 0 else end
@@ -201,7 +209,7 @@ def _pads(ctx: Context, node: Node, rank: int) -> list[tuple[int, int]]:
     if len(node.inputs) > 3 and node.inputs[3]:
         axes = tuple(axis_in(a, rank) for a in ints(ctx.constant(3)))
     if len(flat) != 2 * len(axes):
-        raise ValueError(f"pads has {len(flat)} elements for {len(axes)} axes")
+        raise InputMismatch(f"pads has {len(flat)} elements for {len(axes)} axes")
     pads = [(0, 0)] * rank
     for i, axis in enumerate(axes):
         pads[axis] = (flat[i], flat[i + len(axes)])
@@ -226,7 +234,7 @@ def pad(ctx: Context, node: Node, x: Array, *rest: Array) -> Array:
         fill = jnp.asarray(value).astype(x.dtype).reshape(())
         return lax.pad(x, fill, [(b, a, 0) for b, a in grow])
     if mode not in ("reflect", "edge", "wrap"):
-        raise ValueError(f"mode '{mode}' is none of constant, reflect, edge, wrap")
+        raise InputMismatch(f"mode '{mode}' is none of constant, reflect, edge, wrap")
     return jnp.pad(x, grow, mode=mode)
 
 
@@ -238,7 +246,7 @@ def depth_to_space(ctx: Context, node: Node, x: Array) -> Array:
     n, c, h, w = x.shape
     b = node["blocksize"]
     if c % (b * b):
-        raise ValueError(f"{c} channels do not make blocks of {b} by {b}")
+        raise InputMismatch(f"{c} channels do not make blocks of {b} by {b}")
     if node.get("mode", "DCR") == "DCR":
         x = x.reshape(n, b, b, c // (b * b), h, w).transpose(0, 3, 4, 1, 5, 2)
     else:
@@ -258,7 +266,7 @@ def space_to_depth(ctx: Context, node: Node, x: Array) -> Array:
     n, c, h, w = x.shape
     b = node["blocksize"]
     if h % b or w % b:
-        raise ValueError(f"{h} by {w} pixels do not split into squares of {b}")
+        raise InputMismatch(f"{h} by {w} pixels do not split into squares of {b}")
     if node.get("mode", "DCR") == "CRD":
         x = x.reshape(n, c, h // b, b, w // b, b).transpose(0, 1, 3, 5, 2, 4)
     else:
@@ -305,5 +313,5 @@ def subsample(ctx: Context, node: Node, x: Array) -> Array:
     """Every ``strides[i]``-th element along axis i (PopART Subsample)."""
     strides = ints(node["strides"])
     if len(strides) != x.ndim or min(strides, default=1) < 1:
-        raise ValueError(f"strides {strides} do not fit an input of rank {x.ndim}")
+        raise InputMismatch(f"strides {strides} do not fit an input of rank {x.ndim}")
     return x[tuple(slice(None, None, s) for s in strides)]

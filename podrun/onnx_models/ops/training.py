@@ -14,7 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.onnx_models.ops.common import Array, absolute, axis_in, is_float, rounds_once, with_gradient
+from podrun.onnx_models.ops.common import (
+    Array,
+    InputMismatch,
+    absolute,
+    axis_in,
+    is_float,
+    rounds_once,
+    with_gradient,
+)
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 REDUCTIONS = {0: "Sum", 1: "Mean", 2: "None"}
@@ -29,7 +37,7 @@ def reduction_of(node: Node) -> str:
     name = REDUCTIONS.get(given, str(given))
     name = {"NoReduction": "None", "none": "None", "sum": "Sum", "mean": "Mean"}.get(name, name)
     if name not in ("Sum", "Mean", "None"):
-        raise ValueError(f"reduction {given!r} is none of Sum, Mean, NoReduction")
+        raise InputMismatch(f"reduction {given!r} is none of Sum, Mean, NoReduction")
     return name
 
 
@@ -44,7 +52,7 @@ def _reduced(x: Array, how: str) -> Array:
 def l1loss(ctx: Context, node: Node, x: Array) -> Array:
     """``lambda`` times the sum (or mean, or each) of abs(x); the gradient at 0 is 0 (PopART L1)."""
     if x.ndim == 0:
-        raise ValueError("a rank-0 input is not accepted")
+        raise InputMismatch("a rank-0 input is not accepted")
     return _reduced(absolute(x) * np.asarray(node.get("lambda", 1.0), x.dtype), reduction_of(node))
 
 
@@ -103,9 +111,9 @@ def nllloss(ctx: Context, node: Node, p: Array, label: Array, logits: Array = No
     a half (PopART's pattern NlllWithSoftMaxGradDirect).
     """
     if not jnp.issubdtype(label.dtype, jnp.integer):
-        raise TypeError(f"labels must be integers, not {label.dtype}")
+        raise InputMismatch(f"labels must be integers, not {label.dtype}")
     if label.shape != p.shape[:-1]:
-        raise ValueError(f"labels {label.shape} do not fit probabilities {p.shape}")
+        raise InputMismatch(f"labels {label.shape} do not fit probabilities {p.shape}")
     dtype = p.dtype
     wide: Any = p.astype(jnp.float32) if is_float(p) and p.dtype.itemsize < 4 else p
     classes = p.shape[-1]
@@ -174,7 +182,7 @@ Step = Callable[..., tuple[Array, ...]]
 def _each(tensors: tuple[Array, ...], kinds: int, step: Step) -> tuple[Array, ...]:
     """``step`` on the i-th tensor of each kind; all first results, then all second ones, and so on."""
     if not tensors or len(tensors) % kinds:
-        raise ValueError(f"{len(tensors)} tensors cannot be {kinds} for each weight")
+        raise InputMismatch(f"{len(tensors)} tensors cannot be {kinds} for each weight")
     count = len(tensors) // kinds
     results = [step(*tensors[i::count]) for i in range(count)]
     return tuple(value for kind in zip(*results, strict=True) for value in kind)
@@ -223,7 +231,7 @@ def momentum(ctx: Context, node: Node, rate: Array, count: Array, *tensors: Arra
     """SGD with momentum, ``mode`` standard or nesterov; ``beta`` weighs the gradient once T > 0 (ONNX Momentum)."""
     alpha, decay = node["alpha"], node["norm_coefficient"]
     if node["mode"] not in ("standard", "nesterov"):
-        raise ValueError(f"mode is standard or nesterov, not {node['mode']!r}")
+        raise InputMismatch(f"mode is standard or nesterov, not {node['mode']!r}")
     beta = jnp.where(count > 0, jnp.asarray(node["beta"], rate.dtype), jnp.asarray(1, rate.dtype))
 
     def step(x: Array, g: Array, v: Array) -> tuple[Array, ...]:
