@@ -20,7 +20,7 @@ import onnx
 from onnx.backend.base import Backend, BackendRep
 
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
-from podrun.device.xla.clients import SHARED_BY, device_for, on_one_thread_device
+from podrun.device.xla.clients import SHARED_BY, device_for, on_one_thread_device, own_settings
 from podrun.device.xla.rewrite import available, rewrite
 from podrun.onnx_models.lowering import lower
 from podrun.onnx_models.lowering.folding import hoist
@@ -109,7 +109,7 @@ class PodrunBackendRep(BackendRep):
                 hint="run(inputs, seed=0); the same seed gives the same numbers",
             )
         free = {name: value for name, value in values.items() if name not in compiled.fixed}
-        with jax.enable_x64(True), jax.default_device(compiled.device):
+        with own_settings(), jax.enable_x64(True), jax.default_device(compiled.device):
             key = jax.random.key(kwargs["seed"]) if compiled.random else compiled.key
             results = compiled.call(compiled.kept, free, key)
         return tuple(_to_host(results[name]) for name in self._graph.outputs)
@@ -140,7 +140,7 @@ class PodrunBackendRep(BackendRep):
                 lowered = lower(self._model, input_values=values, x64=True, grouped=available())
             fixed = {name: values[name] for name in lowered.specialised}
             free = {name: value for name, value in values.items() if name not in fixed}
-            with jax.enable_x64(True), on_one_thread_device():
+            with on_one_thread_device(), jax.enable_x64(True):
                 key = jax.random.key(_ANY_SEED)
                 split = hoist(lowered.forward, lowered.initial, free, key)
                 device = device_for(split.operations)

@@ -13,7 +13,7 @@ data cannot be written out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -117,15 +117,8 @@ def fixed_numerics() -> Iterator[None]:
     """Set JAX settings that change the meaning of a trace to fixed values, whatever the host process has set. Constants
     met while tracing are computed by podrun's own client.
     """
-    with ExitStack() as stack:
-        stack.enter_context(jax.enable_x64(False))
-        stack.enter_context(jax.default_prng_impl("threefry2x32"))
-        stack.enter_context(jax.threefry_partitionable(True))
-        stack.enter_context(jax.numpy_dtype_promotion("standard"))
-        stack.enter_context(jax.default_matmul_precision("highest"))
-        stack.enter_context(jax.debug_nans(False))
-        stack.enter_context(on_one_thread_device())
-        stack.enter_context(plain_errors())
+    precision = jax.default_matmul_precision("highest")
+    with on_one_thread_device(), jax.enable_x64(False), precision, plain_errors():
         yield
 
 

@@ -113,9 +113,18 @@ class CrashRecord:
         faulthandler.enable(fd, all_threads=True)
 
 
-@functools.cache
+_starting = threading.RLock()
+"""Held while the process's record is made or its handler installed: several threads may load their first programs."""
+
+
 def own_crash_record() -> CrashRecord:
     """The crash record of this process. A forked process without machines does not use it."""
+    with _starting:
+        return _own()
+
+
+@functools.cache
+def _own() -> CrashRecord:
     return CrashRecord()
 
 
@@ -179,10 +188,15 @@ def running_pieces(memory: Array) -> list[str]:
     return found
 
 
-@functools.cache
 def report_fatal_signals() -> None:
     """Have a fatal signal write to standard error what this process was computing, and then the stacks (by
     faulthandler, which is enabled if it was not). Without the C module only the stacks are written."""
+    with _starting:
+        _install_handlers()
+
+
+@functools.cache
+def _install_handlers() -> None:
     with contextlib.suppress(ValueError, OSError, RuntimeError):
         if not faulthandler.is_enabled():
             faulthandler.enable(2, all_threads=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import subprocess
@@ -25,11 +26,15 @@ def product(a, b):
     return (a.T @ b).sum(0), b * 2
 
 
-def piece(n: int, cache: PieceCache, donated: tuple[int, ...] = ()) -> Piece:
+def computation(n: int) -> Computation:
     square = jax.ShapeDtypeStruct((n, n), np.float32)
     stablehlo = export.export(jax.jit(product), platforms=["cpu"])(square, square).serialize()
     executable_file.remember(bytes(stablehlo))
-    return cache.piece(Computation("product", bytes(stablehlo), ("a", "b"), ("sums", "twice")), donated)
+    return Computation("product", bytes(stablehlo), ("a", "b"), ("sums", "twice"))
+
+
+def piece(n: int, cache: PieceCache, donated: tuple[int, ...] = ()) -> Piece:
+    return cache.piece(computation(n), donated)
 
 
 def operands(n: int) -> list[np.ndarray]:
@@ -72,6 +77,25 @@ def test_a_cache_in_which_nothing_can_be_written_ends_nothing(tmp_path, caplog):
     a, b = operands(SMALL)
     np.testing.assert_array_equal(piece(SMALL, PieceCache(tmp_path)).call(a, b)[1], b * 2)
     assert str(tmp_path) in caplog.text
+
+
+def test_pieces_are_compiled_and_computed_as_in_a_new_process():
+    """Where a program rounds upwards, has the processor trap on inexact results, and JAX compile nothing."""
+    libm, upwards, inexact = ctypes.CDLL("libm.so.6"), 0x800, 0x20
+    given, (a, b) = computation(SMALL), operands(SMALL)
+    expected = np.asarray(PieceCache(None).piece(given, ()).call(a, b)[0])
+    libm.fesetround(upwards)
+    try:
+        libm.feenableexcept(inexact)
+        with jax.disable_jit():
+            compiled = PieceCache(None).piece(given, ())
+        with clients.own_settings():
+            found = np.asarray(compiled.call(a, b)[0])
+        assert (libm.fegetround(), libm.fegetexcept()) == (upwards, inexact)
+    finally:
+        libm.fedisableexcept(inexact)
+        libm.fesetround(0)
+    np.testing.assert_array_equal(found, expected)
 
 
 def _digest() -> str:

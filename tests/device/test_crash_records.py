@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from podrun.core.errors import ApplicationRuntimeError, UnrecoverableRuntimeError
 from podrun.core.layout import IpuRange
 from podrun.core.shared_region import SharedRegion
+from podrun.device import crash_records
 from podrun.device.crash_records import (
     SLOTS,
     CrashReader,
@@ -143,6 +145,29 @@ def test_slots_are_read_by_others_and_given_back() -> None:
     with record.slot({"d": "piece 'd'"}) as one:
         one.begin(one.place("d"))
         assert running_pieces(memory) == ["piece 'd', batch 0"]
+
+
+def test_threads_that_load_their_first_programs_at_once_share_one_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both, made, found = threading.Barrier(2), list[object](), list[object]()
+
+    def slow() -> object:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # passes at once if a second thread makes one as well
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(crash_records, "CrashRecord", slow)
+    monkeypatch.setattr(crash_records, "_own", functools.cache(crash_records._own.__wrapped__))
+    threads = [
+        threading.Thread(target=lambda: found.append(crash_records.own_crash_record())) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == made * 2
 
 
 def test_programs_beyond_the_slots_run_unnoticed_and_texts_beyond_the_room_too() -> None:

@@ -13,6 +13,7 @@ import pytest
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.layout import IpuRange
 from podrun.device.host.client import InProcessMachines, PortConnection
+from podrun.device.xla.clients import one_thread_device
 from podrun.device.xla.pieces import PieceCache
 
 from .conftest import request
@@ -63,6 +64,8 @@ def test_what_is_forked_lets_nothing_go_and_runs_nothing(pieces: PieceCache) -> 
         assert not let_go
         with pytest.raises(ApplicationRuntimeError, match="forked"):
             connection.try_attach(request(all_ipus, all_ipus))
+        with pytest.raises(ApplicationRuntimeError, match=f"forked from process {os.getppid()}"):
+            one_thread_device()  # where compiling begins: JAX would wait for threads that are not here
 
     assert forked(in_the_child) == 0
     assert np.isfinite(connection.run(1, data(executable, 1)).anchors["loss"]).all()

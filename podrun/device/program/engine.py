@@ -50,7 +50,7 @@ from podrun.device.program.machine_groups import (
 )
 from podrun.device.program.streams import Drain, Feed, OwnerArrays, ReplicaState
 from podrun.device.program.xla_memory import Array
-from podrun.device.xla.clients import return_freed_memory
+from podrun.device.xla.clients import own_settings, return_freed_memory
 from podrun.device.xla.pieces import PieceCache
 
 _CONTROL = "podrun:control"
@@ -226,7 +226,7 @@ class Engine:
             with self.groups.errors_with_program_ranks():
                 self._agree(batches, self.groups.peers)
         feed, drain = Feed(self.executable, owners), Drain(self.executable, owners)
-        with jax.enable_x64(True), self.groups.errors_with_program_ranks():
+        with own_settings(), jax.enable_x64(True), self.groups.errors_with_program_ranks():
             self._run_batches(batches, feed, drain, agreed)
             self._replica_state.exchange()
             self._gather_slices()

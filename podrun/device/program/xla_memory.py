@@ -34,7 +34,7 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.names import SLICE, WHOLE
-from podrun.device.xla.clients import one_thread_device
+from podrun.device.xla.clients import one_thread_device, own_settings
 
 Array = np.ndarray[Any, np.dtype[Any]]
 """Any NumPy array."""
@@ -99,7 +99,7 @@ class DonatedArena:
         import jax
         import jax.numpy as jnp
 
-        with jax.enable_x64(True), jax.default_device(device):
+        with own_settings(), jax.enable_x64(True), jax.default_device(device):
             self._array: Any = jnp.zeros(shape, dtype).block_until_ready()
         self._address = self._array.unsafe_buffer_pointer()
         self._dtype = dtype

@@ -29,13 +29,14 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from podrun.core.environment import environment
+from podrun.core.errors import ApplicationRuntimeError
 from podrun.private_apis.jax import start_cpu_client
 
 WORTH_SHARING = 1 << 30
@@ -77,29 +78,98 @@ def device_for(operations: float) -> Any:
     return two_thread_device() if operations >= WORTH_SHARING else one_thread_device()
 
 
-def on_one_thread_device() -> AbstractContextManager[Any]:
-    """A context in which JAX computes on `one_thread_device` by default: constants evaluated while a model is
-    lowered, keys of random numbers."""
+_SETTINGS: Mapping[str, Any] = {
+    "default_prng_impl": "threefry2x32",
+    "threefry_partitionable": True,
+    "numpy_dtype_promotion": "standard",
+    "numpy_rank_promotion": "allow",
+    "softmax_custom_jvp": False,
+    "debug_nans": False,
+    "debug_infs": False,
+    "disable_jit": False,
+    "enable_checks": False,
+    "transfer_guard_host_to_device": "allow",
+    "transfer_guard_device_to_host": "allow",
+}
+"""podrun's values of JAX's settings that change what is computed, or have JAX refuse it. Each has a context manager of
+its name in JAX, and is ``jax_`` and its name in ``jax.config``."""
+
+
+@contextmanager
+def own_settings() -> Iterator[None]:
+    """A context in which this thread computes as in a new process, whatever the program has set: JAX's settings,
+    rounding, denormal numbers."""
     import jax
 
-    context: AbstractContextManager[Any] = jax.default_device(one_thread_device())
-    return context
+    with ExitStack() as stack:
+        stack.enter_context(_plain_floating_point())
+        for name, ours in _SETTINGS.items():
+            if getattr(jax.config, f"jax_{name}") not in (ours, None):
+                stack.enter_context(getattr(jax, name)(ours))
+        yield
 
 
-def _devices() -> Mapping[int, Any]:
-    """The devices by number of threads. All clients start together, before the first thing is computed."""
-    with _starting:
-        return _start()
+@contextmanager
+def _plain_floating_point() -> Iterator[None]:
+    """Round to nearest, keep denormal numbers and trap on nothing, as a new program does. XLA computes with the calling
+    thread's rounding and traps; only denormal numbers it treats its own way."""
+    library = _libm()
+    before = ctypes.create_string_buffer(_FLOATING_POINT_BYTES)
+    library.fegetenv(before)
+    library.fesetenv(ctypes.c_void_p(_DEFAULT_FLOATING_POINT))
+    try:
+        yield
+    finally:
+        library.fesetenv(before)
+
+
+_FLOATING_POINT_BYTES = 64
+"""At least those of ``fenv_t`` (32 on x86-64)."""
+_DEFAULT_FLOATING_POINT = -1
+"""``FE_DFL_ENV`` of fenv.h."""
 
 
 @functools.cache
-def _start() -> Mapping[int, Any]:
+def _libm() -> Any:
+    """The C library's functions for floating point, called without giving up the interpreter's lock."""
+    return ctypes.PyDLL("libm.so.6")
+
+
+@contextmanager
+def on_one_thread_device() -> Iterator[None]:
+    """A context with `own_settings` in which JAX computes on `one_thread_device` by default: constants evaluated while
+    a model is lowered, keys of random numbers."""
+    import jax
+
+    with own_settings(), jax.default_device(one_thread_device()):
+        yield
+
+
+def _devices() -> Mapping[int, Any]:
+    """The devices by number of threads. All clients start together, before the first thing is computed.
+
+    Raises ApplicationRuntimeError in a process forked from one that has them: their threads are not in it, and what
+    waits for such a thread waits for ever.
+    """
+    with _starting:
+        process, devices = _start()
+    if process != os.getpid():
+        raise ApplicationRuntimeError(
+            f"this process was forked from process {process}, which had compiled programs: JAX does not work in it",
+            hint="Start the process before the first session, or with multiprocessing's method 'spawn'.",
+        )
+    return devices
+
+
+@functools.cache
+def _start() -> tuple[int, Mapping[int, Any]]:
+    """This process's number and its devices."""
     found = {}
     with _all_cores():
         for threads in (1, SHARED_BY):
             with _threads(threads):
                 found[threads] = start_cpu_client().local_devices()[0]
-    return found
+    return os.getpid(), found
 
 
 @contextmanager

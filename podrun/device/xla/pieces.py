@@ -37,6 +37,7 @@ from podrun.device.xla.clients import (
     instruction_set,
     needs_two_threads,
     one_thread_device,
+    own_settings,
     two_thread_device,
     use_one_heap,
 )
@@ -53,12 +54,14 @@ from podrun.private_apis.jax import (
 )
 
 _log = logging.getLogger(__name__)
-COMPILER_OPTIONS: dict[str, bool | str] = {
+COMPILER_OPTIONS: dict[str, bool | int] = {
     "xla_cpu_multi_thread_eigen": False,
     "xla_allow_excess_precision": False,
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
 }
 """Passed to XLA for every piece; part of the cache key. Without excess precision halves are rounded between operators,
-as tiles do.
+as tiles do. The last two are XLA's own values: ``jax_disable_most_optimizations`` would set others.
 """
 WORTH_COMPILING = 1 << 27
 """Products of a piece's convolutions from which on they go to oneDNN. It depends on the piece alone, so numbers are the
@@ -143,7 +146,8 @@ class PieceCache:
         with lock:
             piece = self._pieces.get(key)
             if piece is None:
-                piece = self._pieces[key] = self._compiled(key, computation, donated, in_place)
+                with own_settings():
+                    piece = self._pieces[key] = self._compiled(key, computation, donated, in_place)
         _check_names(computation, len(piece.shapes), len(piece.kinds) - len(piece.shapes))
         return replace(piece, computation=computation)
 

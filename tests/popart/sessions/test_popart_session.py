@@ -364,3 +364,49 @@ def test_a_cached_program_is_found_and_gives_the_same_bits(device, tmp_path, mon
     assert len(list((tmp_path / "cache").glob("*.popef"))) == 1
     monkeypatch.setattr(compiler, "trace", lambda *_: pytest.fail("compiled again"))
     np.testing.assert_array_equal(result(), first)
+
+
+def test_what_a_program_sets_for_jax_changes_nothing() -> None:
+    """Settings that change bits, or have JAX refuse something, for the rest of the process."""
+    settings = {
+        "jax_disable_jit": True,
+        "jax_disable_most_optimizations": True,
+        "jax_enable_checks": True,
+        "jax_enable_x64": True,
+        "jax_numpy_rank_promotion": "raise",
+        "jax_softmax_custom_jvp": True,
+        "jax_transfer_guard": "disallow",
+    }
+    import jax
+
+    expected = _softmax_weights()
+    before = {name: getattr(jax.config, name, False) for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        assert _softmax_weights() == expected
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def _softmax_weights() -> bytes:
+    """What two steps make of the weights of a product, a softmax and another product."""
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [3, 16]))
+    start = np.random.default_rng(5).standard_normal((16, 16)).astype(np.float32)
+    names = [builder.addInitializedInputTensor(start * scale) for scale in (1, 2)]
+    chosen = builder.aiOnnx.softmax([builder.aiOnnx.matmul([x, names[0]])], axis=1)
+    loss = builder.aiGraphcore.l1loss([builder.aiOnnx.matmul([chosen, names[1]])], 0.5)
+    session = popart.TrainingSession(
+        fnModel=builder.getModelProto(),
+        dataFlow=popart.DataFlow(1, [loss]),
+        loss=loss,
+        optimizer=popart.ConstSGD(0.1),
+        deviceInfo=popart.DeviceManager().createIpuModelDevice({}),
+    )
+    session.prepareDevice()
+    session.weightsFromHost()
+    for _ in range(2):
+        session.run(popart.PyStepIO({x: start[:3]}, session.initAnchorArrays()))
+    return b"".join(array.tobytes() for array in weights(session, *names))
