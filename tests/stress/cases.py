@@ -5,25 +5,33 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 MOST_PRODUCTS = 1 << 25
 """Multiplications of an ordinary case's forward pass; one case of `LARGE_EVERY` may have 16 times as many."""
 LARGE_EVERY = 10
+UNUSUAL_EVERY = 4
+"""One case of so many has what networks seldom have (`_unusual`)."""
 CHANNELS = (1, 2, 3, 4, 5, 8, 8, 16, 16, 24, 32, 32, 48, 64, 64, 96, 128)
 
-Arrays = list[np.ndarray[Any, np.dtype[np.float32]]]
+Arrays = list[np.ndarray[Any, np.dtype[Any]]]
+Sizes = tuple[int, ...]
+"""By spatial axis."""
+Pads = tuple[tuple[int, int], ...]
+"""By spatial axis: before and after. Negative ones crop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A chain of ``layers`` convolutions and who computes it. Sizes are ``(height, width)``.
+    """A chain of ``layers`` convolutions and who computes it.
 
     ``epilogue``: what follows the last convolution of a forward pass, of "bias", "add" and "relu". ``machines`` compute
     it side by side in each of ``processes`` processes, each ``repeats`` times, on a client of ``threads`` threads.
+    ``strided``: operands do not lie row by row.
     """
 
     seed: int
@@ -31,12 +39,12 @@ class Case:
     batch: int
     channels: tuple[int, int]
     groups: int
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    pads: tuple[tuple[int, int], tuple[int, int]]
-    dilation: tuple[int, int]
-    spread: tuple[int, int]
+    size: Sizes
+    kernel: Sizes
+    strides: Sizes
+    pads: Pads
+    dilation: Sizes
+    spread: Sizes
     layers: int
     channels_last: bool
     training: bool
@@ -45,15 +53,17 @@ class Case:
     machines: int
     processes: int
     repeats: int = 3
+    dtype: str = "float32"
+    strided: bool = False
 
     @property
-    def sizes(self) -> list[tuple[int, int]]:
+    def sizes(self) -> list[Sizes]:
         """Of the image before each layer and of the result."""
         found = [self.size]
         for layer in range(self.layers):
-            strides, spread = (self.strides, self.spread) if layer == 0 else ((1, 1), (1, 1))
+            strides, spread = (self.strides, self.spread) if layer == 0 else (self._ones, self._ones)
             axes = zip(found[-1], self.kernel, strides, self.pads, self.dilation, spread, strict=True)
-            found.append(tuple(_out(*axis) for axis in axes))  # type: ignore[arg-type]
+            found.append(tuple(_out(*axis) for axis in axes))
         return found
 
     @property
@@ -84,7 +94,9 @@ class Case:
     def arrays(self) -> Arrays:
         """The arrays of the computation; the same at every call."""
         generator = np.random.default_rng([self.seed, self.number])
-        return [generator.standard_normal(shape, dtype=np.float32) for shape in self.shapes()]
+        found = [generator.standard_normal(shape, dtype=np.float32) for shape in self.shapes()]
+        dtype = np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
+        return [array.astype(dtype, order="F" if self.strided else "C") for array in found]
 
     def function(self, *, padded: bool = False) -> Callable[..., Sequence[Any]]:
         """From these arrays to the results: the last image, in training also the gradients of image and weights.
@@ -93,29 +105,21 @@ class Case:
         """
         import jax
 
-        pads = ((0, 0), (0, 0)) if padded else self.pads
-        around = ((0, 0), *self.pads, (0, 0)) if self.channels_last else ((0, 0), (0, 0), *self.pads)
+        pads: Pads = tuple((0, 0) for _ in self.size) if padded else self.pads
+        places = "DHW"[-len(self.size) :]
+        images, kernels = f"N{places}C" if self.channels_last else f"NC{places}", f"OI{places}"
 
         def chain(image: Any, *weights: Any) -> Any:
             for layer, w in enumerate(weights):
-                if padded and layer == 0 and max(self.spread) > 1:
-                    spread = [(*each, 0) for each in around]
-                    spread = [
-                        (a, b, s - 1)
-                        for (a, b, _), s in zip(spread, self._order((1, 1, *self.spread)), strict=True)
-                    ]
-                    image = jax.lax.pad(image, np.float32(0), spread)
-                elif padded:
-                    image = jax.numpy.pad(image, around)
+                strides, spread = (self.strides, self.spread) if layer == 0 else (self._ones, self._ones)
+                if padded:
+                    around = [(*pad, s - 1) for pad, s in zip(self.pads, spread, strict=True)]
+                    image = jax.lax.pad(
+                        image, np.zeros((), image.dtype), self._order(((0, 0, 0), (0, 0, 0), *around))
+                    )
+                    spread = self._ones
                 image = jax.lax.conv_general_dilated(
-                    image,
-                    w,
-                    self.strides if layer == 0 else (1, 1),
-                    pads,
-                    self.spread if layer == 0 and not padded else (1, 1),
-                    self.dilation,
-                    ("NHWC", "OIHW", "NHWC") if self.channels_last else ("NCHW", "OIHW", "NCHW"),
-                    self.groups,
+                    image, w, strides, pads, spread, self.dilation, (images, kernels, images), self.groups
                 )
             return image
 
@@ -128,7 +132,9 @@ class Case:
             for name in self.epilogue:
                 if name == "bias":
                     bias = extra.pop(0)
-                    result = result + (bias if self.channels_last else bias[:, None, None])
+                    result = result + (
+                        bias if self.channels_last else bias.reshape(-1, *(1 for _ in self.size))
+                    )
                 elif name == "add":
                     result = result + extra.pop(0)
                 else:
@@ -137,7 +143,11 @@ class Case:
 
         return train if self.training else infer
 
-    def _order(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    @property
+    def _ones(self) -> Sizes:
+        return (1,) * len(self.size)
+
+    def _order(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return (shape[0], *shape[2:], shape[1]) if self.channels_last else shape
 
 
@@ -146,6 +156,8 @@ def case(seed: int, number: int) -> Case:
     dice = random.Random(f"{seed}:{number}")
     while True:
         found = _draw(dice, seed, number)
+        if number % UNUSUAL_EVERY == UNUSUAL_EVERY - 1:
+            found = _unusual(dice, found)
         most = MOST_PRODUCTS * (16 if number % LARGE_EVERY == 0 else 1)
         if min(min(size) for size in found.sizes) >= 1 and found.products <= most:
             return found
@@ -189,6 +201,33 @@ def _draw(dice: random.Random, seed: int, number: int) -> Case:
         threads=dice.choice((1, 2, 2)),
         machines=machines,
         processes=processes,
+    )
+
+
+def _unusual(dice: random.Random, usual: Case) -> Case:
+    """A case with one or three spatial axes, halves, kernels larger than the image, strides larger than the kernel,
+    padding that crops or is wider than the kernel, no samples or many, or operands that do not lie row by row."""
+    axes = dice.choice((1, 2, 2, 2, 3))
+
+    def each(choices: Sequence[int]) -> Sizes:
+        return tuple(dice.choice(choices) for _ in range(axes))
+
+    kernel = each((1, 2, 3, 5, 9, 13) if axes < 3 else (1, 2, 3))
+    into, multiple = dice.choice((1, 2, 3, 7, 16, 33)), dice.choice((1, 2, 3))
+    groups = dice.choice((1, into))
+    return replace(
+        usual,
+        batch=dice.choice((0, 1, 2, 7, 33, 100)),
+        channels=(into, into * multiple if usual.layers == 1 else into),
+        groups=groups,
+        size=each((1, 2, 3, 5, 8, 13, 30)),
+        kernel=kernel,
+        strides=each((1, 1, 2, 4, 7)),
+        pads=tuple((dice.randint(-1, k + 1), dice.randint(-1, k + 1)) for k in kernel),
+        dilation=each((1, 1, 2, 4)),
+        spread=each((1, 1, 1, 2, 3)),
+        dtype=dice.choice(("float32", "float32", "float32", "float16", "bfloat16")),
+        strided=dice.random() < 0.3,
     )
 
 

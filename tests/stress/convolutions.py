@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tests.stress.cases import Arrays, Case, case
@@ -115,11 +116,13 @@ def _difference(chosen: Case, arrays: Arrays, results: Arrays) -> str:
     plain = jax.jit(chosen.function(padded=True))
     expected = [np.asarray(r) for r in plain(*arrays)]
     sizes = [np.asarray(r) for r in plain(*map(np.abs, arrays))]
-    allowed = float(np.finfo(np.float32).eps) * (4 + 0.5 * chosen.terms**0.5)
+    allowed = float(ml_dtypes.finfo(arrays[0].dtype).eps) * (4 + 0.5 * chosen.terms**0.5)
     for place, (got, right, size) in enumerate(zip(results, expected, sizes, strict=True)):
         if got.shape != right.shape:
             return f"result {place} has shape {got.shape}, not {right.shape}"
-        excess = np.abs(got.astype(np.float64) - right) / np.maximum(size.astype(np.float64), 1e-30)
+        excess = np.abs(got.astype(np.float64) - right.astype(np.float64)) / np.maximum(
+            size.astype(np.float64), 1e-30
+        )
         worst = float(excess.max(initial=0.0)) / allowed
         if not worst <= 1:
             return f"result {place} is off by {worst:.3g} times what rounding allows"
