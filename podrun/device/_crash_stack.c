@@ -11,12 +11,14 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_TEXT = 2048 };
+enum { MOST_TEXT = 2048, SIGNAL_STACK_BYTES = 1 << 18 };
 
 static const struct {
     int number;
@@ -132,7 +134,43 @@ static PyObject *install(PyObject *self, PyObject *arguments)
     Py_RETURN_NONE;
 }
 
+/* A handler cannot run on a stack that has overflowed: the kernel then ends the process without a word. Python gives
+   another stack to the thread that enables faulthandler, and to no other. */
+
+static pthread_key_t stack_key;
+static pthread_once_t stack_once = PTHREAD_ONCE_INIT;
+static int has_key;
+
+static void free_stack(void *stack)
+{
+    const stack_t none = {.ss_flags = SS_DISABLE};
+    sigaltstack(&none, NULL);
+    free(stack);
+}
+
+static void make_key(void)
+{
+    has_key = !pthread_key_create(&stack_key, free_stack);
+}
+
+static PyObject *use_signal_stack(PyObject *self, PyObject *unused)
+{
+    stack_t stack;
+    pthread_once(&stack_once, make_key);
+    if (!has_key || pthread_getspecific(stack_key) || sigaltstack(NULL, &stack) || !(stack.ss_flags & SS_DISABLE))
+        Py_RETURN_NONE;
+    stack = (stack_t){.ss_sp = malloc(SIGNAL_STACK_BYTES), .ss_size = SIGNAL_STACK_BYTES};
+    if (!stack.ss_sp || sigaltstack(&stack, NULL) || pthread_setspecific(stack_key, stack.ss_sp)) {
+        const stack_t none = {.ss_flags = SS_DISABLE};
+        sigaltstack(&none, NULL);
+        free(stack.ss_sp);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef METHODS[] = {
+    {"use_signal_stack", use_signal_stack, METH_NOARGS,
+     "use_signal_stack(): let handlers of signals run on a stack of their own in this thread, until it ends."},
     {"install", install, METH_VARARGS,
      "install(memory, slot_bytes, descriptor, before_stacks, after_stacks): write these texts around the stacks when a\n"
      "fatal signal comes."},

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from podrun.core.environment import environment
 from podrun.core.errors import ApplicationRuntimeError, ErrorCode, UnrecoverableRuntimeError
 from podrun.core.executable import Computation, Executable
 from podrun.core.names import SLICE
@@ -37,10 +39,6 @@ _TEXTS = 16
 _LAYERS = 4
 """Layers of a piece that a message names."""
 VARIABLE = "PODRUN_CONVOLUTIONS"
-WORKAROUND = (
-    f"to go on, export {VARIABLE}=xla (XLA's own convolutions, slower) and start again; the script did not cause this: "
-    "please report it with the stacks"
-)
 
 
 class ProgressSlot:
@@ -156,14 +154,18 @@ class CrashReader:
         if not stacks:
             return None
         signal = stacks.partition("\n")[0].removeprefix("Fatal Python error: ")
-        doing = running_pieces(self._memory) or ["no piece"]
+        doing = running_pieces(self._memory) or ["no piece (it loaded a program, or waited)"]
+        advice = _advice(environ)
+        again = ""
+        if environ.get(VARIABLE) != "xla":
+            again = " A vipu-server has to be restarted with it."
         return UnrecoverableRuntimeError(
             f"native code died ({signal}) in the process of machine {machine} of the partition, {endpoint}, "
             f"while it computed {'; '.join(doing)}. {_keep(stacks, self._pid, environ)}",
             code=ErrorCode.HOST_LINK_DOWN,
             where=f"machine {machine}",
-            hint=f"{WORKAROUND[0].upper()}{WORKAROUND[1:]}. A vipu-server has to be restarted with it; without it, "
-            "vipu-admin restart agent, then vipu reset partition, bring the machine back.",
+            hint=f"{advice[0].upper()}{advice[1:]}.{again} With a vipu-server, vipu-admin restart agent, then vipu "
+            "reset partition, bring the machine back.",
         )
 
 
@@ -195,17 +197,38 @@ def report_fatal_signals() -> None:
         _install_handlers()
 
 
+def survive_stack_overflow() -> None:
+    """Let this thread's fatal signals be reported where its stack has overflowed. Nothing without the C module."""
+    module = _c_module()
+    if module is not None:
+        module.use_signal_stack()
+
+
+@functools.cache
+def _c_module() -> Any:
+    try:
+        return importlib.import_module("podrun.device._crash_stack")
+    except ImportError:
+        return None
+
+
 @functools.cache
 def _install_handlers() -> None:
     with contextlib.suppress(ValueError, OSError, RuntimeError):
         if not faulthandler.is_enabled():
             faulthandler.enable(2, all_threads=True)
-    try:
-        from podrun.device import _crash_stack
-    except ImportError:
-        return
-    first = "\npodrun: native code died in this process by "
-    _crash_stack.install(own_crash_record().slots, SLOT_BYTES, 2, first, f"podrun: {WORKAROUND}:\n")
+    module = _c_module()
+    if module is not None:
+        first = "\npodrun: native code died in this process by "
+        module.install(own_crash_record().slots, SLOT_BYTES, 2, first, f"podrun: {_advice(environment())}:\n")
+
+
+def _advice(environ: Mapping[str, str]) -> str:
+    """What to do when native code has died in a piece."""
+    blame = "the script did not cause this: please report it with the stacks"
+    if environ.get(VARIABLE) == "xla":
+        return f"{blame}; {VARIABLE}=xla, which helps where convolutions are the cause, is set already"
+    return f"to go on, export {VARIABLE}=xla (XLA's own convolutions, slower) and start again; {blame}"
 
 
 def describe_piece(computation: Computation, executable: Executable, ipu: int, on: str) -> str:

@@ -32,15 +32,28 @@ from .conftest import request
 from .pods import processes
 from .programs import data, first_weights, linear
 
-CRASH = """
+NULL_POINTER = """
 import ctypes
+
+def die():
+    ctypes.string_at(0)
+"""
+STACK_OVERFLOW = """
+import ctypes, sys
+
+def die():
+    sys.setrecursionlimit(1 << 30)
+    deeper = ctypes.CFUNCTYPE(None)(lambda: deeper())
+    deeper()
+"""
+CRASH = """
 from podrun.device.program.interpreter import Interpreter
 
 def crashing(rank, batch, recorded=Interpreter._recorded):
     def replacement(self, act, ipu, name):
         def crash(frame, now):
             if self._group.rank == rank and now.index == batch:
-                ctypes.string_at(0)  # A null pointer is read, as native code of a piece might.
+                die()
             return act(frame, now)
         return recorded(self, crash, ipu, name)
     Interpreter._recorded = replacement
@@ -67,9 +80,10 @@ connection.run(5, data(executable, 5))
 def test_host_processes_of_every_machine_read_what_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two host processes: that of the machine that dies, and that of the other one."""
+    """Two host processes: that of the machine that dies, and that of the other one. It dies in a thread whose stack
+    overflows, where handlers need a stack of their own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with processes(2, tmp_path, CRASH) as pod:
+    with processes(2, tmp_path, STACK_OVERFLOW + CRASH) as pod:
         executable, errors = linear(8), dict[int, BaseException]()
         connections = [pod.connect(), pod.connect()]
 
@@ -102,14 +116,14 @@ def test_host_processes_of_every_machine_read_what_died(
             assert "export PODRUN_CONVOLUTIONS=xla" in error.hint
             kept = Path(re.findall(r"are in (\S+)", error.message)[0])
             assert kept.parent == tmp_path / "state/podrun/crashes"
-            assert "in crash\n" in kept.read_text()
+            assert "in <lambda>\n" in kept.read_text()
 
 
 @pytest.mark.system
 def test_a_script_with_machines_inside_says_it_on_standard_error(tmp_path: Path) -> None:
     tests = str(Path(__file__).resolve().parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", CRASH + ALONE, tests, str(tmp_path)],
+        [sys.executable, "-c", NULL_POINTER + CRASH + ALONE, tests, str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -197,8 +211,13 @@ def test_stacks_that_cannot_be_kept_are_said_to_be_lost(tmp_path: Path) -> None:
     stacks = b"Fatal Python error: Bus error\n\nThread 1"
     memory[-(1 << 18) :][: len(stacks)] = memoryview(stacks)
     (tmp_path / "file").touch()
-    error = CrashReader.of_peer(record.name).error(2, "host:1", {"XDG_STATE_HOME": str(tmp_path / "file")})
+    environ = {"XDG_STATE_HOME": str(tmp_path / "file"), "PODRUN_CONVOLUTIONS": "xla"}
+    error = CrashReader.of_peer(record.name).error(2, "host:1", environ)
     assert error is not None
+    assert (
+        "PODRUN_CONVOLUTIONS=xla, which helps where convolutions are the cause, is set already" in error.hint
+    )
+    assert "export" not in error.hint
     assert (
         "died (Bus error) in the process of machine 2 of the partition, host:1, while it computed no piece"
         in str(error)

@@ -28,7 +28,7 @@ from podrun.device.xla.convolutions import Convolution, ConvolutionCall, Kind
 
 CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 20, 24, 31, 32, 33, 48, 64)
 SIZES = (1, 3, 4, 7, 8, 12, 14, 17, 28, 40)
-KERNELS = ((1, 1), (1, 1), (2, 2), (3, 3), (3, 3), (5, 5), (7, 7), (1, 3), (3, 1), (4, 3))
+KERNELS = ((1, 1), (1, 1), (2, 2), (3, 3), (3, 3), (5, 5), (7, 7), (1, 3), (3, 1), (4, 3), (9, 2), (13, 13))
 MOST_PRODUCTS = 1 << 21
 DEADLINE = 300.0
 """Seconds that a process may take for all its cases."""
@@ -90,8 +90,9 @@ def _draw(dice: random.Random) -> Convolution:
         if dice.random() < 0.5:
             groups = out = channels
     kernel, image = dice.choice(KERNELS), (dice.choice(SIZES), dice.choice(SIZES))
-    strides, dilation = _pair(dice, (1, 1, 2, 3)), _pair(dice, (1, 1, 1, 2))
-    pads = tuple((dice.randint(0, k // 2), dice.randint(0, k // 2)) for k in kernel)
+    strides, dilation = _pair(dice, (1, 1, 2, 3, 5)), _pair(dice, (1, 1, 1, 2, 3))
+    widest = dice.choice((1, 2))
+    pads = tuple((dice.randint(0, widest * k // 2), dice.randint(0, widest * k // 2)) for k in kernel)
     forward = Convolution(
         (batch, *image, channels), (*kernel, channels // groups, out), strides, pads, dilation
     )

@@ -38,7 +38,12 @@ from podrun.core.executable import (
 from podrun.core.names import SLICE, WHOLE
 from podrun.core.shared_region import RegionName
 from podrun.core.terminal import counted
-from podrun.device.crash_records import CrashReader, describe_piece, own_crash_record
+from podrun.device.crash_records import (
+    CrashReader,
+    describe_piece,
+    own_crash_record,
+    survive_stack_overflow,
+)
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.interpreter import InstructionHook, Interpreter
 from podrun.device.program.machine_groups import (
@@ -123,6 +128,7 @@ class Engine:
     def _prepare(
         self, pieces: PieceCache, before_instruction: InstructionHook, ipus: Callable[[int], str]
     ) -> Interpreter:
+        survive_stack_overflow()
         executable, groups = self.executable, self.groups
         for group in (groups.program, groups.peers):
             group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
@@ -220,6 +226,7 @@ class Engine:
         import jax
 
         begin = self._clock()
+        survive_stack_overflow()
         if not agreed or not self._complete:
             self._agree(batches, self.groups.program)
         elif self._pending:  # the owner wrote the same to all machines that hold it
