@@ -172,11 +172,40 @@ def _run(module: str, name: str = "main") -> int:
     return run(main, loss_fails=module != LAUNCHER)
 
 
-def run(main: Callable[[], int | str | None], *, command: str = "", loss_fails: bool = True) -> int:
+_HOST_HINTS = {
+    errno.ENOSPC: "Free space on that disk: df -h. podrun doctor shows where podrun keeps files.",
+    errno.EDQUOT: "Free some of your quota. podrun doctor shows where podrun keeps files.",
+    errno.EROFS: "Name a place that can be written. podrun doctor shows where podrun keeps files.",
+    errno.EACCES: "See who may: ls -ld with that path. podrun doctor shows where podrun keeps files.",
+    errno.ENAMETOOLONG: "Check the path.",
+    errno.EMFILE: "Raise the limit of open files: ulimit -n. podrun doctor says how many podrun needs.",
+    errno.ENOMEM: "Free memory, or run fewer machines. podrun doctor shows what there is.",
+}
+_ELSE = "podrun doctor checks this host; PODRUN_TRACEBACK=full shows where it happened."
+
+
+def report_of_host(error: OSError, command: str) -> int:
+    """Print an error of the host that a command did not expect, in the form of all errors; returns the exit code."""
+    from podrun.core.terminal import error_lines
+
+    place = f": {error.filename}" if error.filename is not None else ""
+    hint = _HOST_HINTS.get(error.errno or 0, _ELSE)
+    sys.stderr.write(error_lines(command, f"the host refuses: {error.strerror or error}{place}", hint))
+    return 1
+
+
+def run(
+    main: Callable[[], int | str | None],
+    *,
+    command: str = "",
+    loss_fails: bool = True,
+    hosts_program: bool = False,
+) -> int:
     """Run the main function of a command with safe standard streams, and return its exit code.
 
     For modules that are started by ``python -m``; ``command`` is what they are called then. ``loss_fails``: exit code 1
-    if the output cannot be written, as on a full disk.
+    if the output cannot be written, as on a full disk. ``hosts_program``: errors may be those of a program that runs in
+    this process, which are left to it.
     """
     open_standard_streams()
     output, _ = replace_standard_output(command)
@@ -184,6 +213,10 @@ def run(main: Callable[[], int | str | None], *, command: str = "", loss_fails: 
         code: int | str | None = main()
     except SystemExit as end:
         code = end.code
+    except OSError as error:
+        if hosts_program or os.environ.get("PODRUN_TRACEBACK") == "full":
+            raise
+        code = report_of_host(error, command or os.path.basename(sys.argv[0]))
     sys.stdout.flush()
     if isinstance(code, str):
         sys.exit(code)

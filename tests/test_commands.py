@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -103,6 +104,37 @@ def test_a_script_that_runs_alone_goes_on_without_a_reader(tmp_path: Path) -> No
     script.write_text("import sys\nprint('many words ' * 2000, flush=True)\nprint('more')\nsys.exit(3)\n")
     done = unheard("gone", "-m", "podrun.compat", str(script))
     assert (done.returncode, done.stderr) == (3, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "hint"),
+    [
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "xxx"),
+            "File name too long: xxx",
+            "Check the path.",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "/secret/x"), "denied: /secret/x", "ls -ld"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device\n", "df -h"),
+        (OSError("odd"), "odd", "podrun doctor"),
+    ],
+)
+def test_what_the_host_refuses_is_said_in_the_form_of_all_errors(
+    error: OSError, said: str, hint: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def main() -> int:
+        raise error
+
+    for stream in ("stdout", "stderr"):  # `run` replaces them.
+        monkeypatch.setattr(sys, stream, getattr(sys, stream))
+    assert commands.run(main, command="podrun") == 1
+    sys.stderr.flush()
+    shown = capfd.readouterr().err
+    assert shown.startswith("podrun: error: the host refuses: ")
+    assert said in shown
+    assert hint in shown.splitlines()[1]
+    with pytest.raises(OSError, match="|".join((error.strerror or "odd",))):
+        commands.run(main, hosts_program=True)
 
 
 def unheard(where: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

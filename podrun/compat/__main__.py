@@ -283,4 +283,8 @@ def _check_module(name: str) -> None:
 
 if __name__ == "__main__":
     # The script has done its work, even if its output is lost; podrun treats its instances in the same way.
-    sys.exit(commands.run(lambda: main(sys.argv[1:]), command="podrun.compat", loss_fails=False))
+    sys.exit(
+        commands.run(
+            lambda: main(sys.argv[1:]), command="podrun.compat", loss_fails=False, hosts_program=True
+        )
+    )

@@ -230,7 +230,8 @@ def main(verb: str, words: Sequence[str]) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.UsageError as error:
-        raise UsageError(error.format_message(), hint=f"podrun {verb} --help") from error
+        message = error.format_message()
+        raise UsageError(message[:1].lower() + message[1:], hint=f"podrun {verb} --help") from error
     except click.Abort:
         sys.stderr.write("interrupted\n")
         return 130

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podrun.core.errors import NotFoundError, UsageError
+from podrun.core.documents import read_text
+from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.faults import FaultTarget, error_for, parse_fault
 
 VERSION = 1
@@ -41,8 +42,16 @@ _ACTOR = re.compile(r"launch|service|instance \d{1,6}", re.ASCII)
 _KIND = re.compile(r"[a-z-]{1,30}", re.ASCII)
 
 
+_WRITE = "podrun --record FILE ... writes one."
+LARGEST_RECORD = 1 << 30
+"""Bytes of a record that is read."""
+
+
 class RecordError(UsageError):
     """A record that differs from what was written; names the file and the line."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint or _WRITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +118,11 @@ def read_record(path: str | Path) -> Record:
     """The record in a file. Raises RecordError that names the line, NotFoundError if there is none."""
     place = Path(path)
     try:
-        text = place.read_text(encoding="utf-8")
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise NotFoundError(
-            f"there is no record {place}", hint="podrun --record FILE ... writes one."
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"the record {place} cannot be read: {error}") from error
+        text = read_text(place, LARGEST_RECORD, hint=_WRITE)
+    except NotFoundError as error:
+        raise NotFoundError(f"there is no record {place}", hint=_WRITE) from error
+    except ConfigError as error:
+        raise RecordError(f"the record {error.message}", hint=error.hint) from error
     return parse_record(text, str(place))
 
 

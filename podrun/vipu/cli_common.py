@@ -216,7 +216,7 @@ def read_hcl(path: Path) -> dict[str, str]:
     try:
         lines = read_text(path, hint="Name another: --config FILE").splitlines()
     except NotFoundError as error:
-        raise ConfigError(f"{path} cannot be read: {error.message}", hint=error.hint) from error
+        raise ConfigError(error.message, hint=error.hint) from error
     for number, line in enumerate(lines, 1):
         text = line.split("#")[0].strip()
         if not text:

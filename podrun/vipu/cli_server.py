@@ -84,6 +84,7 @@ def vipu_server(ctx: click.Context, /, **options: Any) -> int:
     from podrun.core.cluster import cluster_names, load_cluster
 
     if ctx.invoked_subcommand is not None:
+        _hand_over(ctx, ctx.invoked_subcommand)
         return 0
 
     if options["list_clusters"]:
@@ -97,6 +98,24 @@ def vipu_server(ctx: click.Context, /, **options: Any) -> int:
             level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S"
         )
     return _serve(load_cluster(options["cluster"]), options)
+
+
+def _hand_over(ctx: click.Context, verb: str) -> None:
+    """Give a verb the options that stand before it, and refuse those that it does not have: it would act on another
+    server than the one that was named.
+    """
+    assert isinstance(ctx.command, click.Group)
+    command = ctx.command.get_command(ctx, verb)
+    own = {param.name for param in command.params} if command is not None else set()
+    given = {
+        name: value
+        for name, value in ctx.params.items()
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    if foreign := sorted(given.keys() - own - {"verbose"}):
+        option = f"--{foreign[0].replace('_', '-')}"
+        raise UsageError(f"vipu-server {verb} has no option {option}", hint=f"vipu-server {verb} --help")
+    ctx.default_map = {verb: given}
 
 
 def _serve(cluster: Any, options: dict[str, Any]) -> int:

@@ -220,6 +220,8 @@ def read_rows(path: Path) -> StateRows:
     none."""
     if not path.exists():
         raise ConfigError(f"there is no state file {path}", hint="Name it: --state-file FILE")
+    if not path.is_file():
+        raise ConfigError(f"{path} is no file", hint="Name a state file: --state-file FILE")
     unreadable: list[str] = []
     if path.stat().st_size == 0:
         return StateRows(

@@ -60,10 +60,6 @@ def test_every_cut_and_every_changed_line_is_refused_by_name(tmp_path: Path) -> 
                 parse_record(text[:place] + other + text[place + 1 :], "a-record")
     with pytest.raises(NotFoundError, match="there is no record"):
         read_record(tmp_path / "none")
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe")
-    with pytest.raises(RecordError, match="cannot be read"):
-        read_record(binary)
 
 
 @given(st.text())
@@ -151,3 +147,17 @@ def test_the_smallest_failing_subset_is_found(count: int, data: st.DataObject) -
 
 def test_a_failure_that_needs_any_two_of_many_keeps_two() -> None:
     assert len(smallest(range(9), lambda chosen: len(chosen) >= 2)) == 2
+
+
+def test_what_is_no_record_says_how_to_write_one(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\n")
+    for path, said in (
+        (tmp_path, "Is a directory"),
+        (binary, "not UTF-8"),
+        (Path("/dev/zero"), "not a regular file"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        with pytest.raises(RecordError, match=said) as caught:
+            read_record(path)
+        assert caught.value.hint == "podrun --record FILE ... writes one."

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from podrun.core.errors import NotFoundError
 from podrun.vipu.cli_common import run
 from podrun.vipu.cli_server import vipu_server
 from podrun.vipu.types import PartitionState, Requirements
@@ -130,3 +131,33 @@ def test_a_file_that_is_not_damaged_but_another_is_refused(
     pod.stop()
     change(file, "PRAGMA user_version = 99")
     assert "newer podrun (schema 99" in ask(capsys, "repair", file, "--yes")[1][0]
+
+
+def test_options_before_a_verb_are_the_verbs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vipu-server --port 9000 stop` stops no server at another port."""
+    asked: list[tuple[int | None, str | None]] = []
+
+    def choose(entries: object, port: int | None, cluster: str | None) -> None:
+        asked.append((port, cluster))
+        raise NotFoundError("no server")
+
+    monkeypatch.setattr("podrun.vipu.cli_server.choose", choose)
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path / "run"))
+    for line in (
+        ["--port", "9000", "--cluster", "pod64", "stop"],
+        ["stop", "--port", "9000"],
+        ["-v", "stop"],
+    ):
+        assert run(vipu_server, line) == 2
+    assert asked == [(9000, "pod64"), (9000, None), (None, None)]
+    missing = str(tmp_path / "missing")
+    capsys.readouterr()
+    assert run(vipu_server, ["--state-file", missing, "check"]) == 2
+    assert f"there is no state file {missing}" in capsys.readouterr().err
+    assert run(vipu_server, ["check", "--state-file", str(tmp_path)]) == 2
+    assert f"{tmp_path} is no file" in capsys.readouterr().err
+    for line in (["stop", "--state-file", missing], ["--prestart", "stop"]):
+        assert run(vipu_server, line) == 2
+        assert "vipu-server stop has no option --" in capsys.readouterr().err
