@@ -4,6 +4,7 @@ travels.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -43,6 +44,16 @@ def test_it_is_made_once_and_read_by_its_user_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["token"]
     with pytest.raises(UsageError, match="printable"):
         access.known_token({access.VARIABLE: "short"}, None)
+
+
+def test_a_token_that_cannot_be_kept_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(UsageError, match=r"cannot be kept in .*: No space left"):
+        access.make_token({}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["readable", "link", "fifo", "foreign"])

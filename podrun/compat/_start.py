@@ -7,12 +7,15 @@ the program, and so are causes that have no other frames. Frames of Python's and
 podrun calls them, and shown where the program calls them. ``PODRUN_TRACEBACK=full`` shows everything. A usage error of
 podrun ends with exit code 2, as in podrun's commands.
 
-**NumPy.** `give_back` restores, with a warning, what NumPy 2 took from programs written for NumPy 1.
+**NumPy.** `give_back` restores, with a warning, functions and names that NumPy 2 took from programs written for
+NumPy 1. What arrays themselves no longer do cannot be given back; a program that ends there gets a hint.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import difflib
 import functools
 import os
 import runpy
@@ -20,7 +23,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -55,6 +58,7 @@ def install() -> None:
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print the program's own frames, the error and its hint, and exit with the error's exit code."""
+    _keep_one_guess(error)
     if _wants_all(error):
         sys.__excepthook__(kind, error, trace)
         sys.stderr.write(_hints(error))
@@ -104,6 +108,8 @@ def lines(error: BaseException, trace: TracebackType | None) -> list[str]:
     meant = alone or last is None or isinstance(error, SyntaxError) or _is_meant(last)
     _strip(shown, chained=not alone)
     text = list(shown.format())
+    if text and (guess := _guess(error, trace)):
+        text[-1] = f"{text[-1].rstrip()}. Did you mean: {guess!r}?\n"
     if not shown.stack and text and text[0].startswith("Traceback"):
         del text[0]
     if not meant and last not in shown.stack:
@@ -114,6 +120,30 @@ def lines(error: BaseException, trace: TracebackType | None) -> list[str]:
 def _is_meant(last: traceback.FrameSummary) -> bool:
     """True if the message says all: podrun raises it on purpose, or Python cannot start the program."""
     return (last.line or "").startswith("raise ") or last.filename == runpy.__file__
+
+
+def _keep_one_guess(error: BaseException) -> None:
+    """Keep Python from adding a second "Did you mean" to podrun's own."""
+    if isinstance(error, (AttributeError, NameError)) and "Did you mean" in str(error):
+        error.name = None
+
+
+def _guess(error: BaseException, trace: TracebackType | None) -> str:
+    """The name that the program may have meant, where Python does not say it: before 3.12 only its own hook does."""
+    if sys.version_info >= (3, 12) or not isinstance(error, (AttributeError, NameError)):
+        return ""
+    if not isinstance(error.name, str) or "Did you mean" in str(error):
+        return ""
+    if isinstance(error, AttributeError):
+        known = set(dir(error.obj))
+    elif trace is None:
+        return ""
+    else:
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        known = {*trace.tb_frame.f_locals, *trace.tb_frame.f_globals, *dir(builtins)}
+    near = difflib.get_close_matches(error.name, [each for each in known if isinstance(each, str)], 1, 0.75)
+    return near[0] if near else ""
 
 
 def _strip(shown: traceback.TracebackException, *, chained: bool) -> None:
@@ -153,7 +183,7 @@ def _is_library(filename: str) -> bool:
 
 def _hints(error: BaseException) -> str:
     """The hints of an error, its causes and the errors it groups, each once on a line of its own."""
-    found = dict.fromkeys(hint for hint in _hints_of(error, set()) if hint)
+    found = dict.fromkeys(hint for hint in (*_hints_of(error, set()), _of_numpy(error)) if hint)
     return "".join(f"hint: {hint}\n" for hint in found)
 
 
@@ -170,13 +200,96 @@ def _hints_of(error: BaseException | None, seen: set[int]) -> Iterator[str | Non
     yield from _hints_of(error.__cause__ or context, seen)
 
 
+_FORMER_NAMES = {
+    **{name: f"builtins.{name}" for name in ("float", "int", "object", "str", "complex")},
+    **dict.fromkeys(("Inf", "Infinity", "infty", "PINF"), "inf"),
+    "NINF": "-inf",
+    "NaN": "nan",
+    "float_": "float64",
+    "complex_": "complex128",
+    "bool8": "bool_",
+    "unicode_": "str_",
+    "string_": "bytes_",
+    "product": "prod",
+    "cumproduct": "cumprod",
+    "alltrue": "all",
+    "sometrue": "any",
+    "round_": "round",
+    "in1d": "isin",
+    "trapz": "trapezoid",
+    "mat": "asmatrix",
+    "asfarray": "asarray",
+    "msort": "sort",
+}
+"""Names of NumPy 1 that published programs use, and the present ones."""
+_FORMER_METHODS = {
+    "tostring": "array.tobytes()",
+    "ptp": "numpy.ptp(array)",
+    "itemset": "array[index] = value",
+    "newbyteorder": "array.view(array.dtype.newbyteorder(order))",
+}
+
+
+def _of_numpy(error: BaseException) -> str:
+    """The hint for an error of an array that NumPy 1 did not raise; empty for all others."""
+    if (
+        isinstance(error, AttributeError)
+        and type(error.obj).__name__ == "ndarray"
+        and error.name in _FORMER_METHODS
+    ):
+        return f"NumPy 2 has no ndarray.{error.name}: write {_FORMER_METHODS[error.name]}"
+    if isinstance(error, TypeError) and "0-dimensional arrays can be converted" in str(error):
+        return "NumPy 2 makes a number of an array without dimensions only: write array.item()"
+    return ""
+
+
+def _former(np: Any, name: str) -> Any:
+    """The value of a name of NumPy 1."""
+    present = _FORMER_NAMES[name]
+    if name == "NINF":
+        return -np.inf
+    if name == "in1d":
+        return lambda a, *rest, **given: np.isin(np.ravel(a), *rest, **given)
+    if name == "msort":
+        return lambda a: np.sort(a, axis=0)
+    if name == "asfarray":
+        return lambda a, dtype=np.float64: np.asarray(
+            a, dtype if np.issubdtype(dtype, np.inexact) else np.float64
+        )
+    owner, _, attribute = present.rpartition(".")
+    return getattr(builtins if owner else np, attribute)
+
+
 def give_back() -> None:
-    """Let ``numpy.fromstring(data, dtype)`` read binary data again, as published programs call it."""
+    """Let ``numpy.fromstring`` read binary data again, and names of NumPy 1 be found, as in published programs."""
     import numpy as np
 
-    original = np.fromstring
-    if getattr(original, "_podrun", False):
-        return
+    if not getattr(np.fromstring, "_podrun", False):
+        np.fromstring = _reading_binary(np.fromstring)
+    found = np.__dict__.get("__getattr__")
+    if found is not None and not getattr(found, "_podrun", False):
+        np.__dict__["__getattr__"] = _with_former_names(np, found)
+
+
+def _with_former_names(np: Any, found: Callable[[str], Any]) -> Callable[[str], Any]:
+    @functools.wraps(found)
+    def of_module(name: str) -> Any:
+        if name not in _FORMER_NAMES:
+            return found(name)
+        present = f"numpy.{_FORMER_NAMES[name]}".replace("numpy.builtins.", "").replace("numpy.-", "-numpy.")
+        warnings.warn(
+            f"numpy.{name} is NumPy 1's; podrun gives it back. Use {present}.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return _former(np, name)
+
+    of_module._podrun = True  # type: ignore[attr-defined]
+    return of_module
+
+
+def _reading_binary(original: Callable[..., Any]) -> Any:
+    import numpy as np
 
     @functools.wraps(original)
     def fromstring(string: Any, dtype: Any = float, count: int = -1, *, sep: str = "", **other: Any) -> Any:
@@ -191,4 +304,4 @@ def give_back() -> None:
         return np.frombuffer(data, dtype, count).copy()
 
     fromstring._podrun = True  # type: ignore[attr-defined]
-    np.fromstring = fromstring  # type: ignore[assignment]
+    return fromstring

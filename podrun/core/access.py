@@ -10,6 +10,7 @@ kernel knows; what they may do is up to the server (`caller_of`). gRPC is import
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -101,17 +102,15 @@ def make_token(environ: Mapping[str, str], directory: Path) -> str:
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(secrets.token_hex(32) + "\n")
-        try:
+        with contextlib.suppress(FileExistsError):  # Another process made the token first: use that one.
             os.link(fresh, directory / "token")
-        except FileExistsError:
-            pass  # Another process made the token first: use that one.
-        finally:
-            fresh.unlink()
     except OSError as error:
         raise UsageError(
             f"podrun's token cannot be kept in {directory}: {error.strerror}",
             hint="Make room there, or name another directory: export PODRUN_RUNTIME_DIR=DIRECTORY",
         ) from error
+    finally:
+        fresh.unlink(missing_ok=True)
     return known_token(environ, directory)
 
 

@@ -28,6 +28,8 @@ COMPLETES = {"_PODRUN_COMPLETE", "_POPRUN_COMPLETE"}
 """Variables through which a shell asks for completions."""
 NO_VERBS = ("init", "version", "run", "start", "status", "list", "info", "new", "test", "config")
 """Words that people type as verbs although podrun does not have them; some are commands of the host."""
+MEANT = {"kill": "stop", "top": "ps"}
+"""Words of other tools, and podrun's."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +64,7 @@ def check_verb(word: str) -> None:
 
     if os.path.exists(word) or not word.isalpha():
         return
-    near = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.75)
+    near = [MEANT[word]] if word in MEANT else difflib.get_close_matches(word, VERBS, n=1, cutoff=0.75)
     if near or word in NO_VERBS:
         meant = f"Did you mean podrun {near[0]}? " if near else "podrun --help shows what there is. "
         raise UsageError(

@@ -225,6 +225,8 @@ def _program_hint(name: str, context: LaunchContext) -> str:
     if Path(context.directory, name).is_file():
         called = name if os.sep in name else f"./{name}"
         return f"{name} is a file but no command: type {called} and make it executable (chmod +x {name})."
+    if name.isalnum():
+        return "Name a script or a command; podrun --help lists podrun's own commands."
     return "Options of podrun come before the program, its own arguments after it."
 
 

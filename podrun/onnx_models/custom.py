@@ -21,6 +21,8 @@ import functools
 import logging
 import os
 import runpy
+import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -144,6 +146,7 @@ def _with_gradient(function: Function, gradient: Gradient) -> Function:
     return with_attributes
 
 
+_CTYPES = os.path.dirname(ctypes.__file__)
 _SDK_LIBRARIES = (
     "libpopart",
     "libpoplar",
@@ -168,6 +171,15 @@ def _files(environ: Mapping[str, str] | None = None) -> list[str]:
     return [path for path in text.split(os.pathsep) if path]
 
 
+def _called_by_program() -> bool:
+    """Whether the program itself loads a library, not one of the modules that are installed."""
+    installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_CTYPES):
+        frame = frame.f_back
+    return not frame.f_code.co_filename.startswith(installed)
+
+
 def explain_libraries() -> None:
     """Let loading a library that needs the SDK's own libraries fail with a message about what to do instead.
 
@@ -184,8 +196,8 @@ def explain_libraries() -> None:
         except OSError as error:
             path = os.fspath(name) if isinstance(name, (str, os.PathLike)) else ""
             compiled = any(library in str(error) for library in _SDK_LIBRARIES)
-            missing = os.sep in path and not os.path.exists(path)
-            if (compiled or os.sep in path) and _files():
+            wanted = os.sep in path or (path and _called_by_program())
+            if (compiled or wanted) and _files():
                 logging.getLogger("podrun.popart").warning(
                     "%s is not loaded: its operators are those of %s", name, os.pathsep.join(_files())
                 )
@@ -197,9 +209,9 @@ def explain_libraries() -> None:
                     hint=_HOW,
                 ) from error
             else:
-                if missing:
+                if wanted:
                     error.add_note(
-                        f"hint: If it holds custom operators for the IPU, it need not be built. {_HOW}"
+                        f"hint: If it holds custom operators for the IPU, podrun does not need it. {_HOW}"
                     )
                 raise
 

@@ -193,4 +193,4 @@ if not TYPE_CHECKING:  # Type checkers must still report unknown names.
 
     def __getattr__(name: str) -> Never:
         """Called only for names that do not exist."""
-        raise missing(name)
+        raise missing(name, __all__)

@@ -1,6 +1,6 @@
 """Trace points of the host: ``poptorch.profiling.Channel``.
 
-The variable PVTI_OPTIONS, a JSON object as for the SDK, switches them on: with ``"enable": "true"`` each
+The variable PVTI_OPTIONS, a JSON object as for the SDK, switches them on (``{"enable": "true"}``): each
 channel writes ``<directory>/<channel>.json`` when the process ends, in the format of Chrome's trace viewer.
 """
 
@@ -26,11 +26,16 @@ VARIABLE = "PVTI_OPTIONS"
 
 def _directory() -> Path | None:
     """The folder for traces, or None."""
-    try:
-        settings = parse_json(environment().get(VARIABLE, "") or "{}", VARIABLE)
-    except ConfigError:
+    given = environment().get(VARIABLE)
+    if not given:
         return None
-    if not isinstance(settings, dict) or str(settings.get("enable", "")).lower() != "true":
+    try:
+        settings = parse_json(given, VARIABLE)
+    except ConfigError:
+        settings = {}
+    if not isinstance(settings, dict):
+        settings = {}
+    if str(settings.get("enable", "true")).lower() not in ("true", "1"):
         return None
     return Path(str(settings.get("directory", ".")))
 

@@ -31,6 +31,7 @@ from podrun.poptorch.operators.table import find, run_node
 from podrun.poptorch.session_options import STRATEGIES
 from podrun.session.enums import CommGroupType, RecomputeType, VariableRetrievalMode
 from podrun.session.names import (
+    ALLOWED,
     AVAILABLE_MEMORY,
     EXECUTION_PHASE,
     KIND,
@@ -259,8 +260,33 @@ def _node(node: GraphNode, names: _Names, source: PlacedGraph, index: int) -> An
         [names[v.number] for v in node.results],
         name=f"{path}/{short}:{index}" if path else f"{short}:{index}",
         domain=DOMAIN,
-        **(attributes | _placed(node.origin.placement, source)),
+        **(attributes | _allowed(short, node) | _placed(node.origin.placement, source)),
     )
+
+
+_LOSSES = (
+    "nll_loss",
+    "nll_loss_nd",
+    "nll_loss2d",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    "cross_entropy_loss",
+)
+_IGNORED = -100
+"""Torch's default for ``ignore_index``, the fifth argument of these losses."""
+
+
+def _allowed(short: str, node: GraphNode) -> dict[str, list[int]]:
+    """The indices or labels that an operator may read from its second argument, for the session's warning."""
+    first, second = (*node.arguments, None, None)[:2]
+    if not (isinstance(first, GraphValue) and isinstance(second, GraphValue) and first.shape):
+        return {}
+    if short == "embedding":
+        return {ALLOWED: [first.shape[0]]}
+    if short not in _LOSSES or "float" in second.dtype:
+        return {}
+    ignored = node.keywords.get("ignore_index", (*node.arguments, *[_IGNORED] * 5)[4])
+    return {ALLOWED: [first.shape[1 if len(first.shape) > 1 else 0], int(ignored)]}
 
 
 _FLOAT_FORMATS = {"auto": 0, "fixed": 1, "scientific": 2, "none": 3}

@@ -2,9 +2,9 @@
 
 In the trace of a profile each IPU is a process and BSP phases are slices; times are modelled.
 
-A program's own tracepoints, as the SDK's libpvti takes them, are in wall time.
-``PVTI_OPTIONS='{"enable": "true", "directory": "DIR"}'`` switches them on; ``DIR/tracepoints-PID.json`` is written at
-the end of the process. Otherwise they cost next to nothing.
+A program's own tracepoints, graphs and heatmaps, as the SDK's libpvti takes them, are in wall time.
+``PVTI_OPTIONS='{"enable": "true", "directory": "DIR"}'`` switches them on (also ``channels``, a list, and ``duration``
+in seconds); ``DIR/tracepoints-PID.json`` is written at the end of the process. Otherwise they cost next to nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import math
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -222,18 +224,37 @@ F = TypeVar("F", bound=Callable[..., Any])
 OPTIONS = "PVTI_OPTIONS"
 
 
-@dataclass(frozen=True, slots=True)
 class TraceChannel:
-    """A named row of tracepoints."""
+    """A named row of tracepoints, on unless ``PVTI_OPTIONS`` names other channels alone."""
 
-    name: str
+    def __init__(self, name: str, enabled: bool = True) -> None:
+        self.name = name
+        self.enabled = enabled and recorder().takes(name)
+        _channels.append(self)
+
+
+_channels: list[TraceChannel] = []
+"""The channels of this process, in the order in which they were made."""
 
 
 class TracepointLog:
-    """Collects tracepoints of this process and writes them as a Chrome trace."""
+    """Collects tracepoints of this process and writes them as a Chrome trace.
 
-    def __init__(self, directory: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+    ``channels``: names of those that are on at first; empty for all. ``duration``: seconds after which nothing is
+    recorded; 0 for no limit.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        channels: Collection[str] = (),
+        duration: float = 0.0,
+    ) -> None:
         self._directory, self._clock = directory, clock
+        self._channels = frozenset(channels)
+        self._until = clock() + duration if duration > 0 else math.inf
         self._events: list[dict[str, Any]] = []
         self._lock = threading.Lock()
 
@@ -242,40 +263,78 @@ class TracepointLog:
         """True iff tracepoints are kept."""
         return self._directory is not None
 
+    @property
+    def path(self) -> Path | None:
+        """The file that is written; None if tracepoints are not kept."""
+        return None if self._directory is None else self._directory / f"tracepoints-{os.getpid()}.json"
+
+    def takes(self, channel: str) -> bool:
+        """Whether a channel of this name is on at first."""
+        return not self._channels or channel in self._channels
+
     def note(self, channel: TraceChannel, name: str, phase: str) -> None:
         """Record a tracepoint. ``phase``: B at the beginning, E at the end, i for a moment."""
-        if self._directory is None:
+        if self._directory is not None and channel.enabled:
+            self._add(phase, name, channel.name, {})
+
+    def count(self, name: str, values: Mapping[str, float]) -> None:
+        """Record values of a graph, by name of the series."""
+        if self._directory is not None:
+            self._add("C", name, "graph", {"args": dict(values)})
+
+    def _add(self, phase: str, name: str, category: str, more: Mapping[str, Any]) -> None:
+        now = self._clock()
+        if now > self._until:
             return
         event = {
             "ph": phase,
             "name": name,
-            "cat": channel.name,
+            "cat": category,
             "pid": os.getpid(),
             "tid": threading.get_native_id(),
-            "ts": self._clock() * 1e6,
+            "ts": now * 1e6,
+            **more,
         }
         with self._lock:
             self._events.append(event)
 
     def write(self) -> Path | None:
         """Write the file; None if there is nothing to write."""
-        if self._directory is None or not self._events:
+        path = self.path
+        if path is None or not self._events:
             return None
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / f"tracepoints-{os.getpid()}.json"
-        path.write_text(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}), encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"})
+        path.write_text(text, encoding="utf-8")
         return path
+
+    def close(self) -> None:
+        """Write the file, and record nothing from now on."""
+        self.write()
+        self._directory = None
 
 
 def log_of(environ: Mapping[str, str]) -> TracepointLog:
-    """The recorder that PVTI_OPTIONS asks for; a recorder that keeps nothing if the options cannot be read."""
+    """The recorder that PVTI_OPTIONS asks for. As in the SDK, options that cannot be read, and options without
+    ``enable``, switch tracepoints on with all defaults.
+    """
+    given = environ.get(OPTIONS)
+    if not given:
+        return TracepointLog(None)
     try:
-        options = parse_json(environ.get(OPTIONS) or "{}", OPTIONS)
+        options = parse_json(given, OPTIONS)
     except ConfigError:
         options = {}
-    if not isinstance(options, dict) or str(options.get("enable", "false")).lower() not in ("true", "1"):
+    if not isinstance(options, dict):
+        options = {}
+    if str(options.get("enable", "true")).lower() not in ("true", "1"):
         return TracepointLog(None)
-    return TracepointLog(Path(str(options.get("directory") or ".")).expanduser())
+    channels, duration = options.get("channels"), options.get("duration")
+    return TracepointLog(
+        Path(str(options.get("directory") or ".")).expanduser(),
+        channels=[str(name) for name in channels] if isinstance(channels, list) else (),
+        duration=float(duration) if isinstance(duration, (int, float)) else 0.0,
+    )
 
 
 @functools.cache
@@ -283,13 +342,103 @@ def recorder() -> TracepointLog:
     """The process's recorder, which writes its file when the process ends."""
     made = log_of(environment())
     if made.on:
-        atexit.register(made.write)
+        atexit.register(_write_at_exit, made)
     return made
+
+
+def _write_at_exit(made: TracepointLog) -> None:
+    try:
+        made.write()
+    except OSError as error:
+        sys.stderr.write(f"podrun: tracepoints cannot be written to {made.path}: {error.strerror}\n")
 
 
 def createTraceChannel(name: str) -> TraceChannel:
     """A channel for tracepoints."""
     return TraceChannel(name)
+
+
+def listTraceChannel() -> list[list[Any]]:
+    """All channels: name, and whether it is on."""
+    return [[channel.name, channel.enabled] for channel in _channels]
+
+
+def checkTraceChannel(channel: TraceChannel) -> bool:
+    """Whether tracepoints of a channel are kept."""
+    return recorder().on and channel.enabled
+
+
+def enableTraceChannels(channels: TraceChannel | Iterable[TraceChannel]) -> None:
+    """Keep tracepoints of one or several channels from now on."""
+    for channel in [channels] if isinstance(channels, TraceChannel) else channels:
+        channel.enabled = True
+
+
+def disableTraceChannels(channels: TraceChannel | Iterable[TraceChannel]) -> None:
+    """Keep no more tracepoints of one or several channels."""
+    for channel in [channels] if isinstance(channels, TraceChannel) else channels:
+        channel.enabled = False
+
+
+def getCurrentTraceFilename() -> str:
+    """The file that is written when the process ends; empty if tracepoints are not kept."""
+    return str(recorder().path or "")
+
+
+def closeTrace() -> None:
+    """Write the file now; later tracepoints are not kept."""
+    recorder().close()
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a `Graph`."""
+
+    _graph: Graph
+    _name: str
+
+    def add(self, value: float) -> None:
+        """The value from now on."""
+        if self._graph.enabled:
+            recorder().count(self._graph.title, {self._name: float(value)})
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Values over time: ``Graph("Loss").addSeries("training").add(0.5)``."""
+
+    name: str
+    unit: str = ""
+    enabled: bool = True
+
+    @property
+    def title(self) -> str:
+        """Name and unit."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    def addSeries(self, name: str) -> Series:
+        """A line of the graph."""
+        return Series(self, name)
+
+
+class Heatmap:
+    """How values spread over bins, over time: ``Heatmap("weights", [0, 0.5, 1]).add(values)``.
+
+    ``edges``: those of the bins, in ascending order; values outside are not counted.
+    """
+
+    def __init__(self, name: str, edges: Sequence[float], unit: str = "") -> None:
+        self._title, self._edges = (f"{name} ({unit})" if unit else name), [float(edge) for edge in edges]
+
+    def add(self, values: Sequence[float]) -> None:
+        """Count these values."""
+        if not recorder().on:
+            return
+        import numpy as np
+
+        counts, _ = np.histogram(np.asarray(values, np.float64), self._edges)
+        bins = zip(self._edges, self._edges[1:], counts.tolist(), strict=False)
+        recorder().count(self._title, {f"{low:g} to {high:g}": count for low, high, count in bins})
 
 
 class Tracepoint:

@@ -83,11 +83,12 @@ def import_jax() -> None:
     import numpy as np
 
     state = np.random.get_state()
+    for name in ("jax", "jaxlib"):
+        log = logging.getLogger(name)
+        if log.level == logging.NOTSET:  # A program that logs at INFO or DEBUG need not hear what JAX does.
+            log.setLevel(logging.WARNING)
     try:
         importlib.import_module("jax")
     finally:
         np.random.set_state(state)
-        log = logging.getLogger("jax")
-        if log.level == logging.NOTSET:  # A program that logs at INFO need not hear what JAX does.
-            log.setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)

@@ -14,10 +14,11 @@ write instead.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, cast
 
 from podrun.core.names import GRADIENT_ANCHOR, NORM_ANCHOR, REDUCED_ANCHOR, UPDATED_ANCHOR
@@ -172,6 +173,10 @@ UPDATES_KEY = "podrun.updates"
 KIND = "__kind"
 """The ONNX operator that planners, recomputation and the tile model treat an operator of another domain as."""
 
+ALLOWED = "__allowed"
+"""Attribute of an operator of another domain that reads labels or indices from its second input: how many there are,
+and for labels the one that is ignored."""
+
 UNNAMED = "BuilderGraph"
 """The name of a graph that the program has given none."""
 
@@ -207,9 +212,11 @@ _KEYWORDS = {
 _BUILDER = {"pingPongPhase": "is PopART 1's: write builder.executionPhase(ids, phase)."}
 
 
-def missing(name: str) -> AttributeError:
+def missing(name: str, known: Iterable[str]) -> AttributeError:
     """The error of ``popart.name`` for a name that does not exist."""
-    return _error("module 'popart'", f"popart.{name}", _MODULE, name)
+    error = _error("module 'popart'", f"popart.{name}", _MODULE, name)
+    near = difflib.get_close_matches(name, known, n=1)
+    return AttributeError(f"{error}. Did you mean {near[0]!r}?") if near and name not in _MODULE else error
 
 
 def takes_former_arguments(init: Callable[P, None]) -> Callable[P, None]:

@@ -151,11 +151,11 @@ class Patterns:
     def __getattr__(self, name: str) -> Any:
         if name in NAMES:
             return name in self._enabled
-        raise AttributeError(f"Patterns has no attribute {name!r}.")
+        raise AttributeError(f"Patterns has no attribute {name!r}.{_guess(name)}")
 
     def __setattr__(self, name: str, value: bool) -> None:
         if name not in NAMES:
-            raise AttributeError(f"Patterns has no attribute {name!r}.")
+            raise AttributeError(f"Patterns has no attribute {name!r}.{_guess(name)}")
         self.enablePattern(name, value)
 
     def __repr__(self) -> str:
@@ -173,10 +173,13 @@ def _known(name: str) -> str:
     )  # The name in lists of patterns; the attribute has another one.
     if name in NAMES or name in _registered:
         return name
-    near = difflib.get_close_matches(name, NAMES, n=1)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
     raise popart_exception(
-        f"Invalid pattern name {name!r}.{guess}",
+        f"Invalid pattern name {name!r}.{_guess(name)}",
         hint="A rewrite that a compiled library of the program's own would bring is made known by "
         f"podrun.popart.register_pattern({name!r}), in a file that PODRUN_CUSTOM_OPS names.",
     )
+
+
+def _guess(name: str) -> str:
+    near = difflib.get_close_matches(name.removeprefix("enable"), NAMES, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -14,7 +14,9 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +24,7 @@ from pathlib import Path
 
 from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import runtime_directory
-from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.core.errors import ConfigError, NotFoundError, ServiceError, UsageError
 from podrun.vipu.guardian import SCRATCH_PREFIX, end_writers, marked_processes, remove_tree
 
 VIPU_SERVER = "vipu-server"
@@ -169,13 +171,38 @@ class Publication:
         self.path.unlink(missing_ok=True)
 
 
+LEAST_SCRATCH_BYTES = 64 << 20
+"""Free bytes that a directory for temporary files must have: Ray's logs and sockets, and what programs write."""
+
+
+def scratch_parent(longest: int = sys.maxsize) -> Path:
+    """The directory for temporary files, or another if it is full or its path has more than ``longest`` letters.
+    Raises ServiceError if there is none.
+    """
+    full = ""
+    for parent in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/dev/shm")):
+        if len(str(parent)) <= longest and os.access(parent, os.W_OK):
+            if shutil.disk_usage(parent).free >= LEAST_SCRATCH_BYTES:
+                return parent
+            full = full or str(parent)
+    if full:
+        raise ServiceError(
+            f"the directory for temporary files is full: {full} has less than {LEAST_SCRATCH_BYTES >> 20} MiB free",
+            hint=f"Make room in it (df -h {full}), or name another with a short path: export TMPDIR=/DIR",
+        )
+    raise ServiceError(
+        f"no directory for temporary files has a path short enough for sockets: {tempfile.gettempdir()}",
+        hint="export TMPDIR=/tmp",
+    )
+
+
 def scratch_directory(announce: Callable[[str], None], parent: Path | None = None) -> Path:
     """A new directory that `Registry.sweep` may remove once an entry lists it.
 
     ``announce`` gets its path before it exists, so that it is removed even if this process is killed right after.
-    Raises UsageError if it cannot be made.
+    Raises UsageError if it cannot be made, ServiceError if there is no room.
     """
-    path = Path(parent or tempfile.gettempdir()) / f"{SCRATCH_PREFIX}{secrets.token_hex(4)}"
+    path = (parent or scratch_parent()) / f"{SCRATCH_PREFIX}{secrets.token_hex(4)}"
     announce(str(path))
     try:
         path.mkdir(mode=0o700)

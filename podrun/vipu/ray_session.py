@@ -13,7 +13,6 @@ import logging
 import os
 import queue
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from typing import Any
 from podrun.core.errors import ServiceError, UsageError
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis.ray import RayletEnded, only_what_machines_need
-from podrun.vipu.discovery import ProcessId, ServiceEntry, remove_scratch, scratch_directory
+from podrun.vipu.discovery import ProcessId, ServiceEntry, remove_scratch, scratch_directory, scratch_parent
 from podrun.vipu.guardian import SCRATCH_PREFIX, Guardian
 
 log = logging.getLogger("podrun.vipu")
@@ -333,28 +332,10 @@ def _import_ray() -> Any:
     return ray
 
 
-LEAST_SCRATCH_BYTES = 64 << 20
-"""Free bytes that a directory for temporary files must have: Ray's logs and sockets, and what programs write."""
-
-
 def _short_scratch(announce: Callable[[str], None]) -> Path:
     """A scratch directory whose path leaves room for Ray's sockets, whose length Linux limits."""
-    name = len(SCRATCH_PREFIX) + 9
-    full = ""
-    for parent in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/dev/shm")):
-        if len(str(parent)) + name + SESSION_SUFFIX < MAX_SOCKET_PATH and os.access(parent, os.W_OK):
-            if shutil.disk_usage(parent).free >= LEAST_SCRATCH_BYTES:
-                return scratch_directory(announce, parent)
-            full = full or str(parent)
-    if full:
-        raise ServiceError(
-            f"the directory for temporary files is full: {full} has less than {LEAST_SCRATCH_BYTES >> 20} MiB free",
-            hint=f"Make room in it (df -h {full}), or name another with a short path: export TMPDIR=/DIR",
-        )
-    raise ServiceError(
-        f"no directory for temporary files has a path short enough for sockets: {tempfile.gettempdir()}",
-        hint="export TMPDIR=/tmp",
-    )
+    longest = MAX_SOCKET_PATH - len(SCRATCH_PREFIX) - 9 - SESSION_SUFFIX - 1
+    return scratch_directory(announce, scratch_parent(longest))
 
 
 def _descendants() -> Iterator[ProcessId]:

@@ -19,7 +19,7 @@ import pytest
 import podrun.popart as popart
 from podrun.compat import COMPAT_PATH
 from podrun.compat.__main__ import Request, main, parse
-from podrun.compat._start import lines, report_of_thread, report_unraisable
+from podrun.compat._start import lines, report, report_of_thread, report_unraisable
 from podrun.session.exceptions import surfaced
 
 COMMAND = [sys.executable, "-m", "podrun.compat"]
@@ -274,3 +274,28 @@ def test_the_terminal_has_the_names_of_a_program_that_failed(
     assert "2" in shown.out
     assert 'File "<string>", line 3, in <module>' in shown.err
     assert "ZeroDivisionError" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("popart.SDG", "module 'popart' has no attribute 'SDG'. Did you mean 'SGD'?"),
+        (
+            "popart.Builder().addInputTenso",
+            "has no attribute 'addInputTenso'. Did you mean: 'addInputTensor'?",
+        ),
+        ("popart.Builder().aiOnnx.matmull", "has no operator 'matmull'. Did you mean 'matmul'?"),
+        ("popart.SessionOptions().enablePipelinin", "'enablePipelinin'. Did you mean 'enablePipelining'?"),
+        ("popart.Patterns().PostNRep", "Patterns has no attribute 'PostNRep'. Did you mean 'PostNRepl'?"),
+        ("poprt", "name 'poprt' is not defined. Did you mean: 'popart'?"),
+        ("popart.qqqq", "module 'popart' has no attribute 'qqqq'"),
+    ],
+)
+def test_a_misspelt_name_gets_one_guess_and_no_word_about_podruns_inside(
+    text: str, last: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        eval(text, {"popart": popart})  # noqa: S307
+    except (AttributeError, NameError) as error:
+        report(type(error), error, error.__traceback__)
+    assert capsys.readouterr().err.rstrip().splitlines()[-1].endswith(last)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import tempfile
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +18,12 @@ from podrun.device.program.engine import Engine
 from podrun.launcher.cli import check_verb, main
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.profile import TRUST
+from podrun.onnx_models.ops.registry import Node
 from podrun.session.exceptions import popart_exception
-from podrun.session.parts.run import LabelRange
+from podrun.session.names import ALLOWED
+from podrun.session.parts.run import LabelRange, label_ranges, warn_of_strange_labels
+from podrun.session.program.lowering_models import near
+from podrun.vipu import discovery
 
 
 def classifier(
@@ -88,9 +94,68 @@ def test_labels_are_integers() -> None:
     assert LabelRange(3, None).strange(np.array([], np.int32)) is None
 
 
+def spec(*shape: int) -> SimpleNamespace:
+    return SimpleNamespace(shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "attributes", "wrong", "said"),
+    [
+        (
+            "Gather",
+            ("w", "i"),
+            {},
+            5,
+            "index 5, but Gather has 5 places (0 to 4): podrun reads the nearest row",
+        ),
+        ("Gather", ("w", "i"), {"axis": -1}, 3, "has 3 places"),
+        ("GroupedGather", ("w", "i"), {"axis": 1}, 3, "GroupedGather has 3 places"),
+        ("ScatterElements", ("w", "i", "w"), {}, -6, "leaves the update out"),
+        ("ScatterReduce", ("w", "i"), {"axis_size": 7}, 7, "7 places"),
+        (
+            "OneHot",
+            ("i", "d", "v"),
+            {},
+            9,
+            "OneHot has 9 places (0 to 8): its row has the off value everywhere",
+        ),
+        (
+            "aten.embedding.default",
+            ("w", "i"),
+            {ALLOWED: [5]},
+            -1,
+            "embedding has 5 places (0 to 4): PyTorch",
+        ),
+        ("aten.nll_loss.default", ("w", "i"), {ALLOWED: [3, -100]}, 3, "label 3, but there are 3 classes"),
+    ],
+)
+def test_indices_out_of_range_are_said(
+    operator: str, inputs: tuple[str, ...], attributes: dict[str, object], wrong: int, said: str
+) -> None:
+    nodes = [Node("Cast", "", "", ("x",), ("i",)), Node(operator, "", "", inputs, ("y",), attributes)]
+    ranges = label_ranges(nodes, {"w": spec(5, 3), "y": spec(4, 9)}, ["x"])
+    ((name, allowed),) = ranges.items()
+    assert name == "x"
+    right = [allowed.classes - 1, allowed.lowest, *([] if allowed.ignored is None else [allowed.ignored])]
+    assert allowed.strange(np.array(right, np.int32)) is None
+    with pytest.warns(UserWarning, match=re.escape(said)) as caught:
+        warn_of_strange_labels(ranges, {"x": np.array([0, wrong], np.int32)})
+    assert caught[0].filename == __file__
+    assert ranges == {}
+
+
+def test_the_narrowest_range_of_an_input_counts() -> None:
+    nodes = [Node("Gather", "", "", (w, "x"), ("y",)) for w in ("large", "small", "unknown")]
+    ranges = label_ranges(nodes, {"large": spec(9, 2), "small": spec(4, 2)}, ["x"])
+    assert ranges["x"].classes == 4
+
+
 def test_a_wrong_anchor_lists_candidates() -> None:
     with pytest.raises(popart_exception, match=r"There are .*'Softmax:0'"):
         classifier(["qqqq"])
+    assert near("loos", ["Accum___w", "Gradient___Nll:0", "w", "Nll:0"]).startswith(
+        " There are 'Nll:0', 'w', 'A"
+    )
     with pytest.raises(popart_exception, match="Did you mean 'Softmax:0'"):
         classifier(["softmx:0"])
 
@@ -111,7 +176,7 @@ def test_names_of_other_launchers_are_understood(words: str, meant: str) -> None
     assert caught.value.hint == f"Did you mean {meant}?"
 
 
-@pytest.mark.parametrize("word", ["init", "profil", "estimat", "status", "run"])
+@pytest.mark.parametrize("word", ["init", "profil", "estimat", "status", "run", "kill"])
 def test_what_is_meant_for_podrun_is_not_run_as_a_command_of_the_host(
     word: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +193,14 @@ def test_help_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help"]) == 0
     assert capsys.readouterr().out.startswith("Usage: podrun")
     check_verb("hostname")
+
+
+def test_a_program_that_is_not_there_is_told_from_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats"]) == 2
+    assert (
+        "there is no program stats\nhint: Name a script or a command; podrun --help"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_is_said_after_each_run_is_short() -> None:
@@ -155,6 +228,18 @@ def test_a_full_directory_for_temporary_files_is_named(monkeypatch: pytest.Monke
     from podrun.vipu import ray_session
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(ServiceError, match="temporary files is full") as caught:
-        ray_session._short_scratch(lambda command: None)
-    assert "export TMPDIR=" in str(caught.value.hint)
+    for make in (ray_session._short_scratch, discovery.scratch_directory):
+        with pytest.raises(ServiceError, match="temporary files is full") as caught:
+            make(lambda command: None)
+        assert "export TMPDIR=" in str(caught.value.hint)
+
+
+def test_compiled_programs_go_elsewhere_if_the_directory_for_temporary_files_is_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if path == tmp_path else 1 << 30)
+    )
+    assert discovery.scratch_parent() == Path("/tmp")
+    assert discovery.scratch_parent(0 + len("/tmp")) == Path("/tmp")

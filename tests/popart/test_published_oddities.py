@@ -7,7 +7,9 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import os
 import sys
+import sysconfig
 import warnings
 from pathlib import Path
 
@@ -110,17 +112,57 @@ def test_tracepoints_make_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("E", "epoch"),
     ]
     assert not log_of({}).on
-    assert not log_of({"PVTI_OPTIONS": "no json"}).on
+    assert not log_of({"PVTI_OPTIONS": '{"enable": "false"}'}).on
+    assert log_of({"PVTI_OPTIONS": "no json"}).path == Path(
+        f"tracepoints-{os.getpid()}.json"
+    )  # As in the SDK.
     assert TracepointLog(None).write() is None
 
 
-def test_the_sdks_names_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sdks_names_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(COMPAT_PATH)
     import libpvti as pvti
 
-    with pvti.Tracepoint(pvti.createTraceChannel("mine"), "step"):
-        pass
-    del sys.modules["libpvti"]
+    options = {"directory": str(tmp_path), "channels": ["mine", "Poplar"]}
+    monkeypatch.setenv("PVTI_OPTIONS", json.dumps(options))
+    recorder.cache_clear()
+    try:
+        mine, other = pvti.createTraceChannel("mine"), pvti.createTraceChannel("other")
+        assert pvti.listTraceChannels()[-2:] == [["mine", True], ["other", False]]
+        with pvti.Tracepoint(mine, "step"), pvti.Tracepoint(other, "unseen"):
+            loss = pvti.Graph("Loss", "%").addSeries("training")
+            loss.add(0.5)
+        pvti.enableTraceChannel(other)
+        pvti.Tracepoint.event(other, "seen")
+        pvti.disableTraceChannels([mine, other])
+        pvti.Tracepoint.event(mine, "unseen")
+        assert not pvti.checkTraceChannel(mine)
+        pvti.HeatmapDouble("w", [0, 1, 2]).add([0.5, 1.5, 1.7, 9.0])
+        pvti.closeTrace()
+        loss.add(1.0)
+        written = list(tmp_path.iterdir())
+    finally:
+        recorder.cache_clear()
+        del sys.modules["libpvti"]
+    events = json.loads(written[0].read_text())["traceEvents"]
+    assert [(e["ph"], e["name"]) for e in events] == [
+        ("B", "step"),
+        ("C", "Loss (%)"),
+        ("E", "step"),
+        ("i", "seen"),
+        ("C", "w"),
+    ]
+    assert events[1]["args"] == {"training": 0.5}
+    assert events[-1]["args"] == {"0 to 1": 1, "1 to 2": 2}
+
+
+def test_tracepoints_end_with_the_duration() -> None:
+    times = iter([0.0, 1.0, 3.0])
+    log = TracepointLog(Path("unused"), lambda: next(times), duration=2.0)
+    channel = TraceChannel("c")
+    log.note(channel, "kept", "i")
+    log.note(channel, "late", "i")
+    assert [event["name"] for event in log._events] == ["kept"]
 
 
 def test_binary_fromstring_is_back_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +181,43 @@ def test_binary_fromstring_is_back_with_a_warning(monkeypatch: pytest.MonkeyPatc
         assert np.fromstring("1 2", sep=" ").tolist() == [1, 2]
 
 
+def test_names_of_numpy_1_are_back_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from podrun.compat._start import give_back
+
+    monkeypatch.setattr(np, "fromstring", np.fromstring)
+    monkeypatch.setitem(np.__dict__, "__getattr__", np.__dict__["__getattr__"])
+    give_back()
+    given = {
+        "float": float,
+        "float_": np.float64,
+        "Inf": np.inf,
+        "NINF": -np.inf,
+        "product": np.prod,
+        "bool8": np.bool_,
+    }
+    for name, value in given.items():
+        with pytest.warns(DeprecationWarning, match=f"numpy.{name} is NumPy 1's"):
+            assert getattr(np, name) == value
+    with pytest.warns(DeprecationWarning, match="Use numpy.isin"):
+        assert np.in1d([[1, 2]], [2]).tolist() == [False, True]  # type: ignore[attr-defined]
+    with pytest.warns(DeprecationWarning, match="Use numpy.asarray"):
+        assert np.asfarray([1]).dtype == np.float64  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"np\.sctypes"):
+        np.sctypes  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_what_numpy_2_took_from_arrays_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    from podrun.compat._start import report
+
+    for text, hint in (("x.tostring()", "array.tobytes()"), ("float(x)", "array.item()"), ("x.y", "")):
+        try:
+            eval(text, {"x": np.ones(1)})  # noqa: S307
+        except (AttributeError, TypeError) as error:
+            report(type(error), error, error.__traceback__)
+        assert ("hint: NumPy 2" in (said := capsys.readouterr().err)) == bool(hint)
+        assert hint in said
+
+
 def test_files_stand_in_for_a_library_that_cannot_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,14 +226,23 @@ def test_files_stand_in_for_a_library_that_cannot_be_loaded(
     operators.write_text("")
     monkeypatch.setattr(ctypes.CDLL, "__init__", ctypes.CDLL.__init__)
     explain_libraries()
-    with pytest.raises(OSError, match="custom_ops"):
-        ctypes.CDLL(str(library))
+    for name in (str(library), "libcustom_ops_of_the_path.so"):
+        with pytest.raises(OSError, match="custom_ops") as caught:
+            ctypes.CDLL(name)
+        assert "PODRUN_CUSTOM_OPS=ops.py" in caught.value.__notes__[0]
     monkeypatch.setenv("PODRUN_CUSTOM_OPS", str(operators))
-    assert ctypes.CDLL(str(library)) is not None
+    for name in (str(library), "libcustom_ops_of_the_path.so"):
+        assert ctypes.CDLL(name) is not None
+    installed = compile(
+        "ctypes.CDLL('libcuda_of_nobody.so')", f"{sysconfig.get_path('purelib')}/torch/a.py", "exec"
+    )
+    with pytest.raises(OSError, match="libcuda_of_nobody"):  # A module that looks for what is there.
+        exec(installed, {"ctypes": ctypes})  # noqa: S102
 
 
-def test_jax_is_silent_in_a_program_that_logs_at_info() -> None:
+def test_jax_is_silent_in_a_program_that_logs_what_happens() -> None:
     from podrun.session.environment import import_jax
 
     import_jax()
-    assert not logging.getLogger("jax._src.compiler").isEnabledFor(logging.INFO)
+    for name in ("jax._src.compiler", "jaxlib.xla_client"):
+        assert not logging.getLogger(name).isEnabledFor(logging.INFO)

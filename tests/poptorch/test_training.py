@@ -92,3 +92,25 @@ def test_a_model_without_a_loss_is_refused() -> None:
     training = poptorch.trainingModel(torch.nn.Linear(4, 4))
     with pytest.raises(poptorch.Error, match="Couldn't find a loss"):
         training(torch.ones(2, 4))
+
+
+def test_labels_that_are_no_class_and_indices_of_no_row_are_said() -> None:
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(7, 3)
+
+        def forward(self, words: Any, labels: Any) -> Any:
+            return torch.nn.functional.cross_entropy(
+                self.table(words.long()), labels.view(-1), ignore_index=8
+            )
+
+    model = poptorch.inferenceModel(Words())
+    words, labels = torch.tensor([1, 2, 7]), torch.tensor([[0, 9, 8]])
+    with pytest.warns(UserWarning, match=r"label 9, but there are 3 classes") as caught:
+        model(words, labels)
+    assert [str(w.message).partition(",")[0] for w in caught if w.category is UserWarning] == [
+        "Input 'input:0' has the index 7",
+        "Input 'input:1' has the label 9",
+    ]
+    assert {w.filename for w in caught if w.category is UserWarning} == {__file__}

@@ -19,7 +19,7 @@ from podrun.onnx_models import loader
 from podrun.session import names
 from podrun.session.dataflow import DataFlow
 from podrun.session.exceptions import popart_exception
-from podrun.session.names import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.session.names import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH, reserved_prefix_of
 from podrun.session.optimizers.base import Optimizer
 from podrun.session.pipelining import RESTORED
 from podrun.session.session_options import SessionOptions
@@ -230,8 +230,10 @@ MOST_NAMES = 8
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The names most similar to ``name``, else the first of all, as the end of an error message."""
-    names = sorted(known)
+    """The names most similar to ``name``, else the first of all (the model's own before those that training adds), as
+    the end of an error message.
+    """
+    names = sorted(known, key=lambda item: (reserved_prefix_of(item) is not None, item))
     found = difflib.get_close_matches(name, names, n=2)
     if found:
         return f" Did you mean {' or '.join(repr(item) for item in found)}?"
