@@ -35,11 +35,12 @@ def find_server(server: ServerSpec, environ: Mapping[str, str]) -> ServerAddress
 
     In this order: --vipu-server-host, $IPUOF_VIPU_API_HOST, a `vipu-server` of this user on this host,
     $VIPU_CLI_API_HOST, a V-IPU server at the default port of this host that proves that it is this user's. The port is
-    that of --vipu-server-port, else of $IPUOF_VIPU_API_PORT, else 8090. With --private: none.
+    that of --vipu-server-port, else of the variable beside the one that names the host (..._API_PORT), else 8090. With
+    --private: none.
     """
     if server.private:
         return None
-    port = server.port or _environment_port(environ) or PORT_DEFAULT
+    port = server.port or _environment_port(environ, "IPUOF_VIPU_API_PORT") or PORT_DEFAULT
     if server.host:
         return ServerAddress(server.host, port, "--vipu-server-host", own=False)
     if host := environ.get("IPUOF_VIPU_API_HOST"):
@@ -48,19 +49,18 @@ def find_server(server: ServerSpec, environ: Mapping[str, str]) -> ServerAddress
     if found is not None:
         return found
     if host := environ.get("VIPU_CLI_API_HOST"):
+        port = server.port or _environment_port(environ, "VIPU_CLI_API_PORT") or port
         return ServerAddress(host, port, "$VIPU_CLI_API_HOST", own=False)
     default = ServerAddress(LOCAL, port, "the default port")
     return default if _answers(default, server.cluster) else None
 
 
-def _environment_port(environ: Mapping[str, str]) -> int | None:
-    text = environ.get("IPUOF_VIPU_API_PORT")
+def _environment_port(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
     if not text:
         return None
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise UsageError(
-            f"IPUOF_VIPU_API_PORT is {text!r}; it can be 1 to 65535", hint="Unset it, or correct it."
-        )
+        raise UsageError(f"{name} is {text!r}; it can be 1 to 65535", hint="Unset it, or correct it.")
     return int(text)
 
 

@@ -7,6 +7,7 @@ table; for completion that table becomes a click command, which is never run.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -17,6 +18,8 @@ from podrun.core.environment import environment
 from podrun.launcher.option_table import OPTIONS, Option, ValueKind
 
 NAMES = ("podrun", "poprun")
+_BEFORE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i; }\n"}
+"""What a script begins with: a zsh that nobody has set up has no completion at all."""
 _FILES = re.compile(r"FILE|DIR|PATH")
 
 
@@ -32,7 +35,7 @@ def script(shell: str) -> str:
     names = [
         entry.name for entry in metadata.distribution("podrun").entry_points.select(group="console_scripts")
     ]
-    return (
+    return _BEFORE.get(shell, "") + (
         "\n".join(kind(click.Command(name), {}, name, variable(name)).source() for name in sorted(names))
         + "\n"
     )
@@ -90,17 +93,41 @@ def _helps() -> dict[str, str]:
     return texts | recording.USAGE
 
 
+class PodName(click.ParamType[str]):
+    """The name of a POD, or a file that describes one."""
+
+    name = "pod"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Names of PODs; files if none fits."""
+        from podrun.core.cluster import cluster_names
+
+        found = [CompletionItem(name) for name in cluster_names() if name.startswith(incomplete)]
+        return found or [CompletionItem(incomplete, type="file")]
+
+
 def _by_help(name: str, text: str) -> click.Command:
     """A command whose options are those in its help text, and whose arguments are files."""
     words = sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)))
     takes = {word for word in words if re.search(rf"{word}[ =][A-Z]{{2,}}|{word} \{{", text)}
-    params: list[click.Parameter] = [click.Option([word], is_flag=word not in takes) for word in words]
+    choices = dict(re.findall(r"(--[a-z-]+) \{([\w,]+)\}", text))
+    params: list[click.Parameter] = [
+        click.Option([word], is_flag=word not in takes, type=_type_of(word, choices)) for word in words
+    ]
     return click.Command(
         name,
         params=[*params, click.Argument(["files"], nargs=-1, type=click.Path())],
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
     )
+
+
+def _type_of(word: str, choices: Mapping[str, str]) -> click.ParamType[Any] | None:
+    if word in choices:
+        return click.Choice(choices[word].split(","))
+    return PodName() if word == "--target" else None
 
 
 def _option(option: Option) -> click.Option:
@@ -112,6 +139,10 @@ def _option(option: Option) -> click.Option:
         kind = click.Choice(["yes", "no"])
     elif option.choices:
         kind = click.Choice(option.choices)
+    elif option.name == "cluster":
+        kind = PodName()
+    elif option.name == "sync-type":
+        kind = click.Choice(re.findall(r"ST_\w+", option.help))
     elif _FILES.search(option.metavar):
         kind = click.Path()
     return click.Option(names, type=kind, multiple=option.repeatable, help=option.help)

@@ -60,17 +60,17 @@ def runs(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> tuple[
 
     ``servers``: further servers (host, port, whether it must be this user's own), beside those that the registry knows.
     """
-    launches = {entry.partition or f"podrun-{entry.owner.pid}": entry for entry in _launches(registry)}
+    own = launches(registry)
     addresses = _addresses(registry, servers)
     found: list[Run] = []
     silent: list[str] = []
-    for (host, port), own in addresses.items():
+    for (host, port), is_own in addresses.items():
         try:
-            found += _of_server(host, port, own, launches)
+            found += _of_server(host, port, is_own, own)
         except PodrunError as error:
             silent.append(f"{host}:{port} does not answer: {error.message}")
     seen = {run.name for run in found}
-    found += [_of_launch(name, entry) for name, entry in launches.items() if name not in seen]
+    found += [_of_launch(name, entry) for name, entry in own.items() if name not in seen]
     return sorted(found, key=lambda run: (run.since is None, run.since or 0.0, run.name)), silent
 
 
@@ -110,8 +110,10 @@ def changes(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> Ite
                 told.get_nowait()
 
 
-def _launches(registry: Registry) -> Iterator[ServiceEntry]:
-    return (entry for entry in registry.entries() if entry.kind == LAUNCHER)
+def launches(registry: Registry) -> dict[str, ServiceEntry]:
+    """This user's launches on this host, by name."""
+    found = (entry for entry in registry.entries() if entry.kind == LAUNCHER)
+    return {entry.partition or f"podrun-{entry.owner.pid}": entry for entry in found}
 
 
 def _of_launch(name: str, entry: ServiceEntry) -> Run:
@@ -163,7 +165,8 @@ def _holders(client: VipuClient, partition: str) -> tuple[str, ...]:
             for ipu in report.ipus
             if ipu.process is not None
         }
-        return tuple(f"{process.pid} {process.command}" for _, process in sorted(found.items()))
+        known = [process for _, process in sorted(found.items())]
+        return tuple(f"{one.pid} {one.command}" if one.pid else "of another user" for one in known)
     return ()
 
 
@@ -204,8 +207,8 @@ def find(found: Sequence[Run], name: str) -> Run:
             return run
         if run.user != _me():
             raise DeniedError(
-                f"{name} is a run of {run.user}",
-                hint=f"Ask {run.user} to end it, or wait until it ends: vipu explain NAME says when IPUs are free.",
+                f"{name} belongs to {run.user}",
+                hint=f"Ask {run.user} to end it, or wait until its IPUs are free: podrun --wait yes waits.",
             )
         raise ConflictError(
             f"{name} is a partition, which stays until it is removed",
@@ -214,7 +217,7 @@ def find(found: Sequence[Run], name: str) -> Run:
     own = [run.name for run in found if run.is_launch]
     raise NotFoundError(
         f"no run of yours is called {name}",
-        hint=f"Runs: {', '.join(own)}." if own else "None of yours is running: podrun ps shows all.",
+        hint=f"Yours: {', '.join(own)}." if own else "None of yours is running: podrun ps shows all.",
     )
 
 

@@ -5,6 +5,7 @@ Each prints a table or lines for people, and with ``--format json`` one object w
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,6 +28,25 @@ FORMAT = click.option(
     default="text",
     help="What to print [text].",
 )
+
+
+def _cache_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For a shell: names of caches."""
+    from podrun.upkeep.cache import caches
+
+    return [
+        name
+        for name in dict.fromkeys(one.name for one in caches(environment()))
+        if name.startswith(incomplete)
+    ]
+
+
+def _launch_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For a shell: launches of this user, without a call to a server."""
+    from podrun.upkeep.running import launches
+    from podrun.vipu.discovery import Registry
+
+    return [name for name in launches(Registry()) if name.startswith(incomplete)]
 
 
 @click.command("podrun doctor", context_settings=HELP_OPTIONS)
@@ -86,7 +106,7 @@ def cache_info(form: str) -> None:
 
 
 @cache.command("clear")
-@click.argument("names", nargs=-1, metavar="[CACHE]...")
+@click.argument("names", nargs=-1, metavar="[CACHE]...", shell_complete=_cache_names)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def cache_clear(names: Sequence[str], dry_run: bool) -> None:
     """Remove all caches, or those named. Files of the last minute stay for the process that wrote them."""
@@ -132,6 +152,7 @@ def _show_runs(form: str) -> None:
     if not found:
         click.echo("Nothing runs.")
         return
+    columns = ("Run", "User", "IPUs", "State", "Since", "Program")
     rows = [
         (
             one.name,
@@ -139,15 +160,15 @@ def _show_runs(form: str) -> None:
             str(one.ipus or "-"),
             one.state,
             "-" if one.since is None else _clock(one.since),
-            one.program if len(one.program) <= 60 else f"{one.program[:57]}...",
+            "".join(letter if letter.isprintable() else " " for letter in one.program),
         )
         for one in found
     ]
-    click.echo(table(("Run", "User", "IPUs", "State", "Since", "Program"), rows), color=True)
+    click.echo(table(columns, _fitted(columns, rows)), color=True)
 
 
 @click.command("podrun stop", context_settings=HELP_OPTIONS)
-@click.argument("name")
+@click.argument("name", shell_complete=_launch_names)
 @click.option("--force", is_flag=True, help="Kill it if it does not end by itself within 20 seconds.")
 def stop(name: str, force: bool) -> None:
     """End a launch of yours, named as in podrun ps (or by its process number), and give its IPUs back.
@@ -184,8 +205,8 @@ def completion(shell: str) -> None:
     """Print a script that completes podrun, vipu and the gc tools in a shell.
 
     \b
-    bash: podrun completion bash > ~/.local/share/bash-completion/completions/podrun
-          (or: eval "$(podrun completion bash)" in ~/.bashrc)
+    bash: eval "$(podrun completion bash)" in ~/.bashrc
+          (or write it to a file once, and read that in ~/.bashrc: . FILE)
     zsh:  eval "$(podrun completion zsh)" in ~/.zshrc
     fish: podrun completion fish > ~/.config/fish/conf.d/podrun.fish
     """
@@ -207,6 +228,15 @@ VERBS: dict[str, click.Command] = {
 def main(verb: str, words: Sequence[str]) -> int:
     """Run a verb and return its exit code."""
     return run(VERBS[verb], list(words))
+
+
+def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """The rows with the last column cut to the width of the terminal; whole in a file or a pipe."""
+    if not sys.stdout.isatty():
+        return [tuple(row) for row in rows]
+    others = sum(max(map(len, column)) + 3 for column in list(zip(columns, *rows, strict=True))[:-1])
+    room = max(shutil.get_terminal_size().columns - others - 1, 20)
+    return [(*row[:-1], row[-1] if len(row[-1]) <= room else f"{row[-1][: room - 3]}...") for row in rows]
 
 
 def size(octets: int) -> str:

@@ -244,11 +244,30 @@ def test_only_launches_of_ones_own_are_stopped() -> None:
     with pytest.raises(ConflictError) as kept:
         find([mine, theirs], "mine")
     assert "vipu remove partition mine" in str(kept.value.hint)
-    with pytest.raises(DeniedError, match="run of somebody"):
+    with pytest.raises(DeniedError, match="theirs belongs to somebody"):
         find([mine, theirs], "theirs")
     with pytest.raises(NotFoundError) as nothing:
         find([mine, theirs], "other")
     assert "podrun ps" in str(nothing.value.hint)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_programs_are_cut_to_the_terminal_and_whole_in_a_pipe(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = f"podrun train.py{' --option 1' * 20}\n\x1b[31m--last"
+    run = Run("podrun-7", "me", 4, "PS_ACTIVE", None, program, "h:1", this_process())
+    monkeypatch.setattr(verbs, "_runs", lambda: ([run], []))
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert verbs.main("ps", []) == 0
+    row = capsys.readouterr().out.splitlines()[2]
+    assert "\x1b" not in row
+    if terminal:
+        assert (len(row), row[-3:]) == (90, "...")
+    else:
+        assert row.endswith("--option 1  [31m--last")
 
 
 def test_a_process_is_described_by_its_command() -> None:
@@ -281,11 +300,25 @@ def test_a_server_that_does_not_answer_is_a_note(tmp_path: Path) -> None:
         (["replay"], "--rec", ["--record"]),
         (["faults"], "h", ["history"]),
         (["--num-replicas", "4", "train.py"], "--num", []),
+        (["cache", "clear"], "x", ["xla"]),
+        (["--cluster"], "pod1", ["pod16", "pod128"]),
+        (["--sync-type"], "ST_P", ["ST_POD_NATIVE_DEFAULT"]),
+        (["estimate", "--target"], "bow-pod1", ["bow-pod16", "bow-pod128"]),
+        (["estimate", "--format"], "", ["text", "json"]),
     ],
 )
 def test_completions(words: list[str], incomplete: str, expected: list[str]) -> None:
     found = BashComplete(launcher(), {}, "podrun", "_PODRUN_COMPLETE").get_completions(words, incomplete)
     assert [item.value for item in found if item.type == "plain"] == expected
+
+
+def test_launches_complete_what_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
+    registry = Registry(tmp_path)
+    registry.publish(ServiceEntry(LAUNCHER, "", 0, this_process(), partition="p16"))
+    complete = BashComplete(launcher(), {}, "podrun", "_PODRUN_COMPLETE")
+    assert [item.value for item in complete.get_completions(["stop"], "p")] == ["p16"]
+    assert complete.get_completions(["stop"], "x") == []
 
 
 def test_a_word_that_no_verb_begins_with_completes_to_files() -> None:
