@@ -37,6 +37,9 @@ os.environ["PODRUN_PLAN_CACHE"] = "off"
 # Tests of one process find no service or machine that this host runs for others. Short: sockets lie below it.
 _RUNTIME = tempfile.TemporaryDirectory(prefix="podrun-")
 os.environ["PODRUN_RUNTIME_DIR"] = _RUNTIME.name
+# Nor files of partitions in the home directory (~/.ipuof.conf.d). Compiled pieces stay where they are.
+os.environ.setdefault("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+os.environ["HOME"] = _RUNTIME.name
 LEAK_SECONDS = 5.0
 """Seconds that a process on its way out may take before it counts as left behind."""
 

@@ -47,7 +47,7 @@ def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], 
     """
     path = directory / f"{digest}{SUFFIX}"
     try:
-        found = _load(path)
+        found = _load(path, logging.DEBUG)
         if found is not None:
             return found
         directory.mkdir(parents=True, exist_ok=True)
@@ -65,13 +65,14 @@ def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], 
         ) from error
 
 
-def _load(path: Path) -> Executable | None:
+def _load(path: Path, level: int = logging.WARNING) -> Executable | None:
+    """The Executable in a file, or None; what is wrong with the file is logged at ``level``."""
     try:
         found = executable_file.read(path)
     except FileNotFoundError:
         return None
     except ConfigError as error:
-        _log.warning("compiling again: %s", error)
+        _log.log(level, "compiling again: %s", error)
         return None
     _log.info("loaded the compiled program %s from the executable cache", path.name)
     return found

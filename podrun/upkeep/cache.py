@@ -75,8 +75,9 @@ def chosen(found: Sequence[Cache], names: Sequence[str]) -> list[Cache]:
     return [cache for cache in found if not names or cache.name in names]
 
 
-def clear(found: Sequence[Cache], now: float | None = None) -> tuple[int, int]:
-    """Remove the files of caches, and folders that are empty then. Returns files and bytes that were removed.
+def clear(found: Sequence[Cache], now: float | None = None, *, dry_run: bool = False) -> tuple[int, int]:
+    """Remove the files of caches, and folders that are empty then. Returns files and bytes that were removed, with
+    ``dry_run`` those that would be.
 
     Raises NotFoundError if a file cannot be removed, after all others have been.
     """
@@ -90,12 +91,13 @@ def clear(found: Sequence[Cache], now: float | None = None) -> tuple[int, int]:
                 if status.st_mtime > before:
                     continue
                 try:
-                    file.unlink()
+                    if not dry_run:
+                        file.unlink()
                 except OSError as error:
                     failed.append(f"{file}: {error.strerror}")
                     continue
                 files, size = files + 1, size + status.st_size
-        if cache.name != EXECUTABLES:
+        if cache.name != EXECUTABLES and not dry_run:
             _remove_empty(cache.path)
     if failed:
         raise NotFoundError(

@@ -184,8 +184,9 @@ def check_cache(host: HostFacts) -> Finding:
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     problem = _directory_problem(there, host)
     if problem:
+        room = "Make room: podrun cache clear; or name" if "full" in problem else "Name"
         return Finding("cache", Soundness.WARNING, f"{problem}: every process compiles for itself",
-                       "Make room: podrun cache clear; or name another: PODRUN_CACHE_DIR=DIRECTORY")  # fmt: skip
+                       f"{room} another: export PODRUN_CACHE_DIR=DIRECTORY")  # fmt: skip
     return _with_room("cache", path, host, there)
 
 

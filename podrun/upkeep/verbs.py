@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import click
 
 from podrun.core.environment import environment
+from podrun.core.errors import UsageError
 from podrun.core.terminal import TONES, styled, table
 from podrun.vipu.cli_common import HELP_OPTIONS, json_text, run
 
 if TYPE_CHECKING:
+    from podrun.upkeep.cache import Cache
     from podrun.upkeep.running import Run
 
 FORMAT = click.option(
@@ -85,13 +87,23 @@ def cache() -> None:
     """
 
 
+def _own_caches() -> list[Cache]:
+    from podrun.upkeep.cache import caches
+
+    found = caches(environment())
+    if not found:
+        raise UsageError(
+            "nothing is kept between runs: HOME is not set, and no variable names a directory",
+            hint="Name one: export PODRUN_CACHE_DIR=DIRECTORY",
+        )
+    return found
+
+
 @cache.command("info")
 @FORMAT
 def cache_info(form: str) -> None:
     """Show the caches, where they are and how large."""
-    from podrun.upkeep.cache import caches
-
-    found = caches(environment())
+    found = _own_caches()
     if form == "json":
         keys = ("name", "meaning")
         plain = [
@@ -110,15 +122,13 @@ def cache_info(form: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def cache_clear(names: Sequence[str], dry_run: bool) -> None:
     """Remove all caches, or those named. Files of the last minute stay for the process that wrote them."""
-    from podrun.upkeep.cache import caches, chosen, clear
+    from podrun.upkeep.cache import chosen, clear
 
-    found = chosen(caches(environment()), names)
-    if dry_run:
-        files, octets = sum(len(one.files) for one in found), sum(one.size_bytes for one in found)
-        click.echo(f"would remove {files} files, {size(octets)}")
-        return
-    files, octets = clear(found)
-    click.echo(f"removed {files} files, {size(octets)}")
+    found = chosen(_own_caches(), names)
+    files, octets = clear(found, dry_run=dry_run)
+    young = sum(len(one.files) for one in found) - files
+    stays = f"; {young} of the last minute stay" if young else ""
+    click.echo(f"{'would remove' if dry_run else 'removed'} {files} files, {size(octets)}{stays}")
 
 
 @click.command("podrun ps", context_settings=HELP_OPTIONS)

@@ -114,3 +114,4 @@ def test_labels_that_are_no_class_and_indices_of_no_row_are_said() -> None:
         "Input 'input:1' has the label 9",
     ]
     assert {w.filename for w in caught if w.category is UserWarning} == {__file__}
+    model.destroy()

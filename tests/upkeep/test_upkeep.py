@@ -162,6 +162,29 @@ def test_caches_are_cleared_by_name_and_own_files_only(tmp_path: Path) -> None:
     assert left == ["c/xla/avx2/a.lock", "p/executable.popef"]
 
 
+def test_clearing_says_what_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PODRUN_PLAN_CACHE", "POPART_CACHE_DIR", "POPXL_CACHE_DIR", "POPTORCH_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PODRUN_CACHE_DIR", str(tmp_path))
+    (tmp_path / "plans").mkdir()
+    for name, age in (("new", 0), ("old", 3600)):
+        (tmp_path / "plans" / name).write_bytes(bytes(2048))
+        os.utime(tmp_path / "plans" / name, (time.time() - age,) * 2)
+    assert verbs.main("cache", ["clear", "--dry-run"]) == 0
+    assert verbs.main("cache", ["clear", "plans"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "would remove 1 files, 2 KiB; 1 of the last minute stay",
+        "removed 1 files, 2 KiB; 1 of the last minute stay",
+    ]
+    assert [path.name for path in (tmp_path / "plans").iterdir()] == ["new"]
+    for name in ("PODRUN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert verbs.main("cache", ["info"]) == 2
+    assert "export PODRUN_CACHE_DIR=" in capsys.readouterr().err
+
+
 def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "c" / "plans" / "a"
     file.parent.mkdir(parents=True)
