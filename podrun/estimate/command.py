@@ -42,6 +42,11 @@ def show(found: Estimate) -> str:
         f"One batch {total * of:,.3f} {unit}; bottleneck: {found.bottleneck}",
     ]
     lines += [f"  {n:<15}{s * of:>12,.3f} {unit} {s / total:>6.1%}" for n, s in found.seconds.items() if s]
+    if waits := found.waiting_seconds:
+        lines.append(
+            f"  {waits * of:,.3f} {unit} of host: the wait around a run of one batch. Batches of one run follow "
+            f"one another at {found.samples_per_second_in_a_run:,.0f} samples/s"
+        )
     lines += _ipus(found)
     lines += _modules(found)
     lines += [f"Bounded, no planner: {name} x {entry['count']}" for name, entry in found.bounds.items()]

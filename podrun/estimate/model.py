@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import InvalidOptionError, UsageError
 from podrun.costmodel.batch import BatchWork, batch_seconds
+from podrun.costmodel.exchange import RELEASE_SECONDS, WAIT_SECONDS
 from podrun.costmodel.splitting import cut_chain
 from podrun.costmodel.target import System
 from podrun.costmodel.tile_memory import Location
@@ -62,6 +63,16 @@ class Estimate:
         return self.layout.micro_batch * self.layout.accumulation * self.replicas
 
     @property
+    def waiting_seconds(self) -> float:
+        """Seconds in which the IPUs wait for the host around a run: in inference each batch is a run of its own."""
+        return 0.0 if self.training else WAIT_SECONDS + RELEASE_SECONDS
+
+    @property
+    def samples_per_second_in_a_run(self) -> float:
+        """Throughput of batches that follow one another in one run, as reports count it."""
+        return self.samples / (sum(self.seconds.values()) - self.waiting_seconds)
+
+    @property
     def bottleneck(self) -> str:
         """The cause that takes most of a batch."""
         return max(self.seconds, key=lambda cause: self.seconds[cause])
@@ -75,6 +86,7 @@ class Estimate:
             "recompute": self.layout.recompute,
             "replicas": self.replicas,
             "samples_per_second": self.samples_per_second,
+            "samples_per_second_in_a_run": self.samples_per_second_in_a_run,
             "global_batch_samples": self.samples,
             "seconds_by_cause": dict(self.seconds),
             "bottleneck": self.bottleneck,

@@ -204,8 +204,9 @@ def _pipeline(profile: Profile) -> str:
     )
     if found is not None:
         about += (
-            f" Schedule {found.schedule}: {found.fill_slots} pipeline cycles to fill, {found.main_slots} full, "
-            f"{found.flush_slots} to flush; over {over} IPUs idle <b>{found.idle_share:.1%}</b> of the time."
+            f" Schedule {found.schedule}: {counted(found.fill_slots, 'pipeline cycle')} to fill, "
+            f"{found.main_slots} full, {found.flush_slots} to flush; over {over} IPUs idle "
+            f"<b>{found.idle_share:.1%}</b> of the time."
         )
     return f"{about}</p>{charts.pipeline(profile)}"
 

@@ -117,7 +117,7 @@ def _pipeline(profile: Profile) -> list[str]:
         return []
     idle = ", ".join(f"IPU {ipu} {part:.0%}" for ipu, part in found.idle_share_by_ipu.items())
     return [
-        f"Pipeline, {found.schedule}: {found.fill_slots} pipeline cycles to fill, {found.main_slots} full, "
+        f"Pipeline, {found.schedule}: {counted(found.fill_slots, 'pipeline cycle')} to fill, {found.main_slots} full, "
         f"{found.flush_slots} to flush",
         f"  IPUs idle {found.idle_share:.1%} of the time ({idle})",
     ]

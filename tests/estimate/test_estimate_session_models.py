@@ -146,3 +146,28 @@ def test_files_that_hold_no_whole_model_say_what_is_missing(
         shown = capsys.readouterr().err
         assert all(words in shown for words in said), shown
         assert shown.count("ONNX model") <= 1
+
+
+def test_inference_has_a_rate_of_one_run_of_many_batches_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rate that reports give, which count no wait around a run."""
+    builder = popart.Builder()
+    y = builder.addInputTensor("FLOAT", [4, 64])
+    for _ in range(2):
+        y = builder.aiOnnx.relu(
+            [builder.aiOnnx.matmul([y, builder.addInitializedInputTensor(np.eye(64, dtype=np.float32))])]
+        )
+    builder.addOutputTensor(y)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(builder.getModelProto())
+    device = popart.DeviceManager().createOfflineIPUDevice({"numIPUs": "1"})
+    session = popart.InferenceSession(str(path), popart.DataFlow(1, [y]), device)
+    session.prepareDevice()
+    report = session.getReport()
+    assert main([str(path), "--target", "ipu-m2000", "--format", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["estimates"]
+    assert found["samples_per_second_in_a_run"] == pytest.approx(4 * report.samples_per_second, rel=0.1)
+    assert found["samples_per_second"] < 0.1 * found["samples_per_second_in_a_run"]
+    assert main([str(path), "--target", "ipu-m2000"]) == 0
+    assert "Batches of one run follow one another at " in capsys.readouterr().out
