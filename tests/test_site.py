@@ -105,6 +105,17 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "vipu create partition" in commands
     assert "--num-replicas" in commands
     assert "gc-hostsynclatencytest" in commands
+    scripts = [
+        (path, source)
+        for path in (ROOT / "build" / "site").rglob("*.html")
+        for source in re.findall(
+            r'(?:<script|<link rel="stylesheet")[^>]* (?:src|href)="([^"]*)"',
+            path.read_text(encoding="utf-8"),
+        )
+    ]
+    assert scripts
+    assert [str(path) for path, source in scripts if "://" in source] == []
+    assert all((path.parent / source).exists() for path, source in scripts if path.name != "404.html")
     errors = (ROOT / "build" / "site" / "reference" / "errors.html").read_text(encoding="utf-8")
     assert "RecoverableRuntimeError" in errors
     assert "PARTITION_RESET" in errors

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+WORKER = "file-worker.js"
+SHIM = "https://unpkg.com/iframe-worker/shim"
 COMMANDS = (
     ("podrun faults", "podrun.launcher.fault_commands", "faults"),
     ("podrun inject", "podrun.launcher.fault_commands", "inject"),
@@ -53,14 +55,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     for page, source in ROOT_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    files.append(
-        File.generated(
-            config, "site.css", content=(ROOT / "website" / "site.css").read_text(encoding="utf-8")
+    for name in ("site.css", WORKER):
+        files.append(
+            File.generated(config, name, content=(ROOT / "website" / name).read_text(encoding="utf-8"))
         )
-    )
     files.append(File.generated(config, "reference/commands.md", content=command_reference()))
     files.append(File.generated(config, "reference/errors.md", content=error_reference()))
     return files
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Let search run from the disk without a file from the network: the theme would take this one from a server."""
+    return output.replace(SHIM, "../" * page.url.count("/") + WORKER)
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """The same in pages that are of the theme alone."""
+    return output_content.replace(SHIM, WORKER)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -156,15 +167,15 @@ def error_reference() -> str:
         "## Classes\n",
         "`popart` and `poptorch` have theirs under the SDK's names; each is also the class of podrun's that its row "
         "names as a base. Commands and `podrun.compat` end with the exit code of the row.\n",
-        "| class | bases | whose fault | exit code | when |",
-        "|---|---|---|---|---|",
+        "| class | when | whose fault, exit code | bases |",
+        "|---|---|---|---|",
     ]
     for value in error_classes():
         text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()).replace("|", "\\|")
         bases = ", ".join(f"`{base.__name__}`" for base in value.__bases__)
         fault, code = getattr(value, "fault", None), getattr(value, "exit_code", "")
         name, text = f"{_import_from(value)}{value.__name__}", text.replace("``", "`")
-        lines.append(f"| `{name}` | {bases} | {fault.value if fault else ''} | {code} | {text} |")
+        lines.append(f"| `{name}` | {text} | {fault.value if fault else ''}, {code} | {bases} |")
     lines += [
         "\n## Codes\n",
         "The values of `poplar::ErrorCode`, which a runtime error carries, and the faults that raise them "
