@@ -24,8 +24,10 @@ HEIGHT = 700
 
 def frame(profile: Profile, height: int = HEIGHT) -> str:
     """The page in a frame of its own, ``height`` pixels high, so that its style and script touch nothing else."""
+    # Without a base of its own the frame's links to its sections would lead to the notebook.
+    whole = page(profile).replace("<head>", '<head><base href="about:srcdoc">', 1)
     return (
-        f'<iframe srcdoc="{escape(page(profile))}" style="width:100%;height:{height}px;border:1px solid #ccc" '
+        f'<iframe srcdoc="{escape(whole)}" style="width:100%;height:{height}px;border:1px solid #ccc" '
         f'title="{escape(profile.name)}"></iframe>'
     )
 

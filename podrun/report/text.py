@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from podrun.report.chrome_trace import shape
 from podrun.report.model import MemoryUse, Profile, layer_of, numbered
@@ -174,7 +175,7 @@ def contents(memory: MemoryUse, most: int = 4) -> str:
 
 def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
     """What changed from the first to the second: time, causes, operators, layers, memory."""
-    lines = [f"{'':<42}{'before':>16}{'after':>16}"]
+    lines = [f"{'':<38}{'before':>20}{'after':>20}"]
     unit, of = unit_of_time(max(first.seconds, second.seconds))
     lines.append(_change(f"batch, {unit}", first.seconds * of, second.seconds * of))
     for cause in dict.fromkeys((*first.seconds_by_cause, *second.seconds_by_cause)):
@@ -182,7 +183,7 @@ def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
         lines.append(_change(f"  {cause}, {unit}", before, second.seconds_by_cause.get(cause, 0.0) * of))
     speeds = first.samples_per_second, second.samples_per_second
     if speeds[0] is not None and speeds[1] is not None:
-        lines.append(_change("samples/s", speeds[0], speeds[1]))
+        lines.append(_change("throughput", speeds[0], speeds[1], rate))
     for title, old, new in (
         ("operator", first.operators(), second.operators()),
         ("layer", first.layers(), second.layers()),
@@ -199,12 +200,12 @@ def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _change(name: str, before: float, after: float, show: Callable[[int], str] | None = None) -> str:
+def _change(name: str, before: float, after: float, show: Callable[[Any], str] | None = None) -> str:
     ratio = f"{after / before - 1.0:+.1%}" if before else ("new" if after else "")
-    label = name if len(name) <= 41 else name[:19] + "..." + name[-19:]
+    label = name if len(name) <= 37 else name[:17] + "..." + name[-17:]
     digits = 0 if isinstance(before, int) and isinstance(after, int) else 3  # cycles and bytes are whole
-    was, now = (show(int(value)) if show else f"{value:,.{digits}f}" for value in (before, after))
-    return f"{label:<42}{was:>16}{now:>16}  {ratio}".rstrip()
+    was, now = (show(value) if show else f"{value:,.{digits}f}" for value in (before, after))
+    return f"{label:<38}{was:>20}{now:>20}  {ratio}".rstrip()
 
 
 def share(part: float, whole: float) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from podrun.report.html import page, side_by_side
+from podrun.report.notebook import frame
 from podrun.report.text import size
 from tests.report.profiles import pipeline_profile
 
@@ -96,15 +97,20 @@ def _browser() -> str:
     return BROWSERS[0]
 
 
-def _seen(browser: str, text: str, folder: Path, width: int = 1000) -> dict[str, Any]:
+def _seen(browser: str, text: str, folder: Path, width: int = 1000, ask: str = ASK) -> dict[str, Any]:
     """What the browser says about the page in a window of that width."""
     file = folder / "page.html"
     file.write_text(
-        text.replace("<head>", "<head>" + PROBE).replace("</body>", ASK + "</body>"), encoding="utf-8"
+        text.replace("<head>", "<head>" + PROBE).replace("</body>", ask + "</body>"), encoding="utf-8"
     )
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
     command += ["--enable-logging=stderr", "--v=0"]
-    command += [f"--user-data-dir={folder / 'user'}", "--dump-dom", file.as_uri()]
+    command += [
+        f"--user-data-dir={folder / 'user'}",
+        "--virtual-time-budget=5000",
+        "--dump-dom",
+        file.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     # What the page itself says on the console, from before its first script on.
     assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
@@ -192,6 +198,23 @@ def test_names_of_a_program_are_shown_as_they_are(tmp_path: Path) -> None:
         assert found["problems"] == []
         assert sorted(found["used"]["names"]) == sorted(names)
         assert not found["wide"]
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_links_in_a_notebook_stay_in_the_report(tmp_path: Path) -> None:
+    ask = """<script>addEventListener('load',function(){
+     var frame=document.querySelector('iframe');
+     frame.contentDocument.querySelector('nav a[href="#layers"]').click();
+     setTimeout(function(){
+      var out=document.createElement('pre');out.id='found';
+      out.textContent=JSON.stringify({at:frame.contentWindow.location.href,down:frame.contentWindow.scrollY});
+      document.body.append(out);},200);
+    });</script>"""
+    text = f"<!doctype html><html><head></head><body>{frame(pipeline_profile(), height=200)}</body></html>"
+    found = _seen(_browser(), text, tmp_path, ask=ask)
+    assert found["at"] == "about:srcdoc#layers"
+    assert found["down"] > 100
 
 
 @pytest.mark.slow
