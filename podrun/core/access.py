@@ -393,9 +393,7 @@ class Gate:
         self._refused += 1
         now = time.monotonic()
         if now >= self._next_line:
-            log.warning(
-                "%d calls are refused, the last of %s from %s: %s", self._refused, method, peer, reason
-            )
+            log.warning("refused calls: %d, the last %s from %s: %s", self._refused, method, peer, reason)
             self._refused, self._next_line = 0, now + REFUSALS_EVERY_S
 
     def _user_of(self, peer: str) -> int | None:

@@ -430,10 +430,7 @@ def recovery_hint(
     if not partition:
         return "Start the program again: its machines are in its own process."
     if not lasting:
-        return (
-            "The partition ends with this launch: start it again, or let podrun recover by itself "
-            "(podrun --max-restarts 3)."
-        )
+        return "The partition ends with this launch: start it again. With --max-restarts 3 podrun recovers by itself."
     named = agent or "AGENT"
     find = "" if agent else " (gc-monitor names the agent)"
     reset = f"vipu reset partition {partition}"

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from podrun.core.errors import MissingPackageError
+from podrun.core.errors import MissingPackageError as _MissingPackageError
 
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise MissingPackageError(
+    raise _MissingPackageError(
         "PyTorch is not installed, and PopTorch programs need it",
         hint="Install it: pip install 'podrun[torch]' (in a checkout: pip install -c constraints.txt '.[torch]')",
     ) from None

@@ -37,8 +37,7 @@ A, R, U = ApplicationRuntimeError, RecoverableRuntimeError, UnrecoverableRuntime
         ),
         (
             *(RecoveryAction.PARTITION_RESET, R, "podrun-4711", "ipum2"),
-            "The partition ends with this launch: start it again, or let podrun recover by itself "
-            "(podrun --max-restarts 3).",
+            "The partition ends with this launch: start it again. With --max-restarts 3 podrun recovers by itself.",
         ),
         (
             *(RecoveryAction.FULL_RESET, R, "mine", "ipum2"),

@@ -299,3 +299,13 @@ def test_a_misspelt_name_gets_one_guess_and_no_word_about_podruns_inside(
     except (AttributeError, NameError) as error:
         report(type(error), error, error.__traceback__)
     assert capsys.readouterr().err.rstrip().splitlines()[-1].endswith(last)
+
+
+def test_pytest_runs_without_a_word_about_podrun(tmp_path: Path) -> None:
+    """podrun is imported before its plugin for pytest is."""
+    (tmp_path / "test_one.py").write_text("def test_one():\n    import popart\n    assert popart.Builder\n")
+    words = [*COMMAND, "-m", "pytest", "-p", "no:cacheprovider", "test_one.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "podrun-" in done.stdout  # The plugin is there.
+    assert "warning" not in done.stdout + done.stderr
