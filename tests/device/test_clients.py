@@ -7,11 +7,13 @@ import hashlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from jax import export
+from jax.experimental.compilation_cache import compilation_cache
 
 from podrun.core import executable_file
 from podrun.core.executable import Computation
@@ -101,6 +103,40 @@ def test_pieces_are_compiled_and_computed_as_in_a_new_process():
 def _digest() -> str:
     results = piece(LARGE, PieceCache(None)).call(*operands(LARGE))
     return " ".join(hashlib.sha256(np.asarray(r).tobytes()).hexdigest() for r in results)
+
+
+@pytest.fixture
+def another_cache():
+    """JAX without a cache, so that podrun chooses one; afterwards the one that was there."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.usefixtures("another_cache")
+def test_a_damaged_entry_of_the_cache_is_compiled_and_written_again(tmp_path, recwarn):
+    """Cut short, with other bytes, gone, or left by a process that was killed before it wrote the marker."""
+    a, b = operands(SMALL)
+
+    def compiled() -> Path:
+        np.testing.assert_array_equal(piece(SMALL, PieceCache(tmp_path)).call(a, b)[1], b * 2)
+        (entry,) = tmp_path.rglob("*-cache")
+        return entry
+
+    whole = compiled().read_bytes()
+    assert compiled().read_bytes() == whole
+    for damaged in (whole[:100], whole[:50] + whole[51:] + b"x", b""):
+        compiled().write_bytes(damaged)
+        assert len(compiled().read_bytes()) > len(whole) // 2
+    compiled().unlink()
+    compiled().write_bytes(whole[:100])
+    (marker,) = tmp_path.rglob("*.done")
+    marker.unlink()
+    assert len(compiled().read_bytes()) > len(whole) // 2
+    assert not [str(w.message) for w in recwarn if "compilation cache" in str(w.message)]
 
 
 @pytest.mark.system

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib
+import json
 import logging
 import math
 import os
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from podrun.core import executable_file
-from podrun.core.environment import cache_directory
+from podrun.core.environment import cache_directory, environment
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Computation
 from podrun.device.xla.clients import (
@@ -69,6 +70,8 @@ WORTH_COMPILING = 1 << 27
 same on every host."""
 _CALL = b"custom_call"
 """In the bytes of every piece with a custom call: they hold the names of operations in full."""
+_NAMED = 32
+"""Digits of a piece's key in its name."""
 WAIT_FOR_COMPILE = 300.0
 """Seconds to wait for another process's compile before compiling here too."""
 
@@ -158,7 +161,7 @@ class PieceCache:
         own = executable_file.is_own(computation.stablehlo)
         if self._vets and not own:
             vetter(self._directory).check(computation, donated, in_place)
-        lowered, shared, in_place = _lower(computation, donated, in_place)
+        lowered, shared, in_place = _lower(key, computation, donated, in_place)
         if not own:
             check_operations(computation.name, lowered.compiler_ir("stablehlo"))
         elif _CALL in computation.stablehlo:
@@ -186,7 +189,8 @@ class PieceCache:
 
     @contextlib.contextmanager
     def _first_on_host(self, key: str) -> Iterator[None]:
-        """Hold back while another process compiles the same piece; a marker says that it is in the cache."""
+        """Hold back while another process compiles the same piece. Its marker says that it is in the cache, and with
+        which digest: an entry that differs is removed and compiled again."""
         directory = self._place
         if directory is None:
             yield
@@ -195,16 +199,21 @@ class PieceCache:
         with _if_possible(directory):
             directory.mkdir(parents=True, exist_ok=True)
             _use_xla_cache(directory)
-            if not marker.exists():
+            if not _is_whole(marker):
+                marker.unlink(missing_ok=True)
                 lock = (directory / f"{key}.lock").open("w")
         if lock is None:
             yield
             return
         with lock:
             _wait_for_lock(lock.fileno(), marker)
+            with _if_possible(directory):
+                if not _is_whole(marker):  # a process that was killed as it wrote may have left a part
+                    for entry in _entries(directory, key):
+                        entry.unlink(missing_ok=True)
             yield
             with _if_possible(directory):
-                marker.touch()
+                marker.write_text(json.dumps({e.name: _digest(e) for e in _entries(directory, key)}))
 
 
 _LAPACK = b"lapack"
@@ -252,11 +261,30 @@ def _key(computation: Computation, donated: tuple[int, ...], in_place: Mapping[i
                 sorted(COMPILER_OPTIONS.items()),
                 jax.__version__,
                 instruction_set(),
+                environment().get("XLA_FLAGS"),
                 formulation(),
             )
         ).encode()
     )
     return digest.hexdigest()
+
+
+def _entries(directory: Path, key: str) -> list[Path]:
+    """A piece's entries in XLA's cache: their names begin with the function's (`_lower`)."""
+    return [*directory.glob(f"*_{key[:_NAMED]}-*-cache")]
+
+
+def _digest(entry: Path) -> str:
+    return hashlib.sha256(entry.read_bytes()).hexdigest()
+
+
+def _is_whole(marker: Path) -> bool:
+    """Whether all entries that a marker names are as they were written."""
+    try:
+        digests = json.loads(marker.read_bytes())
+        return all(_digest(marker.with_name(name)) == digest for name, digest in digests.items())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _wait_for_lock(fd: int, marker: Path) -> None:
@@ -286,7 +314,7 @@ def _use_xla_cache(directory: Path) -> None:
 
 
 def _lower(
-    computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]
+    key: str, computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]
 ) -> tuple[Any, bool, Mapping[int, int]]:
     """A piece ready to compile, whether two threads share it, and which operands it writes over: all that were asked
     for, or none."""
@@ -310,10 +338,9 @@ def _lower(
 
         def on(device: Any, given: set[int]) -> Any:
             one = jax.sharding.SingleDeviceSharding(device)
-            # the keys of XLA's cache know programs by their text alone
-            flat.__name__ = (
-                f"piece_by_{SHARED_BY if device is not one_thread_device() else 1}_{instruction_set()}"
-            )
+            # the keys of XLA's cache know programs by their text alone, and the names of its entries begin with this
+            threads = SHARED_BY if device is not one_thread_device() else 1
+            flat.__name__ = f"piece_by_{threads}_{instruction_set()}_{key[:_NAMED]}"
             whole = jax.jit(flat, in_shardings=one, out_shardings=one, donate_argnums=sorted(given))
             return whole.lower(*shapes)
 
@@ -321,7 +348,7 @@ def _lower(
         if shared := needs_two_threads(lowered):
             lowered = on(two_thread_device(), set(in_place))
     if not in_place.items() <= aliased_outputs(lowered).items():
-        return _lower(computation, donated, {})
+        return _lower(key, computation, donated, {})
     return lowered, shared, in_place
 
 
