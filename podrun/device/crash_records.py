@@ -27,7 +27,7 @@ import numpy as np
 from podrun.core.environment import environment
 from podrun.core.errors import ApplicationRuntimeError, ErrorCode, UnrecoverableRuntimeError
 from podrun.core.executable import Computation, Executable
-from podrun.core.names import SLICE
+from podrun.core.names import SLICE, parse
 from podrun.core.shared_region import RegionName, SharedRegion
 from podrun.device.program.xla_memory import Array
 
@@ -243,14 +243,15 @@ def describe_piece(computation: Computation, executable: Executable, ipu: int, o
 
 
 def layers_of(report: Mapping[str, Any], ipu: int) -> list[str]:
-    """The name scopes that an IPU of a replica computes, those with the most cycles first."""
+    """The layers that an IPU of a replica computes, those with the most cycles first."""
     cycles: dict[str, float] = {}
     for segment in report.get("segments") or ():
         if segment.get("ipu") == ipu:
             for scope, count in ((segment.get("report") or {}).get("by_scope") or {}).items():
-                name = scope.replace("transpose(", "").replace("jvp(", "").rstrip(")")
-                if not name.startswith("("):
-                    cycles[name] = cycles.get(name, 0.0) + count
+                names = parse(scope).names
+                if names and not scope.startswith("("):
+                    layer = "/".join(names)
+                    cycles[layer] = cycles.get(layer, 0.0) + count
     return sorted(cycles, key=lambda name: -cycles[name])
 
 

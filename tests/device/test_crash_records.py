@@ -233,11 +233,12 @@ def test_a_piece_is_told_by_its_name_its_layers_and_its_ipus() -> None:
         "segments": [
             {"ipu": 0, "report": {"by_scope": {"jvp(conv1/Conv:0)": 10, "(no scope)": 99, "L1:0": 5}}},
             {"ipu": 0, "report": {"by_scope": {"transpose(jvp(conv2/Conv:0))": 30}}},
+            {"ipu": 0, "report": {"by_scope": {"jvp(m/conv4:0)/op:Conv:0": 2, "m/conv4:0/op:Conv:0": 1}}},
             {"ipu": 1, "report": {"by_scope": {"conv3": 10}}},
             {"ipu": 0},
         ]
     }
-    assert layers_of(report, 0) == ["conv2/Conv:0", "conv1/Conv:0", "L1:0"]
+    assert layers_of(report, 0) == ["conv2/Conv:0", "conv1/Conv:0", "L1:0", "m/conv4:0"]
     assert layers_of({}, 0) == []
 
 
