@@ -127,7 +127,9 @@ def check_model(light: LightModel, info: InputShapeInfo) -> None:
         with light.checkable() as checked:
             model_loader.check_model(checked)
     except UsageError as error:
-        raise popart_exception(f"onnx.checker refuses the model: {error.message}", hint=error.hint) from error
+        raise popart_exception(
+            f"onnx.checker refuses the model{_refused_node(model)}: {error.message}", hint=error.hint
+        ) from error
     finally:
         for node, attribute in unknown:
             node.attribute.append(attribute)
@@ -136,6 +138,22 @@ def check_model(light: LightModel, info: InputShapeInfo) -> None:
         for value in typeless:
             value.ClearField("type")
     _check_names(model.graph)
+
+
+def _refused_node(model: ModelProto) -> str:
+    """The first node that the checker refuses by itself, for a message: builders leave nodes without names."""
+    from onnx import checker
+
+    context = checker.C.CheckerContext()
+    context.ir_version = model.ir_version
+    context.opset_imports = {entry.domain: entry.version for entry in model.opset_import}
+    for node in model.graph.node:
+        try:
+            checker.check_node(node, context)
+        except checker.ValidationError:
+            made = ", ".join(repr(output) for output in node.output if output)
+            return f" at {node.domain or 'ai.onnx'}.{node.op_type} (making {made})"
+    return ""
 
 
 def _take_unknown(graph: GraphProto, opsets: Mapping[str, int]) -> Iterator[tuple[NodeProto, AttributeProto]]:

@@ -71,6 +71,27 @@ def test_an_error_while_tracing_names_the_operator(monkeypatch: pytest.MonkeyPat
         session()
 
 
+@pytest.mark.parametrize(
+    "bare",
+    ["INTERNAL: Failed to emit the kernel\nat 0x7f", "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."],
+    ids=["broken", "out of memory"],
+)
+def test_what_xla_cannot_compile_is_named_with_what_to_try(
+    bare: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise jax.errors.JaxRuntimeError(bare)
+
+    made = session()
+    monkeypatch.setattr(jax.stages.Lowered, "compile", broken)
+    with pytest.raises(popart.poplar_application_runtime_error) as caught:
+        made.prepareDevice()
+    said = str(caught.value)
+    assert said.startswith("XLA cannot compile piece ")
+    assert said.endswith(bare.partition("\n")[0])
+    assert "smaller micro-batch" in str(caught.value.hint)
+
+
 def test_errors_of_the_programs_own_and_of_podrun_pass() -> None:
     with pytest.raises(ZeroDivisionError), library_errors_named("Compiling"):
         _ = 1 / 0

@@ -55,6 +55,18 @@ def test_bits_differ_from_place_to_place_and_neighbours_are_independent() -> Non
     assert abs(along) < 5 / np.sqrt(made.size)
 
 
+def test_tables_hold_the_states_of_places() -> None:
+    state, places = STATES[3], stochastic.Places(STATES[3], 5)
+    for place in range(5):
+        here = stochastic.at(state, place)
+        np.testing.assert_array_equal(places.state(place), here)
+        np.testing.assert_array_equal(places.back(place), stochastic.at(here, 0xB4))
+        for result in (0, 2):
+            value, back = places.of_result(place, result)
+            np.testing.assert_array_equal(value, stochastic.at(here, result))
+            np.testing.assert_array_equal(back, stochastic.at(value, 0xB4))
+
+
 def _loop(x: Any, y: Any) -> Any:
     return lax.scan(lambda c, e: (c * e, c + e), x, jnp.stack([y] * 3))[0]
 

@@ -246,3 +246,63 @@ def test_jax_is_silent_in_a_program_that_logs_what_happens() -> None:
     import_jax()
     for name in ("jax._src.compiler", "jaxlib.xla_client"):
         assert not logging.getLogger(name).isEnabledFor(logging.INFO)
+
+
+def trained_once(
+    builder: popart.Builder, loss: str, data: dict[str, np.ndarray], *anchors: str
+) -> dict[str, np.ndarray]:
+    """The anchors of one step of training on an emulated IPU."""
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 1})
+    flow = popart.DataFlow(1, [loss, *anchors])
+    session = popart.TrainingSession(
+        builder.getModelProto(), flow, loss, popart.ConstSGD(0.1), deviceInfo=device
+    )
+    session.prepareDevice()
+    session.weightsFromHost()
+    made: dict[str, np.ndarray] = session.initAnchorArrays()
+    session.run(popart.PyStepIO(data, made))
+    return made
+
+
+def nested(parent: popart.Builder, depth: int, x: str, w: str) -> str:
+    """x times w, in calls in loops of three iterations in calls."""
+    inner = parent.createSubgraphBuilder()
+    if depth % 3 == 0:
+        for kind, shape in (("INT32", []), ("BOOL", []), ("FLOAT", [4]), ("FLOAT", [4])):
+            inner.addInputTensor(popart.TensorInfo(kind, shape))
+        carried, weight = inner.getInputTensorIds()[2:]
+        more = inner.aiOnnx.constant(np.array(True))
+        made = nested(inner, depth - 1, carried, weight)
+        for name in (more, made, inner.aiOnnx.identity([weight])):
+            inner.addOutputTensor(name)
+        count = parent.aiOnnx.constant(np.array(3, np.int64))
+        start = parent.aiOnnx.constant(np.array(True))
+        return str(parent.aiOnnx.loop([count, start, x, w], 2, inner)[0])
+    a, b = inner.addUntypedInputTensor(), inner.addUntypedInputTensor()
+    inner.addOutputTensor(inner.aiOnnx.mul([a, b]) if depth == 1 else nested(inner, depth - 1, a, b))
+    return str(parent.aiGraphcore.call([x, w], 1, inner)[0])
+
+
+def test_gradients_through_loops_and_calls_several_deep() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [4])
+    w = builder.addInitializedInputTensor(np.full(4, 0.5, np.float32), "w")
+    loss = builder.aiGraphcore.identityloss([nested(builder, 6, x, w)], reduction=popart.ReductionType.Sum)
+    made = trained_once(builder, loss, {x: np.ones(4, np.float32)}, "Gradient___w")
+    np.testing.assert_allclose(made[loss], 4 * 0.5**9)
+    np.testing.assert_allclose(made["Gradient___w"], 9 * 0.5**8)
+
+
+def test_a_call_without_outputs_and_a_weight_without_elements() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [2])
+    callee = builder.createSubgraphBuilder()
+    callee.aiOnnx.neg([callee.addUntypedInputTensor()])
+    assert builder.aiGraphcore.call([x], 0, callee) == []
+    w = builder.addInitializedInputTensor(np.array([2, 3], np.float32), "w")
+    nothing = builder.addInitializedInputTensor(np.zeros((0,), np.float32), "nothing")
+    y = builder.aiOnnx.concat([builder.aiOnnx.mul([x, w]), nothing], 0)
+    loss = builder.aiGraphcore.identityloss([y], reduction=popart.ReductionType.Sum)
+    made = trained_once(builder, loss, {x: np.ones(2, np.float32)}, "Gradient___w")
+    assert made[loss] == 5
+    assert made["Gradient___w"].tolist() == [1, 1]

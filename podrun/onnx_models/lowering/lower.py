@@ -77,7 +77,7 @@ class Lowered:
             self.training, self.x64, replicas=self.replicas, grouped=self.grouped, sdk=self.sdk, tap=_tap
         )
         environment = _environment(self.constants, parameters, inputs, self.x64)
-        run_graph(self.graph, environment, session, lambda: key)
+        run_graph(self.graph, environment, session, lambda: key, at_once=True)
         values = {name: environment[name].traced for name in self.returns}
         wide = widened(self.wide, environment, session, lambda: key)
         return values | {in_float32(name): value for name, value in wide.items()}

@@ -284,17 +284,24 @@ def sum_of_windows(x: Array, window: Window) -> Array:
     return reduced(padded(x, window, jnp.zeros((), x.dtype)), window, jnp.add)
 
 
+def _spatial(x: Array) -> tuple[int, ...]:
+    """The axes behind samples and channels."""
+    if x.ndim < 2:
+        raise InputMismatch(f"an input of rank {x.ndim} has no axes of samples and channels")
+    return tuple(range(2, x.ndim))
+
+
 @operator(ONNX, "GlobalAveragePool", since=(1, 22))
 @rounds_once
 def global_average_pool(ctx: Context, node: Node, x: Array) -> Array:
     """Mean over all spatial axes, kept as 1 (ONNX GlobalAveragePool)."""
-    return jnp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+    return jnp.mean(x, axis=_spatial(x), keepdims=True)
 
 
 @operator(ONNX, "GlobalMaxPool", since=(1, 22))
 def global_max_pool(ctx: Context, node: Node, x: Array) -> Array:
     """Maximum over all spatial axes, kept as 1; the gradient as of `maximum_of_windows` (ONNX GlobalMaxPool)."""
-    axes = tuple(range(2, x.ndim))
+    axes = _spatial(x)
     result = jnp.max(x, axis=axes, keepdims=True)
     return to_equals(x, result, axes) if ctx.training and is_float(x) else result
 
@@ -316,7 +323,7 @@ def lp_pool(ctx: Context, node: Node, x: Array) -> Array:
 @rounds_once
 def global_lp_pool(ctx: Context, node: Node, x: Array) -> Array:
     """The ``p``-norm over all spatial axes, kept as 1 (ONNX GlobalLpPool)."""
-    axes = tuple(range(2, x.ndim))
+    axes = _spatial(x)
     return _power_mean(x, node.get("p", 2), lambda t: jnp.sum(t, axis=axes, keepdims=True))
 
 

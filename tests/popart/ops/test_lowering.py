@@ -178,6 +178,15 @@ def test_two_random_nodes_draw_different_numbers() -> None:
     assert (got["a"] != got["b"]).all()
 
 
+def test_keys_made_together_are_those_made_one_by_one() -> None:
+    nodes = [node("RandomUniform", [], [o], shape=[5]) for o in ("a", "b", "c")]
+    key = jax.random.key(7)
+    got = lower(model(nodes, {}, ["a", "b", "c"])).forward({}, {}, key)
+    for index, name in enumerate(("a", "b", "c")):
+        alone = jax.random.uniform(jax.random.fold_in(key, index), (5,))
+        np.testing.assert_array_equal(got[name], alone)
+
+
 def test_running_statistics_are_state_updates() -> None:
     stats = {n: np.ones(3, np.float32) for n in ("scale", "bias", "mean", "var")}
     names = ["y", "new_mean", "new_var", "saved_mean", "saved_var"]
