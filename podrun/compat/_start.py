@@ -54,6 +54,9 @@ def install() -> None:
         threading.excepthook = report_of_thread
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = report_unraisable
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and not shell.custom_exceptions:
+        shell.set_custom_exc((PodrunError,), report_in_cell)
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -68,6 +71,36 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     if isinstance(error, PodrunError) and error.exit_code != 1:
         # Python takes a SystemExit from its exception hook as the exit code of the process.
         raise SystemExit(error.exit_code)
+
+
+def report_in_cell(
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType,
+    tb_offset: int | None = None,
+) -> None:
+    """Let IPython show an error of podrun's that ended a cell, with the program's own frames, and print its hint."""
+    if not _wants_all(error) and (own := _own_trace(trace)):
+        error.__cause__, error.__suppress_context__ = None, True
+        trace, tb_offset = own, 0
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+    sys.stderr.write(_hints(error))
+    sys.stderr.flush()
+
+
+def _own_trace(trace: TracebackType | None) -> TracebackType | None:
+    """The program's own part of a traceback of IPython's; None if it has none."""
+    kept = []
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not _is_hidden(file) and f"{os.sep}IPython{os.sep}" not in file:
+            kept.append(trace)
+        trace = trace.tb_next
+    made = None
+    for one in reversed(kept):
+        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return made
 
 
 def report_of_thread(ended: threading.ExceptHookArgs) -> None:

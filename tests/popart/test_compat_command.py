@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,8 @@ import pytest
 import podrun.popart as popart
 from podrun.compat import COMPAT_PATH
 from podrun.compat.__main__ import Request, main, parse
-from podrun.compat._start import lines, report, report_of_thread, report_unraisable
+from podrun.compat._start import install, lines, report, report_of_thread, report_unraisable
+from podrun.core.errors import PodrunError
 from podrun.session.exceptions import surfaced
 
 COMMAND = [sys.executable, "-m", "podrun.compat"]
@@ -299,6 +302,39 @@ def test_a_misspelt_name_gets_one_guess_and_no_word_about_podruns_inside(
     except (AttributeError, NameError) as error:
         report(type(error), error, error.__traceback__)
     assert capsys.readouterr().err.rstrip().splitlines()[-1].endswith(last)
+
+
+def test_a_cell_of_a_notebook_shows_its_own_frames_and_the_hint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[tuple[list[str], int | None]] = []
+
+    class Shell:
+        custom_exceptions: tuple[type, ...] = ()
+
+        def set_custom_exc(self, kinds: tuple[type, ...], handler: Callable[..., None]) -> None:
+            self.custom_exceptions, self.handler = kinds, handler
+
+        def showtraceback(self, error: Any, tb_offset: int | None = None) -> None:
+            found = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error[2])]
+            shown.append((found, tb_offset))
+
+    shell = Shell()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    _keep_surroundings(monkeypatch)
+    install()
+    assert shell.custom_exceptions == (PodrunError,)
+    for words, wanted in (("", [__file__]), ("full", None)):
+        monkeypatch.setenv("PODRUN_TRACEBACK", words)
+        try:
+            popart.Builder().aiOnnx.relu(["nothing"])
+        except popart.popart_exception as error:
+            error.hint = "Name an input."
+            shell.handler(shell, type(error), error, error.__traceback__, tb_offset=1)
+        files, offset = shown.pop()
+        assert offset == (0 if wanted else 1)
+        assert files == wanted if wanted else any("graph_builder" in file for file in files)
+        assert capsys.readouterr().err == "hint: Name an input.\n"
 
 
 def test_pytest_runs_without_a_word_about_podrun(tmp_path: Path) -> None:
