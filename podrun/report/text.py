@@ -183,13 +183,13 @@ def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
         lines.append(_change(f"  {cause}, {unit}", before, second.seconds_by_cause.get(cause, 0.0) * of))
     speeds = first.samples_per_second, second.samples_per_second
     if speeds[0] is not None and speeds[1] is not None:
-        lines.append(_change("throughput", speeds[0], speeds[1], rate))
+        lines.append(_change("samples/s", speeds[0], speeds[1], lambda speed: rate(speed).split()[0]))
     for title, old, new in (
         ("operator", first.operators(), second.operators()),
         ("layer", first.layers(), second.layers()),
     ):
         names = dict.fromkeys((*old, *new))
-        moved = sorted(names, key=lambda name: (-abs(new.get(name, 0) - old.get(name, 0)), name))
+        moved = sorted(names, key=lambda name: (-abs(new.get(name, 0) - old.get(name, 0)), numbered(name)))
         lines.append(f"By {title}, cycles of one micro-batch")
         lines += [_change(f"  {name}", old.get(name, 0), new.get(name, 0)) for name in moved[:top]]
     was, now = first.fullest().memory, second.fullest().memory
