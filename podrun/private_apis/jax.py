@@ -112,8 +112,9 @@ def _version(package: str) -> str:
 
 
 def start_cpu_client() -> Any:
-    """A new XLA client for the CPU, whose calls return when their results are there."""
-    return _need("jaxlib.xla_client.make_cpu_client")(asynchronous=False)
+    """A new XLA client for the CPU, whose calls return when their results are there. One device, whatever
+    ``--xla_force_host_platform_device_count`` in ``XLA_FLAGS`` says: a client has a thread for each of its devices."""
+    return _need("jaxlib.xla_client.make_cpu_client")(asynchronous=False, num_devices=1)
 
 
 def written_to_cache() -> AbstractContextManager[Any]:

@@ -103,10 +103,10 @@ def test_a_seed_fixes_every_byte(tmp_path, monkeypatch):
     ("model", "before", "environment"),
     [
         ("mlp", "jax", {"NPROC": "1"}),
-        ("cnn", "jax", {"NPROC": "3"}),
+        ("cnn", "jax", {"NPROC": "3", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}),
         ("mlp", "all", {"NPROC": "8", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true"}),
     ],
-    ids=["1 thread", "3 threads", "8 threads and other libraries"],
+    ids=["1 thread", "3 threads and 8 devices", "8 threads and other libraries"],
 )
 def test_bits_do_not_depend_on_what_the_process_computed_before(tmp_path, model, before, environment):
     """JAX's own client keeps the threads that it started with, so each number of them takes a process."""

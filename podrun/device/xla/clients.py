@@ -79,54 +79,46 @@ def device_for(operations: float) -> Any:
 
 
 _SETTINGS: Mapping[str, Any] = {
-    "default_prng_impl": "threefry2x32",
-    "threefry_partitionable": True,
-    "numpy_dtype_promotion": "standard",
-    "numpy_rank_promotion": "allow",
-    "softmax_custom_jvp": False,
-    "debug_nans": False,
-    "debug_infs": False,
-    "disable_jit": False,
-    "enable_checks": False,
-    "transfer_guard_host_to_device": "allow",
-    "transfer_guard_device_to_host": "allow",
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_threefry_partitionable": True,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+    "jax_softmax_custom_jvp": False,
+    "jax_debug_nans": False,
+    "jax_debug_infs": False,
+    "jax_disable_jit": False,
+    "jax_enable_checks": False,
+    "jax_transfer_guard_host_to_device": "allow",
+    "jax_transfer_guard_device_to_host": "allow",
 }
-"""podrun's values of JAX's settings that change what is computed, or have JAX refuse it. Each has a context manager of
-its name in JAX, and is ``jax_`` and its name in ``jax.config``."""
+"""podrun's values of JAX's settings that change what is computed, or have JAX refuse it. ``jax`` has a context manager
+for each, named without the prefix."""
 
 
 @contextmanager
 def own_settings() -> Iterator[None]:
-    """A context in which this thread computes as in a new process, whatever the program has set: JAX's settings,
-    rounding, denormal numbers."""
+    """A context in which this thread computes as in a new process, whatever the program has set for JAX and for
+    floating point."""
     import jax
 
-    with ExitStack() as stack:
-        stack.enter_context(_plain_floating_point())
-        for name, ours in _SETTINGS.items():
-            if getattr(jax.config, f"jax_{name}") not in (ours, None):
-                stack.enter_context(getattr(jax, name)(ours))
-        yield
-
-
-@contextmanager
-def _plain_floating_point() -> Iterator[None]:
-    """Round to nearest, keep denormal numbers and trap on nothing, as a new program does. XLA computes with the calling
-    thread's rounding and traps; only denormal numbers it treats its own way."""
-    library = _libm()
-    before = ctypes.create_string_buffer(_FLOATING_POINT_BYTES)
+    differing = [name for name, ours in _SETTINGS.items() if getattr(jax.config, name) not in (ours, None)]
+    library, before = _libm(), ctypes.create_string_buffer(_FLOATING_POINT_BYTES)
     library.fegetenv(before)
-    library.fesetenv(ctypes.c_void_p(_DEFAULT_FLOATING_POINT))
+    library.fesetenv(_DEFAULT_FLOATING_POINT)
     try:
-        yield
+        with ExitStack() as stack:
+            for name in differing:
+                stack.enter_context(getattr(jax, name.removeprefix("jax_"))(_SETTINGS[name]))
+            yield
     finally:
         library.fesetenv(before)
 
 
 _FLOATING_POINT_BYTES = 64
-"""At least those of ``fenv_t`` (32 on x86-64)."""
-_DEFAULT_FLOATING_POINT = -1
-"""``FE_DFL_ENV`` of fenv.h."""
+"""At least those of ``fenv_t`` (32 on x86-64), which says how the processor rounds and what it traps on. XLA computes
+with the calling thread's."""
+_DEFAULT_FLOATING_POINT = ctypes.c_void_p(-1)
+"""``FE_DFL_ENV`` of fenv.h: that of a new program."""
 
 
 @functools.cache
