@@ -17,13 +17,14 @@ import pytest
 
 from podrun.core import access, identity
 from podrun.core.cluster import load_cluster
-from podrun.core.errors import DeniedError, ServiceError, UsageError
+from podrun.core.errors import DeniedError, NotFoundError, ServiceError, UsageError
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
-from podrun.vipu.client import VipuClient
+from podrun.vipu.client import HARMLESS, VipuClient
 from podrun.vipu.machine_pool import LocalMachinePool
 from podrun.vipu.service import Service
 from podrun.vipu.store import Store
+from podrun.vipu.types import Requirements
 
 TOKEN = "a-token-of-this-test"
 ANOTHER = "another-token-than-that"
@@ -195,6 +196,36 @@ def test_a_client_that_expects_its_own_server_takes_no_other(
         VipuClient("127.0.0.1", service, timeout=10, own=True) as client,
         pytest.raises(access.StrangersServerError, match="not this user's"),
     ):
+        client.list_partitions()
+
+
+def test_a_strangers_server_is_asked_to_change_nothing(service: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server proves itself with its answer, when a call has been carried out: the error must not come too late."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from podrun.protos import vipu_pb2_grpc as stubs
+
+    monkeypatch.setenv(access.VARIABLE, TOKEN)
+    spy = _Spy()
+    fake = grpc.server(ThreadPoolExecutor(1), interceptors=[spy])
+    stubs.add_UserServiceServicer_to_server(stubs.UserServiceServicer(), fake)
+    port = fake.add_insecure_port("127.0.0.1:0")
+    fake.start()
+    try:
+        with VipuClient("127.0.0.1", port, timeout=10, own=True) as client:
+            for change in (
+                lambda: client.create_partition(Requirements("p", 4)),
+                lambda: client.remove_partition("p"),
+                lambda: client.reset_partition("p"),
+            ):
+                with pytest.raises(access.StrangersServerError):
+                    change()
+    finally:
+        fake.stop(None).wait(5)
+    assert {method for method, _ in spy.seen} == {HARMLESS}
+    with VipuClient("127.0.0.1", service, timeout=10, own=True) as client:
+        with pytest.raises(NotFoundError):
+            client.remove_partition("none")
         client.list_partitions()
 
 

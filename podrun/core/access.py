@@ -169,16 +169,56 @@ def account_of(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def open_channel(
-    endpoint: str, options: Sequence[tuple[str, Any]], token: str = "", *, own: bool = False
+    endpoint: str,
+    options: Sequence[tuple[str, Any]],
+    token: str = "",
+    *,
+    own: bool = False,
+    harmless: str = "",
 ) -> grpc.Channel:
     """A gRPC channel whose calls prove that the caller knows ``token``; with an empty token they prove nothing.
 
-    ``own``: calls raise StrangersServerError unless the server proves that it knows the token too.
+    ``own``: calls raise StrangersServerError unless the server proves that it knows the token too. ``harmless``: a
+    method that changes nothing and takes an empty request. It is called before the first call that may change
+    something, because a server proves itself with its answer, when it has carried out the call.
     """
     import grpc
 
     channel = _connected(endpoint, list(options))
-    return grpc.intercept_channel(channel, _proves(endpoint, token, own)) if token else channel
+    if not token:
+        return channel
+    checks = _first_check(channel, endpoint, token, harmless) if own and harmless else None
+    return grpc.intercept_channel(channel, _proves(endpoint, token, own, checks))
+
+
+_READS = ("Get", "List", "Watch", "Explain")
+"""How the names of methods begin that change nothing."""
+FIRST_CHECK_SECONDS = 10.0
+"""Longest wait for the answer to the harmless call; where there is none, the call itself says so."""
+
+
+def _first_check(channel: grpc.Channel, endpoint: str, token: str, harmless: str) -> Callable[[str], None]:
+    """A function that is told the method of each call, and raises StrangersServerError before a stranger's server is
+    asked to change something.
+    """
+    import grpc
+
+    checked = False
+
+    def check(method: str) -> None:
+        nonlocal checked
+        if checked or method.rpartition("/")[2].startswith(_READS):
+            return
+        proof = make_proof(token, harmless, endpoint)
+        shown = ((PROOF_KEY, proof.text),)
+        ask: Any = channel.unary_unary(harmless)
+        call = ask.future(b"", timeout=FIRST_CHECK_SECONDS, metadata=shown)
+        with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
+            call.result()
+        _check_answer(call, proof, endpoint)
+        checked = call.code().name not in _NO_ANSWER
+
+    return check
 
 
 def _connected(endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
@@ -205,7 +245,7 @@ def why_unreachable(endpoint: str) -> str:
     return explain(endpoint)
 
 
-def _proves(endpoint: str, token: str, own: bool) -> Any:
+def _proves(endpoint: str, token: str, own: bool, check: Callable[[str], None] | None) -> Any:
     import grpc
 
     class Proves(
@@ -216,6 +256,8 @@ def _proves(endpoint: str, token: str, own: bool) -> Any:
         """Adds a proof to the metadata of each call, and checks the server's answer to it."""
 
         def intercept_unary_unary(self, proceed: Callable[..., Any], details: Any, request: Any) -> Any:
+            if check is not None:
+                check(_text(details.method))
             proof = make_proof(token, _text(details.method), endpoint)
             call = proceed(_with_proof(details, proof), request)
             if not own:

@@ -60,6 +60,8 @@ from podrun.vipu.types import (
     WatchedChange,
 )
 
+HARMLESS = "/podrun.vipu.v1.UserService/GetServerVersion"
+"""The call by which a server proves itself before it is asked to change something."""
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_TIMEOUT_S = 120.0
 """PopRun's default --vipu-server-timeout."""
@@ -99,6 +101,7 @@ class VipuClient:
             (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20)),
             make_token(environment(), runtime_directory()),
             own=own,
+            harmless=HARMLESS,
         )
         self._channel = with_account(channel, account if any(account) else account_of(environment()))
         self._user: Any = vipu_pb2_grpc.UserServiceStub(self._channel)  # type: ignore[no-untyped-call]
