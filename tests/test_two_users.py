@@ -114,22 +114,28 @@ def test_every_call_of_a_shared_server_and_its_machines(shared: _Pod) -> None:
 def test_another_user_neither_removes_nor_sees_details(shared: _Pod) -> None:
     looks = """
 import json, sys
-from podrun.core.errors import DeniedError
+from podrun.core.errors import DeniedError, ExhaustedError
 from podrun.vipu.client import VipuClient
+from podrun.vipu.types import Requirements
 with VipuClient("127.0.0.1", int(sys.argv[1]), 20) as client:
+    try:
+        client.create_partition(Requirements("all", 16))
+    except ExhaustedError as error:
+        room = error.message
     reports = [report.to_json_dict() for report in client.machine_reports("alices")]
     try:
         client.remove_partition("alices")
         said = "removed"
     except DeniedError as error:
         said = error.message
-    print(json.dumps([reports, said]))
+    print(json.dumps([reports, said, room]))
 """
     for uid, sees in ((BOB, False), (ALICE, True)):
-        reports, said = other_users.run(uid, shared.home / str(uid), looks, str(shared.port))
+        reports, said, room = other_users.run(uid, shared.home / str(uid), looks, str(shared.port))
         assert bool(reports[0]["endpoint"]) is sees
         assert (said == "removed") is sees
         assert sees or f"belongs to {ALICE}, not to {BOB}" in said
+        assert (f"alices (4 IPUs of {ALICE} since" in room) is not sees
 
 
 def test_a_server_that_is_not_shared_answers_nobody_else(home: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,15 @@ from podrun.core.errors import (
 )
 from podrun.core.telemetry import NO_ANSWER
 from podrun.launcher.output import Log
-from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_server
+from podrun.launcher.server import (
+    LOCAL,
+    ServerAddress,
+    check_may_use,
+    choose_cluster,
+    facts_of,
+    find_server,
+    usable_names,
+)
 from podrun.launcher.spec import LaunchSpec, PartitionAddress, PartitionSpec, PodFacts, target_options
 
 if TYPE_CHECKING:
@@ -44,8 +51,6 @@ REMOVE_SECONDS = 20.0
 BETWEEN_ATTEMPTS_SECONDS = 2.0
 BETWEEN_REPORTS_SECONDS = 0.2
 """Pause between two attempts to get IPUs that others use."""
-_OF_A_LAUNCH = re.compile(r"podrun-(\d+)")
-"""Names of partitions that podrun makes for one launch; the number is podrun's process id."""
 _STARTS_BADLY = (
     "Try again, with -vv to see more. A host that is very busy or short of memory starts machines too slowly; "
     "a vipu-server that stays up (vipu-server --prestart) starts them once."
@@ -195,6 +200,7 @@ class PartitionSession:
             self._create()
             return True
         info = existing[self.name]
+        check_may_use(self.client, self.name)
         self.log.info(f"partition {self.name} already exists and is in state {info.state.wire_name}")
         if self._shares(info):
             self._take_place(info)
@@ -398,16 +404,15 @@ class PartitionSession:
     def _choose_name(self, existing: Mapping[str, PartitionInfo]) -> str:
         if self.wanted.name:
             return self.wanted.name
-        usable = sorted(name for name in existing if not _goes_with_a_launch(name))
+        usable = usable_names(existing, self.environ)
         if len(usable) > 1:
             raise UsageError(
                 f"there are several partitions: {', '.join(usable)}",
                 hint=f"Name one: --vipu-partition {usable[0]}",
             )
         if usable:
-            (name,) = usable
-            self.log.info(f"using partition {name} because it is the only one available")
-            return name
+            self.log.info(f"using partition {usable[0]} because it is the only one available")
+            return usable[0]
         return f"podrun-{os.getpid()}"
 
     def _create(self) -> None:
@@ -473,7 +478,7 @@ class PartitionSession:
 
     def _misfit(self, info: PartitionInfo) -> str:
         if info.size != self.wanted.size:
-            return f"has {info.size} IPUs; the run needs {self.wanted.size}"
+            return f"has {info.size} {'IPU' if info.size == 1 else 'IPUs'}; the run needs {self.wanted.size}"
         return f"has {info.num_gcds} GCDs; the run needs 1 or {self.wanted.num_gcds}"
 
     def _shares(self, info: PartitionInfo) -> bool:
@@ -567,14 +572,6 @@ def answers(
         pause(BETWEEN_REPORTS_SECONDS)
         reports = ask()
     return reports
-
-
-def _goes_with_a_launch(name: str) -> bool:
-    """Whether another podrun on this host made the partition for its own launch, and removes it when the launch
-    ends.
-    """
-    made = _OF_A_LAUNCH.fullmatch(name)
-    return made is not None and int(made[1]) != os.getpid() and os.path.exists(f"/proc/{made[1]}")
 
 
 def work_since(before: Sequence[MachineReport], report: MachineReport) -> MachineReport:

@@ -4,16 +4,28 @@ run.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from podrun.core.access import account_of
 from podrun.core.cluster import Cluster, cluster_names, load_cluster
-from podrun.core.errors import PodrunError, UsageError
+from podrun.core.errors import ConflictError, PodrunError, ServiceError, UsageError
+from podrun.core.identity import user_name
 from podrun.launcher.option_table import PORT_DEFAULT
 from podrun.launcher.spec import LaunchSpec, PodFacts, ServerSpec
 
+if TYPE_CHECKING:
+    from podrun.vipu.client import VipuClient
+    from podrun.vipu.types import PartitionInfo
+
 LOCAL = "127.0.0.1"
+_OF_A_LAUNCH = re.compile(r"podrun-(\d+)")
+"""Names of partitions that podrun makes for one launch; the number is podrun's process id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +134,26 @@ def facts_of(cluster: Cluster) -> PodFacts:
 def pods_by_size() -> dict[str, int]:
     """IPUs of the named GC200 PODs, smallest first: for hints."""
     return {name: load_cluster(name).ipu_count for name in cluster_names() if name.startswith("pod")}
+
+
+def usable_names(existing: Mapping[str, PartitionInfo], environ: Mapping[str, str]) -> list[str]:
+    """The names of this user's partitions, without those that another podrun on this host made for its own launch and
+    removes when the launch ends. A server with users of its own (--secure) says itself whose they are.
+    """
+    ours = ("", user_name(os.getuid()))
+    return sorted(
+        name
+        for name, info in existing.items()
+        if (account_of(environ)[0] or info.owner in ours) and not _goes_with_a_launch(name)
+    )
+
+
+def _goes_with_a_launch(name: str) -> bool:
+    made = _OF_A_LAUNCH.fullmatch(name)
+    return made is not None and int(made[1]) != os.getpid() and os.path.exists(f"/proc/{made[1]}")
+
+
+def check_may_use(client: VipuClient, name: str) -> None:
+    """Raise DeniedError, which says whose it is, for a partition whose devices this user may not use."""
+    with contextlib.suppress(ServiceError, ConflictError):
+        client.ipuof_config(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import click
 
 from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, NotFoundError, PodrunError, UsageError
+from podrun.core.identity import user_name
 from podrun.core.telemetry import NO_ANSWER
 from podrun.core.terminal import fields, table
 from podrun.faults import parse_fault
@@ -109,10 +111,14 @@ def list_partitions(cli: CliContext) -> None:
 
     def once(client: VipuClient) -> None:
         found = client.list_partitions()
+        several = len({info.owner for info in found} | {user_name(os.getuid())}) > 1
         cli.show(
             "partitions",
             [partition_json(info) for info in found],
-            lambda: table(PARTITION_COLUMNS, (partition_row(info) for info in found)),
+            lambda: table(
+                (*PARTITION_COLUMNS, *(["Owner"] * several)),
+                ((*partition_row(info), *([info.owner] * several)) for info in found),
+            ),
         )
 
     cli.repeat(("partition",), once)
@@ -322,6 +328,7 @@ def partition_fields(info: PartitionInfo) -> list[tuple[str, str]]:
         ("Sync Type", info.sync_type.value),
         ("Agents", " ".join(info.agents)),
         ("Generation", str(info.generation)),
+        *([("Owner", info.owner)] if info.owner else []),
     ]
     return rows + ([("Error", info.error)] if info.error else [])
 

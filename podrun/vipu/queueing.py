@@ -26,7 +26,8 @@ from podrun.vipu import events as ev
 from podrun.vipu.events import Instruction, Partition, Queued
 from podrun.vipu.ipu_placement import Flags, find_place, ipus_of, largest_place, place_at, place_of_index
 from podrun.vipu.requirements import check_name, complete_requirements, unknown_name
-from podrun.vipu.types import Requirements
+from podrun.vipu.rights import owner_name
+from podrun.vipu.types import NO_USER, Requirements
 
 if TYPE_CHECKING:
     from podrun.vipu.allocator import Allocator
@@ -441,7 +442,7 @@ def no_room(draft: Allocator, needs: Requirements) -> UsageError:
     agents = {draft.cluster.agent_of(int(ipu)).id for ipu in np.flatnonzero(whole & draft.table.taken)}
     names = {name for agent in agents for name in draft.partitions_on(agent)}
     holders = sorted((draft.partitions[name] for name in names), key=lambda p: (-p.size, p.created, p.name))
-    shown = ", ".join(_holder(partition) for partition in holders[:SHOWN_HOLDERS]) or "none"
+    shown = ", ".join(_holder(partition, needs.owner) for partition in holders[:SHOWN_HOLDERS]) or "none"
     more = f" and {len(holders) - SHOWN_HOLDERS} more" if len(holders) > SHOWN_HOLDERS else ""
     message = f"no {needs.size} aligned IPUs are free: {int(free.sum())} IPUs are"
     if largest < needs.size:
@@ -462,9 +463,13 @@ def no_room(draft: Allocator, needs: Requirements) -> UsageError:
     return ExhaustedError(message, hint=hint)
 
 
-def _holder(partition: Partition) -> str:
+def _holder(partition: Partition, asks: int) -> str:
+    """A partition that is in the way of user ``asks``, and whose it is if it is another user's."""
     since = datetime.fromtimestamp(partition.created, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"{partition.name} ({partition.size} IPUs since {since})"
+    whose = "" if partition.owner in (asks, NO_USER) else f" of {owner_name(partition.owner)}"
+    return (
+        f"{partition.name} ({partition.size} {'IPU' if partition.size == 1 else 'IPUs'}{whose} since {since})"
+    )
 
 
 @dataclass(frozen=True, slots=True)

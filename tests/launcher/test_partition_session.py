@@ -6,16 +6,19 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
-from podrun.core.errors import ExhaustedError, UsageError
+from podrun.core.errors import DeniedError, ExhaustedError, UsageError
 from podrun.core.telemetry import NO_ANSWER, AttachedProcess, MachineReport
 from podrun.launcher import partition
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.output import Log
 from podrun.launcher.partition import PartitionSession, answers, work_since
 from podrun.launcher.plan import LaunchContext, plan_launch
+from podrun.launcher.server import usable_names
+from podrun.vipu.client import VipuClient
 from podrun.vipu.types import PartitionState
 from tests.conftest import wait_until
 from tests.vipu.conftest import Pod
@@ -83,6 +86,28 @@ def test_what_an_earlier_launch_has_left_on_purpose_is(launch: Launches) -> None
     launch.pod.active("other", 8)
     with pytest.raises(UsageError, match=f"there are several partitions: other, podrun-{gone}$"):
         launch("--num-replicas 8").prepare()
+
+
+def test_a_partition_of_another_user_is_neither_taken_nor_named(launch: Launches) -> None:
+    launch.pod.active("theirs", 4)
+    launch.pod.active("ours", 4)
+    there = {info.name: info for info in launch.pod.client.list_partitions()}
+    there["theirs"] = replace(there["theirs"], owner="somebody else")
+    assert usable_names(there, {}) == ["ours"]
+    # A server with users of its own knows which account's they are.
+    assert usable_names(there, {"VIPU_CLI_API_USER_ID": "me"}) == ["ours", "theirs"]
+
+
+def test_a_partition_that_its_server_denies_is_refused_before_anything_starts(
+    launch: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(client: VipuClient, name: str, gcd: int = 0) -> None:
+        raise DeniedError(f"partition {name} belongs to somebody, not to you")
+
+    launch.pod.active("theirs", 4)
+    monkeypatch.setattr(VipuClient, "ipuof_config", denied)
+    with pytest.raises(DeniedError, match="partition theirs belongs to somebody"):
+        launch("--num-replicas 4 --vipu-partition theirs").prepare()
 
 
 def _remove(launch: Launches, name: str) -> None:

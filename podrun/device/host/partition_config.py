@@ -14,7 +14,7 @@ import grpc
 from podrun.core.access import OWN_SERVER, account_of, make_token, open_channel, why_unreachable, with_account
 from podrun.core.documents import read_text
 from podrun.core.environment import runtime_directory
-from podrun.core.errors import ConfigError, NotFoundError, ServiceError, UsageError
+from podrun.core.errors import ConfigError, DeniedError, NotFoundError, ServiceError, UsageError
 from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
 from podrun.device.host.ports import Site
@@ -189,10 +189,12 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
         raise UsageError(f"{name} is {text!r}; a number was expected") from None
 
 
-def _no_config(error: Exception, where: str, partition: str) -> ServiceError | NotFoundError:
+def _no_config(error: Exception, where: str, partition: str) -> ServiceError | NotFoundError | DeniedError:
     status, details = wire.status_of(error)
     if status == "NOT_FOUND":
         return NotFoundError(details, hint="vipu list partitions")
+    if status == "PERMISSION_DENIED":
+        return DeniedError(details, hint="vipu list partitions shows whose partitions there are.")
     details = (why_unreachable(where) if status == "UNAVAILABLE" else "") or details
     return ServiceError(
         f"the partition service at {where} gave no configuration of partition {partition}: {details}",
