@@ -61,6 +61,7 @@ test-all: $(STAMP)
 # The site, in build/site. Fails on a link that leads nowhere.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet -f website/mkdocs.yml
+	@echo "Open build/site/index.html in a browser."
 
 # The site's pictures, from runs and reports of the examples.
 pictures: $(STAMP)

@@ -167,15 +167,15 @@ def error_reference() -> str:
         "## Classes\n",
         "`popart` and `poptorch` have theirs under the SDK's names; each is also the class of podrun's that its row "
         "names as a base. Commands and `podrun.compat` end with the exit code of the row.\n",
-        "| class | when | whose fault, exit code | bases |",
-        "|---|---|---|---|",
+        "| class, of its bases | when | whose fault, exit code |",
+        "|---|---|---|",
     ]
     for value in error_classes():
         text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()).replace("|", "\\|")
         bases = ", ".join(f"`{base.__name__}`" for base in value.__bases__)
         fault, code = getattr(value, "fault", None), getattr(value, "exit_code", "")
         name, text = f"{_import_from(value)}{value.__name__}", text.replace("``", "`")
-        lines.append(f"| `{name}` | {text} | {fault.value if fault else ''}, {code} | {bases} |")
+        lines.append(f"| `{name}`<br>of {bases} | {text} | {fault.value if fault else ''}, {code} |")
     lines += [
         "\n## Codes\n",
         "The values of `poplar::ErrorCode`, which a runtime error carries, and the faults that raise them "
