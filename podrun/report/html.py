@@ -7,8 +7,9 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 
 from podrun.report import charts
@@ -39,10 +40,30 @@ def page(
     """The page. With ``other``, the changes from ``other`` to ``profile`` stand near its beginning."""
     title = title or profile.name
     sections = [*_sections(profile, other)]
-    links = "".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name, _ in sections)
-    about = f"<p>{escape(TRUST)}</p>{_verdict(profile)}<nav>{links}</nav>"
+    about = f"<p>{escape(TRUST)}</p>{_verdict(profile)}<nav>{_links([part[:2] for part in sections])}</nav>"
     body = "\n".join(f'<h2 id="{anchor}">{escape(name)}</h2>{body}' for anchor, name, body in sections)
     return _document(title, _origin(origin) + about + "\n" + body, program=origin.program if origin else "")
+
+
+MANY = 4
+GROUPS = {"ipu": "Memory of IPU", "stage": "Timelines"}
+"""Sections of one kind, by the beginning of their anchors; where there are `MANY`, links to them are numbers."""
+
+
+def _links(sections: Sequence[tuple[str, str]]) -> str:
+    """Links to sections, given by anchor and heading."""
+    made = []
+    for kind, parts in groupby(sections, key=lambda section: section[0].partition("-")[0]):
+        members = list(parts)
+        if kind in GROUPS and len(members) >= MANY:
+            numbers = "".join(
+                f'<a href="#{anchor}" title="{escape(name)}">{anchor.partition("-")[2]}</a>'
+                for anchor, name in members
+            )
+            made.append(f"<span>{GROUPS[kind]}: {numbers}</span>")
+        else:
+            made += [f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in members]
+    return "".join(made)
 
 
 def side_by_side(
@@ -195,7 +216,8 @@ def _pipeline(profile: Profile) -> str:
         if shown < profile.micro_batches_per_pass
         else "all"
     )
-    about = f"<p>Time runs to the right; one colour is one micro-batch ({of} shown); grey is idle."
+    grey = "idle" if of == "all" else "idle, or at work on later micro-batches"
+    about = f"<p>Time runs to the right; one colour is one micro-batch ({of} shown); grey is {grey}."
     found = shape(profile)
     over = (
         "a whole batch"

@@ -133,6 +133,17 @@ def test_times_are_in_a_unit_that_shows_them(profile: Profile) -> None:
         assert f"<b>{words}</b>" in page(lasting)
 
 
+def test_links_to_many_ipus_are_numbers(profile: Profile) -> None:
+    links = re.findall(r"<nav>(.*)</nav>", page(profile))[0]
+    assert re.findall(r">(Memory of IPU \d)</a>", links) == [
+        f"Memory of IPU {use.ipu}" for use in profile.held()
+    ]
+    stages = tuple(dataclasses.replace(profile.stages[0], name=f"segment {n}", ipu=n) for n in range(5))
+    links = re.findall(r"<nav>(.*)</nav>", page(dataclasses.replace(profile, stages=stages)))[0]
+    numbers = "".join(f'<a href="#stage-{n}" title="Segment {n} on IPU {n}">{n}</a>' for n in range(5))
+    assert f"<span>Timelines: {numbers}</span>" in links
+
+
 def test_names_are_sorted_as_people_number_them(profile: Profile) -> None:
     stage = profile.stages[0]
     layers = tuple(dataclasses.replace(stage.layers[0], name=f"MatMul:0/{n}") for n in (10, 2, 1))
