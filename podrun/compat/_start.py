@@ -216,7 +216,9 @@ def _is_library(filename: str) -> bool:
 
 def _hints(error: BaseException) -> str:
     """The hints of an error, its causes and the errors it groups, each once on a line of its own."""
-    found = dict.fromkeys(hint for hint in (*_hints_of(error, set()), _of_numpy(error)) if hint)
+    found = dict.fromkeys(
+        hint for hint in (*_hints_of(error, set()), _of_numpy(error), _of_modules(error)) if hint
+    )
     return "".join(f"hint: {hint}\n" for hint in found)
 
 
@@ -273,6 +275,31 @@ def _of_numpy(error: BaseException) -> str:
         return f"NumPy 2 has no ndarray.{error.name}: write {_FORMER_METHODS[error.name]}"
     if isinstance(error, TypeError) and "0-dimensional arrays can be converted" in str(error):
         return "NumPy 2 makes a number of an array without dimensions only: write array.item()"
+    return ""
+
+
+_BUILDER_INSTEAD = "make the model with popart.Builder(), which podrun has"
+_ABSENT = {
+    "popxl": _BUILDER_INSTEAD,
+    "popxl_addons": _BUILDER_INSTEAD,
+    "popart.ir": _BUILDER_INSTEAD,
+    "popart._internal": _BUILDER_INSTEAD,
+    "poprt": "podrun estimate MODEL.onnx and popart.InferenceSession read ONNX files",
+    "popef": "session.compileAndExport and session.loadExecutable keep compiled programs",
+    "poplar": "it is C++'s; popart, poptorch and popdist are what podrun has",
+    "tensorflow": "podrun has popart and poptorch, and no TensorFlow",
+    "ipu_tensorflow_addons": "podrun has popart and poptorch, and no TensorFlow",
+}
+"""Modules of the SDK that podrun does not have, and what to use."""
+
+
+def _of_modules(error: BaseException) -> str:
+    """The hint for a module of the SDK that podrun does not have; empty for all other errors."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    for name, instead in _ABSENT.items():
+        if error.name == name or error.name.startswith(f"{name}."):
+            return f"podrun does not have the SDK's {name}: {instead}"
     return ""
 
 

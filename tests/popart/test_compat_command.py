@@ -130,6 +130,11 @@ MISSPELT = (
     [
         ("def f():\n    raise ValueError('mine')\nf()\n", 2, "ValueError: mine"),
         ("import not_there_at_all\n", 1, "ModuleNotFoundError: No module named 'not_there_at_all'"),
+        (
+            "import popxl.ops\n",
+            1,
+            "podrun does not have the SDK's popxl: make the model with popart.Builder()",
+        ),
         (MISSPELT, 2, "matmull"),
         ("import popart\npopart.Buildr()\n", 1, "Buildr"),
         ("def f(:\n", 0, "SyntaxError"),
