@@ -44,6 +44,68 @@ def test_refusals_say_what_to_do_next(room: str) -> None:
     assert [line for path in paths for line in _without_hint(path)] == []
 
 
+_TYPED = re.compile(
+    r"(?<![\w./-])(vipu(?:-admin|-server)?|gc-[a-z]+)"
+    r"((?: (?:\[?--?[a-z][\w-]*(?:=[A-Z]\w*)?\]?|[a-z][a-z-]+|[A-Z]\w*))*)"
+)
+"""A command as a message names it, and its words."""
+_PROSE = {"and", "has", "or", "start", "starts", "that", "command", "server"}
+"""Words that follow a command's name in sentences about it."""
+
+
+@pytest.mark.parametrize("room", [*ROOMS, "upkeep"])
+def test_commands_that_messages_name_take_what_is_named(room: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} {typed[0]}"
+        for path in sorted((ROOT / "podrun" / room).rglob("*.py"))
+        for line, text in _texts(path)
+        for typed in _TYPED.finditer(text)
+        if not _takes(typed[1], typed[2].split())
+    ]
+    assert wrong == []
+
+
+def _texts(path: Path) -> Iterator[tuple[int, str]]:
+    """String literals, with their lines; X stands for what an f-string puts in."""
+    nodes = list(ast.walk(syntax_tree(path)))
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            yield (
+                node.lineno,
+                "".join(str(v.value) if isinstance(v, ast.Constant) else "X" for v in node.values),
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.lineno, node.value
+
+
+def _takes(name: str, words: list[str]) -> bool:
+    """True iff the command has such a verb and such options."""
+    if name not in COMMANDS:
+        return False
+    command, options = COMMANDS[name], {"--help", "-h", "--version"}
+    options |= {option for parameter in command.params for option in parameter.opts}
+    while isinstance(command, click.Group) and words and not words[0].startswith(("-", "[")):
+        word = words.pop(0)
+        if word in _PROSE or word[0].isupper():
+            return True
+        inner = command.get_command(
+            click.Context(command), getattr(command, "other_names", {}).get(word, word)
+        )
+        if inner is None:
+            return False
+        command = inner
+        options |= {option for parameter in command.params for option in parameter.opts}
+    return all(word.strip("[]").split("=")[0] in options for word in words if word.startswith(("-", "[-")))
+
+
+def test_a_message_with_a_wrong_command_is_found() -> None:
+    assert _takes("vipu", ["remove", "partition", "X", "--force"])
+    assert not _takes("vipu", ["erase", "partition", "X"])
+    assert not _takes("vipu", ["remove", "partition", "X", "--hard"])
+    assert not _takes("gc-destroy", [])
+
+
 def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
     yield name, command
     if isinstance(command, click.Group):

@@ -478,7 +478,7 @@ class PartitionSession:
 
     def _misfit(self, info: PartitionInfo) -> str:
         if info.size != self.wanted.size:
-            return f"has {info.size} {'IPU' if info.size == 1 else 'IPUs'}; the run needs {self.wanted.size}"
+            return f"has {info.size} IPUs; the run needs {self.wanted.size}"
         return f"has {info.num_gcds} GCDs; the run needs 1 or {self.wanted.num_gcds}"
 
     def _shares(self, info: PartitionInfo) -> bool:
