@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from podrun.device.xla.convolutions import SHUFFLE, TARGET, Kind
+from podrun.device.xla.epilogues import create, producer
 from podrun.private_apis.jax import mlir
 
 
@@ -100,16 +101,11 @@ def _sink(ir: Any, op: Any) -> None:
 
 def _last(value: Any) -> Any:
     """``x`` if the value is ``transpose(x)`` with x channels last; None for any other value."""
-    owner = _owner(value)
+    owner = producer(value)
     if owner is None or owner.name != "stablehlo.transpose":
         return None
     permutation = tuple(owner.attributes["permutation"])
     return owner.operands[0] if len(permutation) > 3 and permutation == to_first(len(permutation)) else None
-
-
-def _owner(value: Any) -> Any:
-    owner = value.owner
-    return owner if hasattr(owner, "name") and hasattr(owner, "operands") else None
 
 
 def _is_image(value: Any) -> bool:
@@ -125,32 +121,23 @@ def _as_last(ir: Any, value: Any) -> Any:
     there = _last(value)
     if there is not None:
         return there
-    owner, kind = _owner(value), _permuted(ir, value.type)
+    owner, kind = producer(value), _permuted(ir, value.type)
     if owner is not None and owner.name == "stablehlo.broadcast_in_dim":
         order = to_last(len(kind.shape))
         axes = [order.index(d) for d in owner.attributes["broadcast_dimensions"]]
-        attributes = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get(axes)}
-        return _create(ir, "stablehlo.broadcast_in_dim", kind, [owner.operands[0]], attributes)
+        return create(ir, "broadcast_in_dim", kind, [owner.operands[0]], broadcast_dimensions=axes)
     if owner is not None and owner.name == "stablehlo.constant" and owner.attributes["value"].is_splat:
         element = owner.attributes["value"].get_splat_value()
         splat = ir.DenseElementsAttr.get_splat(kind, element)
-        return _create(ir, "stablehlo.constant", kind, [], {"value": splat})
-    permutation = ir.DenseI64ArrayAttr.get(to_last(len(kind.shape)))
-    return _create(ir, "stablehlo.transpose", kind, [value], {"permutation": permutation})
-
-
-def _create(ir: Any, name: str, kind: Any, operands: list[Any], attributes: dict[str, Any]) -> Any:
-    return ir.Operation.create(name, results=[kind], operands=operands, attributes=attributes).results[0]
+        made = ir.Operation.create(
+            "stablehlo.constant", results=[kind], operands=[], attributes={"value": splat}
+        )
+        return made.results[0]
+    return create(ir, "transpose", kind, [value], permutation=to_last(len(kind.shape)))
 
 
 def _as_first(ir: Any, value: Any, kind: Any) -> Any:
-    return _create(
-        ir,
-        "stablehlo.transpose",
-        kind,
-        [value],
-        {"permutation": ir.DenseI64ArrayAttr.get(to_first(len(kind.shape)))},
-    )
+    return create(ir, "transpose", kind, [value], permutation=to_first(len(kind.shape)))
 
 
 def _moved(ir: Any, op: Any, permute: tuple[str, ...] = ()) -> Any:
@@ -204,15 +191,15 @@ def _reshape(ir: Any, op: Any) -> Any:
     kind = op.results[0].type
     if not _is_image(op.results[0]) or list(kind.shape)[-3:] != list(op.operands[0].type.shape)[-3:]:
         return None
-    reshaped = _create(ir, "stablehlo.reshape", _permuted(ir, kind), [_last(op.operands[0])], {})
+    reshaped = create(ir, "reshape", _permuted(ir, kind), [_last(op.operands[0])])
     return _as_first(ir, reshaped, kind)
 
 
 def _shuffled(op: Any) -> tuple[Any, list[int], list[int]] | None:
     """Of a reshape that joins channels which were split into parts and the parts put in another order (a channel
     shuffle): the image channels last, the parts' sizes, and their order."""
-    turn = _owner(op.operands[0])
-    split = _owner(turn.operands[0]) if turn is not None and turn.name == "stablehlo.transpose" else None
+    turn = producer(op.operands[0])
+    split = producer(turn.operands[0]) if turn is not None and turn.name == "stablehlo.transpose" else None
     if split is None or split.name != "stablehlo.reshape":
         return None
     image = _last(split.operands[0])
@@ -234,16 +221,15 @@ def _shuffle(ir: Any, op: Any) -> Any:
     kind, lead = op.results[0].type, list(image.type.shape)[:3]
     split = ir.RankedTensorType.get([*lead, *parts], kind.element_type)
     turned = ir.RankedTensorType.get([*lead, *(parts[i] for i in order)], kind.element_type)
-    permutation = {"permutation": ir.DenseI64ArrayAttr.get([0, 1, 2, *(3 + i for i in order)])}
-    value = _create(ir, "stablehlo.reshape", split, [image], {})
-    value = _create(ir, "stablehlo.transpose", turned, [value], permutation)
-    value = _create(ir, "stablehlo.reshape", _permuted(ir, kind), [value], {})
+    value = create(ir, "reshape", split, [image])
+    value = create(ir, "transpose", turned, [value], permutation=[0, 1, 2, *(3 + i for i in order)])
+    value = create(ir, "reshape", _permuted(ir, kind), [value])
     return _as_first(ir, value, kind)
 
 
 def _shuffle_inside(ir: Any, op: Any, image: Any, rows: int) -> bool:
     """Have the call that computes the image shuffle its channels. False if no call does, or others read the image."""
-    call, value = _owner(image), op.operands[0]
+    call, value = producer(image), op.operands[0]
     target = (
         call.attributes["call_target_name"]
         if call is not None and "call_target_name" in call.attributes
@@ -254,7 +240,7 @@ def _shuffle_inside(ir: Any, op: Any, image: Any, rows: int) -> bool:
     while value != image:  # from the shuffle back to the call: each has one reader
         if len(list(value.uses)) > 1:
             return False
-        value = _owner(value).operands[0]
+        value = producer(value).operands[0]
     numbers = list(ir.DenseI64ArrayAttr(ir.DictAttr(call.attributes["backend_config"])["numbers"]))
     if len(list(image.uses)) > 1 or numbers[0] != Kind.FORWARD or numbers[SHUFFLE] != 1:
         return False

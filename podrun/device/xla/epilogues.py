@@ -4,13 +4,14 @@ An epilogue adds a bias, another image or both, and then may replace negative el
 before it stores the sums (`podrun/device/xla/native`). As operations of their own each would be another pass over
 memory and another task for XLA's threads, which slows small networks at batch 1 most.
 
-`nested` yields the operations of a StableHLO program at any depth, and `inline` replaces calls by the called functions.
+What all rewrites of StableHLO use is here too: `nested` yields the operations of a program at any depth, `inline`
+replaces calls by the called functions, `producer` finds the operation that defines a value, and `create` makes one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,7 @@ def _cut(value: Any) -> tuple[Any, Any]:
     """The operation that replaces a value's negative elements by 0, and the comparison that it reads; or None."""
     users = [use.owner for use in value.uses]
     if len(users) == 1 and users[0].name == "stablehlo.maximum":
-        return (users[0], None) if any(map(_is_zero, users[0].operands)) else (None, None)
+        return (users[0], None) if any(map(is_zero, users[0].operands)) else (None, None)
     compares = [u for u in users if u.name == "stablehlo.compare"]
     selects = [u for u in users if u.name == "stablehlo.select"]
     if len(users) != 2 or not compares or not selects:
@@ -90,10 +91,10 @@ def _cut(value: Any) -> tuple[Any, Any]:
     positive = "GT" in str(compare.attributes["comparison_direction"])
     fits = (
         compare.operands[0] == value
-        and _is_zero(compare.operands[1])
+        and is_zero(compare.operands[1])
         and select.operands[0] == compare.results[0]
         and select.operands[1] == value
-        and _is_zero(select.operands[2])
+        and is_zero(select.operands[2])
     )
     return (select, compare) if positive and fits else (None, None)
 
@@ -103,36 +104,36 @@ def _only_user(value: Any) -> Any:
     return users[0] if len(users) == 1 else None
 
 
-def _producer(value: Any) -> Any:
+def producer(value: Any) -> Any:
     """The operation that defines a value; None for an argument."""
     owner = value.owner
     return owner if hasattr(owner, "operands") else None
 
 
 def _is_broadcast(value: Any) -> bool:
-    producer = _producer(value)
-    return producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
+    maker = producer(value)
+    return maker is not None and maker.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
 
 
 def _per_channel(value: Any, feature: int) -> Any:
     """The vector that a value broadcasts over all axes but ``feature``; None if it is no such broadcast."""
-    producer = _producer(value)
-    if producer is None or producer.name != "stablehlo.broadcast_in_dim":
+    maker = producer(value)
+    if maker is None or maker.name != "stablehlo.broadcast_in_dim":
         return None
-    source = producer.operands[0]
-    axes, sizes = list(producer.attributes["broadcast_dimensions"]), list(source.type.shape)
+    source = maker.operands[0]
+    axes, sizes = list(maker.attributes["broadcast_dimensions"]), list(source.type.shape)
     wide = [axis for axis, size in zip(axes, sizes, strict=True) if size > 1]
     return source if wide == [feature] and math.prod(sizes) == value.type.shape[feature] else None
 
 
-def _is_zero(value: Any) -> bool:
+def is_zero(value: Any) -> bool:
     """True iff every element is known to be 0."""
-    producer = _producer(value)
-    while producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.convert"):
-        producer = _producer(producer.operands[0])
-    if producer is None or producer.name != "stablehlo.constant" or not producer.attributes["value"].is_splat:
+    maker = producer(value)
+    while maker is not None and maker.name in ("stablehlo.broadcast_in_dim", "stablehlo.convert"):
+        maker = producer(maker.operands[0])
+    if maker is None or maker.name != "stablehlo.constant" or not maker.attributes["value"].is_splat:
         return False
-    return float(producer.attributes["value"].get_splat_value().value) == 0
+    return float(maker.attributes["value"].get_splat_value().value) == 0
 
 
 _BARRIER = "stablehlo.optimization_barrier"
@@ -223,3 +224,12 @@ def nested(operation: Any) -> Iterator[Any]:
             for op in block:
                 yield op.operation
                 yield from nested(op.operation)
+
+
+def create(ir: Any, name: str, kind: Any, operands: Sequence[Any], **numbers: Sequence[int]) -> Any:
+    """The result, of type ``kind``, of a new StableHLO operation where MLIR inserts now. ``numbers``: attributes."""
+    attributes = {key: ir.DenseI64ArrayAttr.get(list(value)) for key, value in numbers.items()}
+    made = ir.Operation.create(
+        f"stablehlo.{name}", results=[kind], operands=list(operands), attributes=attributes
+    )
+    return made.results[0]

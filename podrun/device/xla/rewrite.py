@@ -21,7 +21,7 @@ from podrun.device.xla.convolutions import (
     available,
     call,
 )
-from podrun.device.xla.epilogues import Epilogue, inline, match, nested, rebuild_walls
+from podrun.device.xla.epilogues import Epilogue, create, inline, match, nested, rebuild_walls
 from podrun.private_apis.jax import convolution_axes, convolutions_problem, mlir
 
 __all__ = ["available", "rewrite"]
@@ -86,11 +86,11 @@ def _drop_taps(ir: Any, op: Any) -> None:
         limits = [*sizes[:axis], tap + 1, *sizes[axis + 1 :]]
         sizes[axis] = 1
         with ir.InsertionPoint(op):
-            op.operands[1] = _create(
+            op.operands[1] = create(
                 ir,
                 "slice",
-                [op.operands[1]],
                 ir.RankedTensorType.get(sizes, kind.element_type),
+                [op.operands[1]],
                 start_indices=first,
                 limit_indices=limits,
                 strides=[1] * 4,
@@ -216,11 +216,11 @@ def _turned(ir: Any, value: Any, order: Sequence[int]) -> Any:
         return value
     kind = value.type
     turned = ir.RankedTensorType.get([kind.shape[axis] for axis in order], kind.element_type)
-    return _create(ir, "transpose", [value], turned, permutation=order)
+    return create(ir, "transpose", turned, [value], permutation=order)
 
 
 def _flipped(ir: Any, weights: Any, axes: _Axes) -> Any:
-    return _create(ir, "reverse", [weights], weights.type, dimensions=sorted(axes[:2]))
+    return create(ir, "reverse", weights.type, [weights], dimensions=sorted(axes[:2]))
 
 
 def _cropped(ir: Any, image: Any, made: ConvolutionCall) -> Any:
@@ -234,21 +234,15 @@ def _cropped(ir: Any, image: Any, made: ConvolutionCall) -> Any:
     ]
     every = [1, *made.every, 1]
     smaller = [len(range(*each)) for each in zip(first, limits, every, strict=True)]
-    return _create(
+    return create(
         ir,
         "slice",
-        [image],
         ir.RankedTensorType.get(smaller, kind.element_type),
+        [image],
         start_indices=first,
         limit_indices=limits,
         strides=every,
     )
-
-
-def _create(ir: Any, name: str, operands: list[Any], kind: Any, **numbers: Sequence[int]) -> Any:
-    attributes = {key: ir.DenseI64ArrayAttr.get(list(value)) for key, value in numbers.items()}
-    made = ir.Operation.create(f"stablehlo.{name}", results=[kind], operands=operands, attributes=attributes)
-    return made.results[0]
 
 
 def _call(ir: Any, numbers: list[int], operands: list[Any], kind: Any) -> Any:

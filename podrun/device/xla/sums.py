@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.device.xla.epilogues import nested
+from podrun.device.xla.epilogues import create, is_zero, nested, producer
 from podrun.private_apis.jax import mlir, run_passes
 
 PARTS = 8
@@ -62,7 +62,7 @@ class _Term:
 
 def _peeled(value: Any, axes: tuple[int, ...]) -> _Term:
     """Split a value into its core and the factors that are constant over the axes."""
-    owner = _owner(value)
+    owner = producer(value)
     if owner is not None and owner.name == "stablehlo.negate":
         inner = _peeled(owner.operands[0], axes)
         return _Term(inner.core, inner.factors, not inner.negative)
@@ -76,7 +76,7 @@ def _peeled(value: Any, axes: tuple[int, ...]) -> _Term:
 
 def _is_constant(value: Any, axes: tuple[int, ...]) -> bool:
     """Whether a value is a broadcast over the axes that keeps the order of its other axes."""
-    owner = _owner(value)
+    owner = producer(value)
     if owner is None or owner.name != _BROADCAST:
         return False
     mapped = list(zip(owner.attributes["broadcast_dimensions"], owner.operands[0].type.shape, strict=True))
@@ -93,7 +93,7 @@ def _add_up(ir: Any, sums: list[Any]) -> None:
     for op in sums:
         axes, kind = tuple(op.attributes["dimensions"]), op.results[0].type
         whole = _peeled(op.operands[0], axes)
-        product = _owner(whole.core)
+        product = producer(whole.core)
         terms = [whole]
         if product is not None and product.name == "stablehlo.multiply":
             terms = [
@@ -107,9 +107,9 @@ def _add_up(ir: Any, sums: list[Any]) -> None:
             if total is None:
                 total = done[key] = _added(ir, op, cores, axes)
             for factor in (f for t in terms for f in t.factors):
-                total = _create(ir, "multiply", kind, [total, _over(ir, factor, axes, kind)])
+                total = create(ir, "multiply", kind, [total, _over(ir, factor, axes, kind)])
             if sum(t.negative for t in terms) % 2:
-                total = _create(ir, "negate", kind, [total])
+                total = create(ir, "negate", kind, [total])
         op.results[0].replace_all_uses_with(total)
         op.erase()
 
@@ -118,7 +118,7 @@ def _added(ir: Any, op: Any, cores: list[Any], axes: tuple[int, ...]) -> Any:
     """The sum of one image, or of the product of two."""
     value = cores[0]
     if len(cores) > 1:
-        value = _create(ir, "multiply", value.type, cores)
+        value = create(ir, "multiply", value.type, cores)
     if len(cores) > 1 or _is_less_something(value):
         value = _in_parts(ir, value, axes)
     clone = op.clone()
@@ -141,9 +141,9 @@ def _in_parts(ir: Any, value: Any, axes: tuple[int, ...]) -> Any:
     for part in range(parts):
         starts = [part * shape[a] if a == axis else 0 for a in range(len(shape))]
         made = _slice(ir, kind, value, starts)
-        total = made if total is None else _create(ir, "add", kind, [total, made])
+        total = made if total is None else create(ir, "add", kind, [total, made])
     # the library would take the additions in and have every part written out; a reversal it cannot take in
-    return _create(ir, "reverse", kind, [total], dimensions=[turned])
+    return create(ir, "reverse", kind, [total], dimensions=[turned])
 
 
 def _over(ir: Any, factor: Any, axes: tuple[int, ...], kind: Any) -> Any:
@@ -153,9 +153,9 @@ def _over(ir: Any, factor: Any, axes: tuple[int, ...], kind: Any) -> Any:
     mapped = zip(factor.owner.attributes["broadcast_dimensions"], source.type.shape, strict=True)
     there = [(axis, size) for axis, size in mapped if axis in kept]
     smaller = ir.RankedTensorType.get([size for _, size in there], kind.element_type)
-    source = _create(ir, "reshape", smaller, [source])
+    source = create(ir, "reshape", smaller, [source])
     places = [kept.index(axis) for axis, _ in there]
-    return _create(ir, "broadcast_in_dim", kind, [source], broadcast_dimensions=places)
+    return create(ir, "broadcast_in_dim", kind, [source], broadcast_dimensions=places)
 
 
 def _is_sum(op: Any) -> bool:
@@ -169,21 +169,21 @@ def _is_sum(op: Any) -> bool:
         and len(kind.shape) > 2
         and len(kind.shape) - 1 not in axes
         and math.prod(kind.shape) >= LEAST
-        and _is_zero(op.operands[1])
+        and is_zero(op.operands[1])
     )
 
 
 def _is_sum_of_products(op: Any) -> bool:
-    maker = _owner(op.operands[0]) if _is_sum(op) else None
+    maker = producer(op.operands[0]) if _is_sum(op) else None
     return maker is not None and maker.name == "stablehlo.multiply"
 
 
 def _is_less_something(value: Any) -> bool:
     """Whether a value is an image minus one number for each channel, which is free to recompute."""
-    owner = _owner(value)
+    owner = producer(value)
     if owner is None or owner.name != "stablehlo.subtract":
         return False
-    return any(maker is not None and maker.name == _BROADCAST for maker in map(_owner, owner.operands))
+    return any(maker is not None and maker.name == _BROADCAST for maker in map(producer, owner.operands))
 
 
 # --- Images in zeros ------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def _shift(ir: Any, pads: list[Any]) -> None:
     groups: dict[Any, list[tuple[Any, _Term]]] = {}
     for op in pads:
         low, high, between = (tuple(op.attributes[name]) for name in (_LOW, _HIGH, _BETWEEN))
-        if min(*low, *high) >= 0 and _is_zero(op.operands[1]):
+        if min(*low, *high) >= 0 and is_zero(op.operands[1]):
             axes = tuple(a for a, numbers in enumerate(zip(low, high, between, strict=True)) if any(numbers))
             term = _peeled(op.operands[0], axes)
             shape = tuple(op.results[0].type.shape)
@@ -213,7 +213,7 @@ def _join(ir: Any, core: Any, between: tuple[int, ...], members: list[tuple[Any,
     with ir.InsertionPoint(first):
         kind = ir.RankedTensorType.get(sizes, core.type.element_type)
         numbers = {_LOW: low, _HIGH: high, _BETWEEN: list(between)}
-        whole = _create(ir, "pad", kind, [core, first.operands[1]], **numbers)
+        whole = create(ir, "pad", kind, [core, first.operands[1]], **numbers)
     for (op, term), before in zip(members, lows, strict=True):
         kind = op.results[0].type
         with ir.InsertionPoint(op):
@@ -221,10 +221,10 @@ def _join(ir: Any, core: Any, between: tuple[int, ...], members: list[tuple[Any,
             for factor in term.factors:
                 places = list(factor.owner.attributes["broadcast_dimensions"])
                 operands = [factor.owner.operands[0]]
-                wider = _create(ir, "broadcast_in_dim", kind, operands, broadcast_dimensions=places)
-                made = _create(ir, "multiply", kind, [made, wider])
+                wider = create(ir, "broadcast_in_dim", kind, operands, broadcast_dimensions=places)
+                made = create(ir, "multiply", kind, [made, wider])
             if term.negative:
-                made = _create(ir, "negate", kind, [made])
+                made = create(ir, "negate", kind, [made])
         op.results[0].replace_all_uses_with(made)
         op.erase()
 
@@ -236,27 +236,8 @@ def _greatest(rows: Iterable[tuple[int, ...]]) -> list[int]:
 # --- MLIR -----------------------------------------------------------------------------------------------------
 
 
-def _create(ir: Any, name: str, kind: Any, operands: list[Any], **numbers: list[int]) -> Any:
-    attributes = {key: ir.DenseI64ArrayAttr.get(value) for key, value in numbers.items()}
-    made = ir.Operation.create(f"stablehlo.{name}", results=[kind], operands=operands, attributes=attributes)
-    return made.results[0]
-
-
 def _slice(ir: Any, kind: Any, value: Any, starts: list[int]) -> Any:
     """The slice that begins at ``starts`` and has the shape of ``kind``."""
     limits = [start + size for start, size in zip(starts, kind.shape, strict=True)]
     strides = [1] * len(starts)
-    return _create(ir, "slice", kind, [value], start_indices=starts, limit_indices=limits, strides=strides)
-
-
-def _owner(value: Any) -> Any:
-    """The operation that defines a value; None for an argument."""
-    owner = value.owner
-    return owner if hasattr(owner, "operands") else None
-
-
-def _is_zero(value: Any) -> bool:
-    owner = _owner(value)
-    if owner is None or owner.name != "stablehlo.constant" or not owner.attributes["value"].is_splat:
-        return False
-    return float(owner.attributes["value"].get_splat_value().value) == 0
+    return create(ir, "slice", kind, [value], start_indices=starts, limit_indices=limits, strides=strides)
