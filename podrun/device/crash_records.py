@@ -206,10 +206,12 @@ def survive_stack_overflow() -> None:
 
 @functools.cache
 def _c_module() -> Any:
+    """None if it was not built, or before this version of podrun."""
     try:
-        return importlib.import_module("podrun.device._crash_stack")
+        found = importlib.import_module("podrun.device._crash_stack")
     except ImportError:
         return None
+    return found if hasattr(found, "use_signal_stack") else None
 
 
 @functools.cache
