@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import PackageNotFoundError, distributions, packages_distributions, requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,3 +98,20 @@ def test_without_pytorch_a_program_of_poptorch_hears_what_to_install(tmp_path: P
     assert done.stderr.startswith("podrun: error: ")
     assert "\nhint: Install it: pip install" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_installed_runs_on_the_oldest_python() -> None:
+    """The versions of constraints.txt; those of the site's packages where `make docs` has installed them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    checked, refused = 0, []
+    for distribution in distributions():
+        wanted = distribution.metadata["Requires-Python"]
+        if wanted and pinned.get(distribution.name) == distribution.version:
+            checked += 1
+            if oldest not in SpecifierSet(wanted):
+                refused.append(f"{distribution.name}=={distribution.version} needs Python {wanted}")
+    assert checked > 20
+    assert refused == []
