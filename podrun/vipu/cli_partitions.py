@@ -83,8 +83,13 @@ def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
     if options["wait"] and options["no_wait"]:
         raise UsageError("--wait and --no-wait contradict each other", hint="Give one of them.")
     with cli.client() as client:
-        client.create_partition(needs, wait=options["wait"], priority=options["priority"])
+        asked = client.create_partition(needs, wait=options["wait"], priority=options["priority"])
         if options["wait"]:
+            if asked.state is PartitionState.QUEUED:
+                waits = (
+                    f"partition {name} waits for IPUs; vipu explain {name} says for which. Ctrl-C gives it up"
+                )
+                click.echo(waits, err=True)
             _wait_in_queue(client, name)
         if not options["no_wait"]:
             client.wait_for_state(name, {PartitionState.ACTIVE}, cli.timeout)

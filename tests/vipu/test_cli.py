@@ -19,6 +19,7 @@ from podrun.vipu.cli_common import find_server, partition_names, read_hcl, run
 from podrun.vipu.cli_partitions import get_partition
 from podrun.vipu.cli_server import vipu_server
 from podrun.vipu.cli_user import vipu
+from podrun.vipu.client import VipuClient
 from podrun.vipu.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
 
 from .conftest import Pod
@@ -410,6 +411,19 @@ def test_a_full_pod_says_how_to_wait_and_whose_to_remove(shell: Shell) -> None:
     assert "one of your own" in shell.err
     assert shell("create partition p --size 2") == 2
     assert "remove partition" not in shell.err
+
+
+def test_a_request_that_waits_says_so_and_ctrl_c_gives_it_up(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(client: VipuClient, name: str) -> None:
+        raise KeyboardInterrupt
+
+    assert shell("create partition p --size 16") == 0
+    monkeypatch.setattr(VipuClient, "wait_in_queue", interrupted)
+    assert shell("create partition q --size 2 --wait") == 130
+    assert "partition q waits for IPUs; vipu explain q says for which" in shell.err
+    assert shell("get partition q") == 2
 
 
 def test_names_of_partitions_are_completed(pod16: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
