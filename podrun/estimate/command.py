@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from podrun.report.text import counted, size, unit_of_time
 
 SCHEMA = "podrun.estimate"
 SCHEMA_VERSION = 2
+ROWS = 10
 MODULES_SHOWN = 8
 _TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
 """Options that have a meaning only in training."""
@@ -91,7 +93,7 @@ def table(found: Sequence[Estimate], top: int) -> str:
         layout = one.layout
         lines.append(
             f"{layout.micro_batch:>6}{layout.accumulation:>7}{layout.ipus_per_replica:>6}"
-            f"{'yes' if layout.recompute else 'no':>11}{one.samples:>9,}{one.samples_per_second:>13,.0f}"
+            f"{'yes' if layout.recompute else 'no':>11} {one.samples:>8,} {one.samples_per_second:>12,.0f}"
             f"{size(one.max_tile_bytes):>14}  {'yes' if one.fits else 'no':<4}  {one.bottleneck}"
         )
     return "\n".join([*lines, "", f"Best of {len(found)}:", show(found[0])])
@@ -135,7 +137,7 @@ def parser() -> argparse.ArgumentParser:
     add("--strict", action="store_true", help="refuse equations that no tile planner knows")
     _add_products(add)
     add("--scan", action="store_true", help="try layouts and list the best; options that are given stay")
-    add("--top", type=int, default=10, metavar="N", help="rows of a scan (default: %(default)s)")
+    add("--top", type=int, metavar="N", help=f"rows of a scan (default: {ROWS})")
     add("--format", choices=("text", "json"), default="text", help="of the answer (default: %(default)s)")
     made.set_defaults(arguments=[])
     return made
@@ -208,6 +210,8 @@ def _check_options(options: argparse.Namespace) -> None:
         if value is not None and value < 1:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} must be at least 1, not {value}", hint=f"As in --{option} 16.")
+    if options.top is not None and not options.scan:
+        raise UsageError("--top goes with --scan", hint="Add --scan, or leave it out.")
     if options.global_batch is not None and (not options.scan or not options.train):
         raise UsageError("--global-batch goes with --scan and --train", hint="Else give --accumulation.")
     if options.global_batch is not None and options.accumulation is not None:
@@ -231,6 +235,12 @@ def _model(options: argparse.Namespace) -> tuple[Any, int | None]:
         return model, model_batch(model)
     if not Path(path or text).is_file():
         raise ConfigError(f"there is no file {path or text}", hint=f"Look for one: ls {Path(path).parent}")
+    if not name and _is_popart(Path(path or text)):
+        raise UsageError(
+            f"{path or text} is a PopART program, whose model exists while it runs",
+            hint=f"podrun profile {path or text} runs it and reports the same. Or save its model, and estimate that: "
+            "builder.saveModelProto('model.onnx')",
+        )
     from podrun.poptorch import estimating
 
     if name:
@@ -238,6 +248,11 @@ def _model(options: argparse.Namespace) -> tuple[Any, int | None]:
     else:
         source = estimating.program_source(Path(path), options.arguments, train=options.train)
     return source, source.micro_batch
+
+
+def _is_popart(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return re.search(r"^\s*(from\s+popart\b|import\b[^#\n]*\bpopart\b)", text, re.MULTILINE) is not None and "poptorch" not in text
 
 
 def _found(options: argparse.Namespace, target: System, layout: ProgramLayout) -> list[Estimate]:
@@ -279,9 +294,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "schema_version": SCHEMA_VERSION,
             "target": options.target,
             "training": options.train,
-            "estimates": [one.to_dict() for one in found[: options.top]],
+            "estimates": [one.to_dict() for one in found[: options.top or ROWS]],
         }
         print(json.dumps(document, indent=1))
     else:
-        print(table(found, options.top) if options.scan else show(found[0]))
+        print(table(found, options.top or ROWS) if options.scan else show(found[0]))
     return 0

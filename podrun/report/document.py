@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -218,7 +220,10 @@ class Parser(argparse.ArgumentParser):
     """argparse that raises UsageError, as podrun does, and says where all options are listed."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"{self.prog} --help lists all options.")
+        wrong = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        near = difflib.get_close_matches(wrong[1], self._option_string_actions, n=1) if wrong else []
+        guess = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(message, hint=f"{guess}{self.prog} --help lists all options.")
 
 
 def profile_of(executable: Executable) -> Profile:

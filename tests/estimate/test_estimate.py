@@ -259,6 +259,8 @@ def test_bad_input_is_refused_by_name(
     path = tmp_path / "model.onnx"
     onnx.save(_perceptron(64, 2), str(path))
     path.with_name("text.onnx").write_text("no model")
+    script = tmp_path / "train.py"
+    script.write_text("import numpy as np, popart\nraise AssertionError('runs')\n")
     for arguments, word in (
         ([str(path), "--target", "pod17"], "pod17"),
         ([str(tmp_path / "none.onnx")], "none.onnx"),
@@ -279,6 +281,9 @@ def test_bad_input_is_refused_by_name(
         ),
         ([str(path), "--partials-type", "float8"], "float16"),
         ([str(path), "--frobnicate"], "frobnicate"),
+        ([str(path), "--tain"], "Did you mean --train?"),
+        ([str(path), "--top", "3"], "--top goes with --scan"),
+        ([str(script)], "podrun profile"),
         ([], "model"),
         ([str(Path(__file__).with_name("__init__.py"))], "compiles no poptorch.inferenceModel"),
     ):
