@@ -252,7 +252,10 @@ def _model(options: argparse.Namespace) -> tuple[Any, int | None]:
 
 def _is_popart(path: Path) -> bool:
     text = path.read_text(encoding="utf-8", errors="replace")
-    return re.search(r"^\s*(from\s+popart\b|import\b[^#\n]*\bpopart\b)", text, re.MULTILINE) is not None and "poptorch" not in text
+    return (
+        re.search(r"^\s*(from\s+popart\b|import\b[^#\n]*\bpopart\b)", text, re.MULTILINE) is not None
+        and "poptorch" not in text
+    )
 
 
 def _found(options: argparse.Namespace, target: System, layout: ProgramLayout) -> list[Estimate]:

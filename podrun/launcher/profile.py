@@ -200,6 +200,8 @@ def summary(layout: LaunchLayout, reports: Sequence[MachineReport], wall_seconds
     if machines:
         parts.append(counted(machines, "machine"))
     lines = [f"{', '.join(parts)}; {wall_seconds:.1f} s"]
+    if idle := _idle(layout, reports):
+        lines.append(idle)
     emulation = _emulation(reports)
     if emulation:
         lines.append(emulation)
@@ -212,6 +214,18 @@ def summary(layout: LaunchLayout, reports: Sequence[MachineReport], wall_seconds
 def counted(number: int, noun: str) -> str:
     """``1 machine``, ``4 machines``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _idle(layout: LaunchLayout, reports: Sequence[MachineReport]) -> str:
+    """Says that the program used fewer IPUs than were asked for, as one does that has its own number of replicas."""
+    wanted = layout.ipus
+    used = sum(ipu.batches_done > 0 for report in reports for ipu in report.ipus)
+    if not 0 < used < wanted:
+        return ""
+    return (
+        f"the program used {used} of {wanted} IPUs; one with several replicas asks popdist for their number: "
+        "popdist.popart.configureSessionOptions(options)"
+    )
 
 
 def _emulation(reports: Sequence[MachineReport]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from podrun.core.errors import DeniedError, ExhaustedError, UsageError
-from podrun.core.telemetry import NO_ANSWER, AttachedProcess, MachineReport
+from podrun.core.telemetry import NO_ANSWER, AttachedProcess, IpuReport, MachineReport
 from podrun.launcher import partition
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.output import Log
@@ -171,6 +171,9 @@ def test_the_work_of_a_launch_is_what_machines_did_since() -> None:
     assert (since.batches_done, since.samples_done) == (5, 50)
     assert since.emulation_s == pytest.approx(1.0)
     assert work_since([now], before) == before  # The machine was started anew.
+    ipus = [tuple(IpuReport(i, i, batches_done=done[i]) for i in range(2)) for done in ((2, 5), (7, 5))]
+    earlier, later = (MachineReport("ipum1", batches_done=5, ipus=each) for each in ipus)
+    assert [ipu.batches_done for ipu in work_since([earlier], later).ipus] == [5, 0]
     unknown = MachineReport("ipum1", batches_done=2)
     assert (
         work_since([unknown], now).samples_done == 70

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from podrun.core.errors import ConfigError, InvalidOptionError, UsageError
+from podrun.core.telemetry import IpuReport, MachineReport
 from podrun.launcher import cli
-from podrun.launcher.profile import main, reporting, split_options
+from podrun.launcher.profile import main, reporting, split_options, summary
+from podrun.launcher.spec import LaunchLayout
 from podrun.report.document import write_report
 from tests.report.profiles import pipeline_profile
 
@@ -131,3 +133,10 @@ def test_a_program_is_profiled_compared_and_missed(
     assert 'id="compare"' in (folder / "profile.html").read_text(encoding="utf-8")
     assert cli.main([*command, "idle.py"]) == 2
     assert "left no report" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("used", "said"), [(1, True), (4, False), (0, False)])
+def test_ipus_that_a_program_does_not_use_are_said(used: int, said: bool) -> None:
+    ipus = tuple(IpuReport(i, i, batches_done=3 if i < used else 0) for i in range(4))
+    lines = summary(LaunchLayout(4, 1, 1, ("localhost",)), [MachineReport("ipum1", ipus=ipus)], 1.0)
+    assert ("the program used 1 of 4 IPUs" in lines[-1]) is said
