@@ -137,16 +137,22 @@ def cache_clear(names: Sequence[str], dry_run: bool) -> None:
 def ps(form: str, watch: bool) -> None:
     """Show whose run holds which IPUs since when: your launches, and all partitions of your servers."""
     if not watch:
-        _show_runs(form)
+        click.echo(_shown_runs(form), color=True)
         return
     from podrun.upkeep.running import changes
     from podrun.vipu.discovery import Registry
 
+    before = ""
     for _ in changes(Registry(), _servers()):
-        _show_runs(form)
+        now = _shown_runs(form)
+        if now != before:
+            click.echo(now, color=True)
+            sys.stdout.flush()
+        before = now
 
 
-def _show_runs(form: str) -> None:
+def _shown_runs(form: str) -> str:
+    """The table of runs, or its JSON."""
     found, silent = _runs()
     for line in silent:
         click.echo(f"note: {line}", err=True)
@@ -157,11 +163,9 @@ def _show_runs(form: str) -> None:
              "pid": one.owner.pid if one.owner else None}
             for one in found
         ]  # fmt: skip
-        click.echo(json_text("runs", plain))
-        return
+        return json_text("runs", plain)
     if not found:
-        click.echo("Nothing runs.")
-        return
+        return "Nothing runs."
     columns = ("Run", "User", "IPUs", "State", "Since", "Program")
     rows = [
         (
@@ -174,7 +178,7 @@ def _show_runs(form: str) -> None:
         )
         for one in found
     ]
-    click.echo(table(columns, _fitted(columns, rows)), color=True)
+    return table(columns, _fitted(columns, rows))
 
 
 @click.command("podrun stop", context_settings=HELP_OPTIONS)

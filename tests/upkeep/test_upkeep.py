@@ -293,6 +293,21 @@ def test_programs_are_cut_to_the_terminal_and_whole_in_a_pipe(
         assert row.endswith("--option 1  [31m--last")
 
 
+def test_watching_prints_changes_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs_ = [
+        Run("podrun-7", "me", 4, state, None, "train.py", "h:1") for state in ("PS_CREATED", "PS_ACTIVE")
+    ]
+    found = iter([[], [], [runs_[0]], [runs_[0]], [runs_[1]], [runs_[1]]])
+    monkeypatch.setattr(verbs, "_runs", lambda: (next(found), []))
+    monkeypatch.setattr("podrun.upkeep.running.changes", lambda registry, servers: iter([None] * 6))
+    monkeypatch.setattr(verbs, "_servers", list)
+    assert verbs.main("ps", ["--watch"]) == 0
+    shown = capsys.readouterr().out
+    assert [shown.count(word) for word in ("Nothing runs.", "PS_CREATED", "PS_ACTIVE")] == [1, 1, 1]
+
+
 def test_a_process_is_described_by_its_command() -> None:
     program, since = described(os.getpid())
     assert "pytest" in program
