@@ -214,7 +214,9 @@ def run(
     except SystemExit as end:
         code = end.code
     except OSError as error:
-        if hosts_program or os.environ.get("PODRUN_TRACEBACK") == "full":
+        from podrun.core.environment import environment
+
+        if hosts_program or environment().get("PODRUN_TRACEBACK") == "full":
             raise
         code = report_of_host(error, command or os.path.basename(sys.argv[0]))
     sys.stdout.flush()

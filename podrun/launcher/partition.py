@@ -9,7 +9,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,7 +40,7 @@ from podrun.launcher.spec import LaunchSpec, PartitionAddress, PartitionSpec, Po
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from podrun.core.telemetry import IpuReport, MachineReport
+    from podrun.core.telemetry import MachineReport
     from podrun.faults import FaultSpec
     from podrun.vipu.client import VipuClient
     from podrun.vipu.types import PartitionInfo
@@ -582,23 +582,18 @@ def work_since(before: Sequence[MachineReport], report: MachineReport) -> Machin
 
     for earlier in before:
         if earlier.agent_id == report.agent_id and earlier.batches_done <= report.batches_done:
+            did = {ipu.ipu: ipu.batches_done for ipu in earlier.ipus}
             return replace(
                 report,
                 batches_done=report.batches_done - earlier.batches_done,
                 samples_done=_less(report.samples_done, earlier.samples_done),
                 modelled_s=_less(report.modelled_s, earlier.modelled_s),
                 emulation_s=_less(report.emulation_s, earlier.emulation_s),
-                ipus=tuple(_ipus_since(earlier.ipus, report.ipus)),
+                ipus=tuple(
+                    replace(i, batches_done=max(0, i.batches_done - did.get(i.ipu, 0))) for i in report.ipus
+                ),
             )
     return report
-
-
-def _ipus_since(before: Sequence[IpuReport], now: Sequence[IpuReport]) -> Iterator[IpuReport]:
-    from dataclasses import replace
-
-    done = {ipu.partition_ipu: ipu.batches_done for ipu in before}
-    for ipu in now:
-        yield replace(ipu, batches_done=max(ipu.batches_done - done.get(ipu.partition_ipu, 0), 0))
 
 
 def _less(now: Number | None, before: Number | None) -> Number | None:
