@@ -19,7 +19,7 @@ from podrun.estimate.layout import ProgramLayout, check_layout
 from podrun.estimate.model import Choices, Estimate, estimate, scan
 from podrun.estimate.tracing import load_model, model_batch, trace
 from podrun.report.document import Parser
-from podrun.report.text import counted, size, unit_of_time
+from podrun.report.text import counted, printable, size, unit_of_time
 
 SCHEMA = "podrun.estimate"
 SCHEMA_VERSION = 2
@@ -52,7 +52,7 @@ def show(found: Estimate) -> str:
     lines += _ipus(found)
     lines += _modules(found)
     lines += [f"Bounded, no planner: {name} x {entry['count']}" for name, entry in found.bounds.items()]
-    return "\n".join([*lines, "Modelled, not measured: see docs/fidelity.md."])
+    return "\n".join(printable(line) for line in [*lines, "Modelled, not measured: see docs/fidelity.md."])
 
 
 def _ipus(found: Estimate) -> list[str]:

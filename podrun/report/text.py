@@ -65,6 +65,13 @@ def rate(samples_per_second: float) -> str:
     return f"{samples_per_second:,.{digits}f} samples/s"
 
 
+def printable(line: str) -> str:
+    """One line for a terminal: names come from models, and may hold line ends or codes that terminals obey."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in line
+    )
+
+
 def counted(number: int, what: str) -> str:
     """``1 replica``, ``16 replicas``, ``16 micro-batches``."""
     many = f"{what}es" if what.endswith("ch") else f"{what}s"
@@ -109,7 +116,7 @@ def summary(profile: Profile, *, top: int = 8) -> str:
             f"Bounded, no planner: {bound.name} x {bound.count}, {bound.cycles:,} cycles"
             + f" ({where})" * bool(where)
         )
-    return "\n".join([*lines, TRUST]) + "\n"
+    return "\n".join(printable(line) for line in [*lines, TRUST]) + "\n"
 
 
 def _pipeline(profile: Profile) -> list[str]:
@@ -197,7 +204,7 @@ def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
     for name in dict.fromkeys((*was.bytes_by_content, *now.bytes_by_content)):
         before, after = (each.bytes_by_content.get(name, 0) for each in (was, now))
         lines.append(_change(f"  {name.replace('_', ' ')}", before, after, size))
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def _change(name: str, before: float, after: float, show: Callable[[Any], str] | None = None) -> str:

@@ -144,6 +144,19 @@ def test_links_to_many_ipus_are_numbers(profile: Profile) -> None:
     assert f"<span>Timelines: {numbers}</span>" in links
 
 
+def test_names_cannot_command_a_terminal(profile: Profile) -> None:
+    stage = profile.stages[0]
+    layers = tuple(
+        dataclasses.replace(stage.layers[0], name=name) for name in ("two\nlines", "\x1b[31mred", "größe")
+    )
+    odd = dataclasses.replace(profile, stages=(dataclasses.replace(stage, layers=layers),))
+    for text in (summary(odd), compare(profile, odd)):
+        assert "\x1b" not in text
+        assert "two\\nlines" in text
+        assert "\\x1b[31mred" in text
+        assert "größe" in text
+
+
 def test_names_are_sorted_as_people_number_them(profile: Profile) -> None:
     stage = profile.stages[0]
     layers = tuple(dataclasses.replace(stage.layers[0], name=f"MatMul:0/{n}") for n in (10, 2, 1))
