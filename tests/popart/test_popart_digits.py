@@ -104,7 +104,11 @@ def test_a_seed_fixes_every_byte(tmp_path, monkeypatch):
     [
         ("mlp", "jax", {"NPROC": "1"}),
         ("cnn", "jax", {"NPROC": "3", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}),
-        ("mlp", "all", {"NPROC": "8", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true"}),
+        (
+            "mlp",
+            "all",
+            {"NPROC": "8", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true --xla_cpu_enable_fast_math=true"},
+        ),
     ],
     ids=["1 thread", "3 threads and 8 devices", "8 threads and other libraries"],
 )

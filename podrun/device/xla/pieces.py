@@ -61,9 +61,10 @@ COMPILER_OPTIONS: dict[str, bool | int] = {
     "xla_allow_excess_precision": False,
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_enable_fast_math": False,
 }
 """Passed to XLA for every piece; part of the cache key. Without excess precision halves are rounded between operators,
-as tiles do. The last two are XLA's own values: ``jax_disable_most_optimizations`` would set others.
+as tiles do. The last three are XLA's own values: ``jax_disable_most_optimizations`` or ``XLA_FLAGS`` may say others.
 """
 WORTH_COMPILING = 1 << 27
 """Products of a piece's convolutions from which on they go to oneDNN. It depends on the piece alone, so numbers are the
