@@ -138,7 +138,7 @@ def lines(error: BaseException, trace: TracebackType | None) -> list[str]:
     shown = traceback.TracebackException(type(error), error, trace, compact=True)
     last = shown.stack[-1] if shown.stack else None
     alone = isinstance(error, (PodrunError, KeyboardInterrupt))
-    meant = alone or last is None or isinstance(error, SyntaxError) or _is_meant(last)
+    meant = alone or last is None or isinstance(error, SyntaxError) or _is_meant(last) or _names_a_file(error)
     _strip(shown, chained=not alone)
     text = list(shown.format())
     if text and (guess := _guess(error, trace)):
@@ -177,6 +177,11 @@ def _guess(error: BaseException, trace: TracebackType | None) -> str:
         known = {*trace.tb_frame.f_locals, *trace.tb_frame.f_globals, *dir(builtins)}
     near = difflib.get_close_matches(error.name, [each for each in known if isinstance(each, str)], 1, 0.75)
     return near[0] if near else ""
+
+
+def _names_a_file(error: BaseException) -> bool:
+    """True for an error of the host about a file, which podrun opens for the program."""
+    return isinstance(error, OSError) and error.filename is not None
 
 
 def _strip(shown: traceback.TracebackException, *, chained: bool) -> None:

@@ -179,6 +179,9 @@ def test_what_is_hidden_is_said_unless_the_message_says_all() -> None:
     shown = _shown(lambda: inside["fail"]())
     assert "PODRUN_TRACEBACK=full" in shown
     assert "inside.py" not in shown
+    assert _shown(lambda: popart.Builder().saveModelProto("/not/there/m.onnx")).endswith(
+        "'/not/there/m.onnx'\n"
+    )
     shown = _shown(lambda: popart.Builder().aiOnnx.matmull)
     assert "Did you mean 'matmul'" in shown
     assert "PODRUN_TRACEBACK" not in shown
