@@ -22,8 +22,8 @@ layers before it. Time to compile and time to run grow with the square of the de
 
 A value is materialised by a call of the identity that XLA is told not to inline: its readers load it from memory. (XLA
 removes ``optimization_barrier`` before it fuses.) A value that several equations read is materialised once a reader
-would otherwise recompute more than `LONGEST` equations, those that a call makes included. No program of few layers has
-one.
+would otherwise recompute more than `LONGEST` equations (a small one: `LONGEST_OF_SMALL`), those that a call makes
+included. No program of few layers has one.
 """
 
 from __future__ import annotations
@@ -152,7 +152,10 @@ def _rewritten(value: Any) -> Any:
 LONGEST = 64
 """Most equations that a reader of a value may recompute."""
 SMALLEST = 1 << 10
-"""Fewest elements of a value that is worth a place in memory."""
+"""Fewest elements of a value that is worth a place in memory at that length; smaller ones are at `LONGEST_OF_SMALL`."""
+LONGEST_OF_SMALL = 2 * LONGEST
+"""As `LONGEST`, for values that are cheap to compute again but not to compile again: a recurrent state of 8 samples
+over 80 steps would be computed from the first step in every step's loops."""
 _TABLES = "tables"
 """The function whose results are the states of many roundings (`podrun.compiler.stochastic`)."""
 _ROWS = 8
@@ -199,7 +202,8 @@ def walled(jaxpr: Jaxpr) -> frozenset[Var]:
                 if not isinstance(atom, Literal):
                     chain |= chains.get(atom, 0)
         for variable in equation.outvars:
-            if readers[variable] > 1 and chain.bit_count() > LONGEST and _elements(variable) >= SMALLEST:
+            longest = LONGEST if _elements(variable) >= SMALLEST else LONGEST_OF_SMALL
+            if readers[variable] > 1 and chain.bit_count() > longest:
                 found.append(variable)
             else:
                 chains[variable] = chain

@@ -53,6 +53,18 @@ def test_a_short_program_has_no_wall() -> None:
     assert b"inlineable" not in export_piece(network(1)).stablehlo
 
 
+def test_small_states_of_a_long_recurrence_are_kept_too() -> None:
+    def run(values: Any) -> Any:
+        state = values["x"]
+        for _ in range(80):
+            state = state * jnp.tanh(state) + jnp.exp(-state)
+        return {"y": state}
+
+    piece = PieceFunction("piece", run, {"x": jax.ShapeDtypeStruct((8, 4), jnp.float32)}, ("y",))
+    closed = trace_piece(piece).jaxpr.jaxpr
+    assert 2 <= len(walled(closed)) <= len(closed.eqns) // LONGEST
+
+
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
 def test_walls_stand_at_even_distances(dtype: Any) -> None:
     few, many = (len(walled(trace_piece(network(n, dtype)).jaxpr.jaxpr)) for n in (8, 16))
