@@ -356,19 +356,28 @@ class BuilderModel:
 
     def saveModelProto(self, filename: str) -> None:
         """Check the model with onnx.checker and write it. Data in other files lie beside it."""
-        from onnx import checker
 
         model = self._model()
         data = model.to_bytes()
         target = Path(filename)
+        try:
+            self._check(target, model.to_bytes(standard=True))  # The checker knows ONNX's form only.
+        except OSError as error:  # It names the draft, which the program does not know.
+            raise OSError(error.errno, error.strerror, str(target)) from None
+        target.write_bytes(data)
+
+    @staticmethod
+    def _check(target: Path, data: bytes) -> None:
+        """Have onnx.checker check a draft beside ``target``, where external data are found."""
+        from onnx import checker
+
         with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", dir=target.resolve().parent) as draft:
-            draft.write(model.to_bytes(standard=True))  # The checker knows ONNX's form only.
+            draft.write(data)
             draft.flush()
             try:
                 checker.check_model(draft.name)
             except checker.ValidationError as error:
                 raise popart_exception(f"onnx.checker refuses the model: {error}") from error
-        target.write_bytes(data)
 
     def saveInitializersExternally(self, ids: Sequence[str], filename: str) -> None:
         """Move values of variables out of the model into ``filename``, whose folder must exist."""
