@@ -480,13 +480,14 @@ def gc_monitor_main() -> None:
 @click.option(
     "-d", "--device-id", "device", type=int, required=True, metavar="ID", help="Device: one IPU or a group."
 )
+@click.option(
+    "--force", is_flag=True, help="Also while a process works on them: it loses what it had loaded."
+)
 @server_options
-def gc_reset(device: int, api_host: str | None, api_port: int | None) -> None:
-    """Reset the IPUs of a device of the active partition; gc-info -l lists devices.
-
-    A process that holds them loses what it had loaded there.
-    """
+def gc_reset(device: int, force: bool, api_host: str | None, api_port: int | None) -> None:
+    """Reset the IPUs of a device of the active partition; gc-info -l lists devices."""
     from podrun.monitor.devices import active_partition, connect, ipus_of_device, no_partition, on_stderr
+    from podrun.vipu.cli_partitions import check_not_in_use
 
     with connect(api_host, api_port, say=on_stderr, one=True) as client:
         partitions = client.list_partitions()
@@ -496,6 +497,9 @@ def gc_reset(device: int, api_host: str | None, api_port: int | None) -> None:
         if not environment().get("IPUOF_VIPU_API_PARTITION_ID"):
             _refuse_ambiguous(device, info, partitions)
         ipus = ipus_of_device(device, info.size, info.reconfigurable)
+        if not force:
+            forced = f"gc-reset -d {device} --force"
+            check_not_in_use(info.name, client.machine_reports(info.name), forced, ipus)
         client.reset_ipus(info.name, ipus)
     noun = "IPU" if len(ipus) == 1 else "IPUs"
     click.echo(f"Reset {noun} {', '.join(map(str, ipus))} of partition {info.name}.")

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -245,7 +245,7 @@ def reset_partition(cli: CliContext, name: str, no_wait: bool, generation: int, 
 
     with cli.client() as client, _no_guesses(name):
         if not force:
-            check_not_in_use(name, client.machine_reports(name))
+            check_not_in_use(name, client.machine_reports(name), f"vipu reset partition {name} --force")
         client.reset_partition(name, generation)
         if not no_wait:
             client.wait_for_state(name, {PartitionState.ACTIVE}, cli.timeout)
@@ -277,23 +277,30 @@ def remove_partition(cli: CliContext, name: str, force: bool, no_wait: bool) -> 
     cli.show("removed", name, lambda: f"remove partition ({name}): success.")
 
 
-def check_not_in_use(name: str, reports: Sequence[MachineReport]) -> None:
-    """Raise ConflictError if processes hold IPUs of a partition that is to be reset.
+def check_not_in_use(
+    name: str, reports: Sequence[MachineReport], forced: str, chosen: Collection[int] | None = None
+) -> None:
+    """Raise ConflictError if processes hold IPUs of a partition that are to be reset: those ``chosen`` by their index
+    in the partition, or all. ``forced``: the command that resets them all the same.
 
-    A program may reset its own partition, and IPUs with an error can be reset: no program works on them.
+    A program may reset IPUs of its own partition. While an IPU has an error no program works on the partition, and all
+    can be reset.
     """
     ipus = [ipu for report in reports for ipu in report.ipus]
     lost = any(report.state in ("lost", NO_ANSWER) for report in reports)
     if lost or any(ipu.has_error for ipu in ipus):
         return
-    holders = {(p.host, p.pid): p for ipu in ipus if (p := ipu.process) is not None}
+    chosen = range(len(ipus)) if chosen is None else chosen
+    holders = {
+        (p.host, p.pid): p for ipu in ipus if ipu.partition_ipu in chosen and (p := ipu.process) is not None
+    }
     if not holders or environment().get("IPUOF_VIPU_API_PARTITION_ID") == name:
         return
     first = next(iter(holders.values()))
     more = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
     raise ConflictError(
         f"partition {name} is in use by process {first.pid} ({first.command}) of {first.user}{more}",
-        hint=f"Wait until it ends, or end its use: vipu reset partition {name} --force",
+        hint=f"Wait until it ends, or end its use: {forced}",
     )
 
 

@@ -173,6 +173,21 @@ def test_a_second_terminal_sees_partitions_and_processes(
     assert "no such device set id: '99'" in capsys.readouterr().err
 
 
+def test_ipus_in_use_are_reset_by_force_only(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    pod.active("p", 8)
+    machine = pod.pool.machine("ipum2", "p")
+    machine.process = AttachedProcess(77, "me", "train.py", 1.0)
+    machine.calls.clear()
+    assert run(gc_reset, ["-d", "5"]) != 0
+    said = capsys.readouterr().err
+    assert "partition p is in use by process 77 (train.py) of me" in said
+    assert "gc-reset -d 5 --force" in said
+    assert "reset_ipus" not in dict(machine.calls)
+    assert run(gc_reset, ["-d", "1"]) == 0  # Its machine has no process.
+    assert run(gc_reset, ["-d", "5", "--force"]) == 0
+    assert ("reset_ipus", [1]) in machine.calls
+
+
 def test_json(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     pod.active("p", 8)
     pod.active("q", 4)
