@@ -205,12 +205,21 @@ def _run(request: Request) -> dict[str, object]:
         if Path(request.program).is_file() or Path(request.program).is_dir():
             return runpy.run_path(request.program, run_name="__main__")
         return _execute(Path(request.program).read_bytes(), request.program)  # A pipe: <(...)
-    except SyntaxError as error:
-        if error.filename is None:
+    except (SyntaxError, ValueError) as error:
+        if _of_reading(error):
             raise _Wrong(
-                f"{request.program} is no Python program: {error.msg}", "Name the Python file to run."
+                f"{request.program} is no Python program: {error}", "Name the Python file to run."
             ) from None
         raise
+
+
+def _of_reading(error: SyntaxError | ValueError) -> bool:
+    """Whether Python could not read a program's text, as opposed to an error in it. Of null bytes Python 3.11.3 and
+    earlier raise a ValueError."""
+    if isinstance(error, SyntaxError):
+        return error.filename is None
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_code.co_filename == "<frozen runpy>"
 
 
 def _execute(text: str | bytes, name: str) -> dict[str, object]:

@@ -89,7 +89,8 @@ VARIABLES: Mapping[str, str] = {
     "TERM": "Kind of terminal; `dumb` shows no colour.",
     "JAX_PLATFORMS": "Platforms that JAX may use; machines set it to cpu.",
     "NPROC": "Threads of XLA clients that start; podrun sets it around the start of its own, whatever it says.",
-    "XLA_FLAGS": "XLA's flags; `--xla_cpu_max_isa` limits the instruction set, by which compiled code is kept.",
+    "XLA_FLAGS": "XLA's flags; `--xla_cpu_max_isa` limits the instruction set, by which compiled code is kept. podrun "
+    "has its own values for the number of devices, the optimization level and fast math, which would change bits.",
     "ONEDNN_MAX_CPU_ISA": "Limits oneDNN's instruction set, by which compiled code is kept.",
     "DNNL_MAX_CPU_ISA": "The same as ONEDNN_MAX_CPU_ISA, which comes first.",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "Set by `podrun` as mpirun does: instances on this host.",
