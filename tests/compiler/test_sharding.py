@@ -126,7 +126,7 @@ def assert_same_bits(one: Program, other: Program) -> None:
     ],
     ids=str,
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_training_equals_the_plain_program(options: dict[str, Any], pipelined: bool) -> None:
     program = chain(**options, accumulation_factor=5, pipelined=pipelined)
     pod, anchors = run(program)

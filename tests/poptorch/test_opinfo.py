@@ -31,7 +31,7 @@ def test_the_list_of_operators_that_agree_only_grows() -> None:
 
 
 @pytest.mark.parametrize("name", FAST)
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 def test_all_samples_of_an_operator_agree(name: str) -> None:
     assert name in AGREEING
     assert not _differing([name])

@@ -18,7 +18,7 @@ from podrun.onnx_models.ops.registry import find, operators
 
 ALL = table.names()
 SMOOTH_STEP = 1e-6
-QUICK = 24
+QUICK = 36
 """Of the slow tables one operator in so many runs by default."""
 
 
