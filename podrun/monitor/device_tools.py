@@ -485,7 +485,7 @@ def gc_monitor_main() -> None:
 )
 @server_options
 def gc_reset(device: int, force: bool, api_host: str | None, api_port: int | None) -> None:
-    """Reset the IPUs of a device of the active partition; gc-info -l lists devices."""
+    """Reset the IPUs of one device of the active partition. gc-info -l lists the devices."""
     from podrun.monitor.devices import active_partition, connect, ipus_of_device, no_partition, on_stderr
     from podrun.vipu.cli_partitions import check_not_in_use
 

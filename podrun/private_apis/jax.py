@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from podrun.private_apis import find
@@ -49,11 +47,6 @@ USES = (
         "jax._src.config.persistent_cache_min_compile_time_secs",
         "writes pieces to XLA's cache however fast they compile, and nothing else",
         "only pieces that take a second to compile are kept between processes",
-    ),
-    PrivateUse(
-        "jax._src.compilation_cache.get_executable_and_time",
-        "removes an entry of XLA's cache that is damaged, so that it is written anew",
-        "JAX warns of the entry at each start and compiles the piece each time",
     ),
     PrivateUse(
         "jax._src.lax.linalg.initialize_lapack",
@@ -122,32 +115,6 @@ def written_to_cache() -> AbstractContextManager[Any]:
     setting = find("jax._src.config.persistent_cache_min_compile_time_secs")
     context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting(0.0)
     return context
-
-
-def mend_cache(directory: Path, announce: Callable[[str], None]) -> None:
-    """From now on remove entries of XLA's cache in ``directory`` that cannot be read. ``announce`` gets a line about
-    each. Once for a process.
-    """
-    read = find("jax._src.compilation_cache.get_executable_and_time")
-    if read is None or getattr(read, "_podrun", False):
-        return
-
-    @functools.wraps(read)
-    def mending(cache_key: str, *more: Any) -> Any:
-        try:
-            return read(cache_key, *more)
-        except Exception as error:  # Whatever the readers of compressed data and of programs trip over.
-            entry = directory / f"{cache_key}-cache"
-            if not entry.is_file():
-                raise
-            announce(f"a compiled piece is damaged and is compiled again ({type(error).__name__}: {error})")
-            with contextlib.suppress(OSError):
-                entry.unlink()
-            return None, None
-
-    mending._podrun = True  # type: ignore[attr-defined]
-    module: Any = importlib.import_module("jax._src.compilation_cache")
-    module.get_executable_and_time = mending
 
 
 def register_lapack() -> None:

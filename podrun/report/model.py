@@ -277,7 +277,9 @@ class Profile:
 
     @property
     def bottleneck(self) -> str:
-        """The cause that takes most of a batch; of work on several IPUs, also the IPU with most, and its stages."""
+        """What takes most time of a batch: compute, exchange, sync and so on. If it is compute and several IPUs work,
+        the busiest IPU and its stages are named too.
+        """
         cause = max(self.seconds_by_cause, key=lambda name: self.seconds_by_cause[name])
         work: dict[int, int] = {}
         for stage in self.stages:

@@ -101,8 +101,8 @@ def vipu_server(ctx: click.Context, /, **options: Any) -> int:
 
 
 def _hand_over(ctx: click.Context, verb: str) -> None:
-    """Give a verb the options that stand before it, and refuse those that it does not have: it would act on another
-    server than the one that was named.
+    """Pass the group's options to a verb that has them too (``--port 9000 stop``). Raises UsageError for the others:
+    the verb would act on a server that was not named.
     """
     assert isinstance(ctx.command, click.Group)
     command = ctx.command.get_command(ctx, verb)

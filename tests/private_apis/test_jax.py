@@ -150,29 +150,3 @@ def test_pieces_that_share_a_context_are_the_same_to_the_byte() -> None:
     assert together == apart
     assert mlir.make_ir_context() is not shared
     assert export_piece(pieces[1]) == apart[1]
-
-
-def test_a_damaged_entry_of_the_cache_is_removed_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from jax._src import compilation_cache
-
-    def read(cache_key: str, options: object) -> tuple[str, int]:
-        if (tmp_path / f"{cache_key}-cache").read_bytes() != b"whole":
-            raise ValueError("incorrect header check")
-        return "executable", 1
-
-    monkeypatch.setattr(compilation_cache, "get_executable_and_time", read)
-    said: list[str] = []
-    private.mend_cache(tmp_path, said.append)
-    private.mend_cache(tmp_path, said.append)
-    (tmp_path / "a-cache").write_bytes(b"whole")
-    (tmp_path / "b-cache").write_bytes(b"who")
-    found: Any = compilation_cache.get_executable_and_time
-    assert found("a", None) == ("executable", 1)
-    assert said == []
-    assert found("b", None) == (None, None)
-    assert said == ["a compiled piece is damaged and is compiled again (ValueError: incorrect header check)"]
-    assert [path.name for path in tmp_path.iterdir()] == ["a-cache"]
-    with pytest.raises(FileNotFoundError):  # An error that is not the entry's.
-        found("c", None)

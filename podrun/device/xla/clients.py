@@ -155,7 +155,7 @@ def _devices() -> Mapping[int, Any]:
 
 @functools.cache
 def _start() -> tuple[int, Mapping[int, Any]]:
-    """This process's number and its devices."""
+    """The id of this process, and podrun's XLA devices in it by their number of threads."""
     found = {}
     with _all_cores():
         for threads in (1, SHARED_BY):

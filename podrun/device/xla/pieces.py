@@ -49,7 +49,6 @@ from podrun.device.xla.sums import simplify_sums
 from podrun.device.xla.vetting import vetter
 from podrun.private_apis.jax import (
     aliased_outputs,
-    mend_cache,
     register_lapack,
     register_lapack_only_when_asked,
     written_to_cache,
@@ -311,7 +310,6 @@ def _use_xla_cache(directory: Path) -> None:
         config.update("jax_compilation_cache_dir", str(directory))
         config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
         config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        mend_cache(directory, lambda said: _log.warning("in %s: %s", directory, said))
 
 
 def _lower(
