@@ -395,7 +395,11 @@ class BasePool:
             spare = self._spares.get(machine.agent_id) is machine
             if self._closed or not (ours or spare):
                 return
-        self._on_lost(machine.agent_id, f"its process at {machine.endpoint} ended")
+        self._on_lost(machine.agent_id, self._why_ended(machine))
+
+    def _why_ended(self, machine: _Machine) -> str:
+        """What is known of the end of a machine that the pool did not end, as a phrase."""
+        return f"its process at {machine.endpoint} ended"
 
     def _end(self, machine: _Machine) -> None:
         _disconnect(machine)

@@ -7,12 +7,13 @@ and require podrun's token. Ray places and supervises; commands to machines go o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from podrun.vipu.ray_starts import (
     ActorStart,
     Host,
     available_bytes,
+    death_of_memory,
     host_of_agents,
     in_processes,
     machines_per_process,
@@ -54,6 +56,7 @@ _SHORT = (
     "The host may be short of memory or processes; try a smaller POD or PODRUN_MACHINES_PER_PROCESS=4. "
     "vipu-server --verbose logs what happens."
 )
+_IS_CLOSED = "the pool of machines was closed"
 
 
 class RayMachinePool(BasePool):
@@ -89,10 +92,11 @@ class RayMachinePool(BasePool):
         self._groups: dict[tuple[str, ...], Any] = {}
         self._numbers = itertools.count(1)
         self._idle = threading.Condition()
-        self._starts = 0
+        self._users_of_ray = 0
         self._list = MachineList(runtime_directory(), "")
-        self._watches_keeper, self._settling = False, False
-        self._closing = threading.Event()
+        self._watches_keeper = False
+        self._taken_over: frozenset[str] | None = None
+        self._closing, self._ray_is_closed = threading.Event(), False
 
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
         """See MachinePool. Ray itself starts with the first machine."""
@@ -101,8 +105,10 @@ class RayMachinePool(BasePool):
 
     @property
     def session(self) -> RaySession:
-        """The pool's Ray; started if it does not run."""
+        """The pool's Ray; started if it does not run. Raises ServiceError once the pool has ended it."""
         with self._session_lock:
+            if self._ray_is_closed:
+                raise ServiceError(_IS_CLOSED)
             if self._session is not None and not self._session.alive:
                 # Something else ended Ray, and its machines with it. Restarted machines get a new one.
                 self._session.close()
@@ -122,10 +128,10 @@ class RayMachinePool(BasePool):
         self._closing.set()
         super().close(leave=leave)
         with self._idle:
-            # Ray must not end during a start; the start soon notices that the pool is closed.
-            self._idle.wait_for(lambda: not self._starts, self._start_timeout)
+            # Ray must not end while a thread uses it; the thread soon notices that the pool is closed.
+            self._idle.wait_for(lambda: not self._users_of_ray, self._start_timeout)
         with self._session_lock:
-            session, self._session = self._session, None
+            session, self._session, self._ray_is_closed = self._session, None, True
         if session is not None:
             for group in self._groups.values() if self._address is not None else ():
                 from ray.util.placement_group import remove_placement_group
@@ -154,7 +160,7 @@ class RayMachinePool(BasePool):
         listed = self._list.read()
         if listed is None:
             return self._ask_ray()
-        self._settling = True
+        self._taken_over = frozenset(entry.actor for entry in listed)
         return [
             _LeftMachine(
                 entry.agent,
@@ -167,34 +173,77 @@ class RayMachinePool(BasePool):
 
     def settle(self) -> None:
         """See MachinePool. Joins Ray, and compares its actors with the list by which machines were taken over."""
-        if self._settling:
-            threading.Thread(target=self._compare_with_ray, name="podrun-settle", daemon=True).start()
+        if self._taken_over is not None:
+            threading.Thread(
+                target=self._compare_with_ray, args=[self._taken_over], name="podrun-settle", daemon=True
+            ).start()
 
-    def _compare_with_ray(self) -> None:
+    def _compare_with_ray(self, listed: frozenset[str]) -> None:
+        """Report machines whose actor is gone, and end actors of earlier servers that no list names.
+
+        Machines are compared as the list had them: one that is changing hands, or that closing leaves to the next
+        server, is no stranger.
+        """
         if self._closing.wait(SETTLE_SECONDS):
             return
         try:
-            ray = self.session.ray
-            there = {
-                entry["name"]
-                for entry in ray.util.list_named_actors(all_namespaces=True)
-                if entry["namespace"] == self._namespace
-            }
-            with self._lock:
-                machines = [*self._in_use.values(), *self._spares.values()]
-            for machine in machines:
-                if machine.handle.name not in there:
-                    self._gone(machine)
-            known = {machine.handle.name for machine in machines}
-            for name in there - known:
-                if name.split("-")[-2:-1] != [
-                    str(self.lease.epoch)
-                ]:  # These are this server's own machines, and may be starting.
-                    log.info("actor %s of an earlier server is in no list: it is ended", name)
-                    ray.kill(ray.get_actor(name, self._namespace))
+            with self._using_ray():
+                self._end_strangers(self.session.ray, listed)
         except Exception as error:
             if not self._closed:
                 log.warning("machines could not be compared with Ray's: %s", error)
+
+    def _end_strangers(self, ray: Any, listed: frozenset[str]) -> None:
+        there = {
+            entry["name"]
+            for entry in ray.util.list_named_actors(all_namespaces=True)
+            if entry["namespace"] == self._namespace
+        }
+        with self._lock:
+            machines = [*self._in_use.values(), *self._spares.values()]
+        for machine in machines:
+            if machine.handle.name in listed - there:
+                self._gone(machine)
+            elif (
+                machine.handle.actor is None
+            ):  # Ray forgets the name of an actor that ends, and so why it did.
+                actor = ray.get_actor(machine.handle.name, self._namespace)
+                machine.handle = replace(machine.handle, actor=actor)
+        for name in sorted(there - listed):
+            if name.split("-")[-2:-1] == [str(self.lease.epoch)]:
+                continue  # One of this server's own machines, which may be starting.
+            self._check_open()
+            log.info("actor %s of an earlier server is in no list: it is ended", name)
+            ray.kill(ray.get_actor(name, self._namespace))
+
+    def _why_ended(self, machine: _Machine) -> str:
+        """See BasePool. Ray is asked whether its memory monitor ended the machine: a Ray that podrun did not start has
+        one, which ends machines when any process of the host takes memory."""
+        ended = super()._why_ended(machine)
+        session, actor = self._session, machine.handle.actor
+        if session is None or actor is None or not session.alive:
+            return ended
+        try:
+            with self._using_ray():
+                return death_of_memory(session.ray, actor) or ended
+        except (
+            Exception
+        ) as error:  # The pool is closed, or Ray does not answer: the machine is lost in any case.
+            log.debug("Ray does not say why the machine of %s ended: %s", machine.agent_id, error)
+            return ended
+
+    @contextlib.contextmanager
+    def _using_ray(self) -> Iterator[None]:
+        """The pool does not end Ray in this context. Raises ServiceError if it is closed."""
+        with self._idle:
+            self._users_of_ray += 1
+        try:
+            self._check_open()
+            yield
+        finally:
+            with self._idle:
+                self._users_of_ray -= 1
+                self._idle.notify_all()
 
     def _note_machines(self) -> None:
         if not self.lease.epoch or self._closed:
@@ -253,14 +302,8 @@ class RayMachinePool(BasePool):
         return {"name": name, "namespace": self._namespace, "lifetime": "detached"}
 
     def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
-        with self._idle:
-            self._starts += 1
-        try:
+        with self._using_ray():
             return self._start_actors(agents)
-        finally:
-            with self._idle:
-                self._starts -= 1
-                self._idle.notify_all()
 
     def _start_actors(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
         ray = self.session.ray
@@ -361,7 +404,7 @@ class RayMachinePool(BasePool):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ServiceError("the pool of machines was closed while they started")
+            raise ServiceError(_IS_CLOSED)
 
     def _place(self, agent: str) -> dict[str, Any]:
         """Options that place an agent's actor: with its IPU-Link domain, or on the host chosen for it."""
@@ -397,12 +440,12 @@ class RayMachinePool(BasePool):
         if self._closed and self._address is None:
             return  # A private Ray ends with everything in it; a kept Ray ends with its keeper.
         machine_of_actor: _ActorMachine = machine.handle
-        session = self._session
-        if session is None and machine_of_actor.actor is None:
-            session = self.session  # The machine was taken over before the server joined Ray.
-        if session is None or not session.alive:
-            return
         try:
+            session = self._session
+            if session is None and machine_of_actor.actor is None:
+                session = self.session  # The machine was taken over before the server joined Ray.
+            if session is None or not session.alive:
+                return
             actor = machine_of_actor.find(session.ray)
             if (
                 machine_of_actor.alone

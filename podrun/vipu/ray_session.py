@@ -51,6 +51,9 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    # A call after this session has ended is an error. By default it starts another Ray, which listens on the host's
+    # address and keeps its files in a directory of mode 0777.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
 }
 
 _OWN_ENVIRONMENT = {
@@ -61,6 +64,9 @@ _OWN_ENVIRONMENT = {
     # Machines that share a process share its heap, so one machine's piece reuses what another's freed, still cached.
     # By default glibc gives each thread a heap of its own, and cannot be told otherwise later.
     "MALLOC_ARENA_MAX": "1",
+    # Ray's monitor ends actors when any process of the host takes memory, and all machines of a POD are actors. What is
+    # short of memory is for the kernel to decide, as it is for programs without Ray.
+    "RAY_memory_monitor_refresh_ms": "0",
 }
 
 

@@ -42,6 +42,9 @@ _NOT_BY_ITS_CODE = ("SYSTEM_ERROR", "INTENDED_SYSTEM_EXIT")
 idle.
 """
 _POLL_SECONDS = 0.2
+_MEMORY_USE = re.compile(r"IP: (?P<ip>[^,)\s]+).*? was (?P<used>\S+) used / (?P<limit>\S+) limit", re.DOTALL)
+WHY_SECONDS = 5.0
+"""Longest wait for Ray's answer why an actor ended."""
 
 
 class RayCalls(Protocol):
@@ -87,6 +90,22 @@ def death_before_running(said: str) -> ActorDeath | None:
         return None
     node = _NODE.search(said)
     return ActorDeath(node["ip"] if node else "a node that Ray does not name", exit_["detail"].rstrip("."))
+
+
+def death_of_memory(ray: Any, actor: Any) -> str:
+    """Ask Ray whether its memory monitor ended a machine's actor: a phrase that says so, or an empty text."""
+    try:
+        ray.get(actor.endpoints.remote(), timeout=WHY_SECONDS)
+    except ray.exceptions.OutOfMemoryError as error:
+        use = _MEMORY_USE.search(str(error))
+        full = f" when {use['used']} of {use['limit']} were used on {use['ip']}" if use else ""
+        return (
+            f"Ray's memory monitor ended its process{full} (free memory there, or start that Ray with "
+            "RAY_memory_monitor_refresh_ms=0)"
+        )
+    except ray.exceptions.RayError:
+        pass
+    return ""
 
 
 def start_together(
