@@ -1,8 +1,10 @@
-# Two commands do all the set-up: `make demo` and `make test`.
+# Two commands do all the set-up: `make demo` installs what programs of PopART need, `make test` what podrun's tests need besides.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+comma := ,
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 # On a terminal pip shows what it downloads: the first `make` fetches several hundred megabytes.
 PIP_SHOWS := $(shell test -t 2 || echo --quiet)
@@ -14,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs pictures demo test test-rooms test-front test-processes test-slurm test-all stress check format proto clean
 
-demo: $(STAMP)
+demo: $(RUNS)
 	$(BIN)/podrun --num-replicas 16 examples/digits/train.py
 
 # Three lanes side by side on two cores: two of tests that compute in their own process, and the checks of the code with the tests
@@ -75,12 +77,27 @@ format: $(STAMP)
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $$(find podrun -name '*.proto')
 
-$(STAMP): pyproject.toml constraints.txt build_extension.py podrun/collectives/_collectives.c podrun/device/_crash_stack.c \
-		$(wildcard podrun/device/xla/native/*)
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || (echo "podrun needs Python 3.11 or later; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11" >&2; exit 2)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP_SHOWS) $(PIP_COMPILES) --disable-pip-version-check -c constraints.txt -e '.[dev,examples,pod,torch]'
-	touch $(STAMP)
+SOURCES := pyproject.toml constraints.txt build_extension.py podrun/collectives/_collectives.c podrun/device/_crash_stack.c \
+	$(wildcard podrun/device/xla/native/*)
+PIP_INSTALL = $(BIN)/python -m pip install $(PIP_SHOWS) $(PIP_COMPILES) --disable-pip-version-check -c constraints.txt
+OLD_PYTHON = podrun needs Python 3.11 or later; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11
+
+# $(call install,EXTRAS,WORDS): podrun with these extras, after a line that says what is coming.
+define install
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || (echo "$(OLD_PYTHON)" >&2; exit 2)
+@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+@echo "Installing podrun into $(VENV): $(2)"
+@$(PIP_INSTALL) -e '.[$(1)]'
+endef
+
+$(RUNS): $(SOURCES)
+	$(call install,examples,about 1.2 GB in a minute and a half.)
+	@touch $@
+
+# All of it, so that the demo installs nothing afterwards.
+$(STAMP): $(SOURCES)
+	$(call install,examples$(comma)torch$(comma)dev,torch$(comma) linters and what the tests compare with; this takes some minutes.)
+	@touch $(RUNS) $@
 
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

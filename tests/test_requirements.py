@@ -89,14 +89,14 @@ def test_without_pytorch_a_program_of_poptorch_hears_what_to_install(tmp_path: P
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert (
-        "PyTorch is not installed, and PopTorch programs need it\nhint: Install it: pip install"
+        "PyTorch is not installed, and PopTorch programs need it\nhint: Install its CPU build: pip install"
         in done.stderr
     )
     words[-1] = json.dumps([["torch"], "podrun.estimate", str(program)])
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("podrun: error: ")
-    assert "\nhint: Install it: pip install" in done.stderr
+    assert "\nhint: Install its CPU build: pip install" in done.stderr
     assert "Traceback" not in done.stderr
 
 

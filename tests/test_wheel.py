@@ -1,8 +1,9 @@
-"""The wheel as users install it: built from the tree, used from another folder, with and without Ray."""
+"""What is installed: the wheel, used from another folder; Ray with podrun; by make demo no more than it needs."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,28 +13,48 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.errors import UsageError
+from podrun.core.errors import MissingPackageError
 from podrun.vipu import ray_session
 from tests.conftest import ROOT
 
 
-def test_ray_is_an_extra_of_its_own() -> None:
+def test_ray_is_a_plain_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert not any(text.startswith("ray") for text in project["dependencies"])
-    assert [text.split(">")[0] for text in project["optional-dependencies"]["pod"]] == ["ray"]
-    installs = "Makefile", "docs/first-run.md", "examples/continuous_integration/Dockerfile"
-    for name in installs:
-        assert (
-            "pod" in (ROOT / name).read_text(encoding="utf-8").partition("pip install")[2].split("\n")[0]
-        ), name
+    assert any(text.startswith("ray>") for text in project["dependencies"])
+    assert project["optional-dependencies"]["pod"] == []
+
+
+def _installed_by(target: str, folder: Path) -> list[str]:
+    """The extras that ``make TARGET`` installs where nothing is installed."""
+    for name in ("pyproject.toml", "constraints.txt", "build_extension.py"):
+        shutil.copy2(ROOT / name, folder / name)
+    for name in ("podrun/collectives/_collectives.c", "podrun/device/_crash_stack.c"):
+        (folder / name).parent.mkdir(parents=True)
+        shutil.copy2(ROOT / name, folder / name)
+    shown = subprocess.run(
+        ["make", "-n", "-f", str(ROOT / "Makefile"), target],
+        cwd=folder, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    return re.findall(r"-e '\.\[([^]]*)\]'", shown)
+
+
+def test_the_demo_installs_what_it_runs_and_the_tests_all(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "all").mkdir()
+    assert _installed_by("demo", tmp_path / "demo") == ["examples"]
+    assert _installed_by("check", tmp_path / "all") == ["examples,torch,dev"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    assert [text.split(">")[0] for text in extras["examples"]] == ["scikit-learn"]
 
 
 def test_without_ray_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     ray_session.check_installed()
     monkeypatch.setattr(ray_session.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="Ray is not installed") as error:
+    with pytest.raises(MissingPackageError, match="Ray is not installed") as error:
         ray_session.check_installed()
-    assert "pip install 'podrun[pod]'" in str(error.value.hint)
+    assert "pip install ray " in str(error.value.hint)
     assert "podrun compat PROGRAM" in str(error.value.hint)
 
 

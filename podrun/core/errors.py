@@ -77,7 +77,7 @@ class NotFoundError(UsageError):
 
 
 class MissingPackageError(NotFoundError, ModuleNotFoundError):
-    """A package that an extra of podrun installs is not there, and the program needs it."""
+    """A package that is needed now is not installed: one of an extra of podrun, or Ray."""
 
 
 class ConflictError(UsageError):

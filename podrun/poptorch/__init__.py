@@ -19,7 +19,9 @@ except ModuleNotFoundError as error:
         raise
     raise _MissingPackageError(
         "PyTorch is not installed, and PopTorch programs need it",
-        hint="Install it: pip install 'podrun[torch]' (in a checkout: pip install -c constraints.txt '.[torch]')",
+        hint="Install its CPU build: "
+        "pip install --extra-index-url https://download.pytorch.org/whl/cpu 'podrun[torch]' "
+        "(in a checkout: -c constraints.txt '.[torch]' in place of 'podrun[torch]')",
     ) from None
 
 from podrun.poptorch import enums, optim, profiling

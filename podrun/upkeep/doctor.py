@@ -225,7 +225,8 @@ def check_packages(host: HostFacts) -> Finding:
         name = re.split(r"[<>=!~ \[(]", requirement, maxsplit=1)[0]
         version = host.installed(name)
         if not version:
-            wrong.append(f"{name} is not installed")
+            if name != "ray":  # Not all of podrun needs it: `check_ray`.
+                wrong.append(f"{name} is not installed")
         elif not _fits(version, requirement[len(name) :]):
             wrong.append(f"{name} is {version}, not {requirement[len(name) :].strip()}")
         elif name in ("jax", "numpy", "onnx"):
@@ -257,7 +258,7 @@ def check_ray(host: HostFacts) -> Finding:
     """Check Ray, which places machines on a POD."""
     version = host.installed("ray")
     if not version:
-        remedy = "For podrun and vipu-server: pip install 'podrun[pod]'. podrun compat needs no Ray."
+        remedy = "For podrun and vipu-server: pip install ray. podrun compat needs no Ray."
         return Finding("ray", Soundness.WARNING, "not installed: programs run in one process only", remedy)
     return Finding("ray", Soundness.OK, version)
 

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from podrun.core.errors import ServiceError, UsageError
+from podrun.core.errors import MissingPackageError, ServiceError
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis.ray import RayletEnded, only_what_machines_need
 from podrun.vipu.discovery import ProcessId, ServiceEntry, remove_scratch, scratch_directory, scratch_parent
@@ -317,11 +317,11 @@ def _initialized() -> bool:
 
 
 def check_installed() -> None:
-    """Raise UsageError if Ray is not installed: only PODs of machine processes need it."""
+    """Raise MissingPackageError if Ray is gone, although podrun is installed with it (``pip install --no-deps``)."""
     if importlib.util.find_spec("ray") is None:
-        raise UsageError(
+        raise MissingPackageError(
             "Ray is not installed, and podrun and vipu-server start machine processes with it",
-            hint="Install it: pip install 'podrun[pod]' (in a checkout: pip install -c constraints.txt '.[pod]'). "
+            hint="Install it: pip install ray (in a checkout: pip install -c constraints.txt .). "
             "Without Ray, in one process: podrun compat PROGRAM",
         )
 

@@ -76,7 +76,7 @@ def test_a_good_host_has_no_remedies(host: HostFacts) -> None:
             "constraints.txt",
         ),
         ("packages", {"installed": lambda name: "0.1"}, Soundness.WRONG, "constraints.txt"),
-        ("ray", {"installed": lambda name: ""}, Soundness.WARNING, "podrun[pod]"),
+        ("ray", {"installed": lambda name: ""}, Soundness.WARNING, "pip install ray"),
         ("numbers", {"probe": lambda: (1, "", "Illegal instruction")}, Soundness.WRONG, "force-reinstall"),
         ("numbers", {"probe": lambda: (0, "21", "")}, Soundness.WRONG, "force-reinstall"),
     ],
