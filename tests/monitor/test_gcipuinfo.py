@@ -1,11 +1,10 @@
-"""gcipuinfo as its clients use it, and the exporter as Prometheus reads it."""
+"""gcipuinfo as its clients use it, and the exporter who may read its page."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import os
-import re
 import stat
 import threading
 import urllib.error
@@ -19,8 +18,7 @@ from podrun.core.event_record import EVENT_FILE, EVENT_PATH, AttachedIpus, read_
 from podrun.core.telemetry import AttachedProcess
 from podrun.device.error_messages import machine_lost
 from podrun.monitor import exporter, gcipuinfo
-from podrun.monitor.exporter import Family, make_server, metrics
-from podrun.vipu.types import partition_json
+from podrun.monitor.exporter import make_server
 from tests.vipu.conftest import Pod
 
 
@@ -124,53 +122,6 @@ def test_labels() -> None:
     assert vars(gcipuinfo)["AverageDieTemp"] == "average die temp"
 
 
-SAMPLE = re.compile(r'[a-z_]+(\{([a-z_]+="(\\.|[^"\\])*",?)+\})? -?[0-9.e+-]+')
-
-
-def test_the_metrics_page(pod: Pod) -> None:
-    pod.active("p", 8)
-    pod.pool.machine("ipum1", "p").process = AttachedProcess(4711, "me", "python", 1.0)
-    pod.pool.machine("ipum2", "p").ipu_errors[0] = "tile parity"
-    with make_server(pod.client, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        where = f"http://127.0.0.1:{server.server_address[1]}"
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            page = opener.open(f"{where}/metrics", timeout=20).read().decode()
-            with pytest.raises(urllib.error.HTTPError):
-                opener.open(f"{where}/other", timeout=20)
-        finally:
-            server.shutdown()
-            thread.join()
-    lines = page.splitlines()
-    for line in lines:
-        assert line.startswith("# ") or SAMPLE.fullmatch(line), line
-    assert "exporter_ticks 1" in lines
-    assert 'ipu_attached{partition="p",ipu="0",agent="ipum1"} 1' in lines
-    assert 'ipu_attached{partition="p",ipu="4",agent="ipum2"} 0' in lines
-    assert 'podrun_ipu_error{partition="p",ipu="4",agent="ipum2"} 1' in lines
-    assert 'podrun_partition_state{partition="p",state="ACTIVE"} 1' in lines
-    assert sum(line.startswith("ipum_hardware_info{") for line in lines) == 4
-    assert "podrun_ipu_utilisation_percent{" not in page  # Unknown here, so left out.
-
-
-def test_every_sample_of_the_metrics_page_is_unique_and_its_labels_stay(pod: Pod) -> None:
-    def samples() -> list[str]:
-        told = {info.name: partition_json(info) for info in pod.client.list_partitions()}
-        page = metrics(told, pod.client.machine_reports(), 1)
-        return [line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")]
-
-    pod.active("p", 1)
-    pod.active("q", 1)
-    before = samples()
-    assert len(set(before)) == len(before)
-    pod.pool.machine("ipum1", "p").ipu_errors[0] = "tile parity"
-    pod.client.power_cycle_agent("ipum1")
-    assert pod.client.get_partition("p").state.name == "ERROR"
-    assert samples() == before
-
-
 def test_the_metrics_page_is_for_its_user_and_who_has_the_key(
     pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,9 +155,3 @@ def test_the_metrics_page_is_for_its_user_and_who_has_the_key(
             server.shutdown()
             thread.join()
     assert all(b"exporter-key" in text for text in said)
-
-
-def test_labels_of_metrics_are_escaped() -> None:
-    family = Family("x", "gauge", "Help.")
-    family.add(1, name='odd "name"\\')
-    assert list(family.lines())[2] == 'x{name="odd \\"name\\"\\\\"} 1'

@@ -91,7 +91,7 @@ def test_figures_of_the_service_are_what_was_done(
         assert vipu("create", "partition", "x", f"--size={size}", "--no-wait").returncode == 2
     samples = scrape(url)
     check_histogram(samples, "CreatePartition", len(sizes) + 2)
-    assert samples["podrun_vipu_call_errors", 'call="CreatePartition"'] == 2
+    assert samples["podrun_vipu_call_errors_total", 'call="CreatePartition"'] == 2
     free = 16 - sum(sizes.values())
     largest = 4  # ipum4 is whole; c has one IPU of ipum3.
     assert samples["podrun_vipu_free_ipus", ""] == free
