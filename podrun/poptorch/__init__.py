@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     raise _MissingPackageError(
         "PyTorch is not installed, and PopTorch programs need it",
         hint="Install its CPU build: "
-        "pip install --extra-index-url https://download.pytorch.org/whl/cpu 'podrun[torch]' "
+        "pip install -f https://download.pytorch.org/whl/cpu/torch/ 'podrun[torch]' "
         "(in a checkout: -c constraints.txt '.[torch]' in place of 'podrun[torch]')",
     ) from None
 
