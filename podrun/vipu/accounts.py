@@ -121,11 +121,11 @@ class Account:
                 hint="Ask an administrator for a user with that right: vipu-admin create user NAME --may-inject",
             )
 
-    def check_allocation(self, method: str, allocation: str, partition: str) -> None:
-        """Raise DeniedError if a partition is in an allocation that is not the user's."""
+    def check_allocation(self, allocation: str) -> None:
+        """Raise DeniedError for an allocation that is not the user's, whether or not it is there."""
         if not self.may_use(allocation):
             raise DeniedError(
-                f"partition {partition} is in allocation {allocation}, which is not of {self.name} ({method})",
+                f"{allocation} is no allocation of {self.name}",
                 hint=f"Allocations of {self.name}: {', '.join(self.allocations)}.",
             )
 

@@ -39,6 +39,7 @@ from podrun.vipu.requirements import (
     validate_plans,
     validate_state,
 )
+from podrun.vipu.rights import ITSELF, Asker
 from podrun.vipu.types import PartitionState, Requirements, SyncType
 
 S = PartitionState
@@ -83,12 +84,15 @@ class Allocator:
         self.reservations = {entry.name: entry for entry in plans.reservations}
         self.table = IpuTable(cluster, self.partitions.values())
         self.now = 0.0
+        self.asker = ITSELF
         self._operations = max((p.operation for p in self.partitions.values()), default=0)
         self._changed = StateChange()
 
-    def propose(self, event: Event) -> Decision:
-        """The consequences of an event; changes nothing. Raises UsageError if the request cannot be met."""
+    def propose(self, event: Event, asker: Asker = ITSELF) -> Decision:
+        """The consequences of an event; changes nothing. Raises UsageError if the request cannot be met, DeniedError if
+        ``asker`` may not make it. Errors name only what it sees."""
         draft = self._draft()
+        draft.asker = asker
         draft.now = getattr(event, "now", self.now)
         handler: Callable[[Allocator, Any], list[Instruction]] = _HANDLERS[type(event)]
         instructions = handler(draft, event)
@@ -137,12 +141,26 @@ class Allocator:
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def partition(self, name: str) -> Partition:
-        """A partition by name. Raises NotFoundError, which lists the partitions."""
+    def partition(self, name: str, asker: Asker | None = None) -> Partition:
+        """A partition by name. Raises NotFoundError, which lists the partitions that ``asker`` (by default the draft's)
+        sees, and DeniedError if it may not use this one."""
+        asker = asker or self.asker
         found = self.partitions.get(name)
-        if found is None:
-            raise unknown_name("partition", name, self.partitions, "vipu create partition NAME --size N")
+        if found is None or not asker.sees(found.allocation):
+            seen = [entry.name for entry in self.partitions.values() if asker.sees(entry.allocation)]
+            raise unknown_name("partition", name, seen, "vipu create partition NAME --size N")
+        asker.check(name, found.owner)
         return found
+
+    def queued(self, name: str, asker: Asker | None = None) -> Queued | None:
+        """A queued request by name; None if there is none that ``asker`` sees. Raises DeniedError if it may not use
+        it."""
+        asker = asker or self.asker
+        entry = self.queue.get(name)
+        if entry is None or not asker.sees(entry.needs.allocation):
+            return None
+        asker.check(name, entry.needs.owner)
+        return entry
 
     def partitions_on(self, agent: str) -> tuple[str, ...]:
         """Names of the partitions that hold IPUs of an agent."""
@@ -169,15 +187,27 @@ class Allocator:
             raise queueing.no_room(self, needs)
         return self.make(needs, *place)
 
+    def possible(self, asked: Requirements, asker: Asker) -> Requirements:
+        """A request with defaults for what it leaves open, whether or not its name is taken. Raises UsageError if it
+        can never be met."""
+        draft = self._draft()
+        draft.asker, draft.now = asker, self.now
+        return queueing.settle(draft, asked)
+
     def complete(self, asked: Requirements) -> Requirements:
         """A request with defaults for what it leaves open. Raises UsageError if it can never be met, ExistsError if the
         name is taken."""
-        if asked.name in self.partitions:
+        holder = self.partitions.get(asked.name)
+        entry = self.queue.get(asked.name)
+        held_in = holder.allocation if holder else entry.needs.allocation if entry else None
+        if held_in is not None and not self.asker.sees(held_in):
+            raise ExistsError(f"the name {asked.name} is not available", hint="Choose another name.")
+        if holder is not None:
             raise ExistsError(
                 f"partition {asked.name} exists already",
                 hint="Use it if it is yours, or choose another name: vipu list partitions shows which there are",
             )
-        if asked.name in self.queue:
+        if entry is not None:
             raise ExistsError(
                 f"a request for partition {asked.name} waits in the queue",
                 hint=f"Look at it: vipu explain {asked.name}; give it up: vipu remove partition {asked.name}",
@@ -258,13 +288,13 @@ class Allocator:
         return self.put(moved, ev.ResetMachines(moved.name, operation))
 
     def _remove(self, event: ev.RemovePartition) -> list[Instruction]:
-        if event.partition in self.queue:
+        if self.queued(event.partition) is not None:
             return queueing.leave(self, ev.LeaveQueue(event.partition))
-        return self.remove(event.partition, "removal requested")
+        return self.remove(self.partition(event.partition).name, "removal requested")
 
     def remove(self, name: str, why: str) -> list[Instruction]:
         """Give the IPUs of a partition back."""
-        partition = self.partition(name)
+        partition = self.partitions[name]
         if partition.state is S.REMOVING:
             return []
         operation = self.next_operation()

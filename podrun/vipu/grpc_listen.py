@@ -21,7 +21,8 @@ from podrun.protos import vipu_pb2 as messages
 from podrun.protos import vipu_pb2_grpc
 from podrun.vipu.accounts import FrontDesk
 from podrun.vipu.event_log import WATCHERS
-from podrun.vipu.grpc_service import AdminServicer, UserServicer
+from podrun.vipu.grpc_admin import AdminServicer
+from podrun.vipu.grpc_service import UserServicer
 from podrun.vipu.types import user_json
 from podrun.vipu.views import json_by_name, user_info
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from podrun.core.access import caller_of
-from podrun.core.cluster import GatewayTopology, LinkTopology, named_topology
 from podrun.core.errors import (
     ConflictError,
     DeadlineError,
@@ -31,21 +30,18 @@ from podrun.core.identity import Caller, user_name
 from podrun.core.telemetry import MachineReport
 from podrun.faults import parse_fault
 from podrun.protos import vipu_pb2 as messages
-from podrun.vipu import events as ev
-from podrun.vipu.accounts import Account, AccountCaller, Accounts, FrontDesk, Role, role_of
+from podrun.vipu.accounts import Account, AccountCaller, FrontDesk, Role
 from podrun.vipu.endpoint_watch import ERROR_METADATA_KEY
 from podrun.vipu.event_log import BOUNDS_S, SYNCED, Change
 from podrun.vipu.ipu_placement import routing_named
-from podrun.vipu.rights import RIGHTS, Right, Sharing
+from podrun.vipu.rights import ITSELF, NOBODY, RIGHTS, Asker, Right, Sharing
 from podrun.vipu.types import AgentInfo, PartitionInfo, Requirements, SyncType
 from podrun.vipu.views import (
     ViewCache,
-    agent_message,
     cluster_message,
     partition_message,
     queue_message,
     status_message,
-    user_message,
 )
 
 if TYPE_CHECKING:
@@ -54,8 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("podrun.vipu")
 pb: Any = messages
 
-NOBODY = -2
-"""A user id that owns nothing."""
 _ASK = "Ask an administrator of this server."
 MESSAGE_BYTES = 800
 """Longest error message or hint on the wire: gRPC drops an answer whose headers exceed 8 KiB."""
@@ -92,7 +86,7 @@ def _abort(context: grpc.ServicerContext, error: PodrunError) -> None:
     context.abort(_status(error), message)
 
 
-def _answers(method: Callable[[Any, Any, Caller], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
+def answers(method: Callable[[Any, Any, Caller], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
     """Make a gRPC handler from a method. It checks the caller and calls the method with it; errors become a status,
     with podrun's error in the metadata.
     """
@@ -119,7 +113,7 @@ def _answers(method: Callable[[Any, Any, Caller], Any]) -> Callable[[Any, Any, g
     return handler
 
 
-class _Servicer:
+class Servicer:
     """The common part of both services: the service behind them, and the check of callers."""
 
     def __init__(self, service: Service, desk: FrontDesk, admin: bool = True) -> None:
@@ -144,6 +138,7 @@ class _Servicer:
             account = self.desk.accounts.authenticate(metadata)
             caller = AccountCaller(caller.uid, caller.own, account)
             self._check_account(account, method, request)
+            self._check_there(caller, method, request)
         except PodrunError as error:
             self.desk.audit.refused(method, who(caller), request, error)
             raise
@@ -151,14 +146,10 @@ class _Servicer:
 
     def _check_account(self, account: Account, method: str, request: Any) -> None:
         account.check(method, injects=bool(getattr(request, "faults", ())))
-        name = getattr(request, "partition_id", "")
-        allocation = self._service.allocation_of(name) if name and method != "CreatePartition" else None
-        if allocation:
-            account.check_allocation(method, allocation, name)
         if method == "CreatePartition":
             wanted = request.requirements.allocation_id
             if wanted:
-                account.check_allocation(method, wanted, name)
+                account.check_allocation(wanted)
             elif len(account.allocations) == 1:
                 request.requirements.allocation_id = account.allocations[0]
             elif account.allocations:
@@ -166,6 +157,19 @@ class _Servicer:
                     f"{account.name} has several allocations: say which",
                     hint=f"--allocation {account.allocations[0]} (or: {', '.join(account.allocations[1:])})",
                 )
+
+    def _check_there(self, caller: Caller, method: str, request: Any) -> None:
+        """Raise NotFoundError for a partition that the caller does not see, before faults that are planned for it could
+        strike the call."""
+        name = getattr(request, "partition_id", "")
+        if name and method != "CreatePartition" and not self.seen_names(caller, [name]):
+            self._service.partition(name, asker=self.asker(caller, method))
+
+    def asker(self, caller: Caller, method: str) -> Asker:
+        """The caller of a method as the service needs it: what it sees, and what it may do with which partitions."""
+        if isinstance(caller, AccountCaller):
+            return ITSELF if self.sees_all(caller) else Asker(frozenset(caller.account.allocations))
+        return Asker(check=partial(self._sharing.check, caller, method))
 
     def is_admin(self, caller: Caller) -> bool:
         """Whether the caller may see and do things that concern the whole POD."""
@@ -233,17 +237,17 @@ class _Servicer:
             raise
 
 
-class UserServicer(_Servicer):
+class UserServicer(Servicer):
     """podrun.vipu.v1.UserService."""
 
-    @_answers
+    @answers
     def GetServerVersion(self, request: Any, caller: Caller) -> Any:
         version = self._service.version()
         return pb.GetServerVersionResponse(
             version=version.version, host=version.host, port=version.port, pid=version.pid
         )
 
-    @_answers
+    @answers
     def GetCluster(self, request: Any, caller: Caller) -> Any:
         pod = self._service.cluster
         cluster = max(pod.clusters, key=lambda one: one.ipu_count, default=pod)
@@ -257,11 +261,11 @@ class UserServicer(_Servicer):
             gateway_topology=cluster.topology.gateway.value,
         )
 
-    @_answers
+    @answers
     def ListClusters(self, request: Any, caller: Caller) -> Any:
         return pb.ListClustersResponse(clusters=[cluster_message(info) for info in self._service.clusters()])
 
-    @_answers
+    @answers
     def CreatePartition(self, request: Any, caller: Caller) -> Any:
         needs = request.requirements
         try:
@@ -296,16 +300,19 @@ class UserServicer(_Servicer):
             ),
             wait=request.wait,
             priority=request.priority,
+            asker=self.asker(caller, "CreatePartition"),
         )
         return pb.CreatePartitionResponse(partition_id=request.partition_id)
 
-    @_answers
+    @answers
     def GetPartition(self, request: Any, caller: Caller) -> Any:
         return pb.GetPartitionResponse(
-            partition=partition_message(self._service.partition(request.partition_id))
+            partition=partition_message(
+                self._service.partition(request.partition_id, asker=self.asker(caller, "GetPartition"))
+            )
         )
 
-    @_answers
+    @answers
     def ListPartitions(self, request: Any, caller: Caller) -> Any:
         messages = self._partitions.all(
             (info.name, info, partial(partition_message, info)) for info in self._service.partitions()
@@ -315,12 +322,13 @@ class UserServicer(_Servicer):
         )
         return pb.ListPartitionsResponse(partitions=seen)
 
-    @_answers
+    @answers
     def GetPartitionStatus(self, request: Any, caller: Caller) -> Any:
-        info = self._service.partition(request.partition_id, asks_for_itself=True)
+        asker = self.asker(caller, "GetPartitionStatus")
+        info = self._service.partition(request.partition_id, asks_for_itself=True, asker=asker)
         return pb.GetPartitionStatusResponse(status=status_message(info))
 
-    @_answers
+    @answers
     def ListQueue(self, request: Any, caller: Caller) -> Any:
         queue = self._service.queue()
         seen = set(self.seen_names(caller, [info.name for info in queue]))
@@ -329,6 +337,7 @@ class UserServicer(_Servicer):
                 queue_message(
                     replace(
                         info,
+                        position=1 + len(self.seen_names(caller, info.ahead)),
                         ahead=tuple(self.seen_names(caller, info.ahead)),
                         blockers=tuple(self.seen_names(caller, info.blockers)),
                     )
@@ -338,7 +347,7 @@ class UserServicer(_Servicer):
             ]
         )
 
-    @_answers
+    @answers
     def ListReservations(self, request: Any, caller: Caller) -> Any:
         return pb.ListReservationsResponse(
             reservations=[
@@ -348,19 +357,22 @@ class UserServicer(_Servicer):
             ]
         )
 
-    @_answers
+    @answers
     def ResetPartition(self, request: Any, caller: Caller) -> Any:
-        self._service.reset(request.partition_id, request.generation)
+        asker = self.asker(caller, "ResetPartition")
+        self._service.reset(request.partition_id, request.generation, asker=asker)
         return pb.ResetPartitionResponse()
 
-    @_answers
+    @answers
     def RemovePartition(self, request: Any, caller: Caller) -> Any:
-        self._service.remove(request.partition_id, force=request.force)
+        asker = self.asker(caller, "RemovePartition")
+        self._service.remove(request.partition_id, force=request.force, asker=asker)
         return pb.RemovePartitionResponse()
 
-    @_answers
+    @answers
     def GetPartitionIpuofConfig(self, request: Any, caller: Caller) -> Any:
-        config = self._service.ipuof_config(request.partition_id, request.gcd_id.id)
+        asker = self.asker(caller, "GetPartitionIpuofConfig")
+        config = self._service.ipuof_config(request.partition_id, request.gcd_id.id, asker=asker)
         devices = [pb.IpuofDevice(**asdict(device)) for device in config.devices]
         return pb.GetPartitionIpuofConfigResponse(
             ipuof_config=pb.PartitionConfig(
@@ -371,7 +383,7 @@ class UserServicer(_Servicer):
             )
         )
 
-    @_answers
+    @answers
     def ListAllocations(self, request: Any, caller: Caller) -> Any:
         return pb.ListAllocationsResponse(
             allocations=[
@@ -383,24 +395,34 @@ class UserServicer(_Servicer):
             ]
         )
 
-    @_answers
+    @answers
     def ListMachineReports(self, request: Any, caller: Caller) -> Any:
-        owners = self._service.owners()
-        reports = [
-            self._visible(caller, report, owners.get(report.partition))
-            for report in self._service.machine_reports(request.partition_id)
-        ]
+        asker = self.asker(caller, "ListMachineReports")
+        before = self._holders()
+        told = self._service.machine_reports(request.partition_id, asker=asker)
+        # A partition that was made, or made anew, while machines answered is nobody's, so that nothing of it is told.
+        holders = dict(before.items() & self._holders().items())
+        reports = [self._visible(caller, r, holders.get(r.partition, (NOBODY, ""))) for r in told]
         return pb.ListMachineReportsResponse(
             reports_json=[json.dumps(report.to_json_dict()) for report in reports]
         )
 
-    def _visible(self, caller: Caller, report: MachineReport, owner: int | None) -> MachineReport:
-        """A machine's report as the caller may see it."""
+    def _holders(self) -> dict[str, tuple[int, str]]:
+        """The owner's user id and the allocation of each partition."""
+        owners = self._service.owners()
+        return {name: (owner, self._service.allocation_of(name) or "") for name, owner in owners.items()}
+
+    def _visible(self, caller: Caller, report: MachineReport, holder: tuple[int, str]) -> MachineReport:
+        """A machine's report as the caller may see it. ``holder``: owner and allocation of its partition."""
+        owner, allocation = holder
+        if not report.partition:
+            return report
         if self.sees_all(caller):
             return self._sharing.visible(caller, report, owner)
-        if not report.partition or self.sees(caller, self._service.allocation_of(report.partition)):
+        if self.sees(caller, allocation):
             return report
-        return Sharing(shared=True).visible(Caller(NOBODY, own=False), report, owner)
+        hidden = Sharing(shared=True).visible(Caller(NOBODY, own=False), report, NOBODY)
+        return replace(hidden, partition="")
 
     def Watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         """The stream of changes."""
@@ -445,7 +467,7 @@ class UserServicer(_Servicer):
                 return json.dumps({**told, "partitions": seen, "endpoints": endpoints})
         return change.text
 
-    @_answers
+    @answers
     def GetServiceMetrics(self, request: Any, caller: Caller) -> Any:
         queued, free, largest = self._service.room()
         calls = [
@@ -461,134 +483,11 @@ class UserServicer(_Servicer):
             watchers=self._service.events.watchers,
         )
 
-    @_answers
+    @answers
     def ResetIpus(self, request: Any, caller: Caller) -> Any:
-        self._service.reset_ipus(request.partition_id, list(request.partition_ipus))
+        asker = self.asker(caller, "ResetIpus")
+        self._service.reset_ipus(request.partition_id, list(request.partition_ipus), asker=asker)
         return pb.ResetIpusResponse()
-
-
-class AdminServicer(_Servicer):
-    """podrun.vipu.v1.AdminService."""
-
-    @_answers
-    def ListAgents(self, request: Any, caller: Caller) -> Any:
-        messages = self._agents.all(
-            (info.agent_id, info, partial(agent_message, info)) for info in self._service.agents()
-        )
-        reply = pb.ListAgentsResponse(agents=messages)
-        if not self.is_admin(caller):
-            for agent in reply.agents:
-                agent.ClearField("endpoints")
-        if not self.sees_all(caller):
-            for agent in reply.agents:
-                agent.partition_ids[:] = self.seen_names(caller, agent.partition_ids)
-        return reply
-
-    @_answers
-    def SetMaintenance(self, request: Any, caller: Caller) -> Any:
-        self._service.set_maintenance(
-            request.agent_id, drain=request.drain, deadline_s=request.deadline_seconds, reason=request.reason
-        )
-        return pb.SetMaintenanceResponse()
-
-    @_answers
-    def EndMaintenance(self, request: Any, caller: Caller) -> Any:
-        self._service.end_maintenance(request.agent_id)
-        return pb.EndMaintenanceResponse()
-
-    @_answers
-    def CreateReservation(self, request: Any, caller: Caller) -> Any:
-        self._service.create_reservation(
-            request.reservation_id,
-            tuple(request.agent_ids),
-            begin_in_s=request.begin_in_seconds,
-            for_s=request.for_seconds,
-        )
-        return pb.CreateReservationResponse()
-
-    @_answers
-    def RemoveReservation(self, request: Any, caller: Caller) -> Any:
-        self._service.remove_reservation(request.reservation_id)
-        return pb.RemoveReservationResponse()
-
-    @_answers
-    def CreateAllocation(self, request: Any, caller: Caller) -> Any:
-        allocation = request.allocation
-        self._service.handle(ev.CreateAllocation(allocation.id, tuple(allocation.spec.agent_ids)))
-        return pb.CreateAllocationResponse()
-
-    @_answers
-    def RemoveAllocation(self, request: Any, caller: Caller) -> Any:
-        self._service.handle(ev.RemoveAllocation(request.allocation_id))
-        return pb.RemoveAllocationResponse()
-
-    @_answers
-    def CreateAgent(self, request: Any, caller: Caller) -> Any:
-        self._service.handle(ev.CreateAgent(request.agent_id, request.host, request.port))
-        return pb.CreateAgentResponse()
-
-    @_answers
-    def RemoveAgent(self, request: Any, caller: Caller) -> Any:
-        self._service.handle(ev.RemoveAgent(request.agent_id))
-        return pb.RemoveAgentResponse()
-
-    @_answers
-    def CreateCluster(self, request: Any, caller: Caller) -> Any:
-        asked = request.cluster
-        links = named_topology(LinkTopology, asked.ipu_link_topology or LinkTopology.MESH.value)
-        gateway = named_topology(GatewayTopology, asked.gateway_topology) if asked.gateway_topology else None
-        self._service.handle(
-            ev.CreateCluster(asked.cluster_id, tuple(asked.agent_ids), asked.num_ilds or 1, links, gateway)
-        )
-        return pb.CreateClusterResponse()
-
-    @_answers
-    def RemoveCluster(self, request: Any, caller: Caller) -> Any:
-        self._service.handle(ev.RemoveCluster(request.cluster_id))
-        return pb.RemoveClusterResponse()
-
-    @_answers
-    def PowerCycleAgent(self, request: Any, caller: Caller) -> Any:
-        self._service.handle(ev.PowerCycleAgent(request.agent_id, request.generation))
-        return pb.PowerCycleAgentResponse()
-
-    @_answers
-    def RestartAgent(self, request: Any, caller: Caller) -> Any:
-        self._service.handle(ev.RestartAgent(request.agent_id, request.generation))
-        return pb.RestartAgentResponse()
-
-    @_answers
-    def InjectFaults(self, request: Any, caller: Caller) -> Any:
-        if request.cancel:
-            gone = self._service.cancel_faults(request.partition_id, list(request.faults))
-            return pb.InjectFaultsResponse(cancelled=gone)
-        self._service.inject_faults(request.partition_id, [parse_fault(text) for text in request.faults])
-        return pb.InjectFaultsResponse()
-
-    @_answers
-    def CreateUser(self, request: Any, caller: Caller) -> Any:
-        user = request.user
-        for allocation in user.allocation_ids:
-            self._service.check_allocation(allocation)
-        account = Account(user.user_id, role_of(user.role), tuple(user.allocation_ids), user.may_inject)
-        return pb.CreateUserResponse(access_key=self._accounts().create(account))
-
-    @_answers
-    def RemoveUser(self, request: Any, caller: Caller) -> Any:
-        self._accounts().remove(request.user_id)
-        return pb.RemoveUserResponse()
-
-    @_answers
-    def ListUsers(self, request: Any, caller: Caller) -> Any:
-        return pb.ListUsersResponse(users=[user_message(account) for account in self._accounts().all()])
-
-    def _accounts(self) -> Accounts:
-        if self.desk.accounts is None:
-            raise ConflictError(
-                "this server has no users: it was started without --secure",
-                hint="Allocations divide the agents without users: vipu-admin create allocation NAME",
-            )
-        return self.desk.accounts
 
 
 def who(caller: Caller) -> str:

@@ -119,6 +119,15 @@ def on_machines(pool: MachinePool, partition: Partition, work: Callable[[int, Ma
             raise ServiceError(f"machine {use.agent_id}: {error.message}", hint=error.hint) from error
 
 
+def cancel_faults(pool: MachinePool, partition: Partition, texts: Sequence[str]) -> None:
+    """Take faults off the plan of a partition's machines, those that are up: those of these texts, or all."""
+    uses = pool.endpoints()
+    for part in partition.slices:
+        use = MachineUse(part.agent_id, partition.name)
+        if use in uses:
+            pool.control(use).cancel_faults(texts)
+
+
 def reset_ipus(pool: MachinePool, partition: Partition, ipus: Sequence[int]) -> None:
     """Reset IPUs of a partition by their index in it. Raises UsageError for one that it does not have."""
     for ipu in ipus:

@@ -184,6 +184,8 @@ def create_reservation(draft: Allocator, event: ev.CreateReservation) -> list[In
     """Keep agents for some time. Refused if a partition without a limit, or with a later end, holds them."""
     wanted = event.reservation
     check_name(wanted.name, "a reservation")
+    if wanted.name in draft.reservations and wanted.name not in _seen_reservations(draft):
+        raise ExistsError(f"the name {wanted.name} is not available", hint="Choose another name.")
     if wanted.name in draft.reservations:
         raise ExistsError(
             f"reservation {wanted.name} exists already",
@@ -198,13 +200,16 @@ def create_reservation(draft: Allocator, event: ev.CreateReservation) -> list[In
         draft.check_agent(agent)
         for other in draft.reservations.values():
             if agent in other.agents and other.start < wanted.end and wanted.start < other.end:
-                raise ConflictError(
-                    f"agent {agent} is in reservation {other.name} at that time", hint="Choose another time."
-                )
+                which = f"reservation {other.name}"
+                if other.name not in _seen_reservations(draft):
+                    which = "another reservation"
+                raise ConflictError(f"agent {agent} is in {which} at that time", hint="Choose another time.")
         for name in draft.partitions_on(agent):
-            if draft.partitions[name].busy_until(event.now) > wanted.start:
+            holder = draft.partitions[name]
+            if holder.busy_until(event.now) > wanted.start:
+                which = f"partition {name}" if draft.asker.sees(holder.allocation) else "a partition"
                 raise ConflictError(
-                    f"partition {name} may still hold {agent} then",
+                    f"{which} may still hold {agent} then",
                     hint=f"Reserve a later time, or drain it first: vipu-admin drain agent {agent}",
                 )
     draft.note("reservations", wanted.name, wanted)
@@ -213,9 +218,10 @@ def create_reservation(draft: Allocator, event: ev.CreateReservation) -> list[In
 
 def remove_reservation(draft: Allocator, event: ev.RemoveReservation) -> list[Instruction]:
     """End a reservation. Partitions in it stay."""
-    if event.name not in draft.reservations:
+    known = _seen_reservations(draft)
+    if event.name not in known:
         raise unknown_name(
-            "reservation", event.name, draft.reservations, "vipu-admin create reservation NAME --agents A,B"
+            "reservation", event.name, known, "vipu-admin create reservation NAME --agents A,B"
         )
     end_reservation(draft, event.name)
     return []
@@ -269,7 +275,7 @@ def settle(draft: Allocator, asked: Requirements) -> Requirements:
     """A request with defaults for what it leaves open, and with the V-IPU cluster in which it is to lie: of those that
     can hold it the first with room, else the first. Raises UsageError if none can ever hold it."""
     names = {cluster.name for cluster in draft.cluster.clusters}
-    if asked.cluster and asked.cluster not in names and asked.cluster in draft.allocations:
+    if asked.cluster and asked.cluster not in names and asked.cluster in _seen_allocations(draft):
         asked = replace(asked, cluster="", allocation=asked.allocation or asked.cluster)  # Its old name.
     clusters = _clusters(draft, asked)
     possible: list[Requirements] = []
@@ -374,7 +380,6 @@ def _choices(draft: Allocator, needs: Requirements) -> list[Choice]:
 
 def _allocations(draft: Allocator, needs: Requirements) -> list[str]:
     if needs.allocation:
-        _check_allocation(draft, needs.allocation)
         return [needs.allocation]
     return [
         name for name in draft.allocations if needs.cluster in ("", draft.cluster_of_allocation(name).name)
@@ -382,16 +387,33 @@ def _allocations(draft: Allocator, needs: Requirements) -> list[str]:
 
 
 def _check_allocation(draft: Allocator, name: str) -> None:
-    if name not in draft.allocations:
-        raise unknown_name("allocation", name, draft.allocations, "vipu-admin create allocation NAME")
+    known = _seen_allocations(draft)
+    if name not in known:
+        raise unknown_name("allocation", name, known, "vipu-admin create allocation NAME")
+
+
+def _seen_allocations(draft: Allocator) -> list[str]:
+    return [name for name in draft.allocations if draft.asker.sees(name)]
+
+
+def _seen_reservations(draft: Allocator) -> list[str]:
+    """Reservations of agents that are in an allocation which the asker sees."""
+    seen = {agent for name in _seen_allocations(draft) for agent in draft.allocations[name].agents}
+    return [
+        entry.name
+        for entry in draft.reservations.values()
+        if draft.asker.allocations is None or seen & set(entry.agents)
+    ]
 
 
 def _possible_at_all(draft: Allocator, needs: Requirements) -> None:
-    """Raise UsageError if no allocation could ever hold the request."""
+    """Raise UsageError if no allocation could ever hold the request, NotFoundError if it names what there is not."""
+    if needs.allocation:
+        _check_allocation(draft, needs.allocation)
     names = _allocations(draft, needs)
-    if needs.reservation and needs.reservation not in draft.reservations:
+    if needs.reservation and needs.reservation not in _seen_reservations(draft):
         raise unknown_name(
-            "reservation", needs.reservation, draft.reservations, "vipu-admin create reservation NAME"
+            "reservation", needs.reservation, _seen_reservations(draft), "vipu-admin create reservation NAME"
         )
     for name in names:
         everything = draft.table.of_allocation(draft.allocations[name])
@@ -441,14 +463,17 @@ def no_room(draft: Allocator, needs: Requirements) -> UsageError:
         whole |= draft.table.of_allocation(draft.allocations[allocation])
     agents = {draft.cluster.agent_of(int(ipu)).id for ipu in np.flatnonzero(whole & draft.table.taken)}
     names = {name for agent in agents for name in draft.partitions_on(agent)}
-    holders = sorted((draft.partitions[name] for name in names), key=lambda p: (-p.size, p.created, p.name))
+    holders = [draft.partitions[name] for name in names]
+    holders = [partition for partition in holders if draft.asker.sees(partition.allocation)]
+    holders.sort(key=lambda p: (-p.size, p.created, p.name))
     shown = ", ".join(_holder(partition, needs.owner) for partition in holders[:SHOWN_HOLDERS]) or "none"
     more = f" and {len(holders) - SHOWN_HOLDERS} more" if len(holders) > SHOWN_HOLDERS else ""
     message = f"no {needs.size} aligned IPUs are free: {int(free.sum())} IPUs are"
     if largest < needs.size:
         message += f", room for a partition of {largest}" if largest else ""
     elif draft.queue:
-        message += f", and {len(draft.queue)} queued requests come first"
+        seen = sum(draft.asker.sees(entry.needs.allocation) for entry in draft.queue.values())
+        message += f", and {seen or 'other'} queued requests come first"
     else:
         message += ", which a reservation keeps"
     message += f"; partitions in the way: {shown}{more}"

@@ -15,7 +15,7 @@ import os
 import pwd
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,27 @@ from podrun.core.errors import DeniedError, ExhaustedError, NotFoundError
 from podrun.core.identity import Caller, user_name
 from podrun.core.telemetry import AttachedProcess, MachineReport
 from podrun.vipu.types import NO_USER
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose behalf the service works. ``allocations``: those whose things may be named to it; None: all. ``check``:
+    raises DeniedError if it may not do what it asks with a partition, given its name and its owner's user id.
+
+    What it does not see is to it as if it were not there. Both are asked under the lock under which the service
+    decides, so that a partition is never without its owner.
+    """
+
+    allocations: frozenset[str] | None = None
+    check: Callable[[str, int], None] = lambda partition, owner: None
+
+    def sees(self, allocation: str) -> bool:
+        """Whether things of an allocation may be named."""
+        return self.allocations is None or allocation in self.allocations
+
+
+ITSELF = Asker()
+"""The service itself, and callers who see everything."""
 
 
 class Right(enum.Enum):
@@ -94,7 +115,7 @@ class Sharing:
 
     def owns(self, caller: Caller, owner: int) -> bool:
         """Whether a partition of user ``owner`` is the caller's, or the caller is an administrator."""
-        return self.is_admin(caller) or (owner != NO_USER and owner == caller.uid)
+        return self.is_admin(caller) or (owner not in (NO_USER, NOBODY) and owner == caller.uid)
 
     def check(self, caller: Caller, method: str, partition: str, owner: int | None) -> None:
         """Raise DeniedError if the caller may not make a call about a partition of user ``owner`` (None: unknown)."""
@@ -160,8 +181,14 @@ class CallRoom:
                 self._calls[caller.uid] -= 1
 
 
+NOBODY = -2
+"""The user id of one who owns nothing, and of an owner who is not told."""
+
+
 def owner_name(owner: int) -> str:
     """Name of a partition's owner."""
+    if owner == NOBODY:
+        return "another user"
     return user_name(os.getuid() if owner == NO_USER else owner)
 
 

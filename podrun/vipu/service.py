@@ -40,7 +40,7 @@ from podrun.vipu.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, SignsOfLife
 from podrun.vipu.event_log import CallMeter, EventLog, Told
 from podrun.vipu.events import Partition
 from podrun.vipu.machine_pool import MachinePool, MachineUse
-from podrun.vipu.queueing import explain, free_ipus, largest_possible, settle
+from podrun.vipu.queueing import explain, free_ipus, largest_possible
 from podrun.vipu.request_faults import (
     ControlLog,
     RequestFaults,
@@ -50,6 +50,7 @@ from podrun.vipu.request_faults import (
     with_request_faults,
 )
 from podrun.vipu.requirements import unknown_name
+from podrun.vipu.rights import ITSELF, Asker
 from podrun.vipu.store import Store, Superseded
 from podrun.vipu.types import (
     AgentInfo,
@@ -211,33 +212,35 @@ class Service:
 
     # --- requests of users -------------------------------------------------------------------------------------
 
-    def create(self, needs: Requirements, *, wait: bool = False, priority: int = 0) -> None:
+    def create(
+        self, needs: Requirements, *, wait: bool = False, priority: int = 0, asker: Asker = ITSELF
+    ) -> None:
         """Reserve IPUs and bring them up in the background. ``wait``: in the queue, if there is no room."""
         if needs.limit_s < 0 or not math.isfinite(needs.limit_s):
             raise UsageError(f"a partition cannot last {needs.limit_s:g} s", hint="Use --time-limit SECONDS.")
-        if needs.faults:
-            with self._lock:
-                possible = settle(self._allocator, needs)
+        with self._lock:
+            if needs.faults:
+                possible = self._allocator.possible(needs, asker)
                 cluster = self._allocator.find_cluster(possible.cluster)
-            check_faults(possible.faults, cluster, possible.size, possible.num_ilds)
-            later = [spec for spec in needs.faults if spec.during != "CreatePartition"]
-            self.request_faults.plan(needs.name, later)
-        if wait:
-            self._signs.note(needs.name)
-            self.handle(ev.Enqueue(needs, priority, self._clock()))
-        else:
-            self.handle(ev.CreatePartition(needs, self._clock()))
+                check_faults(possible.faults, cluster, possible.size, possible.num_ilds)
+            if wait:
+                self._signs.note(needs.name)
+                self.handle(ev.Enqueue(needs, priority, self._clock()), asker)
+            else:
+                self.handle(ev.CreatePartition(needs, self._clock()), asker)
+            # Not before: if the name is taken, they would strike requests of another.
+            self.request_faults.plan(needs.name, [f for f in needs.faults if f.during != "CreatePartition"])
 
-    def partition(self, name: str, *, asks_for_itself: bool = False) -> PartitionInfo:
+    def partition(self, name: str, *, asks_for_itself: bool = False, asker: Asker = ITSELF) -> PartitionInfo:
         """One partition, or queued request. ``asks_for_itself``: the question is a sign of life of who waits for it.
         Raises NotFoundError."""
         with self._lock:
-            entry = self._allocator.queue.get(name)
+            entry = self._allocator.queued(name, asker)
             if entry is not None:
                 if asks_for_itself:
                     self._signs.note(name)
                 return queued_info(self.cluster, entry)
-            return partition_info(self.cluster, self._allocator.partition(name))
+            return partition_info(self.cluster, self._allocator.partition(name, asker))
 
     def owners(self) -> dict[str, int]:
         """The user id of each partition's owner, by the partition's name."""
@@ -253,19 +256,20 @@ class Service:
             (name, partition, partial(partition_info, pod, partition)) for name, partition in entries
         )
 
-    def reset(self, name: str, generation: int = 0) -> None:
+    def reset(self, name: str, generation: int = 0, *, asker: Asker = ITSELF) -> None:
         """Re-initialise IPUs and links in the background, unless the partition is past ``generation`` already."""
-        self.handle(ev.ResetPartition(name, generation))
+        self.handle(ev.ResetPartition(name, generation), asker)
 
-    def remove(self, name: str, *, force: bool = False) -> None:
+    def remove(self, name: str, *, force: bool = False, asker: Asker = ITSELF) -> None:
         """Give the IPUs back in the background, or give up a queued request. Raises ConflictError if a process is
         attached, unless ``force``."""
         with self._lock:
-            partition = self._allocator.partitions.get(name)
+            queued = self._allocator.queued(name, asker)
+            partition = None if queued else self._allocator.partition(name, asker)
             lost = set(self._allocator.lost)
         if partition is not None and not force and partition.state is PartitionState.ACTIVE:
             operations.refuse_in_use(name, self._reporter.reports([partition], lost))
-        self.handle(ev.RemovePartition(name))
+        self.handle(ev.RemovePartition(name), asker)
 
     def queue(self) -> list[QueueInfo]:
         """The requests that wait, in the order in which they are served."""
@@ -279,10 +283,10 @@ class Service:
             entries = sorted(self._allocator.reservations.values(), key=lambda r: (r.start, r.name))
         return [ReservationInfo(entry.name, entry.agents, entry.start, entry.end) for entry in entries]
 
-    def ipuof_config(self, name: str, gcd: int) -> IpuofConfig:
+    def ipuof_config(self, name: str, gcd: int, *, asker: Asker = ITSELF) -> IpuofConfig:
         """How clients reach the IPUs of one GCD. Raises UsageError if the partition has no such GCD."""
         with self._lock:
-            pod, partition = self.cluster, self._allocator.partition(name)
+            pod, partition = self.cluster, self._allocator.partition(name, asker)
         return ipuof_config(pod, partition, gcd, self.pool.endpoints())
 
     def allocations(self) -> list[AllocationInfo]:
@@ -298,30 +302,30 @@ class Service:
         """The POD's V-IPU clusters."""
         return [cluster_info(cluster) for cluster in self.cluster.clusters]
 
-    def machine_reports(self, name: str = "") -> list[MachineReport]:
+    def machine_reports(self, name: str = "", *, asker: Asker = ITSELF) -> list[MachineReport]:
         """Reports of machines: those of one partition, or one for each agent and partition of the POD."""
         with self._lock:
             lost = set(self._allocator.lost)
             if name:
-                partitions = [self._allocator.partition(name)]
+                partitions = [self._allocator.partition(name, asker)]
             else:
                 partitions = sorted(self._allocator.partitions.values(), key=lambda p: p.name)
         reports = self._reporter.reports(partitions, lost)
         reports = [with_request_faults(r, self.request_faults, self.control_log) for r in reports]
         return reports if name else self._reporter.whole_pod(reports, lost)
 
-    def reset_ipus(self, name: str, ipus: Sequence[int]) -> None:
+    def reset_ipus(self, name: str, ipus: Sequence[int], *, asker: Asker = ITSELF) -> None:
         """Reset IPUs by their index in the partition. Raises ConflictError unless the partition is active."""
         with self._lock:
-            partition = self._active(name)
+            partition = self._active(name, asker)
         operations.reset_ipus(self.pool, partition, ipus)
 
     # --- requests of administrators ----------------------------------------------------------------------------
 
-    def inject_faults(self, name: str, faults: Sequence[FaultSpec]) -> None:
+    def inject_faults(self, name: str, faults: Sequence[FaultSpec], *, asker: Asker = ITSELF) -> None:
         """Plan faults on the machines of a partition; each machine takes those on itself."""
         with self._lock:
-            partition = self._active(name)
+            partition = self._active(name, asker)
             cluster = self._allocator.cluster_of_allocation(partition.allocation)
         check_faults(faults, cluster, partition.size, partition.num_ilds, created=name)
         self.request_faults.plan(name, faults)
@@ -333,20 +337,18 @@ class Service:
         with self._lock:
             return self._allocator.partitions_on(agent)
 
-    def cancel_faults(self, name: str, texts: Sequence[str] = ()) -> tuple[str, ...]:
+    def cancel_faults(
+        self, name: str, texts: Sequence[str] = (), *, asker: Asker = ITSELF
+    ) -> tuple[str, ...]:
         """Take faults of a partition off the plan: those of these texts, or all. Those that were planned.
 
         Raises NotFoundError for a text that is not planned.
         """
-        cancelled = planned_faults(name, self.machine_reports(name), texts)
+        cancelled = planned_faults(name, self.machine_reports(name, asker=asker), texts)
         with self._lock:
-            partition = self._allocator.partition(name)
-        self.request_faults.cancel(name, texts)
-        uses = self.pool.endpoints()
-        for part in partition.slices:
-            use = MachineUse(part.agent_id, name)
-            if use in uses:
-                self.pool.control(use).cancel_faults(texts)
+            partition = self._allocator.partition(name, asker)
+            self.request_faults.cancel(name, texts)
+        operations.cancel_faults(self.pool, partition, texts)
         return cancelled
 
     def set_maintenance(self, agent: str, *, drain: bool, deadline_s: float = 0.0, reason: str = "") -> None:
@@ -358,16 +360,16 @@ class Service:
         self.handle(ev.EndMaintenance(agent, self._clock()))
 
     def create_reservation(
-        self, name: str, agents: tuple[str, ...], *, begin_in_s: float, for_s: float
+        self, name: str, agents: tuple[str, ...], *, begin_in_s: float, for_s: float, asker: Asker = ITSELF
     ) -> None:
         """Keep agents for some time."""
         now = self._clock()
         start = now + max(begin_in_s, 0.0)
-        self.handle(ev.CreateReservation(ev.Reservation(name, agents, start, start + for_s), now))
+        self.handle(ev.CreateReservation(ev.Reservation(name, agents, start, start + for_s), now), asker)
 
-    def remove_reservation(self, name: str) -> None:
+    def remove_reservation(self, name: str, *, asker: Asker = ITSELF) -> None:
         """End a reservation."""
-        self.handle(ev.RemoveReservation(name, self._clock()))
+        self.handle(ev.RemoveReservation(name, self._clock()), asker)
 
     def look_around(self) -> None:
         """Do the work that is due as time passes; called once a second."""
@@ -404,8 +406,8 @@ class Service:
             (agent.id, status, partial(agent_info, agent, status)) for agent, status in told
         )
 
-    def handle(self, event: ev.Event) -> None:
-        """Let the allocator decide, store the change, apply it, and start what follows.
+    def handle(self, event: ev.Event, asker: Asker = ITSELF) -> None:
+        """Let the allocator decide, store the change, apply it, and start what follows. ``asker``: who wants it.
 
         Raises what the allocator refuses, and ServiceError if the change cannot be stored: then nothing has changed.
         """
@@ -413,16 +415,16 @@ class Service:
             # Machines of agents end and start in the order in which that was decided, but not under the lock that every
             # request needs.
             with self._agents_lock:
-                for instruction in self._decide(event):
+                for instruction in self._decide(event, asker):
                     operations.work_on_agent(self.pool, instruction)
         else:
-            self._decide(event)
+            self._decide(event, asker)
 
-    def _decide(self, event: ev.Event) -> tuple[ev.Instruction, ...]:
+    def _decide(self, event: ev.Event, asker: Asker = ITSELF) -> tuple[ev.Instruction, ...]:
         """Decide, commit, then apply: nothing starts, and no IPU is held, that the store does not know."""
         with self._lock:
             self._allocator.now = self._clock()
-            decision = self._allocator.propose(event)
+            decision = self._allocator.propose(event, asker)
             if decision.change:
                 self._commit(decision.change)
             changed = [*decision.change.partitions, *decision.change.queue]
@@ -587,8 +589,8 @@ class Service:
             self.control_log.note(partition, "machine lost", agent)
         self._report(ev.AgentLost(agent, reason))
 
-    def _active(self, name: str) -> Partition:
-        partition = self._allocator.partition(name)
+    def _active(self, name: str, asker: Asker) -> Partition:
+        partition = self._allocator.partition(name, asker)
         if partition.state is not PartitionState.ACTIVE:
             why = f": {partition.error}" if partition.error else ""
             raise ConflictError(

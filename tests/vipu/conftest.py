@@ -17,6 +17,7 @@ from podrun.vipu import events as ev
 from podrun.vipu.accounts import Accounts, AuditLog, FrontDesk
 from podrun.vipu.client import VipuClient
 from podrun.vipu.machine_pool import BasePool, _LeftMachine
+from podrun.vipu.rights import ITSELF, Asker
 from podrun.vipu.service import Service
 from podrun.vipu.store import Store
 from podrun.vipu.types import Requirements
@@ -149,9 +150,9 @@ class FakePool(BasePool):
 class CheckedService(Service):
     """Checks the whole state, and that the store holds the same, after every event."""
 
-    def _decide(self, event: ev.Event) -> tuple[ev.Instruction, ...]:
+    def _decide(self, event: ev.Event, asker: Asker = ITSELF) -> tuple[ev.Instruction, ...]:
         with self._lock:
-            instructions = super()._decide(event)
+            instructions = super()._decide(event, asker)
             self._allocator.validate_state()
             stored = self.store.load(load_cluster(self.cluster.name))
             assert {p.name: p for p in stored.partitions} == self._allocator.partitions
