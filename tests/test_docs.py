@@ -15,6 +15,7 @@ import click
 import pytest
 
 from podrun.core.errors import PodrunError
+from podrun.faults.spec import parse_fault
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.profile import split_options
 from podrun.monitor.device_tools import gc_info, gc_inventory, gc_monitor, gc_reset
@@ -27,7 +28,7 @@ from podrun.vipu.cli_server import vipu_server
 from podrun.vipu.cli_user import vipu
 from tests.conftest import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMANDS: dict[str, click.Command] = {
     "vipu": vipu,
     "vipu-admin": vipu_admin,
@@ -44,6 +45,12 @@ COMMANDS: dict[str, click.Command] = {
     "gc-gwlinkstraffictest": gc_gwlinkstraffictest,
     "gc-powertest": gc_powertest,
 }
+
+
+def _name_in_repository(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 NOT_PYTHON = {"podrun.strict", "podrun.vipu", "podrun.profile", "podrun.estimate"}
 """An engine option, a gRPC package, schemas of JSON documents."""
 MADE_FOR_SITE = {"reference/commands.md", "reference/errors.md"}
@@ -65,16 +72,16 @@ def _code(page: Path) -> Iterator[str]:
     yield from re.findall(r"`([^`\n]+)`", text)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name_in_repository)
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", page.read_text(encoding="utf-8"))
     gone = [
         t for t in targets if "://" not in t and not (page.parent / t).exists() and t not in MADE_FOR_SITE
     ]
     assert gone == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name_in_repository)
 def test_files_that_are_named_are_there(page: Path) -> None:
     named = {
         word
@@ -97,7 +104,7 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     assert gone == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name_in_repository)
 def test_python_names_are_there(page: Path) -> None:
     named = {
         code.removesuffix("()")
@@ -155,7 +162,7 @@ def _lines(page: Path) -> Iterator[list[str]]:
             yield [w for w in shlex.split(plain, comments=True) if w != "&"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name_in_repository)
 def test_commands_take_what_they_are_given(page: Path) -> None:
     """Every command that a page shows is understood: verbs, options and their values."""
     refused = []
@@ -185,6 +192,13 @@ def _walk(command: click.Command, name: str, words: list[str]) -> None:
         _walk(inner, f"{name} {rest}", rest)
 
 
+def test_faults_that_guides_propose_are_faults() -> None:
+    shown = re.findall(r"\| `(\w+:[^`]+@[^`]+)` \|", (ROOT / "docs/faults.md").read_text(encoding="utf-8"))
+    assert len(shown) > 5
+    for text in shown:
+        parse_fault(text)
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_option_is_on_a_page(name: str) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
@@ -211,7 +225,7 @@ BEFORE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name_in_repository)
 def test_programs_of_pages_run(page: Path, tmp_path: Path) -> None:
     """But the one that shows how ranks of several processes meet, which stands in `tests/collectives`."""
     _profile_and_model(tmp_path)

@@ -162,7 +162,7 @@ def _page(name: str) -> str:
 
 
 def test_every_fault_is_on_its_page() -> None:
-    assert [kind for _, kind in EFFECTS if f"{kind}`" not in _page("faults.md")] == []
+    assert [kind for _, kind in EFFECTS if f"{kind}`" not in _page("reference/faults.md")] == []
 
 
 def test_counts_on_pages_are_those_of_the_records() -> None:
@@ -172,4 +172,4 @@ def test_counts_on_pages_are_those_of_the_records() -> None:
     assert f"| podrun | {passing:,} | 0 | {cases - passing} |" in _page("onnx.md")
     names = (ROOT / "tests/popart/public_names.txt").read_text(encoding="utf-8").splitlines()
     count = sum(bool(name.strip()) and not name.startswith("#") for name in names)
-    assert f"the {count} public names" in _page("popart.md")
+    assert f"the {count} public names" in _page("reference/popart.md")

@@ -179,7 +179,7 @@ def error_reference() -> str:
     lines += [
         "\n## Codes\n",
         "The values of `poplar::ErrorCode`, which a runtime error carries, and the faults that raise them "
-        "([Faults](../faults.md)).\n",
+        "([Faults](faults.md)).\n",
         "| code | value | meaning | raised by |",
         "|---|---|---|---|",
     ]

@@ -125,7 +125,7 @@ def _set_popart(made: SessionOptions, key: str, value: Any) -> None:
     if name.startswith("_") or not hasattr(type(owner), name):
         raise Error(
             f"Unknown PopART option {key!r}",
-            hint="docs/popart.md lists the options of popart.SessionOptions.",
+            hint="dir(popart.SessionOptions()) lists the names.",
         )
     current = getattr(owner, name)
     kind = type(current)
