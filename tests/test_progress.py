@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
+import time
+from pathlib import Path
 
-from podrun.core.terminal import Preparation, at, counted, reporting
+import pytest
+
+from podrun.core.terminal import (
+    Preparation,
+    above_status,
+    at,
+    counted,
+    fitted,
+    following,
+    live,
+    reporting,
+)
+from podrun.launcher.status import LaunchStatus
 
 
 class Screen(io.StringIO):
@@ -66,3 +81,97 @@ def test_its_words() -> None:
     now = iter([10.0, 42.4])
     made = Preparation("preparing 'training'", lambda: next(now), "compiling piece", 12, 40)
     assert made.text() == "podrun: preparing 'training': compiling piece 12 of 40, 32 s"
+
+
+def test_a_line_fits_the_terminal() -> None:
+    assert fitted("podrun: short", 80) == "podrun: short"
+    assert fitted("word " * 30, 80) == ("word " * 30)[:76] + "..."
+    assert len(fitted("x" * 80, 80)) == 79
+    assert fitted("two\nlines", 80) == "two lines"
+
+
+def test_what_is_printed_meanwhile_stands_above_the_line() -> None:
+    screen = Screen(terminal=True)
+    with reporting("preparing 'x'", screen, terminal_after=0.0):
+        assert screen.written.wait(20)
+        with above_status():
+            before = screen.getvalue()
+            screen.write("a whole line\n")
+            after = screen.getvalue()[len(before) :]
+    assert before.endswith("\r\x1b[K")
+    assert after == "a whole line\n"
+    assert screen.getvalue().endswith(("\r\x1b[K", "a whole line\n"))
+
+
+def test_neither_a_pipe_nor_a_dumb_terminal_gets_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert live(Screen(terminal=True))
+    assert not live(Screen(terminal=False))
+    monkeypatch.setenv("TERM", "dumb")
+    screen = Screen(terminal=True)
+    assert not live(screen)
+    with reporting("starting the POD", screen, log_after=None, terminal_after=0.0):
+        assert [thread.name for thread in threading.enumerate()].count("podrun-progress") == 0
+    assert screen.getvalue() == ""
+
+
+def test_another_process_reports_into_a_file_that_a_launch_follows(tmp_path: Path) -> None:
+    file, screen = tmp_path / "progress", Screen(terminal=True)
+    log = Screen(terminal=False)
+    with reporting("preparing 'training'", log, file=file), following(file, screen):
+        at("compiling piece", 12, 40)
+        assert screen.written.wait(20)
+        while "piece 12 of 40" not in screen.getvalue():
+            screen.written.clear()
+            assert screen.written.wait(20)
+    assert "\rpodrun: preparing 'training': compiling piece 12 of 40, " in screen.getvalue()
+    assert screen.getvalue().endswith("\r\x1b[K")
+    assert log.getvalue() == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_gone_is_not_followed(tmp_path: Path) -> None:
+    file = tmp_path / "progress"
+    file.write_text("podrun: preparing")
+    long_ago = time.time() - 60
+    os.utime(file, (long_ago, long_ago))
+    screen = Screen(terminal=True)
+    with following(file, screen):
+        pass
+    assert screen.getvalue() == ""
+
+
+def test_the_line_of_a_launch_goes_from_the_pod_to_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen(terminal=True)
+    status = LaunchStatus(screen, {})
+    status.starting()
+    at("machine processes up", 2, 4)
+    variables = status.environment(lambda: str(tmp_path))
+    file = Path(variables["PODRUN_PROGRESS_FILE"])
+    assert screen.written.wait(20)
+    assert screen.getvalue().startswith("\rpodrun: starting the POD: machine processes up 2 of 4, ")
+    status.started()
+    assert screen.getvalue().endswith("\r\x1b[K")
+    screen.written.clear()
+    with reporting("preparing 'training'", Screen(terminal=False), file=file):
+        assert screen.written.wait(20)
+    status.end()
+    status.end()
+    status.starting()
+    assert "podrun: preparing 'training': " in screen.getvalue()
+    assert screen.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_launch_without_a_terminal_has_no_line() -> None:
+    for output, environ in (
+        (Screen(terminal=False), {}),
+        (Screen(terminal=True), {"PODRUN_PROGRESS": "off"}),
+    ):
+        status = LaunchStatus(output, environ)
+        status.starting()
+        assert status.environment(lambda: "nowhere") == {}
+        status.end()
+        assert output.getvalue() == ""

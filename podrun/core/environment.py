@@ -35,6 +35,7 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_OFFLINE_MODE": "Set by `podrun --offline-mode`: 1 lets programs compile without attaching to IPUs.",
     "PODRUN_PLAN_CACHE": "Directory of cached tile plans instead of that under the cache directory; `off` for none.",
     "PODRUN_PROGRESS": "`off`: say nothing of preparations that take long.",
+    "PODRUN_PROGRESS_FILE": "Set by `podrun` on a terminal: the file in which the first instance says how far it is.",
     "PODRUN_PROGRAM_FAULTS": "Set by `podrun`: file with the faults that strike in instances, such as those of a disk.",
     "PODRUN_RECORD": "Set by `podrun --record`: folder in which the processes of a launch record the run.",
     "PODRUN_RUNTIME_DIR": "Directory of files that say where servers of this user listen, and of the user's secret.",

@@ -8,7 +8,8 @@ An error is two lines on standard error, the same for every command:
 Colour appears on a terminal only: never in a file or a pipe, with ``NO_COLOR`` set (https://no-color.org), or where
 ``TERM`` is ``dumb``.
 
-**Progress** says how far a long preparation is: on a terminal in a line that is written over, in a log in one line.
+**Progress** says how far a long preparation is: on a terminal in a line that is written over and taken away at the end,
+in a log in one line (or none). There is one such line; who writes to the terminal meanwhile does so `above_status`.
 
     with reporting("preparing 'training'", sys.stderr):
         for piece in counted("compiling piece", pieces):
@@ -20,11 +21,13 @@ Quick work prints nothing. One preparation is reported at a time; of a preparati
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TextIO, TypeVar
 
 from podrun.core.environment import environment
@@ -73,6 +76,59 @@ class Preparation:
         return f"podrun: {self.what}:{step}{',' if step else ''} {self.clock() - self.started:.0f} s"
 
 
+def live(output: Output, environ: Mapping[str, str] | None = None) -> bool:
+    """True iff ``output`` is a terminal that can write over a line."""
+    return environment(environ).get("TERM") != "dumb" and output.isatty()
+
+
+def columns(output: Output) -> int | None:
+    """Characters in a line of a terminal (80 if it does not say); None for everything else."""
+    if not output.isatty():
+        return None
+    try:
+        return os.get_terminal_size(output.fileno()).columns or 80  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return 80
+
+
+def fitted(text: str, width: int) -> str:
+    """``text`` in one line that leaves the last column free: terminals begin a new line behind it."""
+    line = " ".join(text.split())
+    return line if len(line) < width else line[: max(width - 4, 0)] + "..."
+
+
+_screen = threading.RLock()
+_drawn: list[Output] = []
+"""The terminal that shows a status line at this moment."""
+
+
+def _draw(text: str, output: Output) -> None:
+    """Write the status line over the last one; an empty text takes it away."""
+    with _screen:
+        if text:
+            output.write(f"\r{fitted(text, columns(output) or 80)}\x1b[K")
+            output.flush()
+            _drawn[:] = [output]
+        elif _drawn:
+            _take_away()
+
+
+def _take_away() -> None:
+    output = _drawn.pop()
+    with contextlib.suppress(OSError, ValueError):  # Nobody reads the output, or the stream was closed.
+        output.write("\r\x1b[K")
+        output.flush()
+
+
+@contextlib.contextmanager
+def above_status() -> Iterator[None]:
+    """While whole lines are written to the terminal: the status line is taken away, and drawn again afterwards."""
+    with _screen:
+        if _drawn:
+            _take_away()
+        yield
+
+
 _lock = threading.Lock()
 _current: list[Preparation] = []
 """The preparation that is reported, if any."""
@@ -83,10 +139,13 @@ def reporting(
     what: str,
     output: Output,
     *,
-    log_after: float = LOG_AFTER,
+    log_after: float | None = LOG_AFTER,
     terminal_after: float = TERMINAL_AFTER,
+    file: Path | None = None,
 ) -> Iterator[None]:
-    """Report on ``output`` what happens inside the block, if it takes long."""
+    """Report on ``output`` what happens inside the block, if it takes long. ``log_after``: None for nothing in logs.
+    ``file``: write it into this file instead, for another process that is `following` it.
+    """
     preparation = Preparation(what)
     with _lock:
         inside = bool(_current)
@@ -95,13 +154,66 @@ def reporting(
     if inside:
         yield
         return
+    try:
+        if file is not None:
+            with _in_thread(
+                lambda over: _repeat(lambda text: _tell(text, file), preparation.text, over, 0.0)
+            ):
+                yield
+        elif live(output):
+            with _in_thread(
+                lambda over: _repeat(lambda text: _draw(text, output), preparation.text, over, terminal_after)
+            ):
+                yield
+        elif log_after is not None:
+            with _in_thread(lambda over: _in_log(preparation, output, over, log_after)):
+                yield
+        else:
+            yield
+    finally:
+        with _lock:
+            _current.clear()
+
+
+@contextlib.contextmanager
+def following(file: Path, output: Output) -> Iterator[None]:
+    """Show on a terminal what another process is `reporting` into ``file``, while the block runs."""
+    with _in_thread(
+        lambda over: _repeat(lambda text: _draw(text, output), lambda: _told(file), over, TERMINAL_EVERY)
+    ):
+        yield
+
+
+STALE_AFTER = 5.0
+"""Seconds after which the process that reports into a file is taken for gone."""
+
+
+def _told(file: Path) -> str:
+    try:
+        if time.time() - file.stat().st_mtime > STALE_AFTER:
+            return ""
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _tell(text: str, file: Path) -> None:
+    if not text:
+        file.unlink(missing_ok=True)
+        return
+    new = file.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(file)
+
+
+@contextlib.contextmanager
+def _in_thread(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Do ``work`` in a thread, whose event is set when the block is over."""
     over = threading.Event()
-    terminal = output.isatty()
-    show, after = (_on_terminal, terminal_after) if terminal else (_in_log, log_after)
 
     def run() -> None:
         with contextlib.suppress(OSError, ValueError):  # Nobody reads the output, or the stream was closed.
-            show(preparation, output, over, after)
+            work(over)
 
     thread = threading.Thread(target=run, name="podrun-progress", daemon=True)
     thread.start()
@@ -110,8 +222,6 @@ def reporting(
     finally:
         over.set()
         thread.join()
-        with _lock:
-            _current.clear()
 
 
 def counted(step: str, items: Collection[Item]) -> Iterator[Item]:
@@ -128,15 +238,19 @@ def at(step: str, done: int = 0, total: int = 0) -> None:
             preparation.step, preparation.done, preparation.total = step, done, total
 
 
-def _on_terminal(preparation: Preparation, output: Output, over: threading.Event, after: float) -> None:
-    shown = False
-    while not over.wait(TERMINAL_EVERY if shown else after):
-        output.write(f"\r{preparation.text()}\x1b[K")
-        output.flush()
-        shown = True
-    if shown:
-        output.write("\r\x1b[K")
-        output.flush()
+def _repeat(
+    show: Callable[[str], None], text: Callable[[], str], over: threading.Event, after: float
+) -> None:
+    """Show the text again and again, from ``after`` seconds on; an empty one at the end."""
+    if over.wait(after):
+        return
+    try:
+        while True:
+            show(text())
+            if over.wait(TERMINAL_EVERY):
+                return
+    finally:
+        show("")
 
 
 def _in_log(preparation: Preparation, output: Output, over: threading.Event, after: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -12,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from podrun.core.environment import environment
 from podrun.core.errors import ConfigError, PodrunError, UsageError
+from podrun.core.terminal import reporting
 from podrun.costmodel.cost import check_planned
 from podrun.costmodel.target import System, system
 from podrun.estimate.layout import ProgramLayout, check_layout
@@ -265,8 +268,9 @@ def _found(options: argparse.Namespace, target: System, layout: ProgramLayout) -
     if options.micro_batch is None:
         layout = replace(layout, micro_batch=own or 1)
     if not options.scan:
-        traced = trace(model, target.chip, layout, train=options.train)
-        return [estimate(traced, target, layout, train=options.train)]
+        with _progress("tracing the model"):
+            traced = trace(model, target.chip, layout, train=options.train)
+            return [estimate(traced, target, layout, train=options.train)]
     anything = Choices()
     choices = Choices(
         sorted({*anything.micro_batches, layout.micro_batch})
@@ -277,7 +281,15 @@ def _found(options: argparse.Namespace, target: System, layout: ProgramLayout) -
         None if options.ipus_per_replica is None else (options.ipus_per_replica,),
         (True,) if options.recompute else (False, True),
     )
-    return scan(model, target, layout, choices, train=options.train)
+    with _progress("trying layouts"):
+        return scan(model, target, layout, choices, train=options.train)
+
+
+def _progress(what: str) -> contextlib.AbstractContextManager[None]:
+    """The live line of a terminal while a model is traced and layouts are tried; nothing elsewhere."""
+    if sys.stderr is None or environment().get("PODRUN_PROGRESS") == "off":
+        return contextlib.nullcontext()
+    return reporting(what, sys.stderr, log_after=None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import InvalidOptionError, UsageError
+from podrun.core.terminal import at
 from podrun.costmodel.batch import BatchWork, batch_seconds
 from podrun.costmodel.exchange import RELEASE_SECONDS, WAIT_SECONDS
 from podrun.costmodel.splitting import cut_chain
@@ -270,9 +271,15 @@ def scan(
         choices = replace(choices, accumulations=(1,), recomputing=(False,))
     found: list[Estimate] = []
     fixed: FixedBatchError | None = None
-    for micro_batch in choices.micro_batches:
+    layouts = [
+        list(_layouts(system, replace(base, micro_batch=micro_batch), choices))
+        for micro_batch in choices.micro_batches
+    ]
+    total, before = sum(map(len, layouts)), 0
+    for of_size in layouts:
         traced: Traced | None = None
-        for layout in _layouts(system, replace(base, micro_batch=micro_batch), choices):
+        for number, layout in enumerate(of_size, 1):
+            at("layout", before + number, total)
             if traced is None:
                 try:
                     traced = trace(model, system.chip, layout, train=train)
@@ -281,6 +288,7 @@ def scan(
                     break
             if layout.ipus_per_replica <= len(traced.layers):
                 found.append(estimate(traced, system, layout, train=train))
+        before += len(of_size)
     if not found and fixed is not None:
         raise fixed
     if not found:

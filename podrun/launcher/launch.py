@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from podrun.core.access import quiet_grpc
 from podrun.core.errors import NotFoundError, PodrunError, UsageError
+from podrun.core.terminal import above_status
 from podrun.faults import UNSTRUCK_EXIT_CODE, PlanOfALaunch, report_unstruck
 from podrun.faults.in_program import FILE
 from podrun.launcher.output import Log, LogHandler, OutputChannel, OutputMixer, error_text, silence
@@ -29,6 +30,7 @@ from podrun.launcher.remote import LOCAL_HOST
 from podrun.launcher.repair import Repairs, Replan
 from podrun.launcher.server import choose_cluster, facts_of, find_server, pods_by_size
 from podrun.launcher.spec import InstanceSpec, LaunchSpec, PartitionAddress, instance_environment
+from podrun.launcher.status import LaunchStatus
 from podrun.launcher.supervise import Interrupted, LaunchOutcome, Runner, Stopping, Supervisor
 from podrun.vipu.ray_starts import AUTO
 
@@ -84,6 +86,7 @@ class _Launch:
         self.started = time.monotonic()
         self._began = time.time()
         self._undo = contextlib.ExitStack()
+        self._status = LaunchStatus(sys.stderr, environ, quiet=spec.verbosity < 0)
         self._stopping = Stopping(self._on_signal)
 
     def __enter__(self) -> _Launch:
@@ -111,6 +114,9 @@ class _Launch:
         self._check_hosts()
         residue = Residue.begin(self.log)
         self._undo.callback(residue.end)
+        self._undo.callback(self._status.end)
+        if self.spec.partition is not None:
+            self._status.starting()
         address, beside = self._stopping.wait_for(lambda: self._prepare_partition(residue), self._cancel)
         if self.spec.print_topology:
             sys.stdout.write(topology_table(self.spec.layout))
@@ -302,6 +308,7 @@ class _Launch:
         self.log.progress(f"{what}; partition {session.name} on {pod.name}, server {session.address}")
         if not beside:
             session.wait_active()
+            self._status.started()
         return session.where(), beside
 
     def _watch_partition(self) -> None:
@@ -316,6 +323,7 @@ class _Launch:
                 session.wait_again() if again else session.wait_active()
                 took = time.monotonic() - started
                 self.log.progress(f"partition {session.name} is active after {took:.1f} s")
+                self._status.started()
             except Closed:
                 return
             except PodrunError as error:
@@ -350,6 +358,7 @@ class _Launch:
             if self.spec.check_replicas:
                 environment["PODRUN_CHECK_REPLICAS"] = str(self.spec.check_replicas)
             environment["PODRUN_RESTART_COUNT"] = str(len(self.coordinator.attempts))
+            environment |= self._status.environment(residue.cache_directory) if here else {}
             command = Command(
                 instance.index, instance.command, instance.directory, environment, self._stdin(instance)
             )
@@ -412,6 +421,7 @@ class _Launch:
     def _report(self, outcome: LaunchOutcome, mixer: OutputMixer) -> None:
         decisive = outcome.failed if outcome.error is None and outcome.interrupted is None else None
         mixer.release_all(but=None if decisive is None else decisive.instance)
+        self._status.end()
         if outcome.error is not None:
             self.log.write(error_text(outcome.error))
         elif outcome.interrupted is not None:
@@ -493,12 +503,13 @@ def choose_exchange_point(hosts: Sequence[str]) -> str:
 def write_bytes(channel: OutputChannel, data: bytes) -> None:
     """Write to podrun's own standard output or error, in one piece, and flush."""
     stream = sys.stdout if channel is OutputChannel.STDOUT else sys.stderr
-    try:
-        stream.buffer.write(data)
-        stream.buffer.flush()
-    except OSError as error:
-        # Nobody reads the output: drop it, and let the instances go on.
-        silence(stream, error)
+    with above_status():
+        try:
+            stream.buffer.write(data)
+            stream.buffer.flush()
+        except OSError as error:
+            # Nobody reads the output: drop it, and let the instances go on.
+            silence(stream, error)
 
 
 def _send_logs_to(log: Log) -> Callable[[], None]:

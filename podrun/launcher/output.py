@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TextIO
 
 from podrun.core.errors import PodrunError
-from podrun.core.terminal import error_lines, shows_colour
+from podrun.core.terminal import above_status, error_lines, shows_colour
 
 JOB = 1
 """mpirun numbers its jobs; podrun has one."""
@@ -321,7 +321,7 @@ class Log:
 
     def write(self, text: str) -> None:
         """Text as it is, in one piece."""
-        with self._lock:
+        with self._lock, above_status():
             try:
                 self._stream.write(text)
                 self._stream.flush()

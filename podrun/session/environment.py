@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from podrun.core.environment import environment
 from podrun.core.terminal import reporting
@@ -68,7 +69,8 @@ def progress(what: str, environ: Mapping[str, str] | None = None) -> AbstractCon
     first = found.get("POPDIST_REPLICA_INDEX_OFFSET", "0") == "0"
     if not first or found.get("PODRUN_PROGRESS") == "off" or sys.stderr is None:
         return nullcontext()
-    return reporting(what, sys.stderr)
+    file = found.get("PODRUN_PROGRESS_FILE")
+    return reporting(what, sys.stderr, file=Path(file) if file else None)
 
 
 def import_jax() -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from podrun.core.errors import MissingPackageError, ServiceError
+from podrun.core.terminal import at
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis.ray import RayletEnded, only_what_machines_need
 from podrun.vipu.discovery import ProcessId, ServiceEntry, remove_scratch, scratch_directory, scratch_parent
@@ -155,6 +156,7 @@ class RaySession:
         """Start Ray; once more from the beginning if it was too slow on a busy host, or if its raylet rejected the
         command that starts only what machines need."""
         begin = self._clock()
+        at("starting Ray")
         try:
             self._start_in_keeper(num_cpus, only_what_machines_need)
         except Exception as error:
