@@ -26,15 +26,19 @@ Usage: python -m podrun.compat [options] SCRIPT [arguments of the script]
        python -m podrun.compat [options] -c CODE [arguments]
        python -m podrun.compat [options] -i
 
-Runs a program written for the SDK alone, on IPU-M2000s emulated inside its own process: no partition, no server, the
-same results. podrun starts it on a POD of machine processes instead: podrun --num-replicas 16 SCRIPT
+Runs a program written for the SDK alone, on IPU-M2000s emulated inside its own
+process: no partition, no server, the same results. podrun starts it on a POD of
+machine processes instead: podrun --num-replicas 16 SCRIPT
 
-SCRIPT may be -: the program is read from standard input. Options stand before the program; what follows it is the
-program's own:
-  --num-replicas N      what popdist answers: one instance with N replicas (default: a program without popdist)
+SCRIPT may be -: the program is read from standard input. Options stand before
+the program; what follows it is the program's own:
+  --num-replicas N      what popdist answers: one instance with N replicas
+                        (default: a program without popdist)
   --ipus-per-replica N  what popdist answers: IPUs of each replica (default: 1)
-  -i                    afterwards (or at once, without a program) read Python from the terminal
-  --print-path          print the folder of popart, poptorch, popdist and the others, for PYTHONPATH, and end
+  -i                    afterwards (or at once, without a program) read Python
+                        from the terminal
+  --print-path          print the folder of popart, poptorch, popdist and the
+                        others, for PYTHONPATH, and end
   -h, --help            print this and end
 
 Examples: python -m podrun.compat --num-replicas 16 examples/digits/train.py

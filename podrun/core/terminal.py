@@ -23,10 +23,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol, TextIO, TypeVar
 
@@ -82,9 +84,12 @@ def live(output: Output, environ: Mapping[str, str] | None = None) -> bool:
 
 
 def columns(output: Output) -> int | None:
-    """Characters in a line of a terminal (80 if it does not say); None for everything else."""
+    """Characters in a line of a terminal: COLUMNS, else what it says, else 80. None for everything else."""
     if not output.isatty():
         return None
+    told = environment().get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
     try:
         return os.get_terminal_size(output.fileno()).columns or 80  # type: ignore[attr-defined]
     except (AttributeError, OSError, ValueError):
@@ -267,6 +272,7 @@ STYLES: Mapping[str, str] = {
     "red": "1;31",
     "green": "32",
     "yellow": "33",
+    "cyan": "1;36",
 }
 """Names of styles and their codes (ECMA-48, select graphic rendition)."""
 TONES: Mapping[str, str] = {"ok": "green", "warning": "yellow", "wrong": "red"}
@@ -304,15 +310,45 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], stream: TextIO |
     """A table as the V-IPU command line prints it, without a final newline; cells hold no newlines.
 
     One leading space, `` | `` between columns, a dashed rule under the header and after the last row. On a terminal the
-    header is bold and rules are dim.
+    header is bold, rules are dim, and cells of the widest columns go on in further lines if the table is too wide.
     """
     to = stream or sys.stdout
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    if width := columns(to):
+        widths = narrowed(widths, width - 3 * len(widths) + 1)
     rule = styled("-" * (sum(widths) + 3 * len(widths) - 1), "dim", to)
-    shown = [" " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
-    shown = [line.rstrip() for line in shown]
-    return "\n".join([styled(shown[0], "bold", to), rule, *shown[1:], rule])
+    first, *others = [
+        " " + " | ".join(cell.ljust(w) for cell, w in zip(cells, widths, strict=True)).rstrip()
+        for line in lines
+        for cells in in_lines(line, widths)
+    ]
+    return "\n".join([styled(first, "bold", to), rule, *others, rule])
+
+
+LEAST_WIDTH = 8
+"""Characters that a column keeps on a narrow terminal."""
+
+
+def narrowed(widths: Sequence[int], room: int) -> list[int]:
+    """Widths of columns that sum to ``room`` at most: the widest become narrower, to `LEAST_WIDTH` at least."""
+    narrow = list(widths)
+    while sum(narrow) > room and max(narrow) > LEAST_WIDTH:
+        narrow[narrow.index(max(narrow))] -= 1
+    return narrow
+
+
+def in_lines(cells: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
+    """The lines of a row whose cells are that wide."""
+    columns_of_lines = [wrapped(cell, width) or [""] for cell, width in zip(cells, widths, strict=True)]
+    return list(zip_longest(*columns_of_lines, fillvalue=""))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """``text`` in lines of ``width`` at most, broken between words where it can be; as it is if it fits."""
+    if len(text) <= width:
+        return [text]
+    return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> str:

@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
         prog="podrun estimate",
         description="Fit, throughput and bottleneck of a model on a POD, without running it.",
         epilog="Examples:\n"
-        "  podrun estimate model.onnx --target pod16 --train --micro-batch 16 --accumulation 8\n"
+        "  podrun estimate model.onnx --target pod16 --train --micro-batch 16\n"
         "  podrun estimate train.py --train --scan -- --epochs 1\n"
         "  podrun estimate net.py:Net --input 8x3x32x32",
         formatter_class=argparse.RawDescriptionHelpFormatter,

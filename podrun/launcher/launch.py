@@ -305,7 +305,8 @@ class _Launch:
         residue.publish(session)
         layout = self.spec.layout
         what = f"{counted(layout.replicas, 'replica')}, {counted(layout.instances, 'instance')}"
-        self.log.progress(f"{what}; partition {session.name} on {pod.name}, server {session.address}")
+        where = f"a {pod.name} of its own" if session.own_service else f"{pod.name}, server {session.address}"
+        self.log.progress(f"{what}; partition {session.name} on {where}")
         if not beside:
             session.wait_active()
             self._status.started()

@@ -284,12 +284,12 @@ VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "Measure": (
         ("podrun profile [options] program", "run it; reports of modelled time and memory"),
-        ("podrun estimate model.onnx", "fit, throughput and bottleneck, without running"),
+        ("podrun estimate model.onnx", "fit, speed and bottleneck, without running"),
     ),
     "Break and recover": (
         ("podrun inject JOB FAULT...", "make something fail in a run"),
         ("podrun faults", "planned faults, their history, all kinds"),
-        ("podrun incidents RECORD", "what happened in a recorded run, and its cost"),
+        ("podrun incidents RECORD", "what happened in a recorded run, and cost"),
         ("podrun replay|shrink|diff RECORD", "repeat, reduce and compare recorded runs"),
     ),
     "Look after": (
@@ -302,7 +302,7 @@ VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
 """Commands by purpose; each has a --help of its own."""
 EXAMPLES = (
     "podrun --num-replicas 16 train.py",
-    "podrun --num-replicas 16 --num-instances 4 --print-topology=yes train.py --epochs 3",
+    "podrun --num-replicas 16 --num-instances 4 train.py --epochs 3",
     "podrun --num-replicas 16 --fault ipu:5@batch=17:tile-parity train.py",
 )
 _COLUMN = 36

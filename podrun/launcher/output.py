@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TextIO
 
 from podrun.core.errors import PodrunError
-from podrun.core.terminal import above_status, error_lines, shows_colour
+from podrun.core.terminal import above_status, columns, error_lines, shows_colour, styled, wrapped
 
 JOB = 1
 """mpirun numbers its jobs; podrun has one."""
@@ -306,14 +306,13 @@ class Log:
             self.write(self._styled(text) if shows_colour(self._stream) else f"podrun: {text}\n")
 
     def _styled(self, text: str) -> str:
-        """The line as a terminal shows it, as wide as the terminal."""
-        from rich.console import Console
-        from rich.text import Text
-
-        console = Console(file=self._stream)
-        with console.capture() as capture:
-            console.print(Text.assemble(("podrun: ", "bold cyan"), text), soft_wrap=True)
-        return capture.get()
+        """The line as a terminal shows it: continued under its beginning where the terminal is too narrow."""
+        name = "podrun: "
+        lines = wrapped(text, (columns(self._stream) or 80) - len(name))
+        first, *rest = lines or [""]
+        return "".join(
+            [styled(name, "cyan", self._stream), first, "\n", *(f"{'':{len(name)}}{line}\n" for line in rest)]
+        )
 
     def error(self, error: PodrunError) -> None:
         """Write message and hint, at every verbosity."""

@@ -32,23 +32,26 @@ if TYPE_CHECKING:
 
 DIRECTORY = "podrun-profile"
 COMPARISON = "comparison.html"
-HELP = f"""Usage: podrun profile [options] [podrun's options] program [arguments of the program]
+HELP = f"""Usage: podrun profile [options] [podrun's options] program [its arguments]
        podrun profile --compare BEFORE.json AFTER.json
 
-Runs the program as podrun does, with the reports of its sessions switched on; then shows the modelled time, memory
-and bottleneck of each session of instance 0, and where the files are: profile.json, profile.html (open it in a
+Runs the program as podrun does, with the reports of its sessions switched on;
+then shows the modelled time, memory and bottleneck of each session of
+instance 0, and where the files are: profile.json, profile.html (open it in a
 browser), trace.json (open it in ui.perfetto.dev) and summary.txt.
 
 Options:
-  --report-directory DIR    where reports go; instance i writes to DIR__instance_i (default: {DIRECTORY})
-  --compare FILE            a profile.json of an earlier run: show what changed from it, here and in the page;
-                            with another profile.json instead of a program, nothing runs, and {COMPARISON}
-                            has the two reports side by side
-  -h, --help                this text
+  --report-directory DIR  where reports go; instance i writes to
+                          DIR__instance_i (default: {DIRECTORY})
+  --compare FILE          a profile.json of an earlier run: show what changed
+                          from it, here and in the page; with another
+                          profile.json instead of a program, nothing runs, and
+                          {COMPARISON} has the two reports side by side
+  -h, --help              this text
 
 Examples:
   podrun profile --num-replicas 16 train.py
-  podrun profile --report-directory after --compare before__instance_0/training/profile.json train.py
+  podrun profile --compare before__instance_0/training/profile.json train.py
 """
 
 
@@ -188,9 +191,9 @@ def _shown(path: Path, profile: Profile, other: Profile | None) -> str:
     return f"{text}Report: {', '.join(there)}\n"
 
 
-NETWORK_MEDIAN, NETWORK_WORST = 10, 30
-"""Errors of the model on networks, in percent, rounded up to tens. A test compares them with docs/fidelity.md."""
-TRUST = f"an estimate; published networks within {NETWORK_MEDIAN} % in the median, {NETWORK_WORST} % at worst"
+NETWORK_MEDIAN, NETWORK_WORST = 6, 30
+"""Errors of the model on networks, in percent: rounded up, and up to tens. A test compares them with the pages."""
+TRUST = f"an estimate: published networks {NETWORK_MEDIAN} % off at the median, {NETWORK_WORST} % at worst"
 
 
 def summary(layout: LaunchLayout, reports: Sequence[MachineReport], wall_seconds: float) -> list[str]:
@@ -199,7 +202,7 @@ def summary(layout: LaunchLayout, reports: Sequence[MachineReport], wall_seconds
     parts = [counted(layout.replicas, "replica"), counted(layout.instances, "instance")]
     if machines:
         parts.append(counted(machines, "machine"))
-    lines = [f"{', '.join(parts)}; {wall_seconds:.1f} s"]
+    lines = [f"done in {wall_seconds:.1f} s: {', '.join(parts)}"]
     if idle := _idle(layout, reports):
         lines.append(idle)
     emulation = _emulation(reports)
@@ -253,7 +256,7 @@ def _model(reports: Sequence[MachineReport]) -> list[str]:
     ]
     if not times:
         return []
-    return [f"modelled on IPUs: {duration(max(times))} per batch ({TRUST})"]
+    return [f"modelled on IPUs: {duration(max(times))} per batch", f"({TRUST})"]
 
 
 def duration(seconds: float) -> str:

@@ -215,18 +215,21 @@ USAGE = {
     "incidents": "podrun incidents RECORD [--json]",
 }
 HELP = {
-    "replay": """Launches what was recorded again: the same words, folder and faults. Ends with 0 if the
-incidents are the same to the byte, else with 1, and names the first event that differs.""",
-    "shrink": """Launches with fewer and fewer of the faults that struck, as long as the launch fails in the same
-way, and prints the smallest plan as --fault options.""",
-    "diff": """Names the first event in which two records differ, and its fields. Ends with 1 if there is one.""",
-    "incidents": """Says what happened in a recorded launch: each incident with its errors and what it cost.""",
+    "replay": """Launches what was recorded again: the same words, folder and faults. Ends with
+0 if the incidents are the same to the byte, else with 1, and names the first
+event that differs.""",
+    "shrink": """Launches with fewer and fewer of the faults that struck, as long as the launch
+fails in the same way, and prints the smallest plan as --fault options.""",
+    "diff": """Names the first event in which two records differ, and its fields. Ends with 1
+if there is one.""",
+    "incidents": """Says what happened in a recorded launch: each incident with its errors and
+what it cost.""",
 }
 _OPTION_HELP = {
-    "--record": ("--record FILE", "keep the record of the new launch (shrink: of the smallest that fails)"),
+    "--record": ("--record FILE", "record of the new launch (shrink: of the smallest)"),
     "--directory": (
         "--directory DIR",
-        "folder for relative paths (shrink: a new one in DIR for each launch)",
+        "folder for relative paths (shrink: a new one each)",
     ),
     "--json": ("--json", "print one JSON document"),
 }

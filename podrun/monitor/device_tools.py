@@ -20,6 +20,7 @@ import click
 
 from podrun import __version__
 from podrun.core.environment import environment
+from podrun.core.terminal import columns, in_lines, narrowed
 from podrun.monitor.devices import Device, View, diagnose
 from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
 from podrun.vipu.device_attributes import board_serial, reading
@@ -53,6 +54,8 @@ PROCESS_COLUMNS = (
     ("Power", 8),
 )
 IDLE_WIDTH = 98
+LEAST_COMMAND = 12
+"""Characters of a command that the process table shows on the narrowest terminal."""
 
 
 def device_table(view: View) -> str:
@@ -99,15 +102,21 @@ def _device_cells(view: View, device: Device) -> list[str]:
     ]
 
 
-def process_table(view: View, now: float | None = None) -> str:
-    """A row for each IPU that a process holds, grouped by process and machine; a box that says so if there is none."""
+def process_table(view: View, now: float | None = None, width: int | None = None) -> str:
+    """A row for each IPU that a process holds, grouped by process and machine; a box that says so if there is none.
+
+    ``width``: of the terminal. On a narrow one columns are as wide as what they hold, and commands show their ends.
+    """
     busy = [device for device in view.devices if device.ipu.process is not None]
     if not busy:
-        return _box(f"No attached processes in partition {view.info.name}")
+        return _box(f"No attached processes in partition {view.info.name}", width)
     moment = time.time() if now is None else now
     cells = [_process_cells(device, moment) for device in busy]
     command = max([PROCESS_COLUMNS[1][1], *(len(line[1]) + 2 for line in cells)])
     widths = [command if name == "Command" else width for name, width in PROCESS_COLUMNS]
+    if width is not None and span(widths) + 2 > width:
+        whole_rows = [[*line, *_board_cells(device)] for device, line in zip(busy, cells, strict=True)]
+        widths = _narrow_processes(whole_rows, width)
     top = [span(widths[:4]), span(widths[4:7]), span(widths[7:])]
     lines = [rule(top), row([f"Attached processes in partition {view.info.name}", "IPU", "Board"], top)]
     lines += [rule(widths), row([name for name, _ in PROCESS_COLUMNS], widths), rule(widths)]
@@ -123,8 +132,20 @@ def process_table(view: View, now: float | None = None) -> str:
     return "\n".join(lines)
 
 
-def _box(text: str) -> str:
-    return "\n".join([rule([IDLE_WIDTH]), row([text], [IDLE_WIDTH]), rule([IDLE_WIDTH])])
+def _narrow_processes(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Widths of the process table on a terminal of ``width``: what cells hold, and for commands what is left."""
+    widths = [
+        max(len(name), *(len(cells[column]) for cells in rows))
+        for column, (name, _) in enumerate(PROCESS_COLUMNS)
+    ]
+    widths[1] = 0
+    widths[1] = max(width - span(widths) - 2, LEAST_COMMAND)
+    return widths
+
+
+def _box(text: str, width: int | None = None) -> str:
+    inner = IDLE_WIDTH if width is None else min(IDLE_WIDTH, max(width - 2, len(text)))
+    return "\n".join([rule([inner]), row([text], [inner]), rule([inner])])
 
 
 def _process_cells(device: Device, now: float) -> list[str]:
@@ -159,13 +180,16 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{last}s" if minutes else f"{last}s"
 
 
-def error_table(view: View) -> str | None:
+def error_table(view: View, width: int | None = None) -> str | None:
     """The IPUs that cannot be used, why, and the remedy; None if all are usable.
 
-    A partition that is being brought up or taken back gets one line, since it needs no help.
+    A partition that is being brought up or taken back gets one line, since it needs no help. ``width``: of the
+    terminal; on a narrow one cells go on in further lines.
     """
     if not view.info.state.is_terminal():
-        return _box(f"Partition {view.info.name} is {view.info.state.name}: its IPUs cannot be used now")
+        return _box(
+            f"Partition {view.info.name} is {view.info.state.name}: its IPUs cannot be used now", width
+        )
     found = [(device.id, diagnose(view.info.name, device)) for device in view.devices]
     lines = [[str(number), diagnosis.state, diagnosis.remedy] for number, diagnosis in found if diagnosis]
     if view.info.error:
@@ -177,20 +201,26 @@ def error_table(view: View) -> str | None:
         max(24, *(len(line[1]) + 2 for line in lines)),
         max(60, *(len(line[2]) + 2 for line in lines)),
     ]
+    if width is not None:
+        widths = narrowed(widths, width - len(widths) - 1)
     text = f"Errors in partition {view.info.name}"
     result = [rule([span(widths)]), row([text], [span(widths)]), rule(widths)]
     result += [row(["ID", "State", "What makes it usable again"], widths), rule(widths)]
-    result += [row(line, widths) for line in lines]
+    result += [row(cells, widths) for line in lines for cells in in_lines(line, widths)]
     return "\n".join([*result, rule(widths)])
 
 
-def whole(views: Sequence[View], *, cards: bool = True, now: float | None = None) -> str:
-    """All tables of gc-monitor for some partitions."""
+def whole(
+    views: Sequence[View], *, cards: bool = True, now: float | None = None, width: int | None = None
+) -> str:
+    """All tables of gc-monitor for some partitions. ``width``: of the terminal, which the first table disregards: it
+    stays as the real tool prints it.
+    """
     parts = []
     for view in views:
         parts += [device_table(view)] if cards else []
-        parts.append(process_table(view, now))
-        errors = error_table(view)
+        parts.append(process_table(view, now, width))
+        errors = error_table(view, width)
         parts += [errors] if errors else []
     return "\n".join(parts)
 
@@ -390,7 +420,7 @@ def gc_monitor(
         if as_json:
             click.echo(json.dumps(json_object(found), indent=2))
         else:
-            click.echo(whole(found, cards=not no_card_info))
+            click.echo(whole(found, cards=not no_card_info, width=columns(sys.stdout)))
 
     def once_more(client: VipuClient) -> None:
         try:

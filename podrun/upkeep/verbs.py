@@ -5,7 +5,6 @@ Each prints a table or lines for people, and with ``--format json`` one object w
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ import click
 
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
-from podrun.core.terminal import TONES, styled, table
+from podrun.core.terminal import TONES, columns, styled, table
 from podrun.vipu.cli_common import HELP_OPTIONS, json_text, run
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ def _shown_runs(form: str) -> str:
         return json_text("runs", plain)
     if not found:
         return "Nothing runs."
-    columns = ("Run", "User", "IPUs", "State", "Since", "Program")
+    names = ("Run", "User", "IPUs", "State", "Since", "Program")
     rows = [
         (
             one.name,
@@ -178,7 +177,7 @@ def _shown_runs(form: str) -> str:
         )
         for one in found
     ]
-    return table(columns, _fitted(columns, rows))
+    return table(names, _fitted(names, rows))
 
 
 @click.command("podrun stop", context_settings=HELP_OPTIONS)
@@ -244,12 +243,13 @@ def main(verb: str, words: Sequence[str]) -> int:
     return run(VERBS[verb], list(words))
 
 
-def _fitted(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+def _fitted(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """The rows with the last column cut to the width of the terminal; whole in a file or a pipe."""
-    if not sys.stdout.isatty():
+    width = columns(sys.stdout)
+    if width is None:
         return [tuple(row) for row in rows]
-    others = sum(max(map(len, column)) + 3 for column in list(zip(columns, *rows, strict=True))[:-1])
-    room = max(shutil.get_terminal_size().columns - others - 1, 20)
+    others = sum(max(map(len, column)) + 3 for column in list(zip(names, *rows, strict=True))[:-1])
+    room = max(width - others - 2, 20)
     return [(*row[:-1], row[-1] if len(row[-1]) <= room else f"{row[-1][: room - 3]}...") for row in rows]
 
 

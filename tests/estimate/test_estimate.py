@@ -471,3 +471,12 @@ def test_a_scan_keeps_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tried = list(_layouts(system("pod4"), ProgramLayout(4), given))
     assert {(one.ipus_per_replica, one.recompute) for one in tried} == {(2, True)}
     assert [one.accumulation for one in tried] == list(Choices().accumulations)
+
+
+def test_a_scan_says_which_layout_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr("podrun.estimate.model.at", lambda *step: told.append(step))
+    found = scan(_perceptron(), system("pod4"), ProgramLayout(), Choices((1, 4), global_batch=64), train=True)
+    total = told[0][2]
+    assert told == [("layout", number, total) for number in range(1, total + 1)]
+    assert total >= len(found) > 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import time
@@ -31,7 +32,7 @@ def test_tags_layout_and_exit_code(commands: Commands, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(" ====")
     assert [tagged(done.stdout, i) for i in range(4)] == [["0"], ["2"], ["4"], ["6"]]
-    assert "podrun: 8 replicas, 4 instances; " in done.stderr
+    assert re.search(r"^podrun: done in [\d.]+ s: 8 replicas, 4 instances$", done.stderr, re.MULTILINE)
 
 
 def test_quiet_prints_nothing_of_its_own(commands: Commands) -> None:

@@ -16,8 +16,12 @@ def test_the_option_table_of_the_page_is_that_of_the_parser() -> None:
 
 
 def test_the_errors_that_a_run_names_are_those_of_the_page_about_fidelity() -> None:
-    """If the page was generated anew: put its figures, rounded up to tens, into podrun/launcher/profile.py."""
+    """If the page was generated anew: put its figures, the median's rounded up and the worst's rounded up to tens, into
+    podrun/launcher/profile.py and docs/trust.md."""
     page = (ROOT / "docs/fidelity.md").read_text(encoding="utf-8")
     row = re.search(r"^\| network \|.*?%\s*\|\s*([\d.]+)%\s*\|[^|]*\|\s*([\d.]+)%", page, flags=re.MULTILINE)
     assert row is not None
-    assert [math.ceil(float(figure) / 10) * 10 for figure in row.groups()] == [NETWORK_MEDIAN, NETWORK_WORST]
+    median, worst = map(float, row.groups())
+    assert [math.ceil(median), math.ceil(worst / 10) * 10] == [NETWORK_MEDIAN, NETWORK_WORST]
+    trust = (ROOT / "docs/trust.md").read_text(encoding="utf-8")
+    assert f"throughput of networks | {NETWORK_MEDIAN} % at the median, {NETWORK_WORST} % at worst" in trust

@@ -288,7 +288,7 @@ def test_programs_are_cut_to_the_terminal_and_whole_in_a_pipe(
     row = capsys.readouterr().out.splitlines()[2]
     assert "\x1b" not in row
     if terminal:
-        assert (len(row), row[-3:]) == (90, "...")
+        assert (len(row), row[-3:]) == (89, "...")
     else:
         assert row.endswith("--option 1  [31m--last")
 
