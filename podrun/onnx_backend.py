@@ -22,11 +22,12 @@ from onnx.backend.base import Backend, BackendRep
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
 from podrun.device.xla.clients import SHARED_BY, device_for, on_one_thread_device, own_settings
 from podrun.device.xla.rewrite import available, rewrite
+from podrun.onnx_models.folding import hoist
+from podrun.onnx_models.graph_reader import read_model
 from podrun.onnx_models.lowering import lower
-from podrun.onnx_models.lowering.folding import hoist
-from podrun.onnx_models.lowering.graph import OperatorGraph, read_model, subgraphs
 from podrun.onnx_models.model_loader import check_model
 from podrun.onnx_models.ops.registry import GRAPHCORE, find
+from podrun.runtime.graph import OperatorGraph, subgraphs
 
 _ANY_SEED = 0
 """The seed used for tracing; random numbers come from the seed given to ``run``."""

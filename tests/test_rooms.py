@@ -26,22 +26,23 @@ ALLOWED: dict[str, set[str]] = {
     "device": BASE | {"faults", "collectives", "costmodel", "private_apis"},
     "compiler": BASE
     | {"costmodel", "collectives", "private_apis", "device.xla.clients", "device.xla.instruction_set"},
+    "runtime": BASE | {"compiler"},
     "session": BASE
-    | {"compiler", "collectives", "costmodel", "popdist", "report", "onnx_models"}
+    | {"runtime", "compiler", "collectives", "costmodel", "popdist", "report", "onnx_models"}
     | {"device.connection", "device.xla.clients", "record"},
-    "onnx_models": BASE | {"session", "compiler", "collectives"},
+    "onnx_models": BASE | {"runtime", "session", "compiler", "collectives"},
     "popart": BASE | {"session", "onnx_models"},
-    "poptorch": BASE | {"session", "onnx_models", "popdist", "private_apis"},
+    "poptorch": BASE | {"runtime", "session", "onnx_models", "popdist", "private_apis"},
     "models": BASE | {"popart", "session"},
     "popdist": BASE | {"session", "device.connection", "collectives", "record", "faults"},
-    "onnx_backend": BASE | {"onnx_models", "compiler", "device.xla"},
+    "onnx_backend": BASE | {"onnx_models", "runtime", "compiler", "device.xla"},
     "vipu": BASE | {"faults", "device", "private_apis"},
     # The test tools hold IPUs and run programs on them, as front ends do.
     "monitor": BASE | {"vipu", "device", "collectives", "costmodel", "commands"},
     "commands": {"core"},  # Imports the command that is asked for, and nothing before it; core tells errors.
     "launcher": BASE | {"faults", "vipu", "report", "estimate", "record", "upkeep"},
     "upkeep": BASE | {"vipu", "launcher", "estimate", "compat.__main__"},
-    "estimate": BASE | {"onnx_models", "poptorch", "session", "report", "costmodel", "commands"},
+    "estimate": BASE | {"onnx_models", "poptorch", "runtime", "session", "report", "costmodel", "commands"},
     "report": BASE | {"costmodel.target", "commands"},
     "record": BASE | {"faults", "device.connection"},
     "checkpoint": BASE | {"popdist", "record", "faults"},

@@ -293,3 +293,8 @@ def _scope_of(frame: types.FrameType) -> str:
         if source is not None and str(getattr(source, "name_stack", "")):
             return str(source.name_stack)
     return ""
+
+
+def in_float32(tensor: str) -> str:
+    """The name, in a Program, of the float32 form of a half tensor (`podrun.runtime.widening`)."""
+    return f"in float32: {tensor}"

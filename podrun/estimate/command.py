@@ -20,7 +20,7 @@ from podrun.costmodel.cost import check_planned
 from podrun.costmodel.target import System, system
 from podrun.estimate.layout import ProgramLayout, check_layout
 from podrun.estimate.model import Choices, Estimate, estimate, scan
-from podrun.estimate.tracing import load_model, model_batch, trace
+from podrun.estimate.tracing import OnnxModel, load_model, trace
 from podrun.report.document import Parser
 from podrun.report.text import counted, printable, size, unit_of_time
 
@@ -234,8 +234,8 @@ def _model(options: argparse.Namespace) -> tuple[Any, int | None]:
                 "--input and arguments after -- are for files of Python",
                 hint="An ONNX file says its inputs itself: leave them out.",
             )
-        model = load_model(options.model)
-        return model, model_batch(model)
+        model = OnnxModel(load_model(options.model))
+        return model, model.micro_batch
     if not Path(path or text).is_file():
         raise ConfigError(f"there is no file {path or text}", hint=f"Look for one: ls {Path(path).parent}")
     if not name and _is_popart(Path(path or text)):

@@ -5,11 +5,10 @@ ONNX models are read from files, with outputs and without optimizer state.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from podrun.core.errors import ConfigError, PodrunError, UsageError
 from podrun.core.executable import TensorSpec, numpy_dtype
@@ -22,13 +21,15 @@ from podrun.costmodel.recompute import Recompute, recomputed
 from podrun.costmodel.schedule import PlanOptions
 from podrun.costmodel.target import Chip
 from podrun.estimate.layout import Layer, ProgramLayout, check_counts, layers_of
+from podrun.runtime.digest import GraphDigest
+from podrun.runtime.graph import Model
+from podrun.session.environment import import_jax
 from podrun.session.names import STATE_PREFIXES
 
 if TYPE_CHECKING:
     import onnx
 
-    from podrun.onnx_models.light_model import LightModel
-    from podrun.onnx_models.lowering import Lowered
+    from podrun.runtime.lowering import Lowered
 
 _SAVE = "Name a model in ONNX's format, such as builder.saveModelProto or session.modelToHost writes."
 
@@ -104,36 +105,39 @@ def _reads(graph: onnx.GraphProto) -> set[str]:
     return found.union(*(_reads(g) for g in nested))
 
 
-def model_batch(model: onnx.ModelProto) -> int | None:
-    """The micro-batch that the model was written for: the first dimension of its first input, if that is fixed."""
-    initial = {tensor.name for tensor in model.graph.initializer}
-    for value in model.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if value.name not in initial and dims:
-            return int(dims[0].dim_value) or None
-    return None
+class OnnxModel:
+    """An ONNX model whose first dimension of every input is the batch: a `ModelSource`."""
 
+    def __init__(self, model: onnx.ModelProto) -> None:
+        import_jax()
+        from podrun.onnx_models.graph_reader import read_model
+        from podrun.onnx_models.ops.registry import OPERATORS
 
-def batched_shapes(model: onnx.ModelProto, micro_batch: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs at a micro-batch. UsageError for a model that has no inputs, or with other open
-    dimensions.
-    """
-    initial = {tensor.name for tensor in model.graph.initializer}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for value in model.graph.input:
-        if value.name in initial:
-            continue
-        dims = value.type.tensor_type.shape.dim
-        rest = tuple(int(dim.dim_value) for dim in dims[1:])
-        if any(dim <= 0 for dim in rest):
-            raise UsageError(
-                f"input {value.name!r} leaves a dimension open that is not the first (the batch)",
-                hint="Fix the other dimensions in the model.",
-            )
-        shapes[value.name] = (micro_batch, *rest) if len(dims) else ()
-    if not shapes:
-        raise UsageError("the model has no inputs", hint="Samples come in through the model's inputs.")
-    return shapes
+        self._model = Model(read_model(completed(model)), OPERATORS)
+
+    @property
+    def micro_batch(self) -> int | None:
+        """The first dimension of the first input, if that is fixed."""
+        graph = self._model.graph
+        return next((shape[0] or None for name in graph.inputs if (shape := graph.types[name].shape)), None)
+
+    def at(self, micro_batch: int) -> Model:
+        """The model with the shapes of its inputs at a micro-batch. UsageError for a model that has no inputs, or with
+        other open dimensions.
+        """
+        graph = self._model.graph
+        types = dict(graph.types)
+        for name in graph.inputs:
+            shape = types[name].shape or ()
+            if any(not dim or dim < 0 for dim in shape[1:]):
+                raise UsageError(
+                    f"input {name!r} leaves a dimension open that is not the first (the batch)",
+                    hint="Fix the other dimensions in the model.",
+                )
+            types[name] = replace(types[name], shape=(micro_batch, *shape[1:]) if shape else ())
+        if not graph.inputs:
+            raise UsageError("the model has no inputs", hint="Samples come in through the model's inputs.")
+        return self._model.with_graph(replace(graph, types=types))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,7 @@ class Traced:
     layers: tuple[Layer, ...]
 
 
+@runtime_checkable
 class ModelSource(Protocol):
     """A model that is built for each micro-batch, with fixed shapes of its inputs."""
 
@@ -163,7 +168,7 @@ class ModelSource(Protocol):
     def micro_batch(self) -> int | None:
         """The micro-batch that it was written for."""
 
-    def at(self, micro_batch: int) -> LightModel:
+    def at(self, micro_batch: int) -> Model:
         """The model for a micro-batch."""
 
 
@@ -174,57 +179,58 @@ def trace(model: onnx.ModelProto | ModelSource, chip: Chip, layout: ProgramLayou
     model in a file has no loss, and a loss is small.
     Answers are kept on disk (`podrun.costmodel.plan_cache`), so that a repeat needs no tracing.
 
-    Raises what `podrun.onnx_models.lowering.lower` raises, and UsageError for a model without inputs.
+    Raises what `podrun.runtime.lowering.lower_graph` raises, and UsageError for a model without inputs.
     """
     check_counts(layout)
-    read, shapes = _at(model, layout.micro_batch)
+    source = model if isinstance(model, ModelSource) else OnnxModel(model)
+    read = _at(source, layout.micro_batch)
     question = (
         "estimate",
-        hashlib.sha256(read.proto.SerializeToString(deterministic=True)).hexdigest(),
-        shapes,
+        _digest(read),
         (chip.name, {name: fact.value for name, fact in chip.facts.items()}),
         (layout.partials_type, layout.proportion, train),
-        plan_cache.sources("popart", "estimate", "compiler"),
+        plan_cache.sources("onnx_models", "poptorch", "runtime", "estimate", "compiler"),
     )
-    found = plan_cache.remembered(question, lambda: asdict(_trace(read, chip, layout, shapes, train=train)))
+    found = plan_cache.remembered(
+        question, lambda: asdict(_trace(read, chip, layout, source.micro_batch, train=train))
+    )
     return Traced(**{**found, "layers": tuple(Layer(**layer) for layer in found["layers"])})
 
 
-def _at(
-    model: onnx.ModelProto | ModelSource, micro_batch: int
-) -> tuple[LightModel, dict[str, tuple[int, ...]]]:
-    """The model and the shapes of its inputs at a micro-batch. FixedBatchError for a source that has none for it."""
-    from onnx import ModelProto
+def _digest(model: Model) -> str:
+    digest, values = GraphDigest(), model.graph.initializers
+    digest.graph(
+        model.graph, without_values={name for name, value in values.items() if value.size > _MOST_READ}
+    )
+    return digest.hexdigest()
 
-    from podrun.onnx_models.light_model import LightModel
 
-    if isinstance(model, ModelProto):
-        read = completed(model)
-        return LightModel(read), batched_shapes(read, micro_batch)
+_MOST_READ = 4096
+"""Most elements of a value that can decide a shape."""
+
+
+def _at(model: ModelSource, micro_batch: int) -> Model:
+    """The model at a micro-batch. FixedBatchError for a module that takes none of that size."""
     try:
-        made = model.at(micro_batch)
+        return model.at(micro_batch)
     except Exception as error:  # The user's own forward pass runs here.
-        if micro_batch == model.micro_batch:
+        if isinstance(model, OnnxModel) or micro_batch == model.micro_batch:
             raise
         raise FixedBatchError(
             f"the module takes no micro-batch of {micro_batch}: {error}",
             hint=f"It is called with {model.micro_batch}: type --micro-batch {model.micro_batch}.",
         ) from error
-    return made, {
-        value.name: tuple(int(dim.dim_value) for dim in value.type.tensor_type.shape.dim)
-        for value in made.proto.graph.input
-    }
 
 
 def _trace(
-    model: LightModel,
+    model: Model,
     chip: Chip,
     layout: ProgramLayout,
-    shapes: dict[str, tuple[int, ...]],
+    written_for: int | None,
     *,
     train: bool,
 ) -> Traced:
-    lowered = _lowered(model, layout.micro_batch, shapes, train=train)
+    lowered = _lowered(model, layout.micro_batch, written_for, train=train)
     with library_errors_named("Tracing the model"):
         flats = _flats(lowered, train=train)
     options = PlanOptions(layout.partials_type, layout.proportion)
@@ -296,23 +302,21 @@ def _measured(lowered: Lowered, *, train: bool) -> str:
     return names[0]
 
 
-def _lowered(
-    model: LightModel, micro_batch: int, shapes: dict[str, tuple[int, ...]], *, train: bool
-) -> Lowered:
+def _lowered(model: Model, micro_batch: int, written_for: int | None, *, train: bool) -> Lowered:
     """The lowered model. Raises FixedBatchError if a model that can be lowered as it is cannot be at this
     micro-batch.
     """
-    from podrun.onnx_models.lowering import lower
+    from podrun.runtime.lowering import LoweringOptions, lower_graph
 
-    own = model_batch(model.proto)
-    if own in (None, micro_batch):
-        return lower(model.proto, initial=model.values, training=train, input_shapes=shapes)
     try:
-        return lower(model.proto, initial=model.values, training=train, input_shapes=shapes)
+        return lower_graph(model.graph, model.operators, LoweringOptions(training=train))
     except PodrunError as error:
+        if written_for in (None, micro_batch):
+            raise
         raise FixedBatchError(
             f"the model takes no micro-batch of {micro_batch}: {error}",
-            hint=f"It is written for {own}: type --micro-batch {own}, or write it with shapes that follow the batch.",
+            hint=f"It is written for {written_for}: type --micro-batch {written_for}, or write it with shapes that "
+            "follow the batch.",
         ) from error
 
 

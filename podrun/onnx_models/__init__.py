@@ -6,5 +6,6 @@ function of parameters, inputs and a key) for the compiler. Nothing here knows d
 `model_loader` reads files and bytes that may be hostile, and `loader` raises its errors in PopART's words;
 `light_model` keeps a model's weights beside it, and `tensor_proto` turns arrays into ONNX's tensors and back.
 `transformer` has `GraphTransformer` and `NumericsReport`. `custom` is for operators that programs write in Python.
-`lowering/` makes the JAX function, with the operators of `ops/`.
+`graph_reader` reads a model into a graph in memory, and `lowering` makes the JAX function of it with the operators of
+`ops/`.
 """

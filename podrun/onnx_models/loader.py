@@ -45,17 +45,13 @@ def read_model(
 
 
 def read_light_model(
-    source: str | bytes | os.PathLike[str] | LightModel,
+    source: str | bytes | os.PathLike[str],
     places: MutableMapping[str, ExternalPlace] | None = None,
     at_least: int = MOST_HELD,
 ) -> LightModel:
-    """`read_model` with initial values of more than ``at_least`` elements beside the model. Front ends that make such
-    models themselves pass them through unchanged.
-    """
+    """`read_model` with initial values of more than ``at_least`` elements beside the model."""
     from podrun.onnx_models import model_loader
 
-    if isinstance(source, LightModel):
-        return source
     if isinstance(source, (bytearray, memoryview)):
         source = bytes(source)
     if not isinstance(source, (bytes, str, os.PathLike)):
@@ -88,9 +84,9 @@ def standard_model(source: str | bytes | os.PathLike[str]) -> bytes:
     return read_light_model(source).to_bytes(standard=True)
 
 
-def check_model(light: LightModel, info: InputShapeInfo) -> None:
-    """popart_exception for a model that no session can take: inputs without a shape that ``info`` does not give either,
-    errors of onnx.checker, names that PopART reserves.
+def check_model(light: LightModel, info: InputShapeInfo) -> dict[str, tuple[int, ...]]:
+    """The shapes of `input_shapes`. popart_exception for a model that no session can take: inputs without a shape that
+    ``info`` does not give either, errors of onnx.checker, names that PopART reserves.
     """
     from onnx import TensorProto, defs
 
@@ -108,7 +104,7 @@ def check_model(light: LightModel, info: InputShapeInfo) -> None:
             raise popart_exception(
                 f"The model imports ai.onnx opset {entry.version}; opsets 1 to {newest} are known."
             )
-    input_shapes(model, info)
+    fixed = input_shapes(model, info)
     shapeless = [
         value.type.tensor_type
         for value in (*model.graph.input, *model.graph.output)
@@ -138,6 +134,7 @@ def check_model(light: LightModel, info: InputShapeInfo) -> None:
         for value in typeless:
             value.ClearField("type")
     _check_names(model.graph)
+    return fixed
 
 
 def _refused_node(model: ModelProto) -> str:

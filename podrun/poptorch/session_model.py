@@ -1,48 +1,34 @@
-"""A captured graph as the model of a session: nodes of a domain of their own, weights beside them.
+"""A captured graph as the model of a session: a node of a domain of its own for each ATen operator.
 
-Each ATen operator is one node of domain `DOMAIN`; its plain arguments are a JSON attribute, its tensors are inputs.
-The session reads from the model's metadata which parameters are trained and which tensors replace buffers.
+A node holds the captured operator itself; its tensors are the node's inputs. The model states which parameters are
+trained and which tensors replace buffers.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from podrun.onnx_models.light_model import LightModel, put_beside
-from podrun.onnx_models.ops import registry
-from podrun.onnx_models.tensor_proto import to_proto
-from podrun.poptorch.capture.graph import (
-    Argument,
-    CapturedGraph,
-    DTypeArgument,
-    GraphNode,
-    GraphValue,
-    Origin,
-    Subgraph,
-)
+from podrun.poptorch.annotations import BlockPlacement
+from podrun.poptorch.capture.graph import CapturedGraph, GraphNode, GraphValue
 from podrun.poptorch.enums import OverlapMode
-from podrun.poptorch.operators.table import find, run_node
+from podrun.poptorch.operators.table import dtype_named, find, run_node
 from podrun.poptorch.session_options import STRATEGIES
-from podrun.session.enums import CommGroupType, RecomputeType, VariableRetrievalMode
-from podrun.session.names import (
-    ALLOWED,
-    AVAILABLE_MEMORY,
-    EXECUTION_PHASE,
-    KIND,
-    PIPELINE_STAGE,
-    RECOMPUTE,
-    TRAINED_KEY,
-    TRANSFERS_KEY,
-    UPDATES_KEY,
-    VARIABLE_KEY,
-    VIRTUAL_GRAPH,
+from podrun.runtime.graph import (
+    NOWHERE,
+    Hints,
+    Model,
+    Node,
+    OperatorGraph,
+    Place,
+    TensorType,
+    VariableGroups,
 )
+from podrun.runtime.operators import Context, Operator, OperatorFunction
 
 DOMAIN = "pytorch.aten"
 """Domain of nodes that are ATen operators."""
@@ -52,17 +38,8 @@ OVERLAPPED_INPUT, OVERLAPPED_OUTPUT = "podrun.overlap_input.default", "podrun.ov
 PRINT = "podrun.print_tensor.default"
 UPDATE = "podrun.update"
 """Operator that names the new value of a buffer."""
-ONNX_OPSET = 13
-_ELEMENT_TYPES = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "int16": 5,
-    "int32": 6,
-    "bool": 9,
-    "float16": 10,
-    "bfloat16": 16,
-}
+CAPTURED = "captured"
+"""Attribute of a node: the `GraphNode` that it stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +50,7 @@ class SessionModel:
     that forward returns, by number.
     """
 
-    model: LightModel
+    model: Model
     inputs: Mapping[int, str]
     outputs: Mapping[int, str]
     names: Mapping[int, str]
@@ -99,56 +76,41 @@ class PlacedGraph:
 
 
 def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) -> SessionModel:
-    """The nodes that ``wanted`` values and updates need, as an ONNX model."""
-    from onnx import helper
-
-    register()
+    """The nodes that ``wanted`` values and updates need, as a model for sessions."""
     graph = source.graph
     updates = {n: v for n, v in graph.updates.items() if n in graph.parameters}
-    nodes = graph.without_unused([*wanted, *updates.values()])
-    places = [node.origin.placement for node in nodes]
+    captured = graph.without_unused([*wanted, *updates.values()])
+    places = [node.origin.placement for node in captured]
     source = replace(source, stages=tuple(sorted({0 if p is None else p.stage for p in places})))
     names = _names(graph)
-    marks = _marks(nodes)
-    beside: dict[str, np.ndarray] = {}
-    made = [_node(node, names, source, index) for index, node in enumerate(nodes)]
-    for proto, node in zip(made, nodes, strict=True):
-        proto.attribute.extend(_plan_attributes(node, source, marks))
-    made += [_update(n, value, names, _place_of(value, nodes), source) for n, value in updates.items()]
-    used = {name for node in made for name in node.input}
-    initializers = [put_beside(beside, n, source.values[n]) for n in graph.parameters if n in used]
-    initializers += [
-        to_proto(names[number], data)
-        for number, (_, data) in graph.constants.items()
-        if names[number] in used
-    ]
-    inputs = [
-        helper.make_tensor_value_info(names[v.number], _ELEMENT_TYPES[v.dtype], v.shape)
-        for v in graph.inputs.values()
-    ]
-    outputs = [
-        helper.make_tensor_value_info(names[v.number], _ELEMENT_TYPES[v.dtype], v.shape)
-        for v in {v.number: v for v in wanted}.values()
-    ]
-    proto = helper.make_model(
-        helper.make_graph(made, name, inputs, outputs, initializers),
-        opset_imports=[
-            helper.make_opsetid("", ONNX_OPSET),
-            helper.make_opsetid(DOMAIN, 1),
-            helper.make_opsetid("ai.graphcore", 1),
-        ],
-        ir_version=8,
-    )
-    _note(proto, TRAINED_KEY, sorted(source.trained & used))
-    _note(proto, UPDATES_KEY, [_updated(n) for n in updates])
+    marks = _marks(captured)
+    nodes = [_node(node, names, source, index, marks) for index, node in enumerate(captured)]
+    nodes += [_update(n, value, names, _place_of(value, captured), source) for n, value in updates.items()]
+    used = {name for node in nodes for name in node.inputs}
+    initial = {n: np.asarray(source.values[n]) for n in graph.parameters if n in used}
+    initial |= {names[number]: data for number, (_, data) in graph.constants.items() if names[number] in used}
+    inputs = {names[v.number]: TensorType(dtype_named(v.dtype), v.shape) for v in graph.inputs.values()}
     crossing = {n: STRATEGIES[mode].name for n, mode in overlaps(graph).items()}
-    transfers = {names[v.number]: crossing[v.number] for v in graph.inputs.values() if v.number in crossing}
-    if transfers:
-        _note(proto, TRANSFERS_KEY, transfers)
-    if source.groups:
-        _note(proto, VARIABLE_KEY, {n: _variable(*g) for n, g in source.groups.items() if n in used})
+    main = OperatorGraph(
+        name,
+        tuple(nodes),
+        tuple(inputs),
+        tuple(dict.fromkeys(names[v.number] for v in wanted)),
+        initial,
+        inputs,
+    )
+    model = Model(
+        main,
+        ATEN_OPERATORS,
+        trained=frozenset(source.trained & used),
+        updates=tuple(_updated(n) for n in updates),
+        transfers={
+            names[v.number]: crossing[v.number] for v in graph.inputs.values() if v.number in crossing
+        },
+        groups={n: _groups(*g) for n, g in source.groups.items() if n in used},
+    )
     return SessionModel(
-        LightModel(proto, beside),
+        model,
         {place: names[v.number] for place, v in graph.inputs.items()},
         {v.number: names[v.number] for v in wanted},
         names,
@@ -169,46 +131,38 @@ def overlaps(graph: CapturedGraph) -> dict[int, OverlapMode]:
     return found
 
 
-def _marks(nodes: Sequence[GraphNode]) -> dict[int, dict[str, Any]]:
+def _marks(nodes: Sequence[GraphNode]) -> dict[int, Hints]:
     """The marks of `set_available_memory` and `recomputationCheckpoint` on the operators that made the marked tensors,
-    as attributes by number of the value.
+    by number of the value.
     """
-    found: dict[int, dict[str, Any]] = {}
+    marks: dict[int, Hints] = {}
     for node in nodes:
         if node.operator not in (SET_MEMORY, CHECKPOINT):
             continue
         value, *share = node.arguments
         assert isinstance(value, GraphValue)
-        said = {AVAILABLE_MEMORY: share[0]} if share else {RECOMPUTE: int(RecomputeType.Checkpoint.value)}
-        found.setdefault(value.number, {}).update(said)
-    return found
+        before = marks.get(value.number, Hints())
+        marks[value.number] = (
+            replace(before, available_memory=float(share[0])) if share else replace(before, recompute=False)
+        )
+    return marks
 
 
-def _plan_attributes(
-    node: GraphNode, source: PlacedGraph, marks: Mapping[int, Mapping[str, Any]]
-) -> Iterator[Any]:
-    """Attributes of a node for the tile model: its memory proportion, or else its IPU's, and whether its results stay
-    for the backward pass.
-    """
-    from onnx import helper
-
+def _hints(node: GraphNode, source: PlacedGraph, marks: Mapping[int, Hints]) -> Hints:
+    """The memory proportion of a node, or else its IPU's, and whether its results stay for the backward pass."""
     ipu = 0 if node.origin.placement is None else node.origin.placement.ipu
-    said = {AVAILABLE_MEMORY: source.proportions[ipu]} if ipu in source.proportions else {}
+    memory, recompute = source.proportions.get(ipu), None
     for value in node.results:
-        said |= marks.get(value.number, {})
-    return (helper.make_attribute(name, each) for name, each in said.items())
+        mark = marks.get(value.number, Hints())
+        memory = memory if mark.available_memory is None else mark.available_memory
+        recompute = recompute if mark.recompute is None else mark.recompute
+    return Hints(memory, recompute, _indices(node))
 
 
-def _variable(kind: str, size: int, retrieval: str) -> list[int]:
-    """The settings of a variable as the session reads them from the model."""
-    domain = CommGroupType.Ungrouped if kind == "NoGrouping" else CommGroupType[kind]
+def _groups(kind: str, size: int, retrieval: str) -> VariableGroups:
+    """The groups of replicas that share a parameter."""
     counted = kind in ("Consecutive", "Orthogonal")
-    return [int(domain.value), size if counted else 0, int(VariableRetrievalMode[retrieval].value)]
-
-
-def _note(proto: Any, key: str, value: Any) -> None:
-    entry = proto.metadata_props.add()
-    entry.key, entry.value = key, json.dumps(value)
+    return VariableGroups("Ungrouped" if kind == "NoGrouping" else kind, size if counted else 0, retrieval)
 
 
 class _Names(dict[int, str]):
@@ -230,37 +184,29 @@ def _updated(name: str) -> str:
     return f"{name}/updated"
 
 
-def _place_of(value: GraphValue, nodes: Sequence[GraphNode]) -> Any:
+def _place_of(value: GraphValue, nodes: Sequence[GraphNode]) -> BlockPlacement | None:
     return next((n.origin.placement for n in nodes if value in n.results), None)
 
 
-def _node(node: GraphNode, names: _Names, source: PlacedGraph, index: int) -> Any:
-    from onnx import helper
-
-    tensors: list[GraphValue] = []
-    arguments = [_encoded(each, tensors) for each in node.arguments]
-    keywords = {key: _encoded(each, tensors) for key, each in node.keywords.items()}
+def _node(
+    node: GraphNode, names: _Names, source: PlacedGraph, index: int, marks: Mapping[int, Hints]
+) -> Node:
     if node.operator == PRINT:
         return _print(node, names, source)
     operator = find(node.operator)
-    attributes: dict[str, Any] = {
-        "arguments": json.dumps([arguments, keywords]),
-        "results": json.dumps([[list(v.shape), v.dtype] for v in node.results]),
-        "how": json.dumps([node.item, node.writes, node.differentiable]),
-        "origin": json.dumps([node.origin.module, node.origin.line]),
-        KIND: operator.kind
-        if operator is not None and operator.kind
-        else _camel(node.operator.split(".")[1]),
-    }
+    kind = operator.kind if operator is not None else ""
     short = node.operator.removeprefix("aten.").partition(".")[0]
     path = node.origin.module.replace(".", "/") if source.scopes else ""
-    return helper.make_node(
+    return Node(
         node.operator,
-        [names[v.number] for v in tensors],
-        [names[v.number] for v in node.results],
-        name=f"{path}/{short}:{index}" if path else f"{short}:{index}",
-        domain=DOMAIN,
-        **(attributes | _allowed(short, node) | _placed(node.origin.placement, source)),
+        DOMAIN,
+        f"{path}/{short}:{index}" if path else f"{short}:{index}",
+        tuple(names[v.number] for v in node.reads()),
+        tuple(names[v.number] for v in node.results),
+        {CAPTURED: node},
+        place=_placed(node.origin.placement, source),
+        hints=_hints(node, source, marks),
+        planned_as=kind or _camel(node.operator.split(".")[1]),
     )
 
 
@@ -276,27 +222,27 @@ _IGNORED = -100
 """Torch's default for ``ignore_index``, the fifth argument of these losses."""
 
 
-def _allowed(short: str, node: GraphNode) -> dict[str, list[int]]:
+def _indices(node: GraphNode) -> tuple[int, ...] | None:
     """The indices or labels that an operator may read from its second argument, for the session's warning."""
     first, second = (*node.arguments, None, None)[:2]
     if not (isinstance(first, GraphValue) and isinstance(second, GraphValue) and first.shape):
-        return {}
+        return None
+    short = node.operator.removeprefix("aten.").partition(".")[0]
     if short == "embedding":
-        return {ALLOWED: [first.shape[0]]}
+        return (first.shape[0],)
     if short not in _LOSSES or "float" in second.dtype:
-        return {}
+        return None
     ignored = node.keywords.get("ignore_index", (*node.arguments, *[_IGNORED] * 5)[4])
-    return {ALLOWED: [first.shape[1 if len(first.shape) > 1 else 0], int(ignored)]}
+    return (first.shape[1 if len(first.shape) > 1 else 0], int(ignored))
 
 
 _FLOAT_FORMATS = {"auto": 0, "fixed": 1, "scientific": 2, "none": 3}
 
 
-def _print(node: GraphNode, names: _Names, source: PlacedGraph) -> Any:
+def _print(node: GraphNode, names: _Names, source: PlacedGraph) -> Node:
     """PopART's PrintTensor, which the session looks for by its name."""
-    from onnx import helper
-
     value, settings = node.arguments
+    assert isinstance(value, GraphValue)
     given = json.loads(settings)
     layout = {
         "title": given["title"],
@@ -311,9 +257,15 @@ def _print(node: GraphNode, names: _Names, source: PlacedGraph) -> Any:
         "closeBracket": given["close_bracket"],
     }
     result = names[node.results[0].number]
-    made = layout | _placed(node.origin.placement, source)
-    return helper.make_node(
-        "PrintTensor", [names[value.number]], [result], name=f"print:{result}", domain="ai.graphcore", **made
+    place = _placed(node.origin.placement, source)
+    return Node(
+        PRINT_TENSOR,
+        "ai.graphcore",
+        f"print:{result}",
+        (names[value.number],),
+        (result,),
+        layout,
+        place=place,
     )
 
 
@@ -322,111 +274,57 @@ def _camel(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-def _update(name: str, value: GraphValue, names: _Names, place: Any, source: PlacedGraph) -> Any:
-    from onnx import helper
-
-    attributes = {KIND: "Identity"} | _placed(place, source)
-    inputs = [name, names[value.number]]
-    return helper.make_node(
-        UPDATE, inputs, [_updated(name)], name=f"update:{name}", domain=DOMAIN, **attributes
+def _update(
+    name: str, value: GraphValue, names: _Names, place: BlockPlacement | None, source: PlacedGraph
+) -> Node:
+    return Node(
+        UPDATE,
+        DOMAIN,
+        f"update:{name}",
+        (name, names[value.number]),
+        (_updated(name),),
+        place=_placed(place, source),
+        planned_as="Identity",
     )
 
 
-def _placed(place: Any, source: PlacedGraph) -> dict[str, Any]:
+def _placed(place: BlockPlacement | None, source: PlacedGraph) -> Place:
     if not source.placed:
-        return {}
+        return NOWHERE
     ipu, stage, phase = (0, 0, 0) if place is None else (place.ipu, place.stage, place.phase)
     number = source.stages.index(stage) if stage in source.stages else stage
-    return {VIRTUAL_GRAPH: ipu} | ({EXECUTION_PHASE: phase} if source.phased else {PIPELINE_STAGE: number})
+    return Place(ipu, phase=phase) if source.phased else Place(ipu, number)
 
 
-def _encoded(argument: Argument, tensors: list[GraphValue] | None) -> Any:
-    """An argument in JSON's form. A value is its place among ``tensors``; inside a body (None) its own number."""
-    if isinstance(argument, Subgraph):
-        return {"body": _encoded_body(argument)}
-    if isinstance(argument, GraphValue) and tensors is None:
-        return {"tensor": [argument.number, list(argument.shape), argument.dtype]}
-    if isinstance(argument, GraphValue):
-        assert tensors is not None
-        tensors.append(argument)
-        return {"tensor": [len(tensors) - 1, list(argument.shape), argument.dtype]}
-    if isinstance(argument, (tuple, list)):
-        return [_encoded(each, tensors) for each in argument]
-    if isinstance(argument, DTypeArgument):
-        return {"dtype": argument.name}
-    if isinstance(argument, float):
-        return {"float": argument.hex()}
-    return argument
+def _run(ctx: Context, node: Node, *tensors: Any) -> tuple[Any, ...]:
+    """One captured operator."""
+    captured: GraphNode = node[CAPTURED]
+    values = {value.number: tensor for value, tensor in zip(captured.reads(), tensors, strict=True)}
+    return run_node(captured, values, ctx.key, ctx.training)
 
 
-def _encoded_body(body: Subgraph) -> Any:
-    nodes = [
-        [
-            node.operator,
-            _encoded(
-                (node.arguments, list(node.keywords), tuple(node.keywords.values()), node.results), None
-            ),
-            [node.item, node.writes, node.differentiable, node.origin.module, node.origin.line],
-        ]
-        for node in body.nodes
-    ]
-    return [nodes, _encoded((body.inputs, body.outer, body.outputs), None)]
+def _run_update(ctx: Context, node: Node, old: Any, new: Any) -> tuple[Any, ...]:
+    ctx.state_update(0, 0)
+    return (new.astype(old.dtype),)
 
 
-def _decoded_body(body: Any) -> Subgraph:
-    nodes = []
-    for operator, parts, (item, writes, differentiable, module, line) in body[0]:
-        arguments, names, values, results = _decoded(parts)
-        keywords = dict(zip(names, values, strict=True))
-        origin = Origin(module, line)
-        nodes.append(GraphNode(operator, arguments, keywords, results, origin, item, writes, differentiable))
-    return Subgraph(tuple(nodes), *_decoded(body[1]))
+def _run_print(ctx: Context, node: Node, value: Any) -> Any:
+    return value
 
 
-def _decoded(argument: Any) -> Argument:
-    if isinstance(argument, list):
-        return tuple(_decoded(each) for each in argument)
-    if not isinstance(argument, dict):
-        return argument
-    if "body" in argument:
-        return _decoded_body(argument["body"])
-    if "tensor" in argument:
-        number, shape, dtype = argument["tensor"]
-        return GraphValue(number, tuple(shape), dtype)
-    return DTypeArgument(argument["dtype"]) if "dtype" in argument else float.fromhex(argument["float"])
+PRINT_TENSOR = "PrintTensor"
+_FUNCTIONS: Mapping[str, OperatorFunction] = {UPDATE: _run_update, PRINT_TENSOR: _run_print}
 
 
-@functools.cache
-def _read_node(operator: str, arguments: str, results: str, how: str, origin: str) -> GraphNode:
-    positional, keywords = json.loads(arguments)
-    item, writes, differentiable = json.loads(how)
-    return GraphNode(
-        operator,
-        tuple(_decoded(each) for each in positional),
-        {key: _decoded(each) for key, each in keywords.items()},
-        tuple(
-            GraphValue(-1 - i, tuple(shape), dtype) for i, (shape, dtype) in enumerate(json.loads(results))
-        ),
-        Origin(*json.loads(origin)),
-        item,
-        writes,
-        differentiable,
-    )
+class AtenOperators:
+    """The captured operators as the runtime asks for them: an `podrun.runtime.operators.OperatorTable`."""
+
+    def lookup(self, node: Node) -> Operator:
+        """The function of a node. What the table of ATen operators lacks is refused when it runs."""
+        return Operator(node.domain, node.op_type, 1, _FUNCTIONS.get(node.op_type, _run))
 
 
-def run_operator(ctx: Any, node: Any, *tensors: Any) -> tuple[Any, ...]:
-    """One node of domain `DOMAIN`, as the session's registry of operators calls it."""
-    if node.op_type == UPDATE:
-        ctx.state_update(0, 0)
-        return (tensors[1].astype(tensors[0].dtype),)
-    read = _read_node(node.op_type, *(node[key] for key in ("arguments", "results", "how", "origin")))
-    return run_node(read, dict(enumerate(tensors)), ctx.key, ctx.training)
-
-
-@functools.cache
-def register() -> None:
-    """Let the session's registry know the domain. Idempotent."""
-    registry.domain(DOMAIN, run_operator)
+ATEN_OPERATORS = AtenOperators()
 
 
 def names_of_updates(graph: CapturedGraph, buffers: Collection[str]) -> list[str]:

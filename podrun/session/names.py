@@ -131,11 +131,6 @@ ACCESSORS = _accessors()
 """``reservedGradientPrefix`` and all the others, by name."""
 
 
-def in_float32(tensor: str) -> str:
-    """The name, in a Program, of the float32 form of a half tensor (`podrun.onnx_models.lowering.evaluate`)."""
-    return f"in float32: {tensor}"
-
-
 VIRTUAL_GRAPH = "__ipu_number"
 PIPELINE_STAGE = "__pipeline_stage"
 EXECUTION_PHASE = "__execution_phase"
@@ -154,8 +149,6 @@ SERIALIZE_PRECISION = "__serialize_matmul_precision"
 OUTPUT_LOCATION = "__output_tensor_location"
 COMM_GROUP = "__collectiveCommGroup"
 COLLECTIVE_OPERATOR = "__collectiveOperator"
-CUT = "__cut"
-"""podrun's own, in placed models that are not pipelined: the stage that a node would have."""
 
 TRANSFERS_KEY = "podrun.input_transfers"
 BROADCAST_KEY = "podrun.broadcast_inputs"
@@ -163,19 +156,6 @@ BROADCAST_KEY = "podrun.broadcast_inputs"
 
 VARIABLE_KEY = "podrun.variable_settings"
 """Metadata of a model: the VariableSettings of its variables, by name."""
-
-TRAINED_KEY = "podrun.trained"
-"""Metadata of a model: the parameters that are trained. If absent, all floating-point ones that lead to the loss."""
-
-UPDATES_KEY = "podrun.updates"
-"""Metadata of a model: tensors that replace parameters after each micro-batch, whether or not anything reads them."""
-
-KIND = "__kind"
-"""The ONNX operator that planners, recomputation and the tile model treat an operator of another domain as."""
-
-ALLOWED = "__allowed"
-"""Attribute of an operator of another domain that reads labels or indices from its second input: how many there are,
-and for labels the one that is ignored."""
 
 UNNAMED = "BuilderGraph"
 """The name of a graph that the program has given none."""

@@ -22,6 +22,7 @@ from podrun.core.names import gradient_buffer
 from podrun.costmodel.recompute import Recompute
 from podrun.costmodel.schedule import PlanOptions
 from podrun.costmodel.tile_memory import Location
+from podrun.runtime.graph import Node
 from podrun.session import names
 from podrun.session.enums import (
     AccumulateOuterFragmentSchedule,
@@ -33,13 +34,11 @@ from podrun.session.enums import (
     ExecutionPhaseSchedule,
     GradientTensorTrackingMethod,
     RecomputationType,
-    RecomputeType,
     ReplicatedTensorSharding,
     TensorStorage,
     TileSet,
 )
 from podrun.session.exceptions import popart_exception
-from podrun.session.names import AVAILABLE_MEMORY, RECOMPUTE
 from podrun.session.tensor_info import boolean, integer, number
 from podrun.session.variables import CommGroup
 
@@ -277,7 +276,7 @@ NONLINEARITIES = frozenset(
 _PARTIALS = {"float": "float32", "half": "float16"}
 
 
-def plans_of(nodes: Iterable[Any], options: SessionOptions) -> PlanOptions:
+def plans_of(nodes: Iterable[Node], options: SessionOptions) -> PlanOptions:
     """How products are planned.
 
     For halves ``partialsTypeMatMuls`` (else that of matmulOptions) and ``partialsType`` of convolutionOptions decide;
@@ -289,7 +288,7 @@ def plans_of(nodes: Iterable[Any], options: SessionOptions) -> PlanOptions:
     for given in (products, convolutions):
         if given not in _PARTIALS:
             raise popart_exception(f"A partials type is 'float' or 'half', not {given!r}.")
-    found = ((node.label, node.attributes.get(AVAILABLE_MEMORY)) for node in nodes)
+    found = ((node.label, node.hints.available_memory) for node in nodes)
     own = {label: round(float(value), 6) for label, value in found if value is not None}
     return PlanOptions(
         partials_type=_PARTIALS[products],
@@ -298,22 +297,21 @@ def plans_of(nodes: Iterable[Any], options: SessionOptions) -> PlanOptions:
     )
 
 
-def recompute_of(nodes: Iterable[Any], options: SessionOptions) -> Recompute:
+def recompute_of(nodes: Iterable[Node], options: SessionOptions) -> Recompute:
     """What a session recomputes: by option, and by annotation of the lowered graph's ``nodes``.
 
     NormOnly: norms, and non-linearities that read them directly, as PopART does.
     """
     listed = list(nodes)
-    annotated = {node.label: int(node.attributes.get(RECOMPUTE, 0)) for node in listed}
-    scopes = {label for label, value in annotated.items() if value == RecomputeType.Recompute.value}
-    kept = {label for label, value in annotated.items() if value == RecomputeType.Checkpoint.value}
+    scopes = {node.label for node in listed if node.hints.recompute}
+    kept = {node.label for node in listed if node.hints.recompute is False}
     if options.autoRecomputation is RecomputationType.NormOnly:
         scopes |= _norms(listed) - kept
     rule = RULES[options.autoRecomputation]
     return Recompute(rule, frozenset(scopes), frozenset(kept), outlined=options.enableOutlining)
 
 
-def _norms(nodes: list[Any]) -> set[str]:
+def _norms(nodes: list[Node]) -> set[str]:
     made = {output for node in nodes if node.kind in NORMS for output in node.outputs if output}
     return {
         node.label

@@ -25,11 +25,12 @@ from podrun.core.terminal import at
 from podrun.onnx_models import loader
 from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.transformer import ExternalFiles
+from podrun.runtime.graph import Model
 from podrun.session import option_checks
 from podrun.session.dataflow import DataFlow
 from podrun.session.device import DeviceInfo
 from podrun.session.enums import DeviceType, IrSerializationFormat
-from podrun.session.environment import progress
+from podrun.session.environment import import_jax, progress
 from podrun.session.exceptions import (
     OutOfMemoryException as OutOfMemoryException,  # Programs look for this name here, too.
 )
@@ -40,6 +41,7 @@ from podrun.session.parts.assembly import PlacedModel, SessionSource, assemble, 
 from podrun.session.parts.device_program import DeviceProgram
 from podrun.session.parts.files import check_writable
 from podrun.session.parts.ir import Ir, inference_from, ir_text, write_dots
+from podrun.session.parts.model_files import ModelFiles
 from podrun.session.patterns import Patterns
 from podrun.session.program.lowering_models import Request
 from podrun.session.session_options import SessionOptions
@@ -61,7 +63,7 @@ class Session(FormerSession):
 
     def __init__(
         self,
-        fnModel: str | bytes | os.PathLike[str] | LightModel,
+        fnModel: str | bytes | os.PathLike[str] | Model,
         dataFlow: DataFlow,
         deviceInfo: DeviceInfo,
         inputShapeInfo: InputShapeInfo | None,
@@ -78,14 +80,22 @@ class Session(FormerSession):
         options, shapes = (userOptions or SessionOptions()).copy(), inputShapeInfo or InputShapeInfo()
         optimizer = copy.deepcopy(optimizer)
         places: dict[str, ExternalPlace] = {}
-        model = loader.read_light_model(fnModel, places)
+        given = fnModel if isinstance(fnModel, Model) else loader.read_light_model(fnModel, places)
         option_checks.check_options(options, dataFlow, deviceInfo, training=self._training)
-        loader.check_model(model, shapes)
-        source = SessionSource(
-            name, model, copy.copy(dataFlow), options, patterns or Patterns(), shapes, self._training
-        )
+        fixed = loader.check_model(given, shapes) if isinstance(given, LightModel) else {}
         self._external = ExternalFiles(places)
         with progress(f"reading the model of {name!r}"), surfaced():
+            source = SessionSource(
+                name,
+                _in_memory(given),
+                copy.copy(dataFlow),
+                options,
+                patterns or Patterns(),
+                shapes,
+                self._training,
+                ModelFiles(given) if isinstance(given, LightModel) else None,
+                fixed,
+            )
             built = self._build(source, source.request(deviceInfo, loss, optimizer), deviceInfo.target)
         write_dots(built.built.lowered.graph, options)
         self.parts = assemble(source, built, DeviceProgram(deviceInfo, self), optimizer)
@@ -218,7 +228,10 @@ class Session(FormerSession):
 
     def modelToHost(self, fn: str | os.PathLike[str]) -> None:
         """Write the model with the current weights and optimizer state as an ONNX file."""
-        data = self._external.put_out(self.parts.transfer.model(), fn)
+        self.parts.transfer.to_host()
+        options = self.parts.source.options
+        dropped = options.disableOptimizerStateTensorStreams or options.disableGradAccumulationTensorStreams
+        data = self._external.put_out(self.parts.files.model(with_state=not dropped), fn)
         with open(fn, "wb") as file:
             file.write(data.to_bytes())
 
@@ -228,7 +241,9 @@ class Session(FormerSession):
         ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False,
     ) -> None:
         """Take weights by name from another model; weightsFromHost sends them."""
-        self.parts.transfer.reset(modelProtoOrFilename, ignoreWeightsInModelWithoutCorrespondingHostWeight)
+        model = loader.read_light_model(modelProtoOrFilename)
+        values = {tensor.name: model.value(tensor) for tensor in model.proto.graph.initializer}
+        self.parts.transfer.reset(values, ignoreWeightsInModelWithoutCorrespondingHostWeight)
 
     def _checkpoint_state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """See `podrun.checkpoint.Checkpointed`."""
@@ -321,7 +336,7 @@ class Session(FormerSession):
         source = self.parts.source
         return Ir(
             source.name,
-            self.parts.weights.model(with_state=False).to_bytes(),
+            self.parts.files.model(with_state=False).to_bytes(),
             source.flow,
             source.shapes,
             source.patterns,
@@ -336,7 +351,7 @@ class Session(FormerSession):
             raise TypeError(
                 f"_serializeIr(): incompatible function arguments. {format!r} is no IrSerializationFormat."
             )
-        built, placed = self.parts.model.built, self.parts.model.placed.proto
+        built, placed = self.parts.model.built, self.parts.model.placed.graph
         return ir_text(
             built.lowered.graph, placed, built.infos, self.parts.source.options, training=self._training
         )
@@ -351,13 +366,23 @@ class Session(FormerSession):
         return json.dumps(executable_file.description(self.parts.program.profiled()), sort_keys=True).encode()
 
 
+def _in_memory(model: Model | LightModel) -> Model:
+    """A model as sessions work with it."""
+    if isinstance(model, Model):
+        return model
+    import_jax()
+    from podrun.onnx_models.graph_reader import session_model
+
+    return session_model(model)
+
+
 class InferenceSession(Session):
     """A model that runs forward: ``InferenceSession(model, DataFlow(1, {y: art}), device)``."""
 
     @takes_former_arguments
     def __init__(
         self,
-        fnModel: str | bytes | os.PathLike[str] | LightModel,
+        fnModel: str | bytes | os.PathLike[str] | Model,
         dataFlow: DataFlow,
         deviceInfo: DeviceInfo,
         inputShapeInfo: InputShapeInfo | None = None,
@@ -422,7 +447,7 @@ class TrainingSession(Session):
     @takes_former_arguments
     def __init__(
         self,
-        fnModel: str | bytes | os.PathLike[str] | LightModel,
+        fnModel: str | bytes | os.PathLike[str] | Model,
         dataFlow: DataFlow,
         loss: str,
         optimizer: Optimizer,

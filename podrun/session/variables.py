@@ -11,21 +11,15 @@ made from the program's and the other way round.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from podrun.onnx_models.light_model import LightModel
-from podrun.onnx_models.tensor_proto import to_proto
+from podrun.runtime.graph import Model
 from podrun.session.enums import CommGroupType, VariableRetrievalMode
 from podrun.session.exceptions import popart_exception, popart_unimplemented
-from podrun.session.names import VARIABLE_KEY
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,15 +236,14 @@ class VariableSettings:
 Settings = Mapping[str, VariableSettings]
 
 
-def settings_of(model: ModelProto) -> dict[str, VariableSettings]:
-    """The VariableSettings that the builder stored with a model, by variable."""
-    found = {}
-    for entry in model.metadata_props:
-        if entry.key == VARIABLE_KEY:
-            for name, (kind, size, mode) in json.loads(entry.value).items():
-                domain = CommGroup(CommGroupType(kind), size)
-                found[name] = VariableSettings(domain, VariableRetrievalMode(mode))
-    return found
+def settings_of(model: Model) -> dict[str, VariableSettings]:
+    """The VariableSettings of a model's variables."""
+    return {
+        name: VariableSettings(
+            CommGroup(CommGroupType[groups.kind], groups.size), VariableRetrievalMode[groups.retrieval]
+        )
+        for name, groups in model.groups.items()
+    }
 
 
 def group_of(settings: Settings, name: str, replicas: int) -> tuple[int, ...]:
@@ -263,37 +256,15 @@ def group_of(settings: Settings, name: str, replicas: int) -> tuple[int, ...]:
     return tuple(grouping.group_of(replica) for replica in range(replicas))
 
 
-def for_one_replica(
-    model: LightModel, settings: Settings, replicas: int
-) -> tuple[LightModel, dict[str, np.ndarray]]:
+def for_one_replica(model: Model, settings: Settings, replicas: int) -> tuple[Model, dict[str, np.ndarray]]:
     """The model as one replica sees it, and the grouped variables' values as the host gives them, ``[groups, *shape]``.
 
     popart_exception for a value whose leading axis is not the number of groups.
     """
-    values = {}
-    for tensor in model.proto.graph.initializer:
-        if group_of(settings, tensor.name, replicas):
-            value = model.value(tensor)
-            settings[tensor.name].shapeOnReplica(list(value.shape), replicas, tensor.name)
-            values[tensor.name] = value
-    if not values:
-        return model, values
-    seen = model.copy().proto
-    rows = dict(model.values)
-    for tensor in seen.graph.initializer:
-        if tensor.name in rows:
-            rows[tensor.name] = values[tensor.name][0]
-            del tensor.dims[0]
-        elif tensor.name in values:
-            tensor.CopyFrom(to_proto(tensor.name, values[tensor.name][0]))
-    # What the builder inferred while it saw all groups at once does not hold on one replica.
-    del seen.graph.value_info[:]
-    for value_info in seen.graph.input:
-        if value_info.name in values:
-            del value_info.type.tensor_type.shape.dim[0]
-    for output in seen.graph.output:
-        output.type.tensor_type.ClearField("shape")
-    return LightModel(seen, rows), values
+    values = {n: v for n, v in model.graph.initializers.items() if group_of(settings, n, replicas)}
+    for name, value in values.items():
+        settings[name].shapeOnReplica(list(value.shape), replicas, name)
+    return model.with_values({name: value[0] for name, value in values.items()}), values
 
 
 def host_values(

@@ -18,9 +18,8 @@ from podrun.device.program.engine import Engine
 from podrun.launcher.cli import check_verb, main
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.profile import TRUST
-from podrun.onnx_models.ops.registry import Node
+from podrun.runtime.graph import Hints, Node
 from podrun.session.exceptions import popart_exception
-from podrun.session.names import ALLOWED
 from podrun.session.parts.run import LabelRange, label_ranges, warn_of_strange_labels
 from podrun.session.program.lowering_models import near
 from podrun.vipu import discovery
@@ -122,17 +121,24 @@ def spec(*shape: int) -> SimpleNamespace:
         (
             "aten.embedding.default",
             ("w", "i"),
-            {ALLOWED: [5]},
+            Hints(indices=(5,)),
             -1,
             "embedding has 5 places (0 to 4): PyTorch",
         ),
-        ("aten.nll_loss.default", ("w", "i"), {ALLOWED: [3, -100]}, 3, "label 3, but there are 3 classes"),
+        (
+            "aten.nll_loss.default",
+            ("w", "i"),
+            Hints(indices=(3, -100)),
+            3,
+            "label 3, but there are 3 classes",
+        ),
     ],
 )
 def test_indices_out_of_range_are_said(
-    operator: str, inputs: tuple[str, ...], attributes: dict[str, object], wrong: int, said: str
+    operator: str, inputs: tuple[str, ...], attributes: dict[str, object] | Hints, wrong: int, said: str
 ) -> None:
-    nodes = [Node("Cast", "", "", ("x",), ("i",)), Node(operator, "", "", inputs, ("y",), attributes)]
+    said_of = {"hints": attributes} if isinstance(attributes, Hints) else {"attributes": attributes}
+    nodes = [Node("Cast", "", "", ("x",), ("i",)), Node(operator, "", "", inputs, ("y",), **said_of)]
     ranges = label_ranges(nodes, {"w": spec(5, 3), "y": spec(4, 9)}, ["x"])
     ((name, allowed),) = ranges.items()
     assert name == "x"

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.onnx_models.ops.common import Array, axis_in, rounds_once
-from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context
 
 
 @operator(ONNX, "Relu", since=(1, 6, 13, 14))

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import Array, InputMismatch, axis_in, onnx_dtype, rounds_once
-from podrun.onnx_models.ops.registry import ONNX, Context, Node, operator
+from podrun.onnx_models.ops.common import Array, axis_in, onnx_dtype, rounds_once
+from podrun.onnx_models.ops.registry import ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
 
 ML = "ai.onnx.ml"
 

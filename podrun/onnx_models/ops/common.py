@@ -11,13 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import UnsupportedError
+from podrun.runtime.operators import InputMismatch
+from podrun.runtime.traced_tensor import device_dtype
 
 Array = Any
 """A ``jax.Array`` (or tracer), or a ``numpy.ndarray`` while folding."""
-
-
-class InputMismatch(ValueError):
-    """An operator's complaint about its inputs or attributes; the node's name and its inputs are put before it."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -130,19 +128,6 @@ def onnx_dtype(element_type: int, ctx: Any) -> np.dtype[Any]:
         raise UnsupportedError("strings are not computed on IPUs")
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
     return dtype if ctx.xp is np else device_dtype(dtype, ctx.x64)
-
-
-def device_dtype(dtype: np.dtype[Any], x64: bool) -> np.dtype[Any]:
-    """The device's type for a host type: 64-bit integers narrow to 32 bits; float64 and complex128 are refused."""
-    if x64:
-        return dtype
-    if dtype in (np.dtype(np.float64), np.dtype(np.complex128)):
-        raise UnsupportedError(
-            "The data type DOUBLE is not supported in Poplar: IPUs have no 64-bit floating point"
-        )
-    return {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.uint32)}.get(
-        dtype, dtype
-    )
 
 
 def scalar(value: float, like: Array) -> Array:

@@ -21,9 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import Array, InputMismatch, ints, is_half, rounds_once, same_dtype, widen
+from podrun.onnx_models.ops.common import Array, ints, is_half, rounds_once, same_dtype, widen
 from podrun.onnx_models.ops.pooling import Window, padded, shifted, window_of
-from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
 
 
 @operator(ONNX, "Conv", since=(1, 11, 22))

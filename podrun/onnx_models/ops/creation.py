@@ -13,16 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import (
-    Array,
-    InputMismatch,
-    device_dtype,
-    fold_module,
-    index_dtype,
-    ints,
-    onnx_dtype,
-)
-from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.onnx_models.ops.common import Array, fold_module, index_dtype, ints, onnx_dtype
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.traced_tensor import device_dtype
 
 
 @operator(ONNX, "Constant", since=(1, 9, 11, 12, 13, 19, 21, 23, 24, 25), folds=True)

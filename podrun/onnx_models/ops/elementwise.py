@@ -9,16 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.onnx_models.ops.common import (
-    Array,
-    InputMismatch,
-    absolute,
-    is_float,
-    rounds_once,
-    same_dtype,
-    with_gradient,
-)
-from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.onnx_models.ops.common import Array, absolute, is_float, rounds_once, same_dtype, with_gradient
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
 
 
 def _aligned(node: Node, a: Array, b: Array) -> tuple[Array, Array]:

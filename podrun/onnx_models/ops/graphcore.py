@@ -15,17 +15,11 @@ from jax import lax
 from podrun.compiler import model_collectives
 from podrun.core.errors import UnimplementedError, UsageError
 from podrun.core.layout import GroupKind, replica_groups
-from podrun.onnx_models.ops.common import (
-    Array,
-    InputMismatch,
-    ints,
-    onnx_dtype,
-    rounds_once,
-    same_dtype,
-    widen,
-)
-from podrun.onnx_models.ops.registry import GRAPHCORE, Context, Node, operator
+from podrun.onnx_models.ops.common import Array, ints, onnx_dtype, rounds_once, same_dtype, widen
+from podrun.onnx_models.ops.registry import GRAPHCORE, operator
 from podrun.onnx_models.ops.training import reduction_of
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
 from podrun.session.names import COLLECTIVE_OPERATOR, COMM_GROUP
 
 

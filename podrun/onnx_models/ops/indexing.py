@@ -12,16 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import (
-    Array,
-    InputMismatch,
-    axis_in,
-    ints,
-    is_float,
-    same_dtype,
-    with_gradient,
-)
-from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.onnx_models.ops.common import Array, axis_in, ints, is_float, same_dtype, with_gradient
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
 
 
 def from_front(indices: Array, size: int) -> Array:

@@ -13,17 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import (
-    Array,
-    InputMismatch,
-    is_float,
-    is_half,
-    onnx_dtype,
-    rounds_once,
-    same_dtype,
-    widen,
-)
-from podrun.onnx_models.ops.registry import ONNX, Context, Node, operator
+from podrun.onnx_models.ops.common import Array, is_float, is_half, onnx_dtype, rounds_once, same_dtype, widen
+from podrun.onnx_models.ops.registry import ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
 
 
 def product(node: Node, a: Array, b: Array) -> Array:

@@ -17,9 +17,11 @@ import numpy as np
 from jax import lax
 
 from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import Array, InputMismatch, index_dtype, ints, is_float, rounds_once
+from podrun.onnx_models.ops.common import Array, index_dtype, ints, is_float, rounds_once
 from podrun.onnx_models.ops.reduction import to_equals
-from podrun.onnx_models.ops.registry import ONNX, Context, Node, operator
+from podrun.onnx_models.ops.registry import ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
 
 
 @dataclass(frozen=True, slots=True)

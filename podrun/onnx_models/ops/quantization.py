@@ -11,7 +11,9 @@ from jax import lax
 from podrun.onnx_models.ops.common import Array, axis_in, is_float, onnx_dtype, widen
 from podrun.onnx_models.ops.conv import correlate
 from podrun.onnx_models.ops.pooling import window_of
-from podrun.onnx_models.ops.registry import ONNX, Context, Node, operator
+from podrun.onnx_models.ops.registry import ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context
 
 _RANGES = {"int2": (-2, 1), "uint2": (0, 3), "int4": (-8, 7), "uint4": (0, 15)}
 

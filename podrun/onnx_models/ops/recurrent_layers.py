@@ -20,9 +20,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import Array, InputMismatch, rounds_once
+from podrun.onnx_models.ops.common import Array, rounds_once
 from podrun.onnx_models.ops.indexing import reversed_within
-from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
 
 _log = logging.getLogger("podrun.popart.ops")
 

@@ -15,7 +15,6 @@ from jax import lax
 
 from podrun.onnx_models.ops.common import (
     Array,
-    InputMismatch,
     absolute,
     axes_in,
     axis_in,
@@ -25,7 +24,9 @@ from podrun.onnx_models.ops.common import (
     rounds_once,
     with_gradient,
 )
-from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
 
 
 def _axes(ctx: Context, node: Node, x: Array) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""The operator registry: which JAX function computes which operator, from which opset version on.
+"""ONNX's table of operators: which JAX function computes which operator, from which opset version on.
 
     @operator("ai.onnx", "Relu", since=(6, 13))
     def relu(ctx, node, x):
@@ -14,18 +14,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from podrun.core.errors import UnimplementedError
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Operator, OperatorFunction
 from podrun.session.environment import import_jax
-from podrun.session.names import KIND
-
-if TYPE_CHECKING:
-    from podrun.onnx_models.ops.sdk import Sdk
 
 ONNX = "ai.onnx"
 GRAPHCORE = "ai.graphcore"
@@ -52,127 +47,18 @@ FAMILIES = (
 )
 """Modules of this package that register operators."""
 
-Function = Callable[..., Any]
-F = TypeVar("F", bound=Function)
+F = TypeVar("F", bound=OperatorFunction)
 
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One operator of a graph. ``attributes`` are Python values (subgraphs:
-    `podrun.onnx_models.lowering.graph.OperatorGraph`).
-
-    Attributes that the model leaves out have their default from the ONNX schema; those without one are
-    absent. ``opset`` is the version of ``domain`` that the model imports. An empty name among ``inputs`` or
-    ``outputs`` stands for an optional one that is left out.
-    """
-
-    op_type: str
-    domain: str
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    opset: int = 1
-    position: str = ""
-    """The node's place, for messages: ``node 3 of 17``."""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The attribute's value, or ``default``."""
-        return self.attributes.get(name, default)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.attributes[name]
-
-    @property
-    def kind(self) -> str:
-        """The ONNX operator as which planners treat the node: its own, unless the node is of another domain."""
-        return str(self.attributes.get(KIND, self.op_type))
-
-    @property
-    def label(self) -> str:
-        """The node's name, or its first output's."""
-        return self.name or next((o for o in self.outputs if o), self.op_type)
-
-    def describe(self) -> str:
-        """The node for messages: its operator, name, place and outputs."""
-        name = f" '{self.name}'" if self.name else ""
-        where = f" ({self.position}" if self.position else " ("
-        makes = ", ".join(repr(o) for o in self.outputs if o)
-        return f"{self.domain}.{self.op_type}{name}{where}{', ' if self.position else ''}making {makes})"
-
-
-class Context(Protocol):
-    """The services that an operator may use while it is traced."""
-
-    @property
-    def training(self) -> bool:
-        """True iff the graph is differentiated: dropout drops, and so on."""
-
-    @property
-    def x64(self) -> bool:
-        """True iff 64-bit types are computed as such (else integers are narrowed as on the device)."""
-
-    @property
-    def grouped(self) -> bool:
-        """True iff a convolution in groups is traced as one, for a library that computes it."""
-
-    @property
-    def xp(self) -> Any:
-        """``numpy`` if the operator folds and all inputs are NumPy arrays, else ``jax.numpy``."""
-
-    @property
-    def replicas(self) -> int:
-        """Replicas of the whole program, which collectives in the model may span."""
-
-    @property
-    def sdk(self) -> Sdk | None:
-        """Set iff the operator has the SDK's meaning where that differs from ONNX's (in a PopART session)."""
-
-    def key(self) -> Any:
-        """A JAX random key of this node (and of this loop iteration, replica and micro-batch)."""
-
-    def constant(self, index: int) -> np.ndarray:
-        """The value of input ``index``, which must be known while tracing; refused by name otherwise."""
-
-    def known(self, index: int) -> np.ndarray | None:
-        """The value of input ``index`` if it happens to be known while tracing without fixing anything,
-        else None.
-        """
-
-    def run(self, graph: Any, inputs: Sequence[Any], iteration: Any = None) -> tuple[Any, ...]:
-        """Run a subgraph attribute on arrays; it also sees the tensors around the node. Returns its
-        outputs.
-        """
-
-    def state_update(self, index: int, output: int) -> None:
-        """Say that input ``index``, if it is a parameter, is replaced by ``output`` after each
-        micro-batch.
-        """
-
-    def static(self, value: Any) -> np.ndarray | None:
-        """The NumPy value of an array that a subgraph returned, if known while tracing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """A registered function. ``folds``: also computes on NumPy arrays (through ``ctx.xp``), used for
-    shapes.
-    """
-
-    domain: str
-    name: str
-    since: int
-    function: Function
-    folds: bool
+RANDOM = frozenset(
+    {
+        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        *("Bernoulli", "Multinomial", "Dropout", "ShapedDropout"),
+    }
+)
+"""Operators that may draw random numbers."""
 
 
 _table: dict[tuple[str, str], dict[int, Operator]] = {}
-_domains: dict[str, Function] = {}
-
-
-def domain(name: str, function: Function) -> None:
-    """Let one function compute every operator of a domain: ``function(ctx, node, *inputs)``."""
-    _domains[name] = function
 
 
 def operator(domain: str, name: str, since: Sequence[int] = (1,), *, folds: bool = False) -> Callable[[F], F]:
@@ -181,7 +67,7 @@ def operator(domain: str, name: str, since: Sequence[int] = (1,), *, folds: bool
     def register(function: F) -> F:
         versions = _table.setdefault((domain, name), {})
         for version in since:
-            versions[version] = Operator(domain, name, version, function, folds)
+            versions[version] = Operator(domain, name, version, function, folds, name in RANDOM)
         return function
 
     return register
@@ -204,8 +90,6 @@ def operators() -> tuple[Operator, ...]:
 def find(domain: str, name: str, opset: int) -> Operator | None:
     """The operator for a model that imports ``opset``, or None if it does not exist."""
     load()
-    if domain in _domains:
-        return Operator(domain, name, 1, _domains[domain], folds=False)
     versions = _table.get((domain or ONNX, name), {})
     usable = [v for v in versions if v <= opset]
     return versions[max(usable)] if usable else None
@@ -228,3 +112,14 @@ def lookup(node: Node) -> Operator:
             hint="docs/onnx.md lists the operators; register your own with podrun.popart.register_op",
         )
     return found
+
+
+class OnnxOperators:
+    """The table as the runtime asks it: an `podrun.runtime.operators.OperatorTable`."""
+
+    def lookup(self, node: Node) -> Operator:
+        """See the function `lookup`."""
+        return lookup(node)
+
+
+OPERATORS = OnnxOperators()

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.onnx_models.ops.common import Array, InputMismatch, axis_in, ints, rounds_once, widen
-from podrun.onnx_models.ops.registry import ONNX, Context, Node, operator
+from podrun.onnx_models.ops.common import Array, axis_in, ints, rounds_once, widen
+from podrun.onnx_models.ops.registry import ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
 
 
 def _source(node: Node, scale: float, size: int, count: int, roi: tuple[float, float] | None) -> np.ndarray:

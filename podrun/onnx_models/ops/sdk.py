@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from podrun.core.errors import UsageError
-from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Node, lookup
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, lookup
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Form
 from podrun.session.names import SERIALIZE_FACTOR, SERIALIZE_MODE
 
 NEWEST_OPSET = 11
@@ -35,21 +36,13 @@ class Sdk:
         """True iff the operator is one of the SDK's, and so bound to its rules."""
         return node.domain == GRAPHCORE or (node.domain == ONNX and node.opset <= NEWEST_OPSET)
 
+    def check(self, node: Node, forms: Forms) -> None:
+        """See the function `check`."""
+        check(node, forms)
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Type and shape of an input."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
-
-    def __str__(self) -> str:
-        kind = {"float32": "FLOAT"}.get(self.dtype.name, self.dtype.name.upper())
-        return f"{kind:<8}{shown(self.shape)}"
+    def unknown_value(self, node: Node, index: int) -> UsageError | None:
+        """See the function `unknown_value`."""
+        return unknown_value(node, index)
 
 
 Forms = Sequence[Form | None]

@@ -14,16 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.onnx_models.ops.common import (
-    Array,
-    InputMismatch,
-    absolute,
-    axis_in,
-    is_float,
-    rounds_once,
-    with_gradient,
-)
-from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.onnx_models.ops.common import Array, absolute, axis_in, is_float, rounds_once, with_gradient
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.widening import WIDE
 
 REDUCTIONS = {0: "Sum", 1: "Mean", 2: "None"}
 """popart.ReductionType by value; models hold it as a string or as the number."""
@@ -63,8 +58,6 @@ def identity_loss(ctx: Context, node: Node, x: Array) -> Array:
     return _reduced(x, reduction_of(node))
 
 
-WIDE = "__wide"
-"""Attribute of an Nll of halves that gives its loss in float32 (`podrun.onnx_models.lowering.evaluate`)."""
 SOFTMAX_AXIS = "__softmax_axis"
 """Attribute of a joined Nll: the axis of the Softmax that made its probabilities."""
 

@@ -93,10 +93,11 @@ def registered(
 ) -> tuple[Array, ...]:
     """The results of an operator of the session's registry."""
     from podrun.onnx_models.ops import registry
+    from podrun.runtime.graph import Node
 
     outputs = tuple(f"output:{i}" for i in range(len(call.results)))
     names = tuple(f"input:{i}" for i in range(len(inputs)))
-    node = registry.Node(name, domain, name, names, outputs, attributes, version)
+    node = Node(name, domain, name, names, outputs, attributes, version)
     made = registry.lookup(node).function(_CustomContext(call), node, *inputs)
     return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 

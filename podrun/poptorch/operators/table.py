@@ -219,7 +219,7 @@ def run_node(
 def _resolved(argument: Argument, values: Mapping[int, Array]) -> Any:
     if isinstance(argument, GraphValue):
         return values[argument.number]
-    if isinstance(argument, tuple):
+    if isinstance(argument, (tuple, list)):
         return tuple(_resolved(each, values) for each in argument)
     return argument
 

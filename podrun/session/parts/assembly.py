@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from podrun.onnx_models.light_model import LightModel
+from podrun.runtime.graph import Model, OperatorGraph
 from podrun.session import option_checks, virtual_graphs
 from podrun.session.dataflow import DataFlow
 from podrun.session.device import DeviceInfo
@@ -18,6 +18,7 @@ from podrun.session.environment import check_replicas
 from podrun.session.optimizers.base import Optimizer
 from podrun.session.parts.device_program import DeviceProgram, Hyperparameters, ProgramCompiler, ProgramLoader
 from podrun.session.parts.files import ExecutableFiles, SessionReports
+from podrun.session.parts.model_files import ModelFiles
 from podrun.session.parts.replica_check import ReplicaCheck
 from podrun.session.parts.rng import RandomState
 from podrun.session.parts.run import BatchRunner, StepRunner
@@ -29,21 +30,22 @@ from podrun.session.program.lowering_models import Request
 from podrun.session.session_options import SessionOptions
 from podrun.session.tensor_info import InputShapeInfo
 
-if TYPE_CHECKING:
-    from onnx import ModelProto
-
 
 @dataclass(frozen=True, slots=True)
 class SessionSource:
-    """What a session is made from. ``model``: as it was given, without places."""
+    """What a session is made from. ``model``: as it was given, without places. ``files``: what writes the model with
+    its weights; None for a model that was not read from ONNX. ``input_shapes``: shapes that the model leaves open.
+    """
 
     name: str
-    model: LightModel
+    model: Model
     flow: DataFlow
     options: SessionOptions
     patterns: Patterns
     shapes: InputShapeInfo
     training: bool
+    files: ModelFiles | None = None
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def request(self, device: DeviceInfo, loss: str | None, optimizer: Optimizer | None) -> Request:
         """The session's request to the lowering of its model."""
@@ -51,11 +53,11 @@ class SessionSource:
             self.name,
             self.flow,
             self.options,
-            self.shapes,
             device.numIpus // self.options.local_replicas,
             loss,
             optimizer,
             own_copies=check_replicas(device._environ) > 0,
+            input_shapes=self.input_shapes,
         )
 
 
@@ -63,7 +65,7 @@ class SessionSource:
 class PlacedModel:
     """A model with places, and what was built from it."""
 
-    placed: LightModel
+    placed: Model
     built: BuiltModel
 
 
@@ -87,25 +89,26 @@ class SessionParts:
 
 def place_and_build(source: SessionSource, request: Request, target: str) -> PlacedModel:
     """Place the operators of a session's model on IPUs, check the placement, and build the model."""
-    model, options = source.model.copy(), source.options
-    proto = model.proto
-    option_checks.check_recomputation(options, virtual_graphs.recompute_annotated(proto))
+    model, options = source.model, source.options
+    graph = model.graph
+    option_checks.check_recomputation(options, virtual_graphs.recompute_annotated(graph))
     if options.virtualGraphMode is VirtualGraphMode.Auto:
 
-        def without_places(plain: ModelProto) -> BuiltModel:
-            return build(LightModel(plain, model.values), request)
+        def without_places(plain: OperatorGraph) -> BuiltModel:
+            return build(model.with_graph(plain), request)
 
-        virtual_graphs.place_automatically(
-            proto,
+        graph = virtual_graphs.place_automatically(
+            graph,
             without_places,
             request.ipus_per_replica,
             options.virtualGraphSplitRatios,
             target,
             pipelined=options.overlaps,
         )
-    virtual_graphs.place(proto, options, request.ipus_per_replica)
-    check_pipeline(proto, options, source.flow.batchesPerStep(), training=source.training)
-    return PlacedModel(model, build(model, request))
+    graph = virtual_graphs.place(graph, options, request.ipus_per_replica)
+    check_pipeline(graph, options, source.flow.batchesPerStep(), training=source.training)
+    placed = model.with_graph(graph)
+    return PlacedModel(placed, build(placed, request))
 
 
 def assemble(
@@ -120,7 +123,8 @@ def assemble(
     reports = SessionReports(program, options, built.program.ipus_per_replica, source.name)
     loader = ProgramLoader(program, compiler, weights, random, scalars, reports)
     check = ReplicaCheck(check_replicas(program.device._environ))
-    inputs = (value.name for value in source.model.proto.graph.input)
+    graph = source.model.graph
+    inputs = (*graph.inputs, *graph.initializers)
     runner = StepRunner(built, source.flow, options, inputs)
     return SessionParts(
         source=source,
@@ -129,10 +133,10 @@ def assemble(
         loader=loader,
         scalars=scalars,
         weights=weights,
-        transfer=WeightTransfer(loader, weights, random, check, options),
+        transfer=WeightTransfer(loader, weights, random, check),
         random=random,
         reports=reports,
-        files=ExecutableFiles(program, built, weights),
+        files=ExecutableFiles(program, built, weights, source.files),
         runner=runner,
         batches=BatchRunner(runner, loader, weights, scalars, check, reports),
     )

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,8 @@ import numpy as np
 from podrun.compiler.program import RNG
 from podrun.core.executable import FLOATING_POINT_EXCEPTIONS, Executable, VariableRole
 from podrun.core.terminal import at
-from podrun.onnx_models.tensor_proto import raw_data
+from podrun.runtime.digest import GraphDigest
+from podrun.runtime.graph import Model
 from podrun.session.device import DeviceInfo
 from podrun.session.enums import DeviceType
 from podrun.session.environment import shared_cache
@@ -28,7 +28,6 @@ from podrun.session.exceptions import popart_exception, poplar_exception, surfac
 from podrun.session.program.build import BuiltModel
 
 if TYPE_CHECKING:
-    from podrun.onnx_models.light_model import LightModel
     from podrun.session.optimizers.base import Optimizer
     from podrun.session.parts.files import SessionReports
     from podrun.session.parts.rng import RandomState
@@ -119,7 +118,7 @@ class Hyperparameters:
 class ProgramCompiler:
     """Makes a session's program. ``placed``: the model with places, as it was built."""
 
-    def __init__(self, name: str, placed: LightModel, built: BuiltModel, options: SessionOptions) -> None:
+    def __init__(self, name: str, placed: Model, built: BuiltModel, options: SessionOptions) -> None:
         self._name, self._placed, self._built, self._options = name, placed, built, options
         self.compiled_here = False
         """True iff this session has compiled its program; False if it came from a cache or a file."""
@@ -218,7 +217,7 @@ class ProgramLoader:
             self.load()
 
 
-def fingerprint(light: LightModel, built: BuiltModel) -> str | None:
+def fingerprint(placed: Model, built: BuiltModel) -> str | None:
     """Equal digests mean equal forward functions and update rules. None where the model does not determine them: with
     operators of the program's own.
 
@@ -229,19 +228,12 @@ def fingerprint(light: LightModel, built: BuiltModel) -> str | None:
 
     if any(custom.registered(node.domain, node.op_type) for node in built.lowered.graph.nodes):
         return None
-    shape = light.copy().proto
-    baked = [tensor for tensor in shape.graph.initializer if tensor.name not in built.program.parameters]
-    del shape.graph.initializer[:]
-    shape.graph.initializer.extend(baked)
-    del shape.metadata_props[:]
-    digest = hashlib.sha256(shape.SerializeToString(deterministic=True))
-    for tensor in baked:
-        if tensor.name in light.values:
-            digest.update(raw_data(light.values[tensor.name]))
-    digest.update(repr(sorted(built.program.inputs.items())).encode())
-    digest.update(repr((built.lowered.training, sorted(built.lowered.outputs))).encode())
+    digest = GraphDigest()
+    digest.graph(placed.graph, without_values=built.program.parameters)
+    digest.add(sorted(built.program.inputs.items()))
+    digest.add((built.lowered.options.training, sorted(built.lowered.outputs)))
     if built.rule is not None:
-        digest.update(repr(_rule(built)).encode())
+        digest.add(repr(_rule(built)))
     return digest.hexdigest()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from podrun.compiler.arenas import stored
 from podrun.core.executable import Executable, StreamDirection
 from podrun.costmodel.cost import bounds_of, check_planned, check_program
+from podrun.onnx_models.light_model import LightModel
 from podrun.report.document import origin_of_process, profile_of, write_report
 from podrun.report.engine_options import EngineOptions, engine_options
 from podrun.report.model import Profile
@@ -22,6 +23,7 @@ from podrun.session.enums import DeviceType, Instrumentation
 from podrun.session.environment import ours
 from podrun.session.exceptions import popart_exception, surfaced
 from podrun.session.parts.device_program import DeviceProgram
+from podrun.session.parts.model_files import ModelFiles
 from podrun.session.parts.weights import HostWeights
 from podrun.session.program.build import BuiltModel
 from podrun.session.session_options import SessionOptions
@@ -32,8 +34,19 @@ _log = logging.getLogger("podrun.popart.devicex")
 class ExecutableFiles:
     """Writes and reads the compiled program and the variables of a session."""
 
-    def __init__(self, program: DeviceProgram, built: BuiltModel, weights: HostWeights) -> None:
-        self._program, self._built, self._weights = program, built, weights
+    def __init__(
+        self, program: DeviceProgram, built: BuiltModel, weights: HostWeights, models: ModelFiles | None
+    ) -> None:
+        self._program, self._built, self._weights, self._models = program, built, weights, models
+
+    def model(self, *, with_state: bool) -> LightModel:
+        """The session's ONNX model with the host's weights, and with the optimizer's state. popart_exception for a
+        model that was not read from ONNX.
+        """
+        if self._models is None:
+            raise popart_exception("The session's model was not read from ONNX, so it has no ONNX form.")
+        state = self._weights.state_values() if with_state else None
+        return self._models.model(self._weights.stored_values(), state)
 
     def save(self, path: str, *, variables: bool) -> None:
         """`Session.saveExecutable`. ``variables``: write the weights as an ONNX model beside it."""
@@ -51,7 +64,7 @@ class ExecutableFiles:
         self._check_can_save()
         target = _in_folder(path, "variables.popef")
         with open(target, "wb") as file:
-            file.write(self._weights.model(with_state=True).to_bytes())
+            file.write(self.model(with_state=True).to_bytes())
 
     def _check_can_save(self) -> None:
         if self._program.device.type not in (DeviceType.Ipu, DeviceType.OfflineIpu):

@@ -25,7 +25,6 @@ from podrun.session.option_groups import AutomaticLossScalingSettings
 from podrun.session.parts.assembly import PlacedModel
 from podrun.session.pipelining import check_pipeline
 from podrun.session.program.build import build
-from podrun.session.program.lowering_models import tensors_of
 from podrun.session.stepio import IStepIO, StepTensor
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def _inference(training: Session) -> InferenceSession:
 
         def _build(self, source: SessionSource, request: Request, target: str) -> PlacedModel:
             placed = parts.model.placed
-            check_pipeline(placed.proto, source.options, source.flow.batchesPerStep(), training=False)
+            check_pipeline(placed.graph, source.options, source.flow.batchesPerStep(), training=False)
             return PlacedModel(placed, build(placed, replace(request, as_in_training=True)))
 
     options = source.options.copy()
@@ -101,11 +100,11 @@ def _inference(training: Session) -> InferenceSession:
     options.createImplicitPipeliningFwdOnlyProgram = options.constantWeights = False
     options.autoRecomputation = RecomputationType.NoRecompute
     options.automaticLossScalingSettings = AutomaticLossScalingSettings()
-    flow, known = source.flow, tensors_of(source.model.proto)
+    flow, known = source.flow, source.model.graph.tensors()
     batches = flow.batchesPerStep() * source.options.micro_batches
     anchors = {name: flow.art(name) for name in flow.anchors() if name in known}
     return Forward(
-        parts.weights.model(with_state=False).to_bytes(),
+        parts.weights.model(),
         DataFlow(batches, anchors),
         parts.program.device,
         source.shapes,

@@ -21,12 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podrun.runtime.graph import Node, OperatorGraph, subgraphs
 from podrun.session import names
 from podrun.session.dataflow import DataFlow
 from podrun.session.device import DeviceInfo
 from podrun.session.environment import dot_checks
 from podrun.session.exceptions import popart_exception
-from podrun.session.names import PIPELINE_STAGE, RECOMPUTE, UNNAMED, VIRTUAL_GRAPH
+from podrun.session.names import (
+    AVAILABLE_MEMORY,
+    EXECUTION_PHASE,
+    PIPELINE_STAGE,
+    UNNAMED,
+    VIRTUAL_GRAPH,
+)
 from podrun.session.option_groups import recompute_of
 from podrun.session.patterns import Patterns
 from podrun.session.pipelining import RESTORED, stage_count, stashed
@@ -34,10 +41,6 @@ from podrun.session.session_options import SessionOptions
 from podrun.session.tensor_info import InputShapeInfo, TensorInfo
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
-    from podrun.onnx_models.lowering.graph import OperatorGraph
-    from podrun.onnx_models.ops.registry import Node
     from podrun.session.session import InferenceSession
 
 
@@ -80,14 +83,14 @@ STASHED = names.PREFIXES["Stashed"]
 
 def ir_text(
     main: OperatorGraph,
-    placed: ModelProto,
+    placed: OperatorGraph,
     infos: Mapping[str, TensorInfo],
     options: SessionOptions,
     *,
     training: bool,
 ) -> str:
     """See the module docstring. ``placed``: the model with its places, as it was built."""
-    name = "maingraph" if placed.graph.name in ("", UNNAMED) else placed.graph.name
+    name = "maingraph" if placed.name in ("", UNNAMED) else placed.name
     again = _recomputed(main, placed, options) if training else {}
     found = {
         name: [_operator(node, infos, again) for node in main.nodes],
@@ -102,8 +105,6 @@ def ir_text(
 
 def _below(main: OperatorGraph) -> dict[str, OperatorGraph]:
     """The subgraphs of a graph, by name."""
-    from podrun.onnx_models.lowering.graph import subgraphs
-
     found: dict[str, OperatorGraph] = {}
     waiting = [main]
     while waiting:
@@ -114,13 +115,13 @@ def _below(main: OperatorGraph) -> dict[str, OperatorGraph]:
     return found
 
 
-def _recomputed(main: OperatorGraph, placed: ModelProto, options: SessionOptions) -> dict[str, str]:
+def _recomputed(main: OperatorGraph, placed: OperatorGraph, options: SessionOptions) -> dict[str, str]:
     """YES or NO for each operator, by label, as far as options and annotations decide."""
     what = recompute_of(main.nodes, options)
     last = stage_count(placed) - 1
     found = {}
     for node in main.nodes:
-        by_rule = what.rule == "all" or (what.rule == "pipeline" and node.get(PIPELINE_STAGE, 0) < last)
+        by_rule = what.rule == "all" or (what.rule == "pipeline" and node.stage < last)
         yes = node.label in what.scopes or (by_rule and node.label not in what.kept)
         if yes or what.rule != "standard" or node.label in what.kept:
             found[node.label] = "YES" if yes else "NO"
@@ -128,7 +129,7 @@ def _recomputed(main: OperatorGraph, placed: ModelProto, options: SessionOptions
 
 
 def _operator(node: Node, infos: Mapping[str, TensorInfo], again: Mapping[str, str]) -> dict[str, Any]:
-    attributes = {key: str(value) for key, value in node.attributes.items() if key != RECOMPUTE}
+    attributes = {key: str(value) for key, value in node.attributes.items()} | _annotations(node)
     if node.label in again:
         attributes["recompute"] = again[node.label]
     return {
@@ -140,6 +141,17 @@ def _operator(node: Node, infos: Mapping[str, TensorInfo], again: Mapping[str, s
         "outputs": _tensors(node.outputs, infos),
         "attributes": attributes,
     }
+
+
+def _annotations(node: Node) -> dict[str, str]:
+    """Place and hints of a node under the keys that they have in ONNX models."""
+    place = {
+        VIRTUAL_GRAPH: node.place.ipu,
+        PIPELINE_STAGE: node.place.stage,
+        EXECUTION_PHASE: node.place.phase,
+        AVAILABLE_MEMORY: node.hints.available_memory,
+    }
+    return {key: str(value) for key, value in place.items() if value is not None}
 
 
 def _tensors(wanted: tuple[str, ...], infos: Mapping[str, TensorInfo]) -> list[dict[str, str]]:
@@ -154,7 +166,7 @@ def _tensors(wanted: tuple[str, ...], infos: Mapping[str, TensorInfo]) -> list[d
 
 
 def _stashes(
-    placed: ModelProto, infos: Mapping[str, TensorInfo], options: SessionOptions, *, training: bool
+    placed: OperatorGraph, infos: Mapping[str, TensorInfo], options: SessionOptions, *, training: bool
 ) -> Iterator[dict[str, Any]]:
     """What a training pipeline stashes and restores; with RecomputationType.Pipeline only the model's inputs."""
     for name, (stage, ipu) in stashed(placed, options, training=training).items():

@@ -22,7 +22,6 @@ from podrun.core.executable import Retrieval
 from podrun.session.dataflow import AnchorReturnType, DataFlow
 from podrun.session.enums import ReplicatedStreamMode, SyntheticDataMode
 from podrun.session.exceptions import popart_runtime_error, poplar_application_runtime_error, surfaced
-from podrun.session.names import ALLOWED
 from podrun.session.parts.device_program import Hyperparameters, ProgramLoader
 from podrun.session.parts.files import SessionReports
 from podrun.session.parts.replica_check import ReplicaCheck
@@ -36,7 +35,7 @@ from podrun.session.tensor_info import TensorInfo
 if TYPE_CHECKING:
     from podrun.core.executable import TensorSpec
     from podrun.device.connection import Connection, RunResult
-    from podrun.onnx_models.ops.registry import Node
+    from podrun.runtime.graph import Node
 
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 _LOSSES = {"Nll": -1, "SoftmaxCrossEntropyLoss": 1, "NegativeLogLikelihoodLoss": 1}
@@ -99,7 +98,9 @@ def label_ranges(
     makers: dict[str, Node] = {}
     for node in nodes:
         makers |= dict.fromkeys(node.outputs, node)
-        source = 1 if ALLOWED in node.attributes or node.op_type in _LOSSES else _LOOKUPS.get(node.op_type)
+        source = (
+            1 if node.hints.indices is not None or node.op_type in _LOSSES else _LOOKUPS.get(node.op_type)
+        )
         if source is None or len(node.inputs) <= source:
             continue
         name = node.inputs[source]
@@ -113,8 +114,8 @@ def label_ranges(
 
 def _range_of(node: Node, tensors: Mapping[str, TensorSpec | Any]) -> LabelRange | None:
     """The labels or indices that an operator may read, or None if that is not known."""
-    if ALLOWED in node.attributes:
-        classes, *ignored = node[ALLOWED]
+    if node.hints.indices is not None:
+        classes, *ignored = node.hints.indices
         reader = "" if ignored else node.op_type.split(".")[1]
         return LabelRange(classes, ignored[0] if ignored else None, 0, reader, _REFUSED)
     loss = node.op_type in _LOSSES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,15 +12,11 @@ from podrun.compiler.arenas import state_of
 from podrun.compiler.program import FACTOR, PHASE, ParameterSpec
 from podrun.core.errors import PoplarError
 from podrun.core.executable import Executable, VariableRole, numpy_dtype
-from podrun.onnx_models import loader as model_loader
-from podrun.onnx_models.light_model import LightModel, put_beside
-from podrun.onnx_models.tensor_proto import type_proto
-from podrun.session import names
+from podrun.runtime.graph import Model
 from podrun.session.exceptions import popart_exception, popart_runtime_error, surfaced
 from podrun.session.parts.device_program import ProgramLoader
 from podrun.session.parts.replica_check import ReplicaCheck
 from podrun.session.parts.rng import WORDS, RandomState
-from podrun.session.session_options import SessionOptions
 from podrun.session.stepio import IWeightsIO
 from podrun.session.tensor_info import TensorInfo
 from podrun.session.variables import ReplicaStateRows, given, regrouped, retrieved
@@ -40,7 +35,7 @@ class HostWeights:
     until the host's copy is updated or sent again.
     """
 
-    def __init__(self, model: LightModel, built: BuiltModel, *, constant: bool = False) -> None:
+    def __init__(self, model: Model, built: BuiltModel, *, constant: bool = False) -> None:
         self._model = model
         self.built = built
         self.constant = constant
@@ -108,30 +103,29 @@ class HostWeights:
             target[name] = np.array(self._as_host(name, value, "program"))
         self.device_is_ahead = False
 
-    def reset(self, source: LightModel, ignore_unknown: bool) -> None:
-        """Take initializers of another model by name. popart_exception for unknown ones (unless ignored)
+    def reset(self, source: Mapping[str, np.ndarray], ignore_unknown: bool) -> None:
+        """Take the initial values of another model by name. popart_exception for unknown ones (unless ignored)
         and for another type or shape.
         """
         values = {}
-        for tensor in source.proto.graph.initializer:
-            held = self.get(tensor.name)
+        for name, value in source.items():
+            held = self.get(name)
             if held is None:
-                if ignore_unknown or self._belongs_to_model(tensor.name):
+                if ignore_unknown or name in self._model.graph.initializers:
                     continue
                 raise popart_exception(
-                    f"resetWeights, no tensor '{tensor.name}' in tensors",
+                    f"resetWeights, no tensor '{name}' in tensors",
                     hint="ignoreWeightsInModelWithoutCorrespondingHostWeight=True leaves such weights out.",
                 )
-            value = source.value(tensor)
             if value.dtype != held.dtype and value.dtype.kind == held.dtype.kind == "i":
                 value = value.astype(held.dtype)
-            stored = self._from_host(tensor.name, held, "model")
+            stored = self._from_host(name, held, "model")
             if value.shape != stored.shape or value.dtype != held.dtype:
                 raise popart_exception(
-                    f"resetHostWeights: weight {tensor.name!r} is {TensorInfo(value)} in the model, but "
+                    f"resetHostWeights: weight {name!r} is {TensorInfo(value)} in the model, but "
                     f"{TensorInfo(stored)} in this session."
                 )
-            values[tensor.name] = self._as_host(tensor.name, value, "model")
+            values[name] = self._as_host(name, value, "model")
         for name, value in values.items():
             (self._weights if name in self._weights else self._state)[name] = value
 
@@ -145,33 +139,13 @@ class HostWeights:
         rows = self._replica_state.get(name)
         return value if rows is None else regrouped(value, rows.host, _rows(rows, form))
 
-    def _belongs_to_model(self, name: str) -> bool:
-        """True for weights of this session's model that its program does not need."""
-        return any(tensor.name == name for tensor in self._model.proto.graph.initializer)
+    def stored_values(self) -> dict[str, np.ndarray]:
+        """The weights as a model stores them."""
+        return {name: self._from_host(name, value, "model") for name, value in self._weights.items()}
 
-    def model(self, *, with_state: bool) -> LightModel:
-        """This session's model with the weights as they are; optimizer state as further initializers."""
-        from onnx import helper
-
-        model = self._model.copy().proto
-        graph, values = model.graph, dict(self._model.values)
-        kept = [t for t in graph.initializer if not t.name.startswith(names.STATE_PREFIXES)]
-        for index, tensor in enumerate(kept):
-            value = self._weights.get(tensor.name)
-            if value is not None:
-                value = self._from_host(tensor.name, value, "model")
-                stored = value.astype(helper.tensor_dtype_to_np_dtype(tensor.data_type), copy=False)
-                kept[index] = put_beside(values, tensor.name, stored)
-        inputs = [value for value in graph.input if not value.name.startswith(names.STATE_PREFIXES)]
-        if with_state:
-            for name, value in sorted(self._state.items()):
-                kept.append(put_beside(values, name, value))
-                inputs.append(helper.make_value_info(name, type_proto(TensorInfo(value))))
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
-        del graph.input[:]
-        graph.input.extend(inputs)
-        return LightModel(model, {t.name: values[t.name] for t in kept if t.name in values})
+    def model(self) -> Model:
+        """This session's model with the weights as they are."""
+        return self._model.with_values(self.stored_values())
 
 
 def _rows(rows: ReplicaStateRows, form: Form) -> tuple[int, ...]:
@@ -209,10 +183,9 @@ class WeightTransfer:
         weights: HostWeights,
         random: RandomState,
         check: ReplicaCheck,
-        options: SessionOptions,
     ) -> None:
         self._program, self._loader, self._weights = loader.program, loader, weights
-        self._random, self._check, self._options = random, check, options
+        self._random, self._check = random, check
 
     def from_host(self) -> None:
         """`Session.weightsFromHost`."""
@@ -266,17 +239,11 @@ class WeightTransfer:
                     array = given(built.settings, name, array, held, built.program.replicas)
                 self._weights.put(name, array)
 
-    def model(self) -> LightModel:
-        """The model with the current weights, and optimizer state unless an option leaves it out."""
-        self.to_host()
-        keep = not self._options.disableOptimizerStateTensorStreams
-        return self._weights.model(with_state=keep and not self._options.disableGradAccumulationTensorStreams)
-
-    def reset(self, model: str | bytes | os.PathLike[str], ignore_unknown: bool) -> None:
-        """`Session.resetHostWeights`."""
+    def reset(self, values: Mapping[str, np.ndarray], ignore_unknown: bool) -> None:
+        """Take weights by name from ``values``. popart_exception for constant weights, and for unknown ones."""
         if self._weights.constant:
             raise _constant("resetHostWeights")
-        self._weights.reset(model_loader.read_light_model(model), ignore_unknown)
+        self._weights.reset(values, ignore_unknown)
         self._loader.weights_sent = False
 
     def broadcast(self, root: int) -> None:

@@ -28,7 +28,7 @@ from podrun.compiler.program import (
 )
 from podrun.compiler.program import PipelineOrder as Order
 from podrun.core.executable import BATCHES_PER_PASS, Reduction, TensorSpec, numpy_dtype
-from podrun.core.names import NORM_ANCHOR
+from podrun.core.names import NORM_ANCHOR, in_float32
 from podrun.costmodel.recompute import NOTHING
 from podrun.session import names
 from podrun.session.dataflow import DataFlow
@@ -42,7 +42,6 @@ from podrun.session.enums import (
 )
 from podrun.session.environment import import_jax
 from podrun.session.exceptions import popart_exception
-from podrun.session.names import BROADCAST_KEY, TRAINED_KEY, TRANSFERS_KEY, UPDATES_KEY
 from podrun.session.optimizers.base import Optimizer, UpdateContext
 from podrun.session.optimizers.sgd import SgdRule
 from podrun.session.option_groups import locations_of, plans_of, recompute_of
@@ -63,7 +62,6 @@ from podrun.session.program.lowering_models import (
     Request,
     differentiable,
     lower_model,
-    metadata,
     near,
     take_state,
     trainable,
@@ -85,8 +83,8 @@ from podrun.session.variables import (
 from podrun.session.virtual_graphs import phases_of
 
 if TYPE_CHECKING:
-    from podrun.onnx_models.light_model import LightModel
-    from podrun.onnx_models.lowering import Lowered
+    from podrun.runtime.graph import Model
+    from podrun.runtime.lowering import Lowered
     from podrun.session.optimizers.rules import Rule
 
 
@@ -256,7 +254,7 @@ def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> in
     return leading.pop() if len(leading) == 1 else None
 
 
-def build(model: LightModel, request: Request) -> BuiltModel:
+def build(model: Model, request: Request) -> BuiltModel:
     """Lower and check a placed model. popart_exception for what the model or its anchors cannot be."""
     from podrun.device.xla.clients import on_one_thread_device
 
@@ -265,7 +263,7 @@ def build(model: LightModel, request: Request) -> BuiltModel:
         return _built(model, request)
 
 
-def _built(model: LightModel, request: Request) -> BuiltModel:
+def _built(model: Model, request: Request) -> BuiltModel:
     flow, options, loss, optimizer = request.flow, request.options, request.loss, request.optimizer
     found = _read(model, request)
     lowered = found.lowered
@@ -275,7 +273,7 @@ def _built(model: LightModel, request: Request) -> BuiltModel:
         optimizer.rule(_update_context(options, loss, request.own_copies)) if optimizer is not None else None
     )
     scale = _loss_scaling(optimizer)
-    stashes = stashed(model.proto, options, training=loss is not None)
+    stashes = stashed(model.graph, options, training=loss is not None)
     infos = tensor_infos(lowered, trained, rule, loss, scale, options.enableGradientAccumulation)
     infos |= {RESTORED + n: infos[n] for n in stashes if n in infos}
     check_anchors(flow, infos)
@@ -290,7 +288,7 @@ def _built(model: LightModel, request: Request) -> BuiltModel:
         parameters=found.parameters(trained),
         inputs={n: InputSpec(spec, n in found.broadcast) for n, spec in lowered.inputs.items()},
         anchors=program_anchors(wanted, derived, _hidden(watching, lowered)),
-        loss=names.in_float32(loss) if loss is not None and lowered.wide else loss,
+        loss=in_float32(loss) if loss is not None and lowered.wide else loss,
         update=rule,
         loss_scaling=scale,
         automatic_scaling=scaling,
@@ -302,8 +300,8 @@ def _built(model: LightModel, request: Request) -> BuiltModel:
         updates_each_micro_batch=options.overlaps_batches and bool(trained),
         metadata=_step_metadata(flow, lowered, found.broadcast, options),
         plans=plans_of(lowered.graph.nodes, options),
-        transfers=_transfers(metadata(model.proto, TRANSFERS_KEY, {}), lowered, flow, options),
-        **_arrangement(options, flow, stage_count(model.proto)),
+        transfers=_transfers(model.transfers, lowered, flow, options),
+        **_arrangement(options, flow, stage_count(model.graph)),
     )
     return BuiltModel(
         program=program,
@@ -370,14 +368,13 @@ class _Read:
         return {n: ParameterSpec(spec, n in trained, self.group_of[n]) for n, spec in specs.items()}
 
 
-def _read(model: LightModel, request: Request) -> _Read:
+def _read(model: Model, request: Request) -> _Read:
     options, loss = request.options, request.loss
-    replicas, settings = options.getGlobalReplicationFactor(), settings_of(model.proto)
+    replicas, settings = options.getGlobalReplicationFactor(), settings_of(model)
     state, pruned = take_state(model)
     pruned, grouped = for_one_replica(pruned, settings, replicas)
-    watching = observers_of(pruned.proto)
-    updates = metadata(model.proto, UPDATES_KEY, [])
-    lowered = lower_model(pruned, request, [*observed_tensors(watching), *updates])
+    watching = observers_of(pruned.graph.nodes)
+    lowered = lower_model(pruned, request, [*observed_tensors(watching), *model.updates])
     if loss is not None and options.ensureFp32LossScaleTensor:
         lowered = widening(lowered, loss, request.flow.anchors())
     needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
@@ -388,10 +385,8 @@ def _read(model: LightModel, request: Request) -> _Read:
         n: replica_state[n].program if n in replica_state else group_of(settings, n, replicas)
         for n in lowered.parameters
     }
-    broadcast = frozenset(metadata(model.proto, BROADCAST_KEY, []))
-    trained = metadata(model.proto, TRAINED_KEY, None)
-    only = None if trained is None else frozenset(trained)
-    return _Read(lowered, state, settings, grouped, replica_state, groups, watching, broadcast, only)
+    facts = (watching, model.broadcast, model.trained)
+    return _Read(lowered, state, settings, grouped, replica_state, groups, *facts)
 
 
 def _wanted(flow: DataFlow, lowered: Lowered, updated: Collection[str]) -> dict[str, AnchorSpec]:

@@ -30,7 +30,7 @@ from podrun.session.session_options import SessionOptions
 
 if TYPE_CHECKING:
     from podrun.onnx_models.lowering import Lowered
-    from podrun.onnx_models.ops.registry import Node
+    from podrun.runtime.graph import Node
 
 FINAL = "finalLossScale"
 """Anchor: the loss scaling that a micro-batch was run with."""
@@ -88,7 +88,7 @@ def widening(lowered: Lowered, loss: str, anchors: Iterable[str]) -> Lowered:
 
     popart_exception where that is impossible, popart_unimplemented for an anchored gradient that becomes float32.
     """
-    from podrun.onnx_models.lowering.evaluate import wide_nodes
+    from podrun.runtime.widening import wide_nodes
 
     try:
         lowered = replace(lowered, wide=wide_nodes(lowered.graph.nodes, lowered.tensors, loss))

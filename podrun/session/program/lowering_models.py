@@ -7,46 +7,42 @@ loss, and the weights among them: these have gradients.
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from podrun.core.executable import numpy_dtype
-from podrun.onnx_models import loader
+from podrun.runtime.graph import Model, Node, OperatorGraph, captured
 from podrun.session import names
 from podrun.session.dataflow import DataFlow
 from podrun.session.exceptions import popart_exception
-from podrun.session.names import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH, reserved_prefix_of
+from podrun.session.names import reserved_prefix_of
 from podrun.session.optimizers.base import Optimizer
 from podrun.session.pipelining import RESTORED
 from podrun.session.session_options import SessionOptions
-from podrun.session.tensor_info import InputShapeInfo
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
-    from podrun.onnx_models.light_model import LightModel
-    from podrun.onnx_models.lowering import Lowered
+    from podrun.runtime.lowering import Lowered
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """Which tensors, trained by what, on how many IPUs. ``as_in_training``: operators drop out and change running
     statistics although there is no loss. ``own_copies``: each machine keeps and updates all weights by itself.
+    ``input_shapes``: shapes of inputs that the model leaves open.
     """
 
     name: str
     flow: DataFlow
     options: SessionOptions
-    shapes: InputShapeInfo
     ipus_per_replica: int
     loss: str | None = None
     optimizer: Optimizer | None = None
     as_in_training: bool = False
     own_copies: bool = False
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def training(self) -> bool:
@@ -77,8 +73,6 @@ def trainable(lowered: Lowered, loss: str, only: Collection[str] | None = None) 
 
 
 def _leading_to(lowered: Lowered, loss: str, *, through_integers: bool) -> set[str]:
-    from podrun.onnx_models.lowering.graph import captured
-
     makers = {output: node for node in lowered.graph.nodes for output in node.outputs if output}
     reached: set[str] = set()
     queue = [loss]
@@ -103,70 +97,56 @@ GRADIENT = names.PREFIXES["Gradient"]
 _PRUNED = "All operations in the main graph were pruned, nothing to compute"
 
 
-def metadata(model: ModelProto, key: str, default: Any) -> Any:
-    """A podrun entry of a model's metadata_props."""
-    for entry in model.metadata_props:
-        if entry.key == key:
-            return json.loads(entry.value)
-    return default
-
-
-def take_state(model: LightModel) -> tuple[dict[str, np.ndarray], LightModel]:
+def take_state(model: Model) -> tuple[dict[str, np.ndarray], Model]:
     """Optimizer state that modelToHost wrote into a model, and the model without it (the same model if it has none)."""
-    whole = model.proto.graph
-    state = {t.name: model.value(t) for t in whole.initializer if t.name.startswith(names.STATE_PREFIXES)}
+    values = model.graph.initializers
+    state = {name: value for name, value in values.items() if name.startswith(names.STATE_PREFIXES)}
     if not state:
         return state, model
-    pruned = model.copy()
-    graph = pruned.proto.graph
-    del graph.initializer[:], graph.input[:]
-    graph.initializer.extend(t for t in whole.initializer if t.name not in state)
-    graph.input.extend(value for value in whole.input if value.name not in state)
-    return state, pruned
+    kept = {name: value for name, value in values.items() if name not in state}
+    return state, model.with_graph(replace(model.graph, initializers=kept))
 
 
-def lower_model(model: LightModel, request: Request, observed: Sequence[str] = ()) -> Lowered:
+def lower_model(model: Model, request: Request, observed: Sequence[str] = ()) -> Lowered:
     """The model's main graph, as far as anchors, loss and ``observed`` tensors need it.
 
     popart_exception for a loss that does not exist or is not a scalar, or if nothing is needed.
     """
-    from podrun.onnx_models.lowering import lower
     from podrun.onnx_models.ops.sdk import Sdk, detached_or_training
+    from podrun.runtime.lowering import LoweringOptions, lower_graph
 
-    flow, options, loss = request.flow, request.options, request.loss
-    wanted = _wanted(tensors_of(model.proto), flow, loss, observed)
+    flow, options, loss, graph = request.flow, request.options, request.loss, model.graph
+    wanted = _wanted(graph.tensors(), flow, loss, observed)
     if loss is not None and not options.automaticLossScalingSettings.enabled:
-        model = _joined(model, flow.anchors())
-    fixed = loader.input_shapes(model.proto, request.shapes)
-    casting = options.enableSupportedDataTypeCasting
+        graph = _joined(graph, flow.anchors())
+    lowering = LoweringOptions(
+        training=request.training,
+        casting=options.enableSupportedDataTypeCasting,
+        casting_hint="SessionOptions.enableSupportedDataTypeCasting",
+        replicas=options.getGlobalReplicationFactor(),
+        dialect=Sdk(strided_groups=options.groupNormStridedChannelGrouping),
+    )
 
     def lowered(outputs: list[str]) -> Lowered:
-        return lower(
-            model.proto,
-            initial=model.values,
-            training=request.training,
-            outputs=outputs,
-            input_shapes=fixed,
-            casting=casting,
-            replicas=options.getGlobalReplicationFactor(),
-            sdk=Sdk(strided_groups=options.groupNormStridedChannelGrouping),
+        return lower_graph(
+            graph, model.operators, lowering, outputs=outputs, input_shapes=request.input_shapes
         )
 
-    found = lowered(wanted)
-    if not found.graph.nodes:
+    result = lowered(wanted)
+    if not result.graph.nodes:
         raise popart_exception(_PRUNED, hint="Anchor a tensor that an operator makes.")
-    extra = [target for target in found.state_updates.values() if target not in wanted]
+    extra = [target for target in result.state_updates.values() if target not in wanted]
     if extra:
-        found = lowered([*wanted, *extra])
-    if loss is not None and found.tensors[loss].size != 1:
+        result = lowered([*wanted, *extra])
+    if loss is not None and result.tensors[loss].size != 1:
         raise popart_exception(
             f"Loss tensor, '{loss}', must be a scalar tensor",
-            hint=f"It has shape {list(found.tensors[loss].shape)}: reduce it, for example with "
+            hint=f"It has shape {list(result.tensors[loss].shape)}: reduce it, for example with "
             "aiGraphcore.identityloss.",
         )
     if loss is not None:
-        detached_or_training(found.graph.nodes, differentiable(found, loss))
-    return found
+        detached_or_training(result.graph.nodes, differentiable(result, loss))
+    return result
 
 
 def _wanted(known: Collection[str], flow: DataFlow, loss: str | None, observed: Sequence[str]) -> list[str]:
@@ -190,39 +170,27 @@ def _wanted(known: Collection[str], flow: DataFlow, loss: str | None, observed: 
     return list(wanted)
 
 
-def _joined(model: LightModel, anchors: Collection[str]) -> LightModel:
-    """The model in which every Nll whose probabilities come from a Softmax has the logits as a third input.
+def _joined(graph: OperatorGraph, anchors: Collection[str]) -> OperatorGraph:
+    """The graph in which every Nll whose probabilities come from a Softmax has the logits as a third input.
 
     PopART's default patterns do the same, unless the gradient of the probabilities is anchored.
     """
-    from onnx import helper
-
     from podrun.onnx_models.ops.training import SOFTMAX_AXIS
 
-    joined = model.copy()
-    graph = joined.proto.graph
-    makers = {output: node for node in graph.node for output in node.output}
-    version = max((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
-    for node in graph.node:
-        maker = makers.get(node.input[0]) if node.op_type == "Nll" and len(node.input) == 2 else None
-        if maker is None or maker.op_type != "Softmax" or GRADIENT + node.input[0] in anchors:
-            continue
-        here, there = ({a.name: a.i for a in item.attribute} for item in (node, maker))
-        if here.get("inputIsLogProbability") or any(
-            here.get(k) != there.get(k) for k in (VIRTUAL_GRAPH, PIPELINE_STAGE, CUT)
-        ):
-            continue
-        node.input.append(maker.input[0])
-        axis = there.get("axis", -1 if version >= 13 else 1)
-        node.attribute.append(helper.make_attribute(SOFTMAX_AXIS, axis))
-    return joined
+    makers = {output: node for node in graph.nodes for output in node.outputs}
 
+    def joined(node: Node) -> Node:
+        maker = makers.get(node.inputs[0]) if node.op_type == "Nll" and len(node.inputs) == 2 else None
+        if maker is None or maker.op_type != "Softmax" or GRADIENT + node.inputs[0] in anchors:
+            return node
+        if node.get("inputIsLogProbability") or node.place != maker.place:
+            return node
+        axis = maker.get("axis", -1 if maker.opset >= 13 else 1)
+        return replace(
+            node, inputs=(*node.inputs, maker.inputs[0]), attributes={**node.attributes, SOFTMAX_AXIS: axis}
+        )
 
-def tensors_of(model: ModelProto) -> set[str]:
-    """The names of the main graph's tensors."""
-    graph = model.graph
-    found = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    return found | {output for node in graph.node for output in node.output if output}
+    return graph.each_node(joined)
 
 
 MOST_NAMES = 8

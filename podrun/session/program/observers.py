@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from podrun.runtime.graph import Node
 from podrun.session import names
 from podrun.session.exceptions import poplar_application_runtime_error
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 DOMAIN = "ai.graphcore"
 _FLOATS = {0: "g", 1: "f", 2: "e"}
@@ -93,31 +91,24 @@ class Abort:
 Observer = Print | Abort
 
 
-def observers_of(model: ModelProto) -> tuple[Observer, ...]:
+def observers_of(nodes: Iterable[Node]) -> tuple[Observer, ...]:
     """The PrintTensor and Abort operators of the main graph, in its order."""
     found: list[Observer] = []
-    for node in model.graph.node:
+    for node in nodes:
         if node.domain != DOMAIN:
             continue
         if node.op_type == "Abort":
-            found.append(Abort(node.input[0] if node.input else None, node.name or "Abort"))
+            found.append(Abort(node.inputs[0] if node.inputs else None, node.name or "Abort"))
         if node.op_type == "PrintTensor":
-            given = {attribute.name: _value(attribute) for attribute in node.attribute}
+            given = node.attributes
             wanted = {name: given[name] for name in PrintLayout.__dataclass_fields__ if name in given}
             layout = PrintLayout(**wanted)
             title = given.get("title", "")
-            found.append(Print(node.output[0], title or node.input[0], layout))
+            found.append(Print(node.outputs[0], title or node.inputs[0], layout))
             if given.get("print_gradient", 1):
-                behind = f"{title}_gradient" if title else names.gradient(node.input[0])
-                found.append(Print(names.gradient(node.output[0]), behind, layout, gradient=True))
+                behind = f"{title}_gradient" if title else names.gradient(node.inputs[0])
+                found.append(Print(names.gradient(node.outputs[0]), behind, layout, gradient=True))
     return tuple(found)
-
-
-def _value(attribute: Any) -> Any:
-    from onnx import helper
-
-    value = helper.get_attribute_value(attribute)
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def seen(observers: Sequence[Observer], gradients: Collection[str]) -> tuple[Observer, ...]:

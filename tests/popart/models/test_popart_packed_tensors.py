@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import podrun.popart as popart
+from podrun.onnx_models.graph_reader import read_model as read_graph
 from podrun.onnx_models.loader import standard_model
-from podrun.onnx_models.lowering.graph import read_model as read_graph
 from podrun.onnx_models.model_loader import read_light_model
 from podrun.onnx_models.tensor_proto import to_array, to_proto
 

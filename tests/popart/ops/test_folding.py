@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import podrun.onnx_backend as backend
+from podrun.onnx_models.folding import hoist
 from podrun.onnx_models.lowering import lower
-from podrun.onnx_models.lowering.folding import hoist
 
 RNG = np.random.default_rng(3)
 

@@ -212,7 +212,7 @@ REFUSED: list[tuple[onnx.ModelProto, str]] = [
 @pytest.mark.parametrize(("model", "words"), REFUSED, ids=[m.graph.node[0].op_type for m, _ in REFUSED])
 def test_refusals_say_what_the_sdk_says(model: onnx.ModelProto, words: str) -> None:
     with pytest.raises(UsageError) as found:
-        lower(model, sdk=SDK)
+        lower(model, dialect=SDK)
     assert words in found.value.message
     assert model.graph.node[0].op_type in str(found.value.hint)
 
@@ -222,7 +222,7 @@ def test_onnx_itself_takes_more_than_the_sdk() -> None:
     both_ways = one("LSTM", x, f32(2, 8, 3), f32(2, 8, 2), outputs=3, direction="bidirectional")
     assert lower(both_ways).outputs["y0"].shape == (2, 2, 1, 2)
     newer = one("LSTM", x, f32(2, 8, 3), f32(2, 8, 2), outputs=3, opset=14, direction="bidirectional")
-    assert lower(newer, sdk=SDK).outputs["y0"].shape == (2, 2, 1, 2)
+    assert lower(newer, dialect=SDK).outputs["y0"].shape == (2, 2, 1, 2)
 
 
 def test_a_call_gives_and_takes_what_its_subgraph_does() -> None:
@@ -237,7 +237,7 @@ def test_a_call_gives_and_takes_what_its_subgraph_does() -> None:
         (one("Call", f32(2), f32(2), domain=GRAPHCORE, callee=body, name="twice"), "inputs (2)"),
     ):
         with pytest.raises(UsageError) as found:
-            lower(model, sdk=SDK)
+            lower(model, dialect=SDK)
         assert (
             found.value.message
             == f"For CallOp 'twice', number of {words} does not match that of the callee subgraph (1)"
@@ -259,12 +259,12 @@ def test_scans_put_their_outputs_one_after_the_other() -> None:
     )
     x, y = np.arange(3, dtype=np.float32), np.arange(3, 6, dtype=np.float32)
     model = one("Scan", x, y, num_scan_inputs=2, body=body, scan_input_directions=[0, 1])
-    np.testing.assert_array_equal(run(lower(model, sdk=SDK), x, y)["y0"], [0, 5, 1, 4, 2, 3])
+    np.testing.assert_array_equal(run(lower(model, dialect=SDK), x, y)["y0"], [0, 5, 1, 4, 2, 3])
     wide = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
     model = one(
         "Scan", wide, wide, num_scan_inputs=2, body=body, scan_input_axes=[1, 1], scan_output_axes=[1]
     )
-    made = run(lower(model, sdk=SDK), wide, wide)["y0"]
+    made = run(lower(model, dialect=SDK), wide, wide)["y0"]
     np.testing.assert_array_equal(
         made, np.concatenate([np.tile(wide[:, i], (2, 1)) for i in range(3)], axis=1)
     )
@@ -275,16 +275,16 @@ def test_meanings_that_are_the_sdks_own() -> None:
     x = np.array([[[[1, 2], [3, 4]]]], np.float32)
     odd = one("ConvTranspose", x, x, opset=11, output_shape=[2, 2], auto_pad="SAME_UPPER")
     whole = np.array([[1, 4, 4], [6, 20, 16], [9, 24, 16]], np.float32)
-    np.testing.assert_array_equal(run(lower(odd, sdk=SDK), x, x)["y0"][0, 0], whole[1:, 1:])
+    np.testing.assert_array_equal(run(lower(odd, dialect=SDK), x, x)["y0"][0, 0], whole[1:, 1:])
     np.testing.assert_array_equal(run(lower(odd), x, x)["y0"][0, 0], whole[:2, :2])
     none = one("ReduceSum", x)
     none.graph.node[0].attribute.append(helper.make_attribute("axes", [], attr_type=onnx.AttributeProto.INTS))
-    assert lower(none, sdk=SDK).outputs["y0"].shape == x.shape
+    assert lower(none, dialect=SDK).outputs["y0"].shape == x.shape
     line, lengths = np.ones((3, 1, 1), np.float32), np.array([1], np.int32)
     weights = np.full((1, 1, 1), 0.5, np.float32)
     model = one("RNN", line, weights, weights, f32(1, 2), lengths, outputs=2)
     whole_line, part = (
-        np.asarray(run(lower(model, sdk=s), line, weights, weights, f32(1, 2), lengths)["y0"])
+        np.asarray(run(lower(model, dialect=s), line, weights, weights, f32(1, 2), lengths)["y0"])
         for s in (SDK, None)
     )
     assert whole_line[2, 0, 0, 0] != 0
@@ -297,7 +297,7 @@ def test_strided_groups_are_dealt_out() -> None:
         "GroupNormalization", x, f32(6), f32(6), domain=GRAPHCORE, outputs=3, num_groups=2, epsilon=0.0
     )
     for sdk, parts in ((Sdk(strided_groups=True), (x[:, ::2], x[:, 1::2])), (SDK, (x[:, :3], x[:, 3:]))):
-        y, mean, _ = run(lower(model, sdk=sdk), x, np.ones(6, np.float32), f32(6)).values()
+        y, mean, _ = run(lower(model, dialect=sdk), x, np.ones(6, np.float32), f32(6)).values()
         np.testing.assert_allclose(mean.reshape(2, 2)[:, 1], parts[1].mean((1, 2)), rtol=1e-5, atol=1e-6)
         got = y[:, 1::2] if sdk.strided_groups else y[:, 3:]
         want = (parts[1] - parts[1].mean((1, 2), keepdims=True)) / parts[1].std((1, 2), keepdims=True)
@@ -357,7 +357,7 @@ def test_gradients_where_values_meet(
     """Equal greatest values each have the whole gradient; a bound that is met has none; products count zeros; a
     likelihood pushes improbable labels up.
     """
-    lowered = lower(model, training=True, sdk=SDK)
+    lowered = lower(model, training=True, dialect=SDK)
 
     def total(x: Any) -> Any:
         return jnp.sum(run(lowered, *(x if i == by else v for i, v in enumerate(values)))["y0"])
@@ -368,9 +368,9 @@ def test_gradients_where_values_meet(
 def test_a_slice_may_name_where_it_goes_and_an_update_may_leave_out_ones() -> None:
     x, at = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([2], np.uint32)
     model = one("DynamicSlice", x, at, f32(1, 4), domain=GRAPHCORE, axes=[0], sizes=[1])
-    np.testing.assert_array_equal(run(lower(model, sdk=SDK), x, at, f32(1, 4))["y0"], x[2:])
+    np.testing.assert_array_equal(run(lower(model, dialect=SDK), x, at, f32(1, 4))["y0"], x[2:])
     model = one("DynamicUpdate", x, at, f32(4), domain=GRAPHCORE, axes=[0], sizes=[1])
-    np.testing.assert_array_equal(run(lower(model, sdk=SDK), x, at, f32(4))["y0"], [*x[:2], f32(4)])
+    np.testing.assert_array_equal(run(lower(model, dialect=SDK), x, at, f32(4))["y0"], [*x[:2], f32(4)])
 
 
 def test_packed_sequences_go_through_the_callback_in_batches() -> None:
@@ -395,25 +395,25 @@ def test_packed_sequences_go_through_the_callback_in_batches() -> None:
             "callback": body,
         }
         model = one("PackedDataBlock", *given, domain=GRAPHCORE, opset=11, **attributes)
-        np.testing.assert_array_equal(run(lower(model, sdk=SDK), *given)["y0"], want)
+        np.testing.assert_array_equal(run(lower(model, dialect=SDK), *given)["y0"], want)
 
 
 def test_an_increment_has_the_sign_of_its_sum() -> None:
     x = np.array([-5, 5, 1], np.int32)
     model = one("IncrementMod", x, domain=GRAPHCORE, increment=2.0, modulus=4.0)
-    np.testing.assert_array_equal(run(lower(model, sdk=SDK), x)["y0"], [-3, 3, 3])
+    np.testing.assert_array_equal(run(lower(model, dialect=SDK), x)["y0"], [-3, 3, 3])
 
 
 def test_the_sdks_nearest_mode_is_pytorchs() -> None:
     x, scales = np.arange(8, dtype=np.float32).reshape(1, 8), np.array([1, 0.375], np.float32)
     model = one("Resize", x, f32(0), scales, opset=11, fixed={1: f32(0), 2: scales}, nearest_mode="pytorch")
-    np.testing.assert_array_equal(run(lower(model, sdk=SDK), x)["y0"], [[0, 2, 5]])
+    np.testing.assert_array_equal(run(lower(model, dialect=SDK), x)["y0"], [[0, 2, 5]])
 
 
 def test_random_numbers_of_a_seed_or_of_double_are_refused() -> None:
     with pytest.raises(
         Exception, match=r"Optional seed attribute is not supported\. Use session::setRandomSeed instead\."
     ):
-        lower(one("RandomNormal", shape=[2], seed=1.0), sdk=SDK)
+        lower(one("RandomNormal", shape=[2], seed=1.0), dialect=SDK)
     with pytest.raises(Exception, match="The data type DOUBLE is not supported in Poplar"):
-        lower(one("RandomUniform", shape=[2], dtype=TensorProto.DOUBLE), sdk=SDK)
+        lower(one("RandomUniform", shape=[2], dtype=TensorProto.DOUBLE), dialect=SDK)

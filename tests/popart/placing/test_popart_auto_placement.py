@@ -46,12 +46,7 @@ def session(model, loss, ipus, device=None, **values):
 
 
 def places_of(made: popart.TrainingSession) -> list[int]:
-    return [
-        item.i
-        for node in made.parts.model.placed.proto.graph.node
-        for item in node.attribute
-        if item.name == "__ipu_number"
-    ]
+    return [node.place.ipu for node in made.parts.model.placed.graph.nodes if node.place.ipu is not None]
 
 
 def cycles_by_ipu(made: popart.TrainingSession) -> list[int]:

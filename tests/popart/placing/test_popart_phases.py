@@ -62,13 +62,10 @@ def session(chain, opts, ipus, optimizer=None):
     return popart.TrainingSession(chain.model, flow, chain.loss, optimizer, device, userOptions=opts)
 
 
-def attributes(made, name):
-    return [
-        item.i
-        for node in made.parts.model.placed.proto.graph.node
-        for item in node.attribute
-        if item.name == name
-    ]
+def places(made, part):
+    """One part of the place (ipu, stage, phase) of each placed node, in order."""
+    found = [getattr(node.place, part) for node in made.parts.model.placed.graph.nodes]
+    return [number for number in found if number is not None]
 
 
 def train(chain, opts, ipus):
@@ -98,8 +95,8 @@ def train(chain, opts, ipus):
 def test_phases_take_turns_on_two_ipus():
     made = session(Chain(phases=range(LAYERS)), phased(LAYERS), 2)
     expected = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5, 5]
-    assert attributes(made, "__execution_phase") == expected
-    assert attributes(made, "__ipu_number") == [phase % 2 for phase in expected]
+    assert places(made, "phase") == expected
+    assert places(made, "ipu") == [phase % 2 for phase in expected]
     made.prepareDevice()
     order = [s["ipu"] for s in made.parts.program.executable.tile_report["segments"]]
     assert order == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0], "six forward (the last also backward), five backward"
@@ -107,21 +104,21 @@ def test_phases_take_turns_on_two_ipus():
 
 def test_one_stage_is_one_ipu():
     made = session(Chain(phases=range(LAYERS)), phased(LAYERS, stages=1), 1)
-    assert set(attributes(made, "__ipu_number")) == {0}
+    assert set(places(made, "ipu")) == {0}
     made.prepareDevice()
     assert len(made.parts.program.executable.tile_report["segments"]) == 2 * LAYERS - 1
 
 
 def test_phases_without_annotations_have_equal_weights():
-    assert attributes(session(Chain(), phased(3), 2), "__execution_phase") == [0] * 4 + [1] * 4 + [2] * 6
+    assert places(session(Chain(), phased(3), 2), "phase") == [0] * 4 + [1] * 4 + [2] * 6
     # A result is never read in an earlier phase: later layers move up.
     late = session(Chain(phases=[2]), phased(3), 2)
-    assert set(attributes(late, "__execution_phase")) == {2}
+    assert set(places(late, "phase")) == {2}
 
 
 def test_virtual_graphs_by_hand_follow_the_phase():
     made = session(Chain(phases=range(LAYERS), ipus=[0, 3, 2, 1, 0, 3]), phased(LAYERS), 4)
-    assert attributes(made, "__ipu_number") == [0, 0, 3, 3, 2, 2, 1, 1, 0, 0, 3, 3, 3, 3]
+    assert places(made, "ipu") == [0, 0, 3, 3, 2, 2, 1, 1, 0, 0, 3, 3, 3, 3]
     with pytest.raises(
         popart.popart_exception, match="inconsistent execution phase 1 and virtual graph ID 2"
     ):
@@ -182,7 +179,7 @@ def test_one_phase_is_no_phase(phases, caplog):
     made = session(
         Chain(phases=[7] * LAYERS, ipus=placed), phased(phases, enablePipelining=True, accumulation=3), 2
     )
-    assert attributes(made, "__pipeline_stage") == attributes(made, "__ipu_number") == [0] * 6 + [1] * 8
+    assert places(made, "stage") == places(made, "ipu") == [0] * 6 + [1] * 8
     with pytest.raises(popart.popart_exception, match="Either all Ops must have their virtual graph ids set"):
         session(Chain(ipus=placed[:4]), phased(phases), 2)
 

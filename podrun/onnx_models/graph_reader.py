@@ -1,215 +1,52 @@
-"""An ONNX graph as plain values (nodes with Python attributes, initializers as NumPy arrays), and the tensors of a run.
-
-A tensor of a running graph is held twice where possible. *Traced* is a JAX array, usually a tracer. *Known* is its
-NumPy value, worked out only if an operator asks for it: the target of a Reshape, the axes of a reduction. The
-initializers and inputs that a known value rests on are remembered by name as its *origins*. `TooWide` stands for
-integers that do not fit the device.
-"""
+"""Reads an ONNX model into a graph in memory: nodes with Python attributes and places, initializers as NumPy arrays."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import onnx
 import onnx.inliner
 
-from podrun.core.errors import InternalError, UnsupportedError, UsageError
-from podrun.onnx_models.ops.common import device_dtype
-from podrun.onnx_models.ops.registry import ONNX, Node, find
-from podrun.onnx_models.ops.sdk import Form
+from podrun.core.errors import UnsupportedError, UsageError
+from podrun.onnx_models.light_model import LightModel
+from podrun.onnx_models.ops.registry import ONNX, OPERATORS, find
 from podrun.onnx_models.tensor_proto import to_array
-
-NO_ORIGINS: frozenset[str] = frozenset()
-UNKNOWN = object()
-
-
-@dataclass(frozen=True, slots=True)
-class TooWide:
-    """Stands for a traced value whose integers do not fit the device. Operators may have it as an input if they only
-    use the value while tracing (the ends of a Slice); computing with it is refused in the words kept here.
-    """
-
-    reason: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+from podrun.runtime.graph import Hints, Model, Node, OperatorGraph, Place, TensorType, VariableGroups
+from podrun.session.enums import CommGroupType, RecomputeType, VariableRetrievalMode
+from podrun.session.names import (
+    AVAILABLE_MEMORY,
+    BROADCAST_KEY,
+    EXECUTION_PHASE,
+    PIPELINE_STAGE,
+    RECOMPUTE,
+    TRANSFERS_KEY,
+    VARIABLE_KEY,
+    VIRTUAL_GRAPH,
+)
 
 
-class TracedTensor:
-    """One tensor of a running graph: its traced value, its known value if there is one, and its origins.
-
-    Sequences are tuples of arrays, an empty optional is None; both are traced values.
-    """
-
-    __slots__ = ("_known", "_traced", "_work", "name", "origins", "x64")
-
-    def __init__(
-        self,
-        name: str,
-        x64: bool,
-        traced: Any = UNKNOWN,
-        known: Any = UNKNOWN,
-        work: Callable[[], Any] | None = None,
-        origins: frozenset[str] = NO_ORIGINS,
-    ) -> None:
-        self.name = name
-        self.x64 = x64
-        self.origins = origins
-        self._traced = traced
-        self._known = known
-        self._work = work
-        concrete = isinstance(traced, (np.ndarray, jax.Array)) and not isinstance(traced, jax.core.Tracer)
-        if known is UNKNOWN and work is None and concrete:
-            self._known = np.asarray(traced)
-
-    @property
-    def is_known(self) -> bool:
-        """True iff `known` can be computed."""
-        return self._known is not UNKNOWN or self._work is not None
-
-    @property
-    def at_hand(self) -> bool:
-        """True iff the value is a constant of the program: known, and independent of anything that may change."""
-        return self._known is not UNKNOWN and not self.origins and isinstance(self._known, np.ndarray)
-
-    @property
-    def known(self) -> Any:
-        """The NumPy value, with 64-bit types. Only if `is_known`."""
-        if self._known is UNKNOWN:
-            if self._work is None:
-                raise InternalError(f"the value of tensor '{self.name}' is not known while tracing")
-            self._known, self._work = self._work(), None
-        return self._known
-
-    @property
-    def traced(self) -> Any:
-        """The JAX value, of device type."""
-        if self._traced is UNKNOWN:
-            self._traced = lift(self._known, self.name, self.x64)
-        return self._traced
-
-    @property
-    def form(self) -> Form | None:
-        """Type and shape; None for sequences and empty optionals."""
-        value = self._known if self._traced is UNKNOWN else self._traced
-        if value is UNKNOWN or value is None or isinstance(value, (tuple, list)):
-            return None
-        return Form(np.dtype(value.dtype), tuple(value.shape))
-
-    @property
-    def operand(self) -> Any:
-        """`traced`, or `TooWide` if the value does not fit the device."""
-        if self._traced is UNKNOWN and isinstance(self._known, np.ndarray):
-            reason = misfit(self._known, self.name, self.x64)
-            if reason:
-                return TooWide(reason, self._known.shape, self._known.dtype)
-        return self.traced
+def session_model(light: LightModel) -> Model:
+    """A model for sessions: the main graph, and what PopART's builder notes in the model's metadata."""
+    entries = {entry.key: entry.value for entry in light.proto.metadata_props if entry.key in _NOTED}
+    noted = {key: json.loads(entries[key]) if key in entries else {} for key in _NOTED}
+    return Model(
+        read_model(light.proto, light.values),
+        OPERATORS,
+        broadcast=frozenset(noted[BROADCAST_KEY]),
+        transfers=noted[TRANSFERS_KEY],
+        groups={
+            name: VariableGroups(CommGroupType(kind).name, size, VariableRetrievalMode(mode).name)
+            for name, (kind, size, mode) in noted[VARIABLE_KEY].items()
+        },
+    )
 
 
-def lift(value: Any, name: str, x64: bool) -> Any:
-    """A NumPy value (or sequence) as JAX values of device type. Refuses strings, and integers that do not
-    fit.
-    """
-    if value is None:
-        return None
-    if isinstance(value, (tuple, list)):
-        return tuple(lift(v, name, x64) for v in value)
-    return jnp.asarray(to_device(np.asarray(value), name, x64))
-
-
-def to_device(value: np.ndarray, name: str, x64: bool) -> np.ndarray:
-    """The array in its device type: INT64 as INT32. Raises `UnsupportedError` if a value does not fit or
-    is a string.
-    """
-    if value.dtype.kind in "OUS":
-        raise UnsupportedError(f"tensor '{name}' holds strings, which are not computed on IPUs")
-    try:
-        dtype = device_dtype(value.dtype, x64)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"tensor '{name}': {error}") from None
-    reason = misfit(value, name, x64)
-    if reason:
-        raise UnsupportedError(reason)
-    return value.astype(dtype, copy=False)
-
-
-def misfit(value: np.ndarray, name: str, x64: bool) -> str | None:
-    """Why an integer array does not fit its device type, or None if it does."""
-    if value.dtype.kind not in "iu":
-        return None
-    dtype = device_dtype(value.dtype, x64)
-    if dtype == value.dtype:
-        return None
-    bounds = np.iinfo(dtype)
-    if value.size and (value.max() > bounds.max or value.min() < bounds.min):
-        worst = value.max() if value.max() > bounds.max else value.min()
-        return f"tensor '{name}' holds {worst}, which does not fit {dtype.name.upper()} on the device"
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """Declared type of a graph input or output.
-
-    ``shape`` is None if the rank is unknown; a dimension is None if it has no number. ``kind`` is ``tensor``,
-    ``sequence``, ``optional`` or ``sparse``; for the others than tensors dtype and shape are those inside,
-    if any.
-    """
-
-    dtype: np.dtype[Any] | None
-    shape: tuple[int | None, ...] | None
-    kind: str = "tensor"
-    symbols: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorGraph:
-    """A graph or subgraph. ``inputs`` are the fed ones; initializers that are also inputs are left out."""
-
-    name: str
-    nodes: tuple[Node, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    initializers: Mapping[str, Any]
-    types: Mapping[str, TensorType]
-    opsets: Mapping[str, int]
-
-    def captures(self) -> set[str]:
-        """Outer names that this graph or its subgraphs use."""
-        known = {*self.inputs, *self.initializers}
-        free: set[str] = set()
-        for node in self.nodes:
-            free |= ({i for i in node.inputs if i} | captured(node)) - known
-            known |= set(node.outputs)
-        return free | (set(self.outputs) - known)
-
-
-def subgraphs(node: Node) -> Iterator[OperatorGraph]:
-    """The graphs among a node's attributes."""
-    for value in node.attributes.values():
-        if isinstance(value, OperatorGraph):
-            yield value
-        elif isinstance(value, tuple):
-            yield from (v for v in value if isinstance(v, OperatorGraph))
-
-
-def captured(node: Node) -> set[str]:
-    """The names outside that a node's subgraphs read."""
-    return {name for graph in subgraphs(node) for name in graph.captures()}
+_NOTED = (BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY)
 
 
 def read_model(
@@ -302,7 +139,6 @@ def _read_graph(
         outputs=tuple(v.name for v in proto.output),
         initializers=initializers,
         types=types,
-        opsets=opsets,
     )
 
 
@@ -317,6 +153,7 @@ def _read_node(proto: onnx.NodeProto, opsets: Mapping[str, int], position: str) 
         opset = 1
     attributes = dict(schema_defaults(domain, proto.op_type, opset))
     attributes.update({a.name: _attribute(a, opsets) for a in proto.attribute if not a.ref_attr_name})
+    place, hints = _place(attributes), _hints(attributes)
     return Node(
         op_type=proto.op_type,
         domain=domain,
@@ -326,7 +163,26 @@ def _read_node(proto: onnx.NodeProto, opsets: Mapping[str, int], position: str) 
         attributes=attributes,
         opset=opset,
         position=position,
+        place=place,
+        hints=hints,
     )
+
+
+def _place(attributes: dict[str, Any]) -> Place:
+    """The place among a node's attributes, taken out of them. PopART's number -1 means no IPU and no stage."""
+    ipu, stage = attributes.pop(VIRTUAL_GRAPH, None), attributes.pop(PIPELINE_STAGE, None)
+    return Place(
+        None if ipu == -1 else ipu, None if stage == -1 else stage, attributes.pop(EXECUTION_PHASE, None)
+    )
+
+
+_RECOMPUTED = {RecomputeType.Recompute.value: True, RecomputeType.Checkpoint.value: False}
+
+
+def _hints(attributes: dict[str, Any]) -> Hints:
+    """The hints among a node's attributes, taken out of them."""
+    recompute = _RECOMPUTED.get(attributes.pop(RECOMPUTE, None))
+    return Hints(attributes.pop(AVAILABLE_MEMORY, None), recompute)
 
 
 @functools.cache

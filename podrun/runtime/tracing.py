@@ -1,14 +1,7 @@
 """Runs a graph's operators inside a JAX trace, and keeps the values that shapes depend on known beside it.
 
-When an operator asks for the value of a tensor (`podrun.onnx_models.lowering.graph`), the inputs of that value must
-be fixed at compile time, so the caller bakes them in and traces again.
-
-`wide_nodes` and `widened` implement ``SessionOptions.ensureFp32LossScaleTensor``: the loss scale enters the backward
-pass as float32 although the loss is a half, so it may exceed the largest half. PopART's transform passes the float32
-gradient on through operators whose gradient needs only the gradient of their output; the first other operators compute
-in float32 and round their result to halves. Here the operators between those and the loss run a second time, in
-float32, and that loss is differentiated; anchors keep the half values. Source: graphcore/popart,
-willow/src/transforms/ensurefp32lossscale.cpp.
+When an operator asks for the value of a tensor (`podrun.runtime.traced_tensor`), the inputs of that value must be fixed
+at compile time, so the caller bakes them in and traces again.
 """
 
 from __future__ import annotations
@@ -17,7 +10,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -25,28 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import InternalError, PodrunError, UnsupportedError, UsageError
-from podrun.core.executable import TensorSpec
 from podrun.core.names import LOCAL, operator_scopes, place_scopes
-from podrun.onnx_models.lowering.graph import (
-    NO_ORIGINS,
-    OperatorGraph,
-    TooWide,
-    TracedTensor,
-    captured,
-    lift,
-    subgraphs,
-)
-from podrun.onnx_models.ops.common import InputMismatch
-from podrun.onnx_models.ops.registry import Node, Operator, lookup
-from podrun.onnx_models.ops.sdk import Sdk, check, unknown_value
-from podrun.onnx_models.ops.training import WIDE
-from podrun.session.names import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.runtime.graph import Node, OperatorGraph, captured
+from podrun.runtime.operators import Dialect, InputMismatch, Operator, OperatorTable
+from podrun.runtime.traced_tensor import NO_ORIGINS, TooWide, TracedTensor, lift
 
 
 @dataclass(slots=True)
 class TraceSession:
     """The state of one trace, shared over all graphs: options, and notes of what the operators requested."""
 
+    operators: OperatorTable
     training: bool
     x64: bool
     demanded: set[str] = field(default_factory=set)
@@ -58,8 +40,8 @@ class TraceSession:
     """Replicas of the whole program."""
     grouped: bool = False
     """True iff convolutions in groups are traced as one."""
-    sdk: Sdk | None = None
-    """Set iff operators are limited to what the SDK's accept, and have their meaning."""
+    dialect: Dialect | None = None
+    """Set iff operators are limited to what a front end's SDK accepts, and have its meaning."""
     tap: Callable[[str, Any], Any] | None = None
     """Called on every tensor of the main graph as it is made; returns the tensor that its consumers read."""
 
@@ -69,7 +51,7 @@ Environment = dict[str, TracedTensor]
 
 @dataclass(slots=True)
 class NodeContext:
-    """`podrun.onnx_models.ops.registry.Context` for one node of a running graph."""
+    """`podrun.runtime.operators.Context` for one node of a running graph."""
 
     session: TraceSession
     node: Node
@@ -95,9 +77,9 @@ class NodeContext:
         return self.session.grouped
 
     @property
-    def sdk(self) -> Sdk | None:
-        sdk = self.session.sdk
-        return sdk if sdk is not None and sdk.has(self.node) else None
+    def sdk(self) -> Any:
+        dialect = self.session.dialect
+        return dialect if dialect is not None and dialect.has(self.node) else None
 
     def key(self) -> Any:
         self.session.uses_random = True
@@ -112,7 +94,7 @@ class NodeContext:
         if tensor is None:
             raise UsageError(f"{self.node.describe()} lacks its input {index}")
         if not tensor.is_known:
-            said = unknown_value(self.node, index) if self.sdk is not None else None
+            said = None if self.sdk is None else self.sdk.unknown_value(self.node, index)
             if said is not None:
                 raise said
             raise UnsupportedError(
@@ -196,7 +178,9 @@ def run_graph(
     """Run all nodes of a graph in order; their outputs enter ``environment``. ``key()`` gives the graph's
     random key; ``at_once``: the keys of its random nodes are made together, which compiles faster.
     """
-    random = [index for index, node in enumerate(graph.nodes) if _is_random(node)] if at_once else []
+    random: list[int] = []
+    if at_once:
+        random = [i for i, node in enumerate(graph.nodes) if session.operators.lookup(node).random]
     keys = _folded_together(key(), random) if len(random) > 1 else {}
     for index, node in enumerate(graph.nodes):
         run_node(node, environment, session, keys.get(index) or functools.partial(_folded, key, index))
@@ -220,12 +204,12 @@ def _folded(key: Callable[[], Any], index: int) -> Any:
 
 def run_node(node: Node, environment: Environment, session: TraceSession, key: Callable[[], Any]) -> None:
     """Run one node under the scopes of its name and its place: fold it if all inputs are constants, else trace it."""
-    operator = lookup(node)
+    operator = session.operators.lookup(node)
     tensors = tuple(_input(node, name, environment) for name in node.inputs)
     there = [t for t in tensors if t is not None]
     fold = operator.folds and all(t.at_hand for t in there)
-    if session.sdk is not None and session.sdk.has(node):
-        check(node, [None if t is None else t.form for t in tensors])
+    if session.dialect is not None and session.dialect.has(node):
+        session.dialect.check(node, [None if t is None else t.form for t in tensors])
     with contextlib.ExitStack() as scopes:
         for scope in _scopes(node):
             scopes.enter_context(jax.named_scope(scope))
@@ -239,7 +223,7 @@ def run_node(node: Node, environment: Environment, session: TraceSession, key: C
     outer = {name: environment[name] for name in captured(node) if name in environment}
     needed = [*there, *outer.values()]
     origins = NO_ORIGINS.union(*(t.origins for t in needed))
-    knowable = all(t.is_known for t in needed) and not _is_random(node)
+    knowable = all(t.is_known for t in needed) and not operator.random
     for position, (name, result) in enumerate(zip(node.outputs, results, strict=False)):
         if not name:
             continue
@@ -254,19 +238,6 @@ def run_node(node: Node, environment: Environment, session: TraceSession, key: C
         environment[name] = made
 
 
-_RANDOM = frozenset(
-    {
-        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-        *("Bernoulli", "Multinomial", "Dropout", "ShapedDropout"),
-    }
-)
-
-
-def _is_random(node: Node) -> bool:
-    """Whether a node may draw random numbers."""
-    return node.op_type in _RANDOM
-
-
 def _input(node: Node, name: str, environment: Mapping[str, TracedTensor]) -> TracedTensor | None:
     if not name:
         return None
@@ -276,7 +247,7 @@ def _input(node: Node, name: str, environment: Mapping[str, TracedTensor]) -> Tr
 
 
 def _scopes(node: Node) -> tuple[str, ...]:
-    places = place_scopes(node.get(VIRTUAL_GRAPH), node.get(PIPELINE_STAGE), node.get(CUT))
+    places = place_scopes(node.place.ipu, node.place.stage, node.place.cut)
     return (*places, *operator_scopes(node.label, node.kind))
 
 
@@ -357,7 +328,7 @@ def _later(
 
     def work() -> Any:
         values = [None if t is None else t.known for t in tensors]
-        inner = TraceSession(training=session.training, x64=True)
+        inner = TraceSession(session.operators, training=session.training, x64=True)
         known = tuple(None if t is None else TracedTensor(t.name, True, known=t.known) for t in tensors)
         if operator.folds:
             context = NodeContext(inner, node, {}, known, _no_key, np)
@@ -373,65 +344,3 @@ def _later(
 
 def _no_key() -> Any:
     raise InternalError("a random operator was taken for one whose value is known")
-
-
-PASSING = frozenset(
-    (
-        *("IdentityLoss", "Identity", "Scale", "Neg", "Add", "Sub", "Sum", "Mean", "ReduceSum", "ReduceMean"),
-        *("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Concat", "Split", "Slice", "Expand"),
-    )
-)
-"""Operators whose gradient needs only the gradient of their output."""
-
-
-def wide_nodes(nodes: Sequence[Node], tensors: Mapping[str, TensorSpec], loss: str) -> tuple[Node, ...]:
-    """The operators to run a second time, in order. None if the loss is not a half.
-
-    Raises ValueError, in PopART's words, if the way back from the loss ends at an operator without a half input.
-    """
-    makers = {output: node for node in nodes for output in node.outputs if output}
-    chosen: set[int] = set()
-    queue = [loss] if tensors[loss].dtype == "float16" else []
-    while queue:
-        node = makers.get(queue.pop())
-        if node is None or id(node) in chosen:
-            continue
-        chosen.add(id(node))
-        halves = [name for name in node.inputs if name and tensors[name].dtype == "float16"]
-        if not halves or list(subgraphs(node)):
-            raise ValueError(
-                "EnsureFp32LossScale: Unable to apply the transform. Graph traversal terminating at "
-                f"{node.describe()}, but its gradient is not of data type fp16."
-            )
-        if node.op_type in PASSING:
-            queue += halves
-    return tuple(node for node in nodes if id(node) in chosen)
-
-
-def widened(
-    nodes: Sequence[Node], environment: Environment, session: TraceSession, key: Callable[[], Any]
-) -> dict[str, Any]:
-    """The float32 results of the nodes, by name. ``environment`` holds the values that the nodes read from outside."""
-    again = replace(session, tap=None, state_updates={})
-    made: Environment = {}
-    for node in nodes:
-        loss = node.op_type == "Nll"  # Bounds probabilities by their own type.
-        here = {
-            name: made[name] if name in made else environment[name] if loss else _wide(environment[name])
-            for name in node.inputs
-            if name
-        }
-        given = replace(node, attributes={**node.attributes, WIDE: 1}) if loss else node
-        run_node(given, here, again, key)
-        made |= {name: here[name] for name in node.outputs if name}
-    return {name: tensor.traced for name, tensor in made.items()}
-
-
-def _wide(tensor: TracedTensor) -> TracedTensor:
-    """Halves as float32; anything else as it is."""
-    form = tensor.form
-    if form is None or form.dtype != np.float16:
-        return tensor
-    if tensor.at_hand:
-        return TracedTensor(tensor.name, tensor.x64, known=tensor.known.astype(np.float32))
-    return TracedTensor(tensor.name, tensor.x64, traced=tensor.traced.astype(jnp.float32))

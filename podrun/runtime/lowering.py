@@ -1,6 +1,4 @@
-"""`lower`: an ONNX model as one JAX function of (parameters, inputs, key), with the specs of all its
-tensors.
-"""
+"""`lower_graph`: a graph as one JAX function of (parameters, inputs, key), with the specs of all its tensors."""
 
 from __future__ import annotations
 
@@ -11,26 +9,47 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnx
 
 from podrun.compiler.program import tap
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import TensorSpec
-from podrun.core.names import library_errors_named
-from podrun.onnx_models.lowering.evaluate import Environment, TraceSession, run_graph, widened
-from podrun.onnx_models.lowering.graph import (
-    OperatorGraph,
-    TooWide,
-    TracedTensor,
-    captured,
-    misfit,
-    read_model,
-    to_device,
-)
-from podrun.onnx_models.ops.common import device_dtype
-from podrun.onnx_models.ops.registry import Node
-from podrun.onnx_models.ops.sdk import Sdk
-from podrun.session.names import in_float32
+from podrun.core.names import in_float32, library_errors_named
+from podrun.runtime.graph import Node, OperatorGraph, prune, reads
+from podrun.runtime.operators import Dialect, OperatorTable
+from podrun.runtime.traced_tensor import TooWide, TracedTensor, device_dtype, misfit, to_device
+from podrun.runtime.tracing import Environment, TraceSession, run_graph
+from podrun.runtime.widening import widened
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringOptions:
+    """How a graph is traced.
+
+    ``x64``: compute 64-bit types as such; trace and run `Lowered.forward` inside ``jax.enable_x64(True)`` then.
+    ``casting`` False refuses 64-bit integers instead of narrowing them, with ``casting_hint``. ``replicas``: of the
+    whole program, for collectives. ``grouped``: trace a convolution in groups as one, for a library that computes it.
+    ``dialect``: hold the operators that an SDK has to what it takes, and let them mean what they mean there.
+    """
+
+    training: bool = False
+    x64: bool = False
+    casting: bool = True
+    casting_hint: str = ""
+    replicas: int = 1
+    grouped: bool = False
+    dialect: Dialect | None = None
+
+    def session(self, operators: OperatorTable, tap: Callable[[str, Any], Any] | None = None) -> TraceSession:
+        """The state of a new trace."""
+        return TraceSession(
+            operators,
+            self.training,
+            self.x64,
+            replicas=self.replicas,
+            grouped=self.grouped,
+            dialect=self.dialect,
+            tap=tap,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +68,8 @@ class Lowered:
     """
 
     graph: OperatorGraph
-    training: bool
-    x64: bool
+    operators: OperatorTable
+    options: LoweringOptions
     inputs: Mapping[str, TensorSpec]
     parameters: Mapping[str, TensorSpec]
     initial: Mapping[str, np.ndarray]
@@ -61,9 +80,6 @@ class Lowered:
     uses_random: bool
     specialised: frozenset[str] = frozenset()
     state_updates: Mapping[str, str] = field(default_factory=dict)
-    replicas: int = 1
-    grouped: bool = False
-    sdk: Sdk | None = None
     wide: tuple[Node, ...] = ()
     """The operators that also run in float32, so that a loss can be differentiated."""
 
@@ -73,10 +89,8 @@ class Lowered:
         Pure and traceable. Every input and every operator's output goes through `podrun.compiler.program.tap`, so
         gradients of all of them can be anchored.
         """
-        session = TraceSession(
-            self.training, self.x64, replicas=self.replicas, grouped=self.grouped, sdk=self.sdk, tap=_tap
-        )
-        environment = _environment(self.constants, parameters, inputs, self.x64)
+        session = self.options.session(self.operators, _tap)
+        environment = _environment(self.constants, parameters, inputs, self.options.x64)
         run_graph(self.graph, environment, session, lambda: key, at_once=True)
         values = {name: environment[name].traced for name in self.returns}
         wide = widened(self.wide, environment, session, lambda: key)
@@ -84,53 +98,37 @@ class Lowered:
 
 
 @library_errors_named("Reading the model")
-def lower(
-    model: onnx.ModelProto,
+def lower_graph(
+    graph: OperatorGraph,
+    operators: OperatorTable,
+    options: LoweringOptions = LoweringOptions(),
     *,
-    initial: Mapping[str, np.ndarray] | None = None,
-    training: bool = False,
     outputs: Sequence[str] | None = None,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     input_values: Mapping[str, Any] | None = None,
-    x64: bool = False,
-    casting: bool = True,
-    replicas: int = 1,
-    grouped: bool = False,
-    sdk: Sdk | None = None,
 ) -> Lowered:
-    """Read a model and trace it abstractly once, which checks it and finds every shape and type.
+    """Trace a graph abstractly, which checks it and finds every shape and type.
 
-    ``initial``: values of initializers whose data the model does not hold (`LightModel`). ``outputs``: names of tensors
-    to return (default: the graph's outputs); nodes that they do not need are left out. ``input_shapes``: shapes of
-    inputs, overriding the model's. ``input_values``: values of inputs that may be baked in if they decide shapes (also
-    gives their shapes and types). ``x64``: compute 64-bit types as such; trace and run `forward` inside
-    ``jax.enable_x64(True)`` then. ``casting`` False refuses 64-bit integers instead of narrowing them (PopART's
-    ``enableSupportedDataTypeCasting``). ``replicas``: of the whole program, for collectives. ``grouped``: trace a
-    convolution in groups as one, for a library that computes it. ``sdk``: hold the operators that the SDK has to what
-    it takes, and let them mean what they mean there (`podrun.onnx_models.ops.sdk`).
+    ``outputs``: names of tensors to return (default: the graph's outputs); nodes that they do not need are left out.
+    ``input_shapes``: shapes of inputs, overriding the model's. ``input_values``: values of inputs that may be baked in
+    if they decide shapes (also gives their shapes and types).
 
     Raises `UnimplementedError` for an operator that is not there, `UnsupportedError` for what is refused by intent
     (strings, dynamic shapes, DOUBLE), `UsageError` for a model that cannot be right; all name the node.
     """
-    graph = read_model(model, initial or {})
     wanted = tuple(outputs) if outputs is not None else graph.outputs
     graph = prune(graph, wanted)
     values = dict(input_values or {})
-    specs = _input_specs(graph, input_shapes or {}, values, x64, casting)
-    given = _initial_values(graph, x64, casting)
-    session, tensors, baked = _settled(
-        lambda: TraceSession(training=training, x64=x64, replicas=replicas, sdk=sdk),
-        graph,
-        specs,
-        given,
-        values,
-    )
-    needed = {*wanted, *(i for node in graph.nodes for i in _reads(node))}
+    specs = _input_specs(graph, input_shapes or {}, values, options)
+    given = _initial_values(graph, options)
+    session, tensors, baked = _settled(lambda: options.session(operators), graph, specs, given, values)
+    needed = {*wanted, *(i for node in graph.nodes for i in reads(node))}
+    x64 = options.x64
     parameters = {n: _spec(n, v) for n, v in given.items() if n not in baked and not misfit(v, n, x64)}
     return Lowered(
         graph=graph,
-        training=training,
-        x64=x64,
+        operators=operators,
+        options=options,
         inputs={
             n: s for n, s in specs.items() if n not in baked and n in needed and isinstance(s, TensorSpec)
         },
@@ -143,60 +141,24 @@ def lower(
         uses_random=session.uses_random,
         specialised=frozenset(baked & values.keys()),
         state_updates={p: t for p, t in session.state_updates.items() if p in parameters},
-        replicas=replicas,
-        grouped=grouped,
-        sdk=sdk,
     )
-
-
-def prune(graph: OperatorGraph, wanted: Sequence[str]) -> OperatorGraph:
-    """The graph with only the nodes, inputs and initializers that ``wanted`` needs. `UsageError` for
-    unknown names.
-    """
-    makers: dict[str, Node] = {o: node for node in graph.nodes for o in node.outputs if o}
-    sources = {*graph.inputs, *graph.initializers}
-    for name in wanted:
-        if name not in makers and name not in sources:
-            raise UsageError(
-                f"tensor '{name}' is asked for, but the graph '{graph.name}' has none of that name"
-            )
-    needed: set[str] = set()
-    queue = list(wanted)
-    while queue:
-        name = queue.pop()
-        if not name or name in needed:
-            continue
-        needed.add(name)
-        if name in makers:
-            queue.extend(_reads(makers[name]))
-    return OperatorGraph(
-        name=graph.name,
-        nodes=tuple(n for n in graph.nodes if any(o in needed for o in n.outputs)),
-        inputs=graph.inputs,
-        outputs=graph.outputs,
-        initializers={n: v for n, v in graph.initializers.items() if n in needed},
-        types=graph.types,
-        opsets=graph.opsets,
-    )
-
-
-def _reads(node: Node) -> set[str]:
-    return {i for i in node.inputs if i} | captured(node)
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
     return TensorSpec(name, np.dtype(value.dtype).name, tuple(int(d) for d in value.shape))
 
 
-def _cast_checked(name: str, dtype: np.dtype[Any], x64: bool, casting: bool) -> np.dtype[Any]:
+def _cast_checked(name: str, dtype: np.dtype[Any], options: LoweringOptions) -> np.dtype[Any]:
     try:
-        narrowed = device_dtype(dtype, x64)
+        narrowed = device_dtype(dtype, options.x64)
     except UnsupportedError as error:
         raise UnsupportedError(f"tensor '{name}': {error}") from None
-    if narrowed != dtype and not casting:
+    if narrowed != dtype and not options.casting:
         raise UnsupportedError(
             f"tensor '{name}' has type {dtype.name.upper()}, which is not a device type",
-            hint="SessionOptions.enableSupportedDataTypeCasting lets it become " + narrowed.name.upper(),
+            hint=f"{options.casting_hint} lets it become {narrowed.name.upper()}"
+            if options.casting_hint
+            else "",
         )
     return narrowed
 
@@ -205,8 +167,7 @@ def _input_specs(
     graph: OperatorGraph,
     shapes: Mapping[str, tuple[int, ...]],
     values: Mapping[str, Any],
-    x64: bool,
-    casting: bool,
+    options: LoweringOptions,
 ) -> dict[str, Any]:
     """Specs of the graph's inputs. Sequences and optionals, which are only given as values, have the values'
     structure.
@@ -219,7 +180,7 @@ def _input_specs(
             if _holds_strings(value):
                 raise UnsupportedError(f"input '{name}' holds strings, which are not computed on IPUs")
             specs[name] = (
-                TensorSpec(name, _cast_checked(name, value.dtype, x64, casting).name, value.shape)
+                TensorSpec(name, _cast_checked(name, value.dtype, options).name, value.shape)
                 if isinstance(value, np.ndarray)
                 else value
             )
@@ -235,7 +196,7 @@ def _input_specs(
                 f"input '{name}' has {what}",
                 hint="give its shape, for example with popart.InputShapeInfo.add",
             )
-        dtype = _cast_checked(name, kind.dtype, x64, casting)
+        dtype = _cast_checked(name, kind.dtype, options)
         specs[name] = TensorSpec(name, dtype.name, tuple(int(d) for d in shape if d is not None))
     return specs
 
@@ -246,16 +207,16 @@ def _holds_strings(value: Any) -> bool:
     return value is not None and value.dtype.kind in "OUS"
 
 
-def _initial_values(graph: OperatorGraph, x64: bool, casting: bool) -> dict[str, np.ndarray]:
+def _initial_values(graph: OperatorGraph, options: LoweringOptions) -> dict[str, np.ndarray]:
     """Initializers in device types. Values that do not fit stay unchanged, because they may only decide shapes."""
     initial = {}
     for name, value in graph.initializers.items():
         if value.dtype.kind in "OUS":
             raise UnsupportedError(f"initializer '{name}' holds strings, which are not computed on IPUs")
         if value.dtype.kind in "iu":
-            _cast_checked(name, value.dtype, x64, casting)
+            _cast_checked(name, value.dtype, options)
         try:
-            initial[name] = to_device(value, name, x64)
+            initial[name] = to_device(value, name, options.x64)
         except UnsupportedError:
             initial[name] = value
     return initial

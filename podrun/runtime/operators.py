@@ -1,0 +1,127 @@
+"""What an operator is to the runtime: a JAX function, and what it may ask for while it is traced.
+
+A front end has an `OperatorTable`, which finds the function of a node. Functions are called as
+``function(ctx, node, *inputs)`` with a `Context`; a `Dialect` holds operators to what a front end's SDK accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from podrun.core.errors import PodrunError
+
+if TYPE_CHECKING:
+    from podrun.runtime.graph import Node
+
+OperatorFunction = Callable[..., Any]
+"""``function(ctx, node, *inputs) -> array or tuple of arrays``, traceable by JAX."""
+
+
+class InputMismatch(ValueError):
+    """An operator's complaint about its inputs or attributes; the node's name and its inputs are put before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A function of a table. ``since``: the version of the domain from which on it has this meaning. ``folds``: also
+    computes on NumPy arrays (through ``ctx.xp``), used for shapes. ``random``: may draw random numbers.
+    """
+
+    domain: str
+    name: str
+    since: int
+    function: OperatorFunction
+    folds: bool = False
+    random: bool = False
+
+
+class OperatorTable(Protocol):
+    """The operators of a front end."""
+
+    def lookup(self, node: Node) -> Operator:
+        """The operator of a node. Raises `UnimplementedError`, which names operator and place, if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Type and shape of an input."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        kind = {"float32": "FLOAT"}.get(self.dtype.name, self.dtype.name.upper())
+        return f"{kind:<8}[{' '.join(str(d) for d in self.shape)}]"
+
+
+class Dialect(Protocol):
+    """What a front end's SDK makes of operators where that is narrower than, or differs from, their definition."""
+
+    def has(self, node: Node) -> bool:
+        """True iff the operator is one of the SDK's, and so bound to its rules."""
+
+    def check(self, node: Node, forms: Sequence[Form | None]) -> None:
+        """Raise `UsageError`, in the SDK's words, if the operator does not take these inputs and attributes."""
+
+    def unknown_value(self, node: Node, index: int) -> PodrunError | None:
+        """The SDK's error for an input whose value is not known while compiling; None for the general one."""
+
+
+class Context(Protocol):
+    """The services that an operator may use while it is traced."""
+
+    @property
+    def training(self) -> bool:
+        """True iff the graph is differentiated: dropout drops, and so on."""
+
+    @property
+    def x64(self) -> bool:
+        """True iff 64-bit types are computed as such (else integers are narrowed as on the device)."""
+
+    @property
+    def grouped(self) -> bool:
+        """True iff a convolution in groups is traced as one, for a library that computes it."""
+
+    @property
+    def xp(self) -> Any:
+        """``numpy`` if the operator folds and all inputs are NumPy arrays, else ``jax.numpy``."""
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the whole program, which collectives in the model may span."""
+
+    @property
+    def sdk(self) -> Any:
+        """The `Dialect` to which the operator is held; None where it has its general meaning."""
+
+    def key(self) -> Any:
+        """A JAX random key of this node (and of this loop iteration, replica and micro-batch)."""
+
+    def constant(self, index: int) -> np.ndarray:
+        """The value of input ``index``, which must be known while tracing; refused by name otherwise."""
+
+    def known(self, index: int) -> np.ndarray | None:
+        """The value of input ``index`` if it happens to be known while tracing without fixing anything,
+        else None.
+        """
+
+    def run(self, graph: Any, inputs: Sequence[Any], iteration: Any = None) -> tuple[Any, ...]:
+        """Run a subgraph attribute on arrays; it also sees the tensors around the node. Returns its
+        outputs.
+        """
+
+    def state_update(self, index: int, output: int) -> None:
+        """Say that input ``index``, if it is a parameter, is replaced by ``output`` after each
+        micro-batch.
+        """
+
+    def static(self, value: Any) -> np.ndarray | None:
+        """The NumPy value of an array that a subgraph returned, if known while tracing."""
