@@ -20,10 +20,10 @@ from podrun.core.errors import ConfigError, InternalError, PodrunError
 from podrun.vipu.allocator import Allocator, Plans
 from podrun.vipu.events import Partition
 from podrun.vipu.machine_pool import Lease
+from podrun.vipu.state_lock import StateFileLock, real_path
 from podrun.vipu.store import (
     PLAN_KINDS,
     SCHEMA_VERSION,
-    StateFileLock,
     Store,
     StoredState,
     entry_of,
@@ -272,8 +272,9 @@ def repair(path: Path, cluster: Cluster, found: StateDiagnosis) -> Path:
     """Put the kept part into a new file in the place of the old one; returns the name under which the old one stays
     beside it. Raises ConflictError if a server uses the file.
     """
-    lock = StateFileLock(path)
+    lock, path = StateFileLock(path), real_path(path)
     try:
+        lock.lock_content()
         fresh = path.with_name(f"{path.name}.repaired")
         fresh.unlink(missing_ok=True)
         store = Store(fresh, cluster.name)

@@ -9,12 +9,10 @@ consistent, is refused; nothing is emptied or repaired silently.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import secrets
-import socket
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +38,7 @@ from podrun.vipu.events import Maintenance, Partition, Queued, Reservation, Stat
 from podrun.vipu.ipu_placement import MachineSlice
 from podrun.vipu.machine_pool import Lease
 from podrun.vipu.requirements import validate_state
+from podrun.vipu.state_lock import StateFileLock, real_path
 from podrun.vipu.types import PartitionState, Requirements, SyncType
 
 SCHEMA_VERSION = 6
@@ -108,11 +107,14 @@ class Store:
         self._lease = Lease()
         try:
             if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._owner = StateFileLock(path)
-                _create(path, cluster)
+                real_path(path).parent.mkdir(parents=True, exist_ok=True)
+                self._owner, real = StateFileLock(path), real_path(path)
+                _create(real, cluster)
+                self._owner.lock_content()
             # Statements run from several threads, one at a time: `_guard`.
-            self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
+            self._db = sqlite3.connect(
+                real if path else ":memory:", check_same_thread=False, isolation_level=None
+            )
             try:
                 self._open(cluster)
             except BaseException:
@@ -353,37 +355,6 @@ class Store:
         if self._owner is not None:
             self._owner.release()
             self._owner = None
-
-
-class StateFileLock:
-    """Ownership of a state file: an advisory lock on ``FILE.lock``, which holds the owner's name.
-
-    The kernel releases the lock when the owner's process ends, however it ends; the file stays. Raises ConflictError
-    with the owner's name if another process, or another store of this one, has it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.with_name(f"{path.name}.lock")
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.read(self._file, 256).decode(errors="replace").strip() or "another server"
-            os.close(self._file)
-            raise ConflictError(
-                f"the state file {path} is in use by {owner}",
-                hint="Use that server (vipu --server-version shows where it listens) or stop it. A second server of "
-                "the POD needs a state of its own: --state-file FILE or --no-state",
-            ) from error
-        with contextlib.suppress(
-            OSError
-        ):  # On a full disk the owner has the lock, only without its name in the file.
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-
-    def release(self) -> None:
-        """Release the file."""
-        os.close(self._file)
 
 
 def default_state_file(cluster: str) -> Path:

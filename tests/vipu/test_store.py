@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from podrun.core.cluster import load_cluster
 from podrun.core.errors import ConfigError, ConflictError, PodrunError, ServiceError
+from podrun.vipu.state_lock import LOCAL_FILE_SYSTEMS, file_system_of
 from podrun.vipu.store import MIGRATIONS, Store
 from podrun.vipu.types import PartitionState, Requirements
 
@@ -69,6 +71,44 @@ def test_two_servers_do_not_share_a_state_file(tmp_path: Path, make_pod: Callabl
     assert "--state-file FILE" in str(refused.value.hint)
     first.stop()
     load(path)
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "folder", "dangling", "hard"])
+def test_another_name_of_a_state_file_is_the_same_file(
+    tmp_path: Path, make_pod: Callable[..., Pod], kind: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    path, other = tmp_path / "a/state.sqlite", tmp_path / "b/other.sqlite"
+    if kind == "folder":
+        (tmp_path / "c").symlink_to(tmp_path / "a")
+        other = tmp_path / "c/state.sqlite"
+    elif kind != "hard":
+        other.symlink_to(path)
+    pod = make_pod("pod16", other if kind == "dangling" else path)
+    if kind == "hard":
+        if file_system_of(path) not in LOCAL_FILE_SYSTEMS:
+            pytest.skip(f"no lock of an inode on {file_system_of(path)!r}")
+        os.link(path, other)
+    pod.active("p", 16)
+    for name in (path, other):
+        with pytest.raises(ConflictError, match=rf"{name} is in use by "):
+            Store(name, "pod16")
+    assert other.is_symlink() or kind in ("hard", "folder"), "the link was replaced by a file"
+    pod.stop()
+    load(other)
+
+
+def test_locks_of_inodes_are_for_file_systems_of_this_host(tmp_path: Path) -> None:
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "21 1 0:99 / /proc rw shared:2 - proc proc rw\n"
+        f"22 1 {os.major(device)}:{os.minor(device)} / /home rw shared:1 - nfs4 host:/home rw\n"
+    )
+    assert file_system_of(tmp_path, mounts) == "nfs4"
+    assert file_system_of(tmp_path / "none", mounts) == ""
+    assert file_system_of(tmp_path, tmp_path / "none") == ""
 
 
 def test_a_killed_owner_gives_its_file_up(tmp_path: Path) -> None:
