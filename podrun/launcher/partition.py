@@ -5,13 +5,11 @@ PopRun does.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podrun.core.access import is_loopback, make_token
@@ -25,6 +23,7 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.core.telemetry import NO_ANSWER
+from podrun.launcher.holds import HoldOnPartition, PlaceInPartition
 from podrun.launcher.output import Log
 from podrun.launcher.server import (
     LOCAL,
@@ -86,6 +85,7 @@ class PartitionSession:
     first_ipu: int = 0
     """First IPU of this launch in a reconfigurable partition that it shares with other launches."""
     _place: PlaceInPartition | None = None
+    _hold: HoldOnPartition | None = None
     _client: Any = None
     _service: Any = None
     _info: Any = None
@@ -381,10 +381,13 @@ class PartitionSession:
             if self.created and self.wanted.remove and not self.own_service:
                 self._remove_at_end()
         except PodrunError as error:
-            self.log.warning(f"partition {self.name} could not be removed: {error.message}")
+            later = "; its server does that when it runs again" if self._hold is not None else ""
+            self.log.warning(f"partition {self.name} could not be removed: {error.message}{later}")
         finally:
             if self._client is not None:
                 self._client.close()
+            if self._hold is not None:
+                self._hold.release()
             if self._service is not None:
                 self._service.stop()
 
@@ -416,6 +419,7 @@ class PartitionSession:
         return f"podrun-{os.getpid()}"
 
     def _create(self) -> None:
+        from podrun.vipu.holders import this_holder
         from podrun.vipu.types import PartitionState, Requirements, parse_sync_type
 
         wanted = self.wanted
@@ -427,6 +431,7 @@ class PartitionSession:
             num_ilds=wanted.num_ilds or 0,
             sync_type=parse_sync_type(wanted.sync_type) if wanted.sync_type else None,
             faults=self.faults,
+            holder=str(this_holder()) if wanted.remove or wanted.wait else "",
         )
         self.created = True  # The server may still carry out a request that it did not answer.
         try:
@@ -438,6 +443,10 @@ class PartitionSession:
             self.log.warning(f"partition {self.name} waits in the queue; see vipu explain {self.name}")
             self.client.wait_in_queue(self.name, sleep=self.pause)
             self._info = self.client.get_partition(self.name)
+        if not wanted.remove and needs.holder:
+            self.client.hold_partition(self.name, needs.holder, keep=True)
+        elif needs.holder and self._hold is None and not self.own_service:
+            self._hold = HoldOnPartition(lambda: self.client.hold_partition(self.name, needs.holder))
         self.log.info(f"creating partition {self.name} of {wanted.size} IPUs")
 
     def _remove_at_end(self) -> None:
@@ -527,35 +536,6 @@ class PartitionSession:
                         hint="Wait until it is done (gc-monitor), use another (--vipu-partition NAME), or a POD of the "
                         "run's own: --private yes",
                     )
-
-
-class PlaceInPartition:
-    """A launch's choice of IPUs in a partition that several launches share: a lock on bytes of a file, one for each
-    IPU.
-
-    The kernel releases it when the launch ends, however it ends. So launches that start at the same moment choose
-    different IPUs; machines refuse a second process in any case.
-    """
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-
-    @classmethod
-    def take(cls, directory: Path, name: str, first: int, size: int) -> PlaceInPartition | None:
-        """The place, or None if another launch of this user on this host holds a part of it."""
-        file = os.open(directory / f"{name}.ipus", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, size, first)
-        except (BlockingIOError, PermissionError):
-            os.close(file)
-            return None
-        return cls(file)
-
-    def release(self) -> None:
-        """Release the place. Idempotent."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
 
 
 def answers(

@@ -137,14 +137,14 @@ def pods_by_size() -> dict[str, int]:
 
 
 def usable_names(existing: Mapping[str, PartitionInfo], environ: Mapping[str, str]) -> list[str]:
-    """The names of this user's partitions, without those that another podrun on this host made for its own launch and
-    removes when the launch ends. A server with users of its own (--secure) says itself whose they are.
+    """The names of this user's partitions, without those that end with a process: another podrun has made them for its
+    own launch, or a client waits for them. A server with users of its own (--secure) says itself whose they are.
     """
     ours = ("", user_name(os.getuid()))
     return sorted(
         name
         for name, info in existing.items()
-        if (account_of(environ)[0] or info.owner in ours) and not _goes_with_a_launch(name)
+        if (account_of(environ)[0] or info.owner in ours) and not (info.holder or _goes_with_a_launch(name))
     )
 
 

@@ -229,7 +229,7 @@ class JoinGroupReply(_message.Message):
     def __init__(self, error_json: _Optional[str] = ..., token_json: _Optional[str] = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("partition", "first_ipu", "machine", "ipus", "endpoints", "agent_id", "serial", "target", "operation", "owner")
+    __slots__ = ("partition", "first_ipu", "machine", "ipus", "endpoints", "agent_id", "serial", "target", "operation", "epoch", "owner")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     FIRST_IPU_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +239,7 @@ class ConfigureRequest(_message.Message):
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     partition: str
     first_ipu: int
@@ -249,8 +250,17 @@ class ConfigureRequest(_message.Message):
     serial: str
     target: str
     operation: int
+    epoch: str
     owner: int
-    def __init__(self, partition: _Optional[str] = ..., first_ipu: _Optional[int] = ..., machine: _Optional[int] = ..., ipus: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., agent_id: _Optional[str] = ..., serial: _Optional[str] = ..., target: _Optional[str] = ..., operation: _Optional[int] = ..., owner: _Optional[int] = ...) -> None: ...
+    def __init__(self, partition: _Optional[str] = ..., first_ipu: _Optional[int] = ..., machine: _Optional[int] = ..., ipus: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., agent_id: _Optional[str] = ..., serial: _Optional[str] = ..., target: _Optional[str] = ..., operation: _Optional[int] = ..., epoch: _Optional[str] = ..., owner: _Optional[int] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("partition", "epoch")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    partition: str
+    epoch: str
+    def __init__(self, partition: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class LeadReply(_message.Message):
     __slots__ = ("error_json", "partition", "operation")

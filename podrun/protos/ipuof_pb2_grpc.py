@@ -44,6 +44,11 @@ class IpuofStub:
                 request_serializer=podrun_dot_protos_dot_ipuof__pb2.JoinGroupRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_ipuof__pb2.JoinGroupReply.FromString,
                 _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/podrun.ipuof.Ipuof/Describe',
+                request_serializer=podrun_dot_protos_dot_ipuof__pb2.Empty.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_ipuof__pb2.DescribeReply.FromString,
+                _registered_method=True)
 
 
 class IpuofServicer:
@@ -64,6 +69,13 @@ class IpuofServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Describe(self, request, context):
+        """Which partition the machine works for, for those who may attach to it: a file may describe one that is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IpuofServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_IpuofServicer_to_server(servicer, server):
                     servicer.JoinGroup,
                     request_deserializer=podrun_dot_protos_dot_ipuof__pb2.JoinGroupRequest.FromString,
                     response_serializer=podrun_dot_protos_dot_ipuof__pb2.JoinGroupReply.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=podrun_dot_protos_dot_ipuof__pb2.Empty.FromString,
+                    response_serializer=podrun_dot_protos_dot_ipuof__pb2.DescribeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class Ipuof:
             '/podrun.ipuof.Ipuof/JoinGroup',
             podrun_dot_protos_dot_ipuof__pb2.JoinGroupRequest.SerializeToString,
             podrun_dot_protos_dot_ipuof__pb2.JoinGroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.ipuof.Ipuof/Describe',
+            podrun_dot_protos_dot_ipuof__pb2.Empty.SerializeToString,
+            podrun_dot_protos_dot_ipuof__pb2.DescribeReply.FromString,
             options,
             channel_credentials,
             insecure,

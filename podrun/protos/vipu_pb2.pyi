@@ -139,7 +139,7 @@ class PartitionRequirements(_message.Message):
     def __init__(self, size: _Optional[int] = ..., reconfigurable: _Optional[bool] = ..., num_gcds: _Optional[int] = ..., sync_type: _Optional[_Union[SyncType, str]] = ..., allocation_id: _Optional[str] = ..., num_ilds: _Optional[int] = ..., routing: _Optional[str] = ..., index: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class CreatePartitionRequest(_message.Message):
-    __slots__ = ("partition_id", "requirements", "disable_auto_reset", "relocatable", "faults", "wait", "priority", "limit_seconds", "reservation")
+    __slots__ = ("partition_id", "requirements", "disable_auto_reset", "relocatable", "faults", "wait", "priority", "limit_seconds", "reservation", "holder")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUIREMENTS_FIELD_NUMBER: _ClassVar[int]
     DISABLE_AUTO_RESET_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class CreatePartitionRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     partition_id: str
     requirements: PartitionRequirements
     disable_auto_reset: bool
@@ -158,7 +159,8 @@ class CreatePartitionRequest(_message.Message):
     priority: int
     limit_seconds: float
     reservation: str
-    def __init__(self, partition_id: _Optional[str] = ..., requirements: _Optional[_Union[PartitionRequirements, _Mapping]] = ..., disable_auto_reset: _Optional[bool] = ..., relocatable: _Optional[bool] = ..., faults: _Optional[_Iterable[str]] = ..., wait: _Optional[bool] = ..., priority: _Optional[int] = ..., limit_seconds: _Optional[float] = ..., reservation: _Optional[str] = ...) -> None: ...
+    holder: str
+    def __init__(self, partition_id: _Optional[str] = ..., requirements: _Optional[_Union[PartitionRequirements, _Mapping]] = ..., disable_auto_reset: _Optional[bool] = ..., relocatable: _Optional[bool] = ..., faults: _Optional[_Iterable[str]] = ..., wait: _Optional[bool] = ..., priority: _Optional[int] = ..., limit_seconds: _Optional[float] = ..., reservation: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
 
 class CreatePartitionResponse(_message.Message):
     __slots__ = ("partition_id",)
@@ -177,7 +179,7 @@ class PartitionStatus(_message.Message):
     def __init__(self, state: _Optional[_Union[PartitionState, str]] = ..., error: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Partition(_message.Message):
-    __slots__ = ("partition_id", "cluster_id", "allocation_id", "requirements", "status", "num_ilds", "ild_routing", "gw_routing", "agent_ids", "created", "owner", "ends", "relocatable")
+    __slots__ = ("partition_id", "cluster_id", "allocation_id", "requirements", "status", "num_ilds", "ild_routing", "gw_routing", "agent_ids", "created", "owner", "ends", "relocatable", "holder")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     ALLOCATION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +193,7 @@ class Partition(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     RELOCATABLE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     partition_id: str
     cluster_id: str
     allocation_id: str
@@ -204,7 +207,8 @@ class Partition(_message.Message):
     owner: str
     ends: float
     relocatable: bool
-    def __init__(self, partition_id: _Optional[str] = ..., cluster_id: _Optional[str] = ..., allocation_id: _Optional[str] = ..., requirements: _Optional[_Union[PartitionRequirements, _Mapping]] = ..., status: _Optional[_Union[PartitionStatus, _Mapping]] = ..., num_ilds: _Optional[int] = ..., ild_routing: _Optional[str] = ..., gw_routing: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., created: _Optional[float] = ..., owner: _Optional[str] = ..., ends: _Optional[float] = ..., relocatable: _Optional[bool] = ...) -> None: ...
+    holder: str
+    def __init__(self, partition_id: _Optional[str] = ..., cluster_id: _Optional[str] = ..., allocation_id: _Optional[str] = ..., requirements: _Optional[_Union[PartitionRequirements, _Mapping]] = ..., status: _Optional[_Union[PartitionStatus, _Mapping]] = ..., num_ilds: _Optional[int] = ..., ild_routing: _Optional[str] = ..., gw_routing: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., created: _Optional[float] = ..., owner: _Optional[str] = ..., ends: _Optional[float] = ..., relocatable: _Optional[bool] = ..., holder: _Optional[str] = ...) -> None: ...
 
 class GetPartitionRequest(_message.Message):
     __slots__ = ("partition_id",)
@@ -261,6 +265,20 @@ class RemovePartitionRequest(_message.Message):
     def __init__(self, partition_id: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class RemovePartitionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HoldPartitionRequest(_message.Message):
+    __slots__ = ("partition_id", "holder", "keep")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    holder: str
+    keep: bool
+    def __init__(self, partition_id: _Optional[str] = ..., holder: _Optional[str] = ..., keep: _Optional[bool] = ...) -> None: ...
+
+class HoldPartitionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

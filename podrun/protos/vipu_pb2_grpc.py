@@ -76,6 +76,11 @@ class UserServiceStub:
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ResetPartitionRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ResetPartitionResponse.FromString,
                 _registered_method=True)
+        self.HoldPartition = channel.unary_unary(
+                '/podrun.vipu.v1.UserService/HoldPartition',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.HoldPartitionRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.HoldPartitionResponse.FromString,
+                _registered_method=True)
         self.RemovePartition = channel.unary_unary(
                 '/podrun.vipu.v1.UserService/RemovePartition',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.RemovePartitionRequest.SerializeToString,
@@ -180,6 +185,14 @@ class UserServiceServicer:
     def ResetPartition(self, request, context):
         """Re-initialise IPUs and links of a partition. Attached processes lose their IPUs. Clears IPU errors and links that
         are down; fails with FAILED_PRECONDITION while a machine of the partition is lost.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HoldPartition(self, request, context):
+        """A sign of life of the process with which a partition ends, or the end of that bond. A server that cannot see the
+        process (it is on another host, or in another container) removes the partition 60 seconds after the last sign.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -290,6 +303,11 @@ def add_UserServiceServicer_to_server(servicer, server):
                     servicer.ResetPartition,
                     request_deserializer=podrun_dot_protos_dot_vipu__pb2.ResetPartitionRequest.FromString,
                     response_serializer=podrun_dot_protos_dot_vipu__pb2.ResetPartitionResponse.SerializeToString,
+            ),
+            'HoldPartition': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldPartition,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.HoldPartitionRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.HoldPartitionResponse.SerializeToString,
             ),
             'RemovePartition': grpc.unary_unary_rpc_method_handler(
                     servicer.RemovePartition,
@@ -555,6 +573,33 @@ class UserService:
             '/podrun.vipu.v1.UserService/ResetPartition',
             podrun_dot_protos_dot_vipu__pb2.ResetPartitionRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ResetPartitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldPartition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.UserService/HoldPartition',
+            podrun_dot_protos_dot_vipu__pb2.HoldPartitionRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.HoldPartitionResponse.FromString,
             options,
             channel_credentials,
             insecure,

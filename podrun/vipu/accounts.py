@@ -77,6 +77,7 @@ NEEDED: Mapping[str, Role] = {
     "CreatePartition": Role.USER,
     "ResetPartition": Role.USER,
     "RemovePartition": Role.USER,
+    "HoldPartition": Role.USER,
     "GetPartitionIpuofConfig": Role.USER,
     "ResetIpus": Role.USER,
     "InjectFaults": Role.USER,  # and the right to inject
@@ -273,8 +274,8 @@ def _from_text(name: str, text: str) -> Account:
     )
 
 
-READING = ("Get", "List", "Watch")
-"""Calls whose names begin with these words change nothing."""
+READING = ("Get", "List", "Watch", "Hold")
+"""Calls whose names begin with these words change nothing, or come every few seconds as signs of life."""
 LONGEST = 2000
 """Most characters of a call's arguments in a line."""
 

@@ -21,7 +21,7 @@ from typing import Any
 from podrun.core.cluster import Allocation, Cluster
 from podrun.core.errors import ConflictError, ExistsError, InternalError, UsageError
 from podrun.vipu import events as ev
-from podrun.vipu import maintenance, queueing
+from podrun.vipu import maintenance, orphans, queueing
 from podrun.vipu.events import (
     Decision,
     Event,
@@ -62,7 +62,8 @@ class Allocator:
     or in maintenance, queue, reservations.
 
     Attributes are for reading; only `apply` changes them. ``now``: the time of decisions, in seconds since 1970, for
-    events that carry none; whoever asks for decisions sets it.
+    events that carry none; ``absent``: queued requests whose clients do not answer, which are not served. Whoever asks
+    for decisions sets both.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Allocator:
         self.table = IpuTable(cluster, self.partitions.values())
         self.now = 0.0
         self.asker = ITSELF
+        self.absent: frozenset[str] = frozenset()
         self._operations = max((p.operation for p in self.partitions.values()), default=0)
         self._changed = StateChange()
 
@@ -92,7 +94,7 @@ class Allocator:
         """The consequences of an event; changes nothing. Raises UsageError if the request cannot be met, DeniedError if
         ``asker`` may not make it. Errors name only what it sees."""
         draft = self._draft()
-        draft.asker = asker
+        draft.asker, draft.absent = asker, self.absent
         draft.now = getattr(event, "now", self.now)
         handler: Callable[[Allocator, Any], list[Instruction]] = _HANDLERS[type(event)]
         instructions = handler(draft, event)
@@ -232,6 +234,7 @@ class Allocator:
             limit_s=needs.limit_s,
             relocatable=needs.relocatable,
             routing=needs.routing,
+            holder=needs.holder,
             operation=self.next_operation(),
             story=("created",),
         )
@@ -527,6 +530,8 @@ _HANDLERS: dict[type, Callable[[Allocator, Any], list[Instruction]]] = {
     ev.ServerStarted: Allocator._server_started,
     ev.Enqueue: queueing.enqueue,
     ev.LeaveQueue: queueing.leave,
+    ev.HoldersGone: orphans.end_with_holders,
+    ev.KeepPartition: orphans.keep,
     ev.CreateReservation: queueing.create_reservation,
     ev.RemoveReservation: queueing.remove_reservation,
     ev.Tick: maintenance.tick,

@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from podrun.core.telemetry import NO_ANSWER
 from podrun.core.terminal import fields, table
 from podrun.faults import parse_fault
 from podrun.vipu.cli_common import CliContext, partition_names
+from podrun.vipu.holders import parse_holder, this_holder
 from podrun.vipu.types import allocation_json, cluster_json, partition_json
 
 if TYPE_CHECKING:
@@ -82,6 +84,8 @@ def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
     )
     if options["wait"] and options["no_wait"]:
         raise UsageError("--wait and --no-wait contradict each other", hint="Give one of them.")
+    if options["wait"]:
+        needs = replace(needs, holder=str(this_holder()))
     with cli.client() as client:
         asked = client.create_partition(needs, wait=options["wait"], priority=options["priority"])
         if options["wait"]:
@@ -92,7 +96,12 @@ def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
                 click.echo(waits, err=True)
             _wait_in_queue(client, name)
         if not options["no_wait"]:
-            client.wait_for_state(name, {PartitionState.ACTIVE}, cli.timeout)
+            try:
+                client.wait_for_state(name, {PartitionState.ACTIVE}, cli.timeout)
+            finally:
+                # Until here a partition from the queue ends with this process: nobody else knows that it is there.
+                if options["wait"] and not isinstance(sys.exception(), KeyboardInterrupt):
+                    client.hold_partition(name, needs.holder, keep=True)
         info = client.get_partition(name)
         if not (options["no_wait"] or options["no_ipuof_files"]):
             write_ipuof_files(client, info)
@@ -341,6 +350,7 @@ def partition_fields(info: PartitionInfo) -> list[tuple[str, str]]:
         ("Agents", " ".join(info.agents)),
         ("Generation", str(info.generation)),
         *([("Owner", info.owner)] if info.owner else []),
+        *([("Ends With", parse_holder(info.holder).in_words)] if info.holder else []),
     ]
     return rows + ([("Error", info.error)] if info.error else [])
 

@@ -20,13 +20,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
-from podrun.core.access import (
-    account_of,
-    make_token,
-    open_channel,
-    quiet_grpc,
-    with_account,
-)
+from podrun.core.access import account_of, make_token, open_channel, quiet_grpc, with_account
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import (
     DeadlineError,
@@ -39,7 +33,7 @@ from podrun.core.errors import (
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu.discovery import DEFAULT_PORT
-from podrun.vipu.endpoint_watch import call_error
+from podrun.vipu.endpoint_watch import NoServerError, call_error
 from podrun.vipu.types import (
     AgentInfo,
     AgentState,
@@ -62,6 +56,11 @@ from podrun.vipu.types import (
 
 HARMLESS = "/podrun.vipu.v1.UserService/GetServerVersion"
 """The call by which a server proves itself before it is asked to change something."""
+CHANNEL_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_TIMEOUT_S = 120.0
 """PopRun's default --vipu-server-timeout."""
@@ -69,6 +68,8 @@ QUEUE_POLL_S = 0.5
 """Seconds between two questions about a queued request."""
 WATCH_PATIENCE_S = 30.0
 """Seconds for which a broken watch is tried again."""
+SERVER_PATIENCE_S = 30.0
+"""Seconds for which a client that waits for a partition lets a server start again that does not answer any more."""
 WATCH_AGAIN_S = 0.5
 MOST_ANSWERS_LOST = 4
 """Answers to one request that may be lost before the client gives up."""
@@ -98,7 +99,7 @@ class VipuClient:
         self._pb: Any = vipu_pb2
         channel = open_channel(
             f"{host}:{port}",
-            (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20)),
+            CHANNEL_OPTIONS,
             make_token(environment(), runtime_directory()),
             own=own,
             harmless=HARMLESS,
@@ -153,6 +154,7 @@ class VipuClient:
             reservation=needs.reservation,
             wait=wait,
             priority=priority,
+            holder=needs.holder,
         )
         with contextlib.suppress(LostAnswerError):  # Whether it was carried out is seen at once.
             self._call(self._user.CreatePartition, request)
@@ -194,15 +196,20 @@ class VipuClient:
             with contextlib.suppress(NotFoundError):  # It was carried out.
                 self._call(self._user.RemovePartition, request)
 
+    def hold_partition(self, name: str, holder: str, *, keep: bool = False) -> None:
+        """Tell the server that a partition's holder lives (`podrun.vipu.holders`). ``keep``: end that bond."""
+        request = self._pb.HoldPartitionRequest(partition_id=name, holder=holder, keep=keep)
+        self._call(self._user.HoldPartition, request, again=True)
+
     def wait_in_queue(
         self, name: str, deadline: float = math.inf, *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         """Wait until a request has left the queue, at most ``deadline`` seconds. Each question is a sign of life: some
-        seconds after the last one the server drops the request. Raises NotFoundError if the request was dropped,
-        DeadlineError.
+        seconds after the last one the server drops the request. The server may start again meanwhile. Raises
+        NotFoundError if the request was dropped, DeadlineError.
         """
         end = time.monotonic() + deadline
-        while self.partition_state(name)[0] is PartitionState.QUEUED:
+        while self._state_when_back(name, end, time.monotonic, sleep)[0] is PartitionState.QUEUED:
             if time.monotonic() >= end:
                 raise DeadlineError(
                     f"partition {name} is still in the queue after {deadline:g} s",
@@ -253,7 +260,7 @@ class VipuClient:
         pause = 0.01
         while True:
             try:
-                state, error = self.partition_state(name)
+                state, error = self._state_when_back(name, end, clock, sleep)
             except NotFoundError:
                 if PartitionState.REMOVED in wanted:
                     return PartitionState.REMOVED
@@ -273,6 +280,20 @@ class VipuClient:
                 )
             sleep(min(pause, max(end - clock(), 0)))
             pause = min(pause * 1.5, 0.2)
+
+    def _state_when_back(
+        self, name: str, end: float, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> tuple[PartitionState, str]:
+        """`partition_state`; while no server answers, again: until ``end``, and for `SERVER_PATIENCE_S` at most."""
+        give_up = None
+        while True:
+            try:
+                return self.partition_state(name)
+            except NoServerError:
+                give_up = give_up or min(end, clock() + SERVER_PATIENCE_S)
+                if clock() >= give_up:
+                    raise
+            sleep(QUEUE_POLL_S)
 
     def ipuof_config(self, name: str, gcd: int = 0) -> IpuofConfig:
         """How to reach the IPUs of GCD ``gcd`` of the partition."""
@@ -332,32 +353,12 @@ class VipuClient:
     def cluster(self) -> ClusterInfo:
         """The POD behind the server; of one that was divided into several clusters the largest."""
         reply = self._call(self._user.GetCluster, self._pb.GetClusterRequest())
-        return ClusterInfo(
-            name=reply.cluster_id,
-            target=reply.target,
-            num_agents=reply.num_agents,
-            num_ipus=reply.num_ipus,
-            ipu_link_domain_size=reply.ipu_link_domain_size,
-            ipu_link_topology=reply.ipu_link_topology,
-            gateway_topology=reply.gateway_topology,
-        )
+        return _cluster(reply, reply.num_agents)
 
     def list_clusters(self) -> list[ClusterInfo]:
         """The V-IPU clusters of the POD: agents that links join."""
         reply = self._call(self._user.ListClusters, self._pb.ListClustersRequest())
-        return [
-            ClusterInfo(
-                name=entry.cluster_id,
-                target=entry.target,
-                num_agents=len(entry.agent_ids),
-                num_ipus=entry.num_ipus,
-                ipu_link_domain_size=entry.ipu_link_domain_size,
-                ipu_link_topology=entry.ipu_link_topology,
-                gateway_topology=entry.gateway_topology,
-                agents=tuple(entry.agent_ids),
-            )
-            for entry in reply.clusters
-        ]
+        return [_cluster(entry, len(entry.agent_ids), tuple(entry.agent_ids)) for entry in reply.clusters]
 
     def create_cluster(
         self, name: str, agents: Iterable[str], *, ilds: int = 1, ipu_links: str = "mesh", gateway: str = ""
@@ -505,8 +506,7 @@ class VipuClient:
         )
 
     def watch(self, kinds: Iterable[str] = (), *, token: str = "") -> Iterator[WatchedChange]:
-        """The stream of changes, without end: first the present state, then a change of kind ``synced``, then each
-        change.
+        """The stream of changes, without end: the present state, then a change of kind ``synced``, then each change.
 
         ``kinds``: ``partition``, ``machine``, ``incident``; empty: all. ``token``: of the last change that the caller
         saw; the stream goes on after it. A connection that breaks is made again and goes on in this way; raises
@@ -556,6 +556,7 @@ class VipuClient:
             owner=entry.owner,
             ends=entry.ends or None,
             relocatable=entry.relocatable,
+            holder=entry.holder,
         )
 
     def _call(self, method: Any, request: Any, *, again: bool = False) -> Any:
@@ -575,6 +576,19 @@ class VipuClient:
 
     def _translate(self, error: Any) -> PodrunError:
         return call_error(error, f"{self.host}:{self.port}", self.timeout)
+
+
+def _cluster(entry: Any, num_agents: int, agents: tuple[str, ...] = ()) -> ClusterInfo:
+    return ClusterInfo(
+        name=entry.cluster_id,
+        target=entry.target,
+        num_agents=num_agents,
+        num_ipus=entry.num_ipus,
+        ipu_link_domain_size=entry.ipu_link_domain_size,
+        ipu_link_topology=entry.ipu_link_topology,
+        gateway_topology=entry.gateway_topology,
+        agents=agents,
+    )
 
 
 def _unsigned(value: int, what: str) -> int:

@@ -1,4 +1,4 @@
-"""Threads that watch whether machines still listen, whether clients still ask, and what is due every second.
+"""Threads that watch whether machines still listen, and what is due every second.
 `call_error` says what a call that failed tells about who listens.
 
 `EndpointWatcher` detects at once that a process that listens on a TCP port has ended.
@@ -44,6 +44,10 @@ def _connect(endpoint: str, timeout: float = 1.0) -> socket.socket | None:
     return connection
 
 
+class NoServerError(ServiceError):
+    """No V-IPU server answers at an address; one may be starting again."""
+
+
 ERROR_METADATA_KEY = "podrun-error-bin"
 """Trailing metadata with the error as JSON."""
 
@@ -59,12 +63,12 @@ def call_error(error: Any, where: str, timeout: float) -> PodrunError:
     if error.code() is grpc.StatusCode.UNAVAILABLE and (why := why_unreachable(where)):
         return ServiceError(why)
     if error.code() is grpc.StatusCode.UNAVAILABLE and listens(where):
-        return ServiceError(
+        return NoServerError(
             f"the program at {where} accepts connections but does not answer as a V-IPU server",
             hint="Check host and port: another program may use the port, or the server may be stopped.",
         )
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return ServiceError(
+        return NoServerError(
             f"no V-IPU server answers at {where}",
             hint="Start one (vipu-server --cluster pod16), or name another host and port: --vipu-server-host and "
             "--vipu-server-port in podrun, --api-host and --api-port in vipu.",
@@ -192,8 +196,6 @@ log = logging.getLogger("podrun.vipu")
 
 ROUND_S = 1.0
 """Seconds between two rounds."""
-QUEUE_LEASE_S = 15.0
-"""Seconds after which a queued request that nobody asks about leaves the queue: its client has vanished."""
 HEARTBEAT_S = 5.0
 """Seconds between two questions to every machine in use."""
 
@@ -206,27 +208,6 @@ def steady_clock(
     """
     base = wall() - monotonic()
     return lambda: base + monotonic()
-
-
-class SignsOfLife:
-    """The times at which a client last asked about each queued request."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._seen: dict[str, float] = {}
-
-    def note(self, name: str) -> None:
-        """Note that the client of a request asks about it."""
-        with self._lock:
-            self._seen[name] = self._clock()
-
-    def vanished(self, waiting: set[str]) -> list[str]:
-        """Requests among those waiting whose client has not asked for `QUEUE_LEASE_S`; forgets all others."""
-        with self._lock:
-            now = self._clock()
-            self._seen = {name: self._seen.get(name, now) for name in waiting}
-            return [name for name, seen in self._seen.items() if now - seen > QUEUE_LEASE_S]
 
 
 class Rounds:

@@ -39,15 +39,17 @@ class Partition:
     generation: int = 0
     operation: int = 0
     owner: int = NO_USER
+    """User id of the user who made it."""
     limit_s: float = 0.0
     ends: float = 0.0
     """When the partition is removed, in seconds since 1970: its limit after it first became active. 0: not yet, or no
     limit.
     """
     relocatable: bool = False
-    """User id of the user who made it."""
     routing: str = ""
     """The IPU-Link routing in the request; empty: the best one for size and POD."""
+    holder: str = ""
+    """The process with which the partition ends (`podrun.vipu.holders`); empty: it stays until it is removed."""
     story: tuple[str, ...] = ()
     """The transitions that led here, oldest first; the last `STORY_LENGTH` of them."""
 
@@ -58,6 +60,11 @@ class Partition:
             result.append((first, part))
             first += part.count
         return result
+
+    def epoch(self, service: str) -> str:
+        """This life of the partition: no other one has it, also none of the same name. ``service``: the service's
+        id."""
+        return f"{service}/{self.created:.6f}"
 
     def moved(self, state: PartitionState, why: str, *, error: str = "") -> Partition:
         """A copy in another state whose story ends with the transition."""
@@ -225,6 +232,22 @@ class LeaveQueue:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldersGone:
+    """Report: the processes with which queued requests and partitions end are gone; holders by name."""
+
+    requests: Mapping[str, str]
+    partitions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPartition:
+    """Request: a partition no longer ends with ``holder``."""
+
+    partition: str
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Report: time has passed. Partitions over their limit and drains over their deadline end; the queue is served."""
 
@@ -324,6 +347,8 @@ Event = (
     | RemoveAllocation
     | Enqueue
     | LeaveQueue
+    | HoldersGone
+    | KeepPartition
     | Tick
     | SetMaintenance
     | EndMaintenance

@@ -33,14 +33,14 @@ from podrun.protos import vipu_pb2 as messages
 from podrun.vipu.accounts import Account, AccountCaller, FrontDesk, Role
 from podrun.vipu.endpoint_watch import ERROR_METADATA_KEY
 from podrun.vipu.event_log import BOUNDS_S, SYNCED, Change
-from podrun.vipu.ipu_placement import routing_named
 from podrun.vipu.rights import ITSELF, NOBODY, RIGHTS, Asker, Right, Sharing
-from podrun.vipu.types import AgentInfo, PartitionInfo, Requirements, SyncType
+from podrun.vipu.types import AgentInfo, PartitionInfo
 from podrun.vipu.views import (
     ViewCache,
     cluster_message,
     partition_message,
     queue_message,
+    requirements_of,
     status_message,
 )
 
@@ -267,37 +267,12 @@ class UserServicer(Servicer):
 
     @answers
     def CreatePartition(self, request: Any, caller: Caller) -> Any:
-        needs = request.requirements
-        try:
-            sync = pb.SyncType.Name(needs.sync_type)
-        except ValueError as error:
-            raise UsageError(
-                f"there is no sync type {needs.sync_type}",
-                hint=f"There are: {', '.join(pb.SyncType.keys())}.",
-            ) from error
         if request.priority > 0 and not self.is_admin(caller):
             raise DeniedError(
                 f"priority {request.priority} is for administrators of this server", hint="Use 0 or less."
             )
         self._service.create(
-            Requirements(
-                name=request.partition_id,
-                size=needs.size,
-                allocation=needs.allocation_id,
-                reconfigurable=needs.reconfigurable,
-                num_gcds=needs.num_gcds or 1,
-                num_ilds=needs.num_ilds,
-                sync_type=None if sync == "ST_UNSPECIFIED" else SyncType[sync.removeprefix("ST_")],
-                auto_reset=not request.disable_auto_reset,
-                faults=tuple(map(parse_fault, request.faults)),
-                owner=caller.uid,
-                limit_s=request.limit_seconds,
-                relocatable=request.relocatable,
-                reservation=request.reservation,
-                routing=routing_named(needs.routing) if needs.routing else "",
-                index=needs.index,
-                cluster=needs.cluster_id,
-            ),
+            requirements_of(request, caller.uid),
             wait=request.wait,
             priority=request.priority,
             asker=self.asker(caller, "CreatePartition"),
@@ -368,6 +343,12 @@ class UserServicer(Servicer):
         asker = self.asker(caller, "RemovePartition")
         self._service.remove(request.partition_id, force=request.force, asker=asker)
         return pb.RemovePartitionResponse()
+
+    @answers
+    def HoldPartition(self, request: Any, caller: Caller) -> Any:
+        asker = self.asker(caller, "HoldPartition")
+        self._service.hold(request.partition_id, request.holder, keep=request.keep, asker=asker)
+        return pb.HoldPartitionResponse()
 
     @answers
     def GetPartitionIpuofConfig(self, request: Any, caller: Caller) -> Any:

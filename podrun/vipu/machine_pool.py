@@ -75,8 +75,10 @@ class Control(Protocol):
         ipus: int = 4,
         owner: int = -1,
         operation: int = 0,
+        epoch: str = "",
     ) -> None:
-        """Make the machine part of a partition: its place there, the endpoints of all its machines, and whose it is."""
+        """Make the machine part of a partition: its place there, the endpoints of all its machines, whose it is, and
+        which life of the partition this is."""
 
     def reset_ipus(self, ipus: Iterable[int]) -> None:
         """Reset IPUs by their index at the machine; clears their errors, not those of links."""
@@ -249,7 +251,11 @@ class BasePool:
             if order is not None and stays:
                 adopted[use] = order[1]
                 self._keep(machine, use)
-            elif order is not None and self._is_spare(machine.agent_id) and _clear(machine.control):
+            elif (
+                order is not None
+                and self._is_spare(machine.agent_id)
+                and _clear(machine.control, removed=True)
+            ):
                 self._keep(machine, None)
             else:
                 self._end(machine)

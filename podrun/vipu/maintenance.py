@@ -85,6 +85,12 @@ def tick(draft: Allocator, event: ev.Tick) -> list[Instruction]:
     return instructions
 
 
+def anything_due(state: Allocator) -> bool:
+    """Whether time that passes may change anything: requests wait, or something has an end."""
+    timed = bool(state.reservations) or any(p.ends for p in state.partitions.values())
+    return bool(state.queue) or timed or any(entry.deadline for entry in state.maintenance.values())
+
+
 def relocate(
     draft: Allocator, partition: Partition, why: str = "a machine is lost"
 ) -> list[Instruction] | None:

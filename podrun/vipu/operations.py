@@ -74,8 +74,10 @@ def work_on_agent(pool: MachinePool, instruction: ev.Instruction) -> None:
                     pool.control(use).power_cycle()
 
 
-def bring_up(pool: MachinePool, partition: Partition) -> None:
-    """Provision or reset: all machines of the partition, cleared and configured with each other's endpoints."""
+def bring_up(pool: MachinePool, partition: Partition, service: str) -> None:
+    """Provision or reset: all machines of the partition, cleared and configured with each other's endpoints.
+    ``service``: the id of the service, which is a part of the partition's epoch.
+    """
     uses = uses_of(partition)
     where = pool.acquire(uses)
     pool.release(  # These are uses at the place from which the partition was moved.
@@ -95,6 +97,7 @@ def bring_up(pool: MachinePool, partition: Partition) -> None:
             ipus=partition.slices[index].count,
             owner=partition.owner,
             operation=partition.operation,
+            epoch=partition.epoch(service),
         )
         control.reset_links()
         control.reset_ipus(range(partition.slices[index].count))

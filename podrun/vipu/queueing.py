@@ -237,11 +237,12 @@ def end_reservation(draft: Allocator, name: str) -> None:
 
 
 def serve(draft: Allocator) -> list[Instruction]:
-    """Make partitions of the queued requests that can start now. A start may change the place for which another request
-    waits, and so let a third one start; this goes on until none can start.
+    """Make partitions of the queued requests that can start now, but for those whose clients are absent: these keep
+    their places. A start may change the place for which another request waits, and so let a third one start; this goes
+    on until none can start.
     """
     instructions: list[Instruction] = []
-    while starting := [planned for planned in planned_queue(draft) if planned.starts]:
+    while starting := [p for p in planned_queue(draft) if p.starts and p.name not in draft.absent]:
         for planned in starting:
             needs = draft.queue[planned.name].needs
             draft.note("queue", planned.name, None)

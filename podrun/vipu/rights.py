@@ -74,6 +74,7 @@ RIGHTS: Mapping[str, Right] = {
     "ListAgents": Right.ANYBODY,  # without the addresses of machines
     "ResetPartition": Right.OWNER,
     "RemovePartition": Right.OWNER,
+    "HoldPartition": Right.OWNER,
     "GetPartitionIpuofConfig": Right.OWNER,
     "ResetIpus": Right.OWNER,
     "InjectFaults": Right.OWNER,

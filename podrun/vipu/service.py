@@ -1,10 +1,5 @@
 """The V-IPU service: carries out what the allocator decides, and answers over gRPC.
 
-    service = Service(load_cluster("pod16"), Store(None, "pod16"), RayMachinePool(cluster))
-    port = service.start("127.0.0.1", 0)
-    ...
-    service.stop()
-
 Usable inside any process (the launcher runs it if no `vipu-server` runs). A request that changes something takes the
 lock, lets the allocator decide, commits the change to the store, applies it, and hands the slow part to a worker
 thread; the worker reports back with an event. Operations on one partition run one after the other; one that is no
@@ -14,9 +9,7 @@ longer current when its turn comes is skipped.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import math
 import os
 import socket
 import threading
@@ -30,16 +23,19 @@ from podrun import __version__
 from podrun.core.access import make_token, quiet_grpc
 from podrun.core.cluster import Cluster
 from podrun.core.environment import environment, runtime_directory
-from podrun.core.errors import ConflictError, NotFoundError, PodrunError, ServiceError, UsageError
+from podrun.core.errors import ConflictError, PodrunError, ServiceError
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu import events as ev
 from podrun.vipu import operations
 from podrun.vipu.allocator import Allocator
-from podrun.vipu.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, SignsOfLife, steady_clock
+from podrun.vipu.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, steady_clock
 from podrun.vipu.event_log import CallMeter, EventLog, Told
 from podrun.vipu.events import Partition
+from podrun.vipu.holders import SignsOfLife, check_end, this_holder
 from podrun.vipu.machine_pool import MachinePool, MachineUse
+from podrun.vipu.maintenance import anything_due
+from podrun.vipu.orphans import HolderWatch
 from podrun.vipu.queueing import explain, free_ipus, largest_possible
 from podrun.vipu.request_faults import (
     ControlLog,
@@ -63,10 +59,6 @@ from podrun.vipu.types import (
     Requirements,
     ReservationInfo,
     ServerVersion,
-    allocation_json,
-    cluster_json,
-    partition_json,
-    reservation_json,
 )
 from podrun.vipu.views import (
     AgentStatus,
@@ -74,13 +66,16 @@ from podrun.vipu.views import (
     agent_info,
     agent_statuses,
     agent_text,
+    all_told,
+    allocation_infos,
     changes_told,
     cluster_info,
+    groups_json,
     ipuof_config,
-    json_by_name,
     partition_info,
     queue_info,
     queued_info,
+    reservation_infos,
 )
 
 if TYPE_CHECKING:
@@ -113,6 +108,9 @@ class Service:
         self._agents_lock, self._telling = threading.RLock(), threading.Lock()
         state = store.load(cluster)
         self._lease = store.lead()
+        self.id = self._lease.pod or str(
+            this_holder()
+        )  # A service without a state file ends with its process.
         self._allocator = Allocator(
             state.layout or cluster,
             allocations=state.allocations,
@@ -124,7 +122,7 @@ class Service:
         self._agent_infos: ViewCache[AgentStatus, AgentInfo] = ViewCache()
         self._agent_texts: ViewCache[AgentInfo, str] = ViewCache()
         self.serving = False  # True once earlier machines are taken over.
-        self._signs = SignsOfLife()
+        self._holders = HolderWatch(SignsOfLife())
         self._rounds = [Rounds("podrun-rounds", ROUND_S, self.look_around)]
         if heartbeats:
             self._rounds.append(Rounds("podrun-heartbeats", HEARTBEAT_S, self._ask_machines))
@@ -183,6 +181,7 @@ class Service:
         instructions: list[ev.Instruction] = []
         for agent in left.lost:
             instructions += self._decide(ev.AgentLost(agent, "its process ended while no server ran"))
+        self._end_orphans()
         self._decide(ev.ServerStarted(left.adopted))
         if left.adopted:
             log.info("machines of the last server go on: %s", ", ".join(sorted(left.adopted)))
@@ -216,18 +215,17 @@ class Service:
         self, needs: Requirements, *, wait: bool = False, priority: int = 0, asker: Asker = ITSELF
     ) -> None:
         """Reserve IPUs and bring them up in the background. ``wait``: in the queue, if there is no room."""
-        if needs.limit_s < 0 or not math.isfinite(needs.limit_s):
-            raise UsageError(f"a partition cannot last {needs.limit_s:g} s", hint="Use --time-limit SECONDS.")
+        check_end(needs)
         with self._lock:
             if needs.faults:
                 possible = self._allocator.possible(needs, asker)
                 cluster = self._allocator.find_cluster(possible.cluster)
                 check_faults(possible.faults, cluster, possible.size, possible.num_ilds)
             if wait:
-                self._signs.note(needs.name)
                 self.handle(ev.Enqueue(needs, priority, self._clock()), asker)
             else:
                 self.handle(ev.CreatePartition(needs, self._clock()), asker)
+            self._holders.note(needs.name)
             # Not before: if the name is taken, they would strike requests of another.
             self.request_faults.plan(needs.name, [f for f in needs.faults if f.during != "CreatePartition"])
 
@@ -238,7 +236,7 @@ class Service:
             entry = self._allocator.queued(name, asker)
             if entry is not None:
                 if asks_for_itself:
-                    self._signs.note(name)
+                    self._holders.note(name)
                 return queued_info(self.cluster, entry)
             return partition_info(self.cluster, self._allocator.partition(name, asker))
 
@@ -271,6 +269,13 @@ class Service:
             operations.refuse_in_use(name, self._reporter.reports([partition], lost))
         self.handle(ev.RemovePartition(name), asker)
 
+    def hold(self, name: str, holder: str, *, keep: bool = False, asker: Asker = ITSELF) -> None:
+        """Note that the holder of a partition, or of a request, lives; ``keep``: end the bond. Raises NotFoundError."""
+        if self.partition(name, asker=asker).holder == holder:
+            self._holders.note(name)
+            if keep:
+                self.handle(ev.KeepPartition(name, holder), asker)
+
     def queue(self) -> list[QueueInfo]:
         """The requests that wait, in the order in which they are served."""
         with self._lock:
@@ -280,23 +285,18 @@ class Service:
     def reservations(self) -> list[ReservationInfo]:
         """Reservations, by their begin."""
         with self._lock:
-            entries = sorted(self._allocator.reservations.values(), key=lambda r: (r.start, r.name))
-        return [ReservationInfo(entry.name, entry.agents, entry.start, entry.end) for entry in entries]
+            return reservation_infos(self._allocator)
 
     def ipuof_config(self, name: str, gcd: int, *, asker: Asker = ITSELF) -> IpuofConfig:
         """How clients reach the IPUs of one GCD. Raises UsageError if the partition has no such GCD."""
         with self._lock:
             pod, partition = self.cluster, self._allocator.partition(name, asker)
-        return ipuof_config(pod, partition, gcd, self.pool.endpoints())
+        return ipuof_config(pod, partition, gcd, self.pool.endpoints(), self.id)
 
     def allocations(self) -> list[AllocationInfo]:
         """Allocations, by name."""
         with self._lock:
-            entries = sorted(self._allocator.allocations.items())
-            return [
-                AllocationInfo(name, self._allocator.cluster_of_allocation(name).name, entry.agents)
-                for name, entry in entries
-            ]
+            return allocation_infos(self._allocator)
 
     def clusters(self) -> list[ClusterInfo]:
         """The POD's V-IPU clusters."""
@@ -347,7 +347,7 @@ class Service:
         cancelled = planned_faults(name, self.machine_reports(name, asker=asker), texts)
         with self._lock:
             partition = self._allocator.partition(name, asker)
-            self.request_faults.cancel(name, texts)
+        self.request_faults.cancel(name, texts)
         operations.cancel_faults(self.pool, partition, texts)
         return cancelled
 
@@ -374,18 +374,18 @@ class Service:
     def look_around(self) -> None:
         """Do the work that is due as time passes; called once a second."""
         with self._lock:
-            allocator = self._allocator
-            waiting = set(allocator.queue)
-            timed = bool(allocator.reservations) or any(p.ends for p in allocator.partitions.values())
-            due = any(entry.deadline for entry in allocator.maintenance.values())
-        for name in self._signs.vanished(waiting):
-            log.info("request %s leaves the queue: nobody asks for it any more", name)
-            with contextlib.suppress(NotFoundError):  # The request was served or given up meanwhile.
-                self.handle(ev.LeaveQueue(name))
-        if waiting or timed or due:
+            self._end_orphans()
+            due = anything_due(self._allocator)
+        if due:
             self.handle(ev.Tick(self._clock()))
         if self.events.watchers:
             self._tell_of_agents()
+
+    def _end_orphans(self) -> None:
+        """Remove what belongs to processes that are gone; called with the lock."""
+        gone = self._holders.gone(self._allocator)
+        if gone is not None:
+            self._decide(gone)
 
     def _ask_machines(self) -> None:
         """A heartbeat: which machines answer."""
@@ -424,6 +424,7 @@ class Service:
         """Decide, commit, then apply: nothing starts, and no IPU is held, that the store does not know."""
         with self._lock:
             self._allocator.now = self._clock()
+            self._allocator.absent = self._holders.absent(self._allocator)
             decision = self._allocator.propose(event, asker)
             if decision.change:
                 self._commit(decision.change)
@@ -455,11 +456,7 @@ class Service:
 
     def _tell_of_groups(self) -> dict[str, dict[str, str]]:
         """Tell those who watch which clusters, allocations and reservations have changed; the JSON of all."""
-        there = {
-            "cluster": json_by_name(self.clusters(), cluster_json),
-            "allocation": json_by_name(self.allocations(), allocation_json),
-            "reservation": json_by_name(self.reservations(), reservation_json),
-        }
+        there = groups_json(self.clusters(), self.allocations(), self.reservations())
         for kind, texts in there.items():
             self.events.tell(kind, texts)
         return there
@@ -479,12 +476,7 @@ class Service:
             waiting = [queued_info(self.cluster, entry) for entry in self._allocator.queue.values()]
             there = self._tell_of_groups()
         there |= {"machine": self._tell_of_agents(), "user": self.events.there("user")}
-        partitions = [
-            ("partition", info.name, json.dumps(partition_json(info)), info.allocation)
-            for info in [*self.partitions(), *waiting]
-        ]
-        others = [(kind, name, text, "") for kind, texts in there.items() for name, text in texts.items()]
-        return partitions + others
+        return all_told([*self.partitions(), *waiting], there)
 
     def room(self) -> tuple[int, int, int]:
         """Queued requests, free IPUs on agents in service, and IPUs of the largest partition possible now."""
@@ -571,7 +563,7 @@ class Service:
                 if isinstance(operation, ev.ReleaseMachines):
                     self.pool.release([MachineUse(part.agent_id, name) for part in operation.slices])
                 else:
-                    operations.bring_up(self.pool, partition)
+                    operations.bring_up(self.pool, partition, self.id)
             except PodrunError as error:
                 if self._stopping.is_set():
                     return  # The partition is in order: it is brought up when the service starts again.

@@ -35,13 +35,14 @@ from podrun.core.errors import ConfigError, ConflictError, InternalError, Servic
 from podrun.faults import parse_fault
 from podrun.vipu.allocator import NO_PLANS, Allocator, Plans
 from podrun.vipu.events import Maintenance, Partition, Queued, Reservation, StateChange
+from podrun.vipu.holders import parse_holder
 from podrun.vipu.ipu_placement import MachineSlice
 from podrun.vipu.machine_pool import Lease
 from podrun.vipu.requirements import validate_state
 from podrun.vipu.state_lock import StateFileLock, real_path
 from podrun.vipu.types import PartitionState, Requirements, SyncType
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 _PLANS = "CREATE TABLE plans (kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (kind, name))"
 _USERS = "CREATE TABLE users (name TEXT PRIMARY KEY, data TEXT NOT NULL)"
 _LAYOUT = (
@@ -57,6 +58,7 @@ MIGRATIONS = {
     3: (_PLANS,),
     4: (_USERS,),
     5: (_LAYOUT, "ALTER TABLE pod ADD COLUMN own_layout INTEGER NOT NULL DEFAULT 0"),
+    6: (),  # Rows may name a holder, which an earlier podrun does not know.
 }
 """The steps that bring a file of one schema version to the next."""
 
@@ -470,6 +472,8 @@ def entry_of(kind: type, data: Any) -> Any:
         needs = dict(data["needs"])
         needs["sync_type"] = SyncType[needs["sync_type"]] if needs["sync_type"] else None
         needs["faults"] = tuple(map(parse_fault, needs["faults"]))
+        if needs.get("holder"):
+            parse_holder(needs["holder"])
         return Queued(**{**data, "needs": Requirements(**needs)})
     if kind is Reservation:
         return Reservation(**{**data, "agents": tuple(data["agents"])})
@@ -490,6 +494,8 @@ def partition_of(name: str, data: Any) -> Partition:
             "story": tuple(data["story"]),
         }
     )
+    if partition.holder:
+        parse_holder(partition.holder)
     if partition.name != name:
         raise ValueError(f"partition {name} is recorded as {partition.name}")
     return partition

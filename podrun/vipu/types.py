@@ -99,6 +99,8 @@ class Requirements:
     """Which of the V-IPU cluster's places of this size, from 1; 0: the server chooses."""
     cluster: str = ""
     """The V-IPU cluster it is to lie in; empty: the server chooses."""
+    holder: str = ""
+    """The process with which the request and the partition end (`podrun.vipu.holders`); empty: none."""
 
 
 class AgentState(enum.Enum):
@@ -137,6 +139,8 @@ class PartitionInfo:
     relocatable: bool = False
     owner: str = ""
     """Name of the user who made it."""
+    holder: str = ""
+    """The process with which it ends (`podrun.vipu.holders`); empty: it stays until it is removed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from podrun.core.cluster import Agent, Cluster, ipu_number
 from podrun.core.errors import UsageError
+from podrun.faults import parse_fault
 from podrun.protos import vipu_pb2 as messages
 from podrun.vipu.accounts import Account
 from podrun.vipu.event_log import Told
 from podrun.vipu.events import Maintenance, Partition, Queued, StateChange
-from podrun.vipu.ipu_placement import routing_of
+from podrun.vipu.ipu_placement import routing_named, routing_of
 from podrun.vipu.machine_pool import MachineUse
 from podrun.vipu.queueing import Explanation
 from podrun.vipu.rights import owner_name
@@ -30,11 +31,19 @@ from podrun.vipu.types import (
     PartitionInfo,
     PartitionState,
     QueueInfo,
+    Requirements,
     ReservationInfo,
+    SyncType,
     UserInfo,
     agent_json,
+    allocation_json,
+    cluster_json,
     partition_json,
+    reservation_json,
 )
+
+if TYPE_CHECKING:
+    from podrun.vipu.allocator import Allocator
 
 pb: Any = messages
 Source = TypeVar("Source")
@@ -176,6 +185,7 @@ def partition_info(pod: Cluster, partition: Partition) -> PartitionInfo:
         ends=partition.ends or None,
         relocatable=partition.relocatable,
         owner=owner_name(partition.owner),
+        holder=partition.holder,
     )
 
 
@@ -196,7 +206,22 @@ def queued_info(pod: Cluster, entry: Queued) -> PartitionInfo:
         created=entry.since,
         relocatable=needs.relocatable,
         owner=owner_name(needs.owner),
+        holder=needs.holder,
     )
+
+
+def reservation_infos(state: Allocator) -> list[ReservationInfo]:
+    """Reservations, by their begin."""
+    entries = sorted(state.reservations.values(), key=lambda entry: (entry.start, entry.name))
+    return [ReservationInfo(entry.name, entry.agents, entry.start, entry.end) for entry in entries]
+
+
+def allocation_infos(state: Allocator) -> list[AllocationInfo]:
+    """Allocations, by name."""
+    return [
+        AllocationInfo(name, state.cluster_of_allocation(name).name, entry.agents)
+        for name, entry in sorted(state.allocations.items())
+    ]
 
 
 def queue_info(told: Explanation) -> QueueInfo:
@@ -216,9 +241,11 @@ def queue_info(told: Explanation) -> QueueInfo:
 
 
 def ipuof_config(
-    cluster: Cluster, partition: Partition, gcd: int, endpoints: Mapping[MachineUse, str]
+    cluster: Cluster, partition: Partition, gcd: int, endpoints: Mapping[MachineUse, str], service: str = ""
 ) -> IpuofConfig:
-    """How clients reach the IPUs of one GCD. Raises UsageError if the partition has no such GCD."""
+    """How clients reach the IPUs of one GCD of a partition of ``service``. Raises UsageError if the partition has no
+    such GCD.
+    """
     if gcd >= partition.num_gcds:
         raise UsageError(
             f"partition {partition.name} has no GCD {gcd}",
@@ -226,7 +253,9 @@ def ipuof_config(
         )
     share = partition.size // partition.num_gcds
     devices = tuple(d for d in _devices(partition, endpoints) if d.partition_ipu // share == gcd)
-    return IpuofConfig(partition.name, partition.state, devices, _attributes(cluster, partition, gcd))
+    who = {"Partition": partition.name, "Service": service, "Epoch": partition.epoch(service)}
+    attributes = _attributes(cluster, partition, gcd) | who
+    return IpuofConfig(partition.name, partition.state, devices, attributes)
 
 
 def agent_state(agent: str, lost: set[str], running: set[str]) -> AgentState:
@@ -285,6 +314,27 @@ def _attributes(cluster: Cluster, partition: Partition, gcd: int) -> dict[str, s
         "Auto Reset": str(partition.auto_reset).lower(),
         "Error": partition.error,
     }
+
+
+def groups_json(
+    clusters: Iterable[ClusterInfo],
+    allocations: Iterable[AllocationInfo],
+    reservations: Iterable[ReservationInfo],
+) -> dict[str, dict[str, str]]:
+    """The groups of agents as those who watch are told, by kind and name."""
+    return {
+        "cluster": json_by_name(clusters, cluster_json),
+        "allocation": json_by_name(allocations, allocation_json),
+        "reservation": json_by_name(reservations, reservation_json),
+    }
+
+
+def all_told(partitions: Iterable[PartitionInfo], others: Mapping[str, Mapping[str, str]]) -> list[Told]:
+    """The present state as those who begin to watch are told. ``others``: JSON by kind and name."""
+    told: list[Told] = [
+        ("partition", info.name, json.dumps(partition_json(info)), info.allocation) for info in partitions
+    ]
+    return told + [(kind, name, text, "") for kind, texts in others.items() for name, text in texts.items()]
 
 
 def changes_told(
@@ -372,6 +422,38 @@ def partition_message(info: PartitionInfo) -> Any:
         owner=info.owner,
         ends=info.ends or 0.0,
         relocatable=info.relocatable,
+        holder=info.holder,
+    )
+
+
+def requirements_of(request: Any, owner: int) -> Requirements:
+    """The request of a CreatePartitionRequest by user ``owner``. Raises UsageError for values that there are not."""
+    needs = request.requirements
+    try:
+        sync = pb.SyncType.Name(needs.sync_type)
+    except ValueError as error:
+        raise UsageError(
+            f"there is no sync type {needs.sync_type}",
+            hint=f"There are: {', '.join(pb.SyncType.keys())}.",
+        ) from error
+    return Requirements(
+        name=request.partition_id,
+        size=needs.size,
+        allocation=needs.allocation_id,
+        reconfigurable=needs.reconfigurable,
+        num_gcds=needs.num_gcds or 1,
+        num_ilds=needs.num_ilds,
+        sync_type=None if sync == "ST_UNSPECIFIED" else SyncType[sync.removeprefix("ST_")],
+        auto_reset=not request.disable_auto_reset,
+        faults=tuple(map(parse_fault, request.faults)),
+        owner=owner,
+        limit_s=request.limit_seconds,
+        relocatable=request.relocatable,
+        reservation=request.reservation,
+        routing=routing_named(needs.routing) if needs.routing else "",
+        index=needs.index,
+        cluster=needs.cluster_id,
+        holder=request.holder,
     )
 
 

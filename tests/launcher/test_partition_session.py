@@ -19,6 +19,8 @@ from podrun.launcher.partition import PartitionSession, answers, work_since
 from podrun.launcher.plan import LaunchContext, plan_launch
 from podrun.launcher.server import usable_names
 from podrun.vipu.client import VipuClient
+from podrun.vipu.holders import SignsOfLife, this_holder
+from podrun.vipu.orphans import HolderWatch
 from podrun.vipu.types import PartitionState
 from tests.conftest import wait_until
 from tests.vipu.conftest import Pod
@@ -75,6 +77,23 @@ def test_a_partition_of_another_launch_is_not_the_only_one(launch: Launches) -> 
     names = sorted(f"podrun-{pid}" for pid in (os.getpid(), os.getppid()))
     with pytest.raises(ExhaustedError, match=f"partitions in the way: {names[0]} .*, {names[1]} "):
         launch("--num-replicas 4 --vipu-partition third").prepare()
+
+
+def test_a_partition_ends_with_its_launch(launch: Launches) -> None:
+    service = launch.pod.service
+    session = launch("--num-replicas 4")
+    session.prepare()
+    session.wait_active()
+    info = service.partition(session.name)
+    assert info.holder == str(this_holder())
+    assert usable_names({info.name: info, "own": replace(info, name="own", holder="")}, {}) == ["own"]
+    dead = SignsOfLife(see=lambda text: False)
+    service._holders = HolderWatch(dead)  # The launch is killed.
+    service.look_around()
+    wait_until(lambda: service.partitions() == [], 20, "the partition is removed")
+    kept = launch("--num-replicas 4 --remove-partition=no --vipu-partition=stays")
+    kept.prepare()
+    assert service.partition("stays").holder == ""
 
 
 def test_what_an_earlier_launch_has_left_on_purpose_is(launch: Launches) -> None:

@@ -21,6 +21,7 @@ from podrun.vipu.cli_server import vipu_server
 from podrun.vipu.cli_user import vipu
 from podrun.vipu.client import VipuClient
 from podrun.vipu.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
+from podrun.vipu.holders import this_holder
 
 from .conftest import Pod
 
@@ -424,6 +425,26 @@ def test_a_request_that_waits_says_so_and_ctrl_c_gives_it_up(
     assert shell("create partition q --size 2 --wait") == 130
     assert "partition q waits for IPUs; vipu explain q says for which" in shell.err
     assert shell("get partition q") == 2
+
+
+def test_a_partition_from_the_queue_is_kept_once_its_client_has_it(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+    wait_in_queue = VipuClient.wait_in_queue
+
+    def noted(client: VipuClient, name: str) -> None:
+        held.append(client.get_partition(name).holder)
+        wait_in_queue(client, name)
+
+    monkeypatch.setattr(VipuClient, "wait_in_queue", noted)
+    assert shell("create partition p --size 4 --wait") == 0
+    assert held == [str(this_holder())]
+    assert shell("get partition p") == 0
+    assert "Ends With" not in shell.out
+    shell._pod.active("launch", 4, holder=str(this_holder()))
+    assert shell("get partition launch") == 0
+    assert f"process {os.getpid()} on " in shell.out
 
 
 def test_names_of_partitions_are_completed(pod16: Pod, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,10 @@ from podrun.vipu.allocator import Allocator
 from podrun.vipu.cli_admin import vipu_admin
 from podrun.vipu.cli_common import run
 from podrun.vipu.cli_user import vipu
-from podrun.vipu.endpoint_watch import QUEUE_LEASE_S, SignsOfLife, steady_clock
+from podrun.vipu.endpoint_watch import steady_clock
+from podrun.vipu.holders import QUEUE_LEASE_S, SignsOfLife
 from podrun.vipu.ipu_placement import ipus_of
+from podrun.vipu.orphans import HolderWatch
 from podrun.vipu.queueing import explain
 from podrun.vipu.types import PartitionState, Requirements
 from podrun.vipu.views import SUSPECT_SECONDS, agent_health
@@ -248,7 +250,7 @@ def test_a_client_waits_and_is_served(pod16: Pod) -> None:
 
 def test_a_client_that_vanishes_leaves_the_queue(pod16: Pod) -> None:
     now = [0.0]
-    pod16.service._signs = SignsOfLife(lambda: now[0])
+    pod16.service._holders = HolderWatch(SignsOfLife(lambda: now[0]))
     pod16.active("p", 16)
     for name in ("gone", "there"):
         pod16.client.create_partition(Requirements(name, 16), wait=True)

@@ -291,7 +291,7 @@ TABLES_OF = {
     3: "CREATE TABLE pod (name TEXT NOT NULL, own_allocations INTEGER NOT NULL DEFAULT 0, "
     "fingerprint TEXT NOT NULL DEFAULT '', uid TEXT NOT NULL DEFAULT '', epoch INTEGER NOT NULL DEFAULT 0)",
 }
-TABLES_OF[4] = TABLES_OF[5] = TABLES_OF[3]
+TABLES_OF |= dict.fromkeys((4, 5, 6), TABLES_OF[3])
 """The table that changed, as each earlier schema had it."""
 
 
@@ -308,6 +308,11 @@ def test_a_state_file_of_an_earlier_schema_goes_on(
         )
         if version > 3:
             db.execute("CREATE TABLE plans (kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL)")
+        if version > 5:
+            db.execute("ALTER TABLE pod ADD COLUMN own_layout INTEGER NOT NULL DEFAULT 0")
+            db.execute(
+                "CREATE TABLE layout (kind TEXT NOT NULL, position INTEGER NOT NULL, data TEXT NOT NULL)"
+            )
         if version > 4:
             db.execute("CREATE TABLE users (name TEXT PRIMARY KEY, data TEXT NOT NULL)")
         db.execute("CREATE TABLE lost (agent TEXT PRIMARY KEY)")

@@ -7,6 +7,7 @@ utilisation. Temperature and power stay unknown: podrun neither measures nor mod
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ import grpc
 
 from podrun.core.access import open_channel, why_unreachable
 from podrun.core.errors import ApplicationRuntimeError, ServiceError
+from podrun.core.identity import Caller
 from podrun.core.telemetry import NO_ERRORS, AttachedProcess, IpuReport, MachineReport
 from podrun.device.health import Health
 from podrun.device.machine import Machine
@@ -50,13 +52,15 @@ class MachineControl:
         ipus: int = 4,
         owner: int = -1,
         operation: int = 0,
+        epoch: str = "",
     ) -> None:
         """Put the machine into a partition: its first IPU and its own index there, where all its machines
         listen.
 
         ``ipus``: how many IPUs this and every other machine of the partition has. ``owner``: the user id of who may
         attach; -1: only the user who runs the machine. ``operation``: the partition service's number for this, which
-        `lead` gives back. Attached processes lose their IPUs.
+        `lead` gives back. ``epoch``: the life of the partition, for those who ask whether a file describes it.
+        Attached processes lose their IPUs.
         """
         self._ask(
             self._stub.Configure,
@@ -68,6 +72,7 @@ class MachineControl:
                 endpoints=endpoints,
                 owner=owner + 1,
                 operation=operation,
+                epoch=epoch,
             ),
         )
 
@@ -160,6 +165,8 @@ class MachineHolder:
         self.target = bare.target
         self.owner = -1
         """Id of the user who may attach besides the user who runs the machine."""
+        self.work = ("", "")
+        """The partition that the machine works for, and which life of it; empty: none."""
 
     @property
     def machine(self) -> Machine:
@@ -174,6 +181,10 @@ class MachineHolder:
     def known(self) -> Machine | None:
         """The machine; None before it is configured."""
         return self._machine
+
+    def may_attach(self, caller: Caller) -> bool:
+        """Whether a caller may attach to the machine's IPUs."""
+        return caller.own or caller.uid in (self.owner, 0, os.getuid(), *self.admins)
 
     def configure(self, place: MachinePlace, owner: int = -1) -> None:
         """Put the machine into its place in a partition, for user ``owner``."""

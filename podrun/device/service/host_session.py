@@ -130,7 +130,7 @@ class HostSession:
         caller = self._caller
         if caller.own:
             return request
-        if caller.uid not in (self._holder.owner, 0, os.getuid(), *self._holder.admins):
+        if not self._holder.may_attach(caller):
             raise ApplicationRuntimeError(
                 f"these IPUs are in a partition of another user than {user_name(caller.uid)}",
                 hint="Make one: vipu create partition NAME --size N",

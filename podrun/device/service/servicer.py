@@ -125,6 +125,14 @@ class IpuofServicer(stubs.IpuofServicer):
             self._claims.release()
         return pb.JoinGroupReply(token_json=json.dumps(dict(token)))
 
+    def Describe(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DescribeReply:
+        if not self._holder.may_attach(caller_of(context)):
+            context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, "this machine is in no partition of the caller's"
+            )
+        partition, epoch = self._holder.work
+        return pb.DescribeReply(partition=partition, epoch=epoch)
+
 
 class CommandingServer:
     """Which server commands a machine, and its last order: the highest epoch of a server that the machine has seen.
@@ -177,6 +185,7 @@ class ControlServicer(stubs.MachineControlServicer):
 
         def configure() -> None:
             self._holder.configure(place, owner)
+            self._holder.work = (request.partition, request.epoch)
             self._command.partition, self._command.operation = request.partition, request.operation
 
         return self._control(context, configure)
@@ -201,6 +210,8 @@ class ControlServicer(stubs.MachineControlServicer):
 
         def power_cycle() -> None:
             self._command.partition, self._command.operation = "", 0
+            if removed:
+                self._holder.work = ("", "")
             if machine is not None:
                 machine.power_cycle(removed=removed)
 
