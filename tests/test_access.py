@@ -4,10 +4,12 @@ travels.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,24 +17,25 @@ from typing import Any
 import grpc
 import pytest
 
-from podrun.core import access, identity
+from podrun.core import access, identity, known_servers, own_sockets, proven_channel
 from podrun.core.cluster import load_cluster
-from podrun.core.errors import DeniedError, NotFoundError, ServiceError, UsageError
+from podrun.core.errors import DeniedError, ServiceError, UsageError
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
-from podrun.vipu.client import HARMLESS, VipuClient
+from podrun.vipu.client import VipuClient
 from podrun.vipu.machine_pool import LocalMachinePool
 from podrun.vipu.service import Service
 from podrun.vipu.store import Store
 from podrun.vipu.types import Requirements
+from tests.proofs import proof_for
 
 TOKEN = "a-token-of-this-test"
 ANOTHER = "another-token-than-that"
 METHOD = "/podrun.vipu.v1.UserService/ListPartitions"
 
 
-def checker(now: float = 1000.0, token: str = TOKEN) -> identity.ProofChecker:
-    return identity.ProofChecker(token, identity.OwnAddresses("127.0.0.1", 8090), clock=lambda: now)
+def checker(token: str = TOKEN) -> identity.ProofChecker:
+    return identity.ProofChecker(token, identity.OwnAddresses("127.0.0.1", 8090), clock=lambda: 1000.0)
 
 
 def test_it_is_made_once_and_read_by_its_user_alone(tmp_path: Path) -> None:
@@ -81,34 +84,76 @@ def test_what_only_this_host_reaches() -> None:
     assert not any(map(access.is_loopback, ("10.0.0.1", "0.0.0.0", "hosta")))
 
 
+WHERE = "127.0.0.1:8090"
+
+
+def session_with(server: identity.ProofChecker, secret: str = TOKEN) -> identity.ProvenSession:
+    greeting = identity.Greeting(secret, WHERE)
+    session = greeting.session(server.greet(greeting.text))
+    assert session is not None
+    return session
+
+
 def test_a_proof_holds_once_and_is_answered() -> None:
-    server, proof = checker(), identity.make_proof(TOKEN, METHOD, "127.0.0.1:8090", now=1000)
+    server = checker()
+    proof = session_with(server).proof(METHOD, b"x")
     assert TOKEN not in proof.text
-    assert server.check(proof.text, METHOD) == proof.answer
+    assert server.check(proof.text, METHOD, b"x") == proof.answer
     with pytest.raises(identity.RefusedProof, match="repeats"):
-        server.check(proof.text, METHOD)
-    assert checker(token=ANOTHER)._secret != TOKEN
+        server.check(proof.text, METHOD, b"x")
+
+
+def test_the_server_proves_itself_first() -> None:
+    """A server that does not know the secret, or is reached under another name than it listens at, opens no session."""
+    greeting = identity.Greeting(TOKEN, WHERE)
+    reply = checker(token=ANOTHER).greet(greeting.text)
+    assert greeting.session(reply) is None
+    good = checker().greet(greeting.text)
+    assert greeting.session(good) is not None
+    assert identity.Greeting(TOKEN, WHERE).session(good) is None  # The reply to another greeting.
+    for text in ("", "x", good[:-1], good + "0", "0" + good[1:], "ä", "x" * 100_000):
+        assert greeting.session(text) is None
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"method": METHOD + "x"}, "does not know"),
-        ({"where": "127.0.0.1:8091"}, "another server"),
-        ({"where": "192.0.2.1:8090"}, "another server"),
-        ({"secret": ANOTHER}, "does not know"),
-        ({"now": 1000 - identity.WINDOW_S - 1}, "clocks"),
-        ({"now": 1000 + identity.WINDOW_S + 1}, "clocks"),
-    ],
+    "where", ["[::1]:8090", "127.0.0.2:8090", "127.0.0.1:8091", "localhost:8090", "x", ""]
 )
-def test_a_proof_for_something_else_is_refused(change: dict[str, Any], reason: str) -> None:
-    asked = {"secret": TOKEN, "method": METHOD, "where": "127.0.0.1:8090", "now": 1000, **change}
-    with pytest.raises(identity.RefusedProof, match=reason):
-        checker().check(identity.make_proof(**asked).text, METHOD)
+def test_a_greeting_that_a_stranger_passes_on_gets_no_reply(where: str) -> None:
+    """The server listens at 127.0.0.1:8090 alone: whoever was dialled elsewhere on this host is somebody else."""
+    with pytest.raises(identity.RefusedProof):
+        checker().greet(identity.Greeting(TOKEN, where).text)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_a_server_at_all_addresses_knows_those_of_its_host(host: str) -> None:
+    here = identity.OwnAddresses(host, 8090)
+    assert here("127.0.0.1", 8090)
+    assert not here("127.0.0.1", 8091)
+    assert not here("192.0.2.1", 8090)
+    assert not here("no number", 8090)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1", "1 a b c d", "2 127.0.0.1:8090 1000000 n m", "x" * 100_000, "1 ä 1 n m"]
+    ("secret", "method", "request_"),
+    [(TOKEN, METHOD + "x", b"x"), (TOKEN, METHOD, b"y"), (TOKEN, METHOD, b""), (ANOTHER, METHOD, b"x")],
+)
+def test_a_proof_for_something_else_is_refused(secret: str, method: str, request_: bytes) -> None:
+    server = checker()
+    greeting = server.greet(f"2 {WHERE} c").split(" ")[0]
+    proof = proof_for(secret, METHOD, WHERE, ("c", greeting), b"x")
+    with pytest.raises(identity.RefusedProof, match="does not know"):
+        server.check(proof.text, method, request_)
+
+
+def test_a_proof_for_another_server_is_refused() -> None:
+    server = checker()
+    proof = proof_for(TOKEN, METHOD, "[::1]:8090", ("c", server.greet(f"2 {WHERE} c").split(" ")[0]))
+    with pytest.raises(identity.RefusedProof, match="another server"):
+        server.check(proof.text, METHOD)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "2 a b c d e", "1 127.0.0.1:8090 1000000 n m", "x" * 100_000, "2 ä 1 n 1 m"]
 )
 def test_a_malformed_proof_is_refused(text: str) -> None:
     with pytest.raises(identity.RefusedProof):
@@ -116,24 +161,52 @@ def test_a_malformed_proof_is_refused(text: str) -> None:
 
 
 def test_a_changed_proof_is_refused() -> None:
-    text = identity.make_proof(TOKEN, METHOD, "127.0.0.1:8090", now=1000).text
+    server = checker()
+    text = session_with(server).proof(METHOD, b"").text
     for at in range(0, len(text), 7):
         changed = text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :]
         with pytest.raises(identity.RefusedProof):
-            checker().check(changed, METHOD)
+            server.check(changed, METHOD)
 
 
-def test_old_repetitions_are_forgotten_only_when_they_are_refused_for_their_age() -> None:
+def test_calls_of_a_session_may_overtake_each_other_within_bounds() -> None:
+    server = checker()
+    session = session_with(server)
+    proofs = [session.proof(METHOD, b"") for _ in range(3 * identity.WINDOW)]
+    server.check(proofs[-1].text, METHOD)
+    for proof in proofs[-identity.WINDOW : -1]:
+        assert server.check(proof.text, METHOD) == proof.answer
+    for proof in (proofs[0], proofs[-identity.WINDOW - 1], proofs[-1]):
+        with pytest.raises(identity.RefusedProof, match="repeats"):
+            server.check(proof.text, METHOD)
+
+
+def test_a_server_forgets_a_session_only_with_the_number_that_its_proofs_need() -> None:
+    """It refuses a proof that was used before at any time, although it does not remember it for ever."""
     now = [1000.0]
-    server = identity.ProofChecker(TOKEN, identity.OwnAddresses("h", 1), clock=lambda: now[0])
-    first = identity.make_proof(TOKEN, METHOD, "h:1", now=1000 + identity.WINDOW_S)
+    server = identity.ProofChecker(TOKEN, identity.OwnAddresses("127.0.0.1", 8090), clock=lambda: now[0])
+    session = session_with(server)
+    first = session.proof(METHOD, b"")
     server.check(first.text, METHOD)
-    for _ in range(40):
-        now[0] += identity.WINDOW_S / 20
-        with pytest.raises(identity.RefusedProof):
-            server.check(first.text, METHOD)
-        server.check(identity.make_proof(TOKEN, METHOD, "h:1", now=now[0]).text, METHOD)
-    assert len(server._seen) < 45
+    now[0] += identity.NONCE_S
+    server.check(session.proof(METHOD, b"").text, METHOD)
+    with pytest.raises(identity.RefusedProof, match="repeats"):
+        server.check(first.text, METHOD)
+    for _ in range(5):
+        now[0] += identity.NONCE_S
+        for proof in (first, session.proof(METHOD, b"")):
+            with pytest.raises(identity.RefusedProof, match="does not remember") as refused:
+                server.check(proof.text, METHOD)
+            assert refused.value.again
+        server.check(session_with(server).proof(METHOD, b"").text, METHOD)
+    assert sum(map(len, server._sessions.values())) <= 2
+
+
+def test_greetings_of_strangers_take_no_memory() -> None:
+    server = checker()
+    for _ in range(50):
+        server.greet(identity.Greeting(ANOTHER, WHERE).text)
+    assert not any(server._sessions.values())
 
 
 def test_the_kernel_knows_whose_connection_it_is() -> None:
@@ -199,36 +272,6 @@ def test_a_client_that_expects_its_own_server_takes_no_other(
         client.list_partitions()
 
 
-def test_a_strangers_server_is_asked_to_change_nothing(service: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server proves itself with its answer, when a call has been carried out: the error must not come too late."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from podrun.protos import vipu_pb2_grpc as stubs
-
-    monkeypatch.setenv(access.VARIABLE, TOKEN)
-    spy = _Spy()
-    fake = grpc.server(ThreadPoolExecutor(1), interceptors=[spy])
-    stubs.add_UserServiceServicer_to_server(stubs.UserServiceServicer(), fake)
-    port = fake.add_insecure_port("127.0.0.1:0")
-    fake.start()
-    try:
-        with VipuClient("127.0.0.1", port, timeout=10, own=True) as client:
-            for change in (
-                lambda: client.create_partition(Requirements("p", 4)),
-                lambda: client.remove_partition("p"),
-                lambda: client.reset_partition("p"),
-            ):
-                with pytest.raises(access.StrangersServerError):
-                    change()
-    finally:
-        fake.stop(None).wait(5)
-    assert {method for method, _ in spy.seen} == {HARMLESS}
-    with VipuClient("127.0.0.1", service, timeout=10, own=True) as client:
-        with pytest.raises(NotFoundError):
-            client.remove_partition("none")
-        client.list_partitions()
-
-
 def test_no_server_is_no_strangers_server() -> None:
     with (
         VipuClient("127.0.0.1", 1, timeout=10, own=True) as client,
@@ -241,41 +284,232 @@ class _Spy(grpc.ServerInterceptor):
     """A stranger's server that keeps what callers send, to use it elsewhere."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, str]] = []
+        self.seen: list[tuple[str, dict[str, Any]]] = []
 
     def intercept_service(self, proceed: Any, call: Any) -> Any:
-        self.seen += [
-            (call.method, value) for key, value in call.invocation_metadata if key == access.PROOF_KEY
-        ]
+        self.seen.append((call.method, dict(call.invocation_metadata)))
         return proceed(call)
 
 
-def test_what_a_strangers_server_hears_opens_no_other(service: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.contextmanager
+def strangers_server(
+    spy: _Spy, port: int = 0, host: str = "127.0.0.1", relay: grpc.Channel | None = None
+) -> Iterator[int]:
+    """A server that knows no secret. ``relay``: it passes greetings on to the real server, and its replies back."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from podrun.protos import vipu_pb2 as pb
-    from podrun.protos import vipu_pb2_grpc as stubs
+    from podrun.protos import ipuof_pb2_grpc, vipu_pb2_grpc
 
-    monkeypatch.setenv(access.VARIABLE, TOKEN)
-    spy = _Spy()
-    fake = grpc.server(ThreadPoolExecutor(1), interceptors=[spy])
-    stubs.add_UserServiceServicer_to_server(stubs.UserServiceServicer(), fake)
-    port = fake.add_insecure_port("127.0.0.1:0")
+    fake = grpc.server(ThreadPoolExecutor(4), interceptors=[spy], options=(("grpc.so_reuseport", 0),))
+    vipu_pb2_grpc.add_UserServiceServicer_to_server(vipu_pb2_grpc.UserServiceServicer(), fake)
+    ipuof_pb2_grpc.add_IpuofServicer_to_server(ipuof_pb2_grpc.IpuofServicer(), fake)
+    if relay is not None:
+        pass_on = grpc.unary_unary_rpc_method_handler(
+            lambda text, _: relay.unary_unary(access.GREET)(text, timeout=5)
+        )
+        service, _, method = access.GREET[1:].partition("/")
+        fake.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: pass_on}),))
+    bound = fake.add_insecure_port(f"{host}:{port}")
     fake.start()
     try:
-        with (
-            VipuClient("127.0.0.1", port, timeout=10, own=True) as client,
-            pytest.raises(access.StrangersServerError),
-        ):
-            client.list_partitions()
+        yield bound
     finally:
         fake.stop(None).wait(5)
-    ((method, proof),) = spy.seen
-    assert method == METHOD
-    assert TOKEN not in proof
-    with grpc.insecure_channel(f"127.0.0.1:{service}") as channel:
-        stub = stubs.UserServiceStub(channel)
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.ListPartitions(pb.ListPartitionsRequest(), timeout=10, metadata=((access.PROOF_KEY, proof),))
-        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert "another server" in caught.value.details()
+
+
+@pytest.fixture
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients find no Unix socket, as those on another host."""
+    monkeypatch.setattr(own_sockets, "listens_for_me", lambda path: False)
+
+
+def test_a_strangers_server_hears_a_greeting_and_nothing_else(
+    service: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No name, no request and no proof: nothing that tells it something or could be used elsewhere."""
+    monkeypatch.setenv(access.VARIABLE, TOKEN)
+    spy = _Spy()
+    with strangers_server(spy) as port, VipuClient("127.0.0.1", port, timeout=10, own=True) as client:
+        for ask in (
+            lambda: client.create_partition(Requirements("p", 4)),
+            lambda: client.remove_partition("p"),
+            client.list_partitions,
+            lambda: next(client.watch()),
+        ):
+            with pytest.raises(access.StrangersServerError, match="not this user's"):
+                ask()
+    assert {method for method, _ in spy.seen} == {access.GREET}
+    assert not any(access.PROOF_KEY in metadata for _, metadata in spy.seen)
+
+
+@pytest.mark.usefixtures("over_tcp")
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("relayed", [True, False])
+def test_a_stranger_at_another_address_of_the_name_relays_nothing(
+    service: int, monkeypatch: pytest.MonkeyPatch, own: bool, relayed: bool
+) -> None:
+    """``localhost`` leads to the stranger at 127.0.0.2 first: the real server replies to no greeting for that address,
+    and the client finds it at its own."""
+    monkeypatch.setenv(access.VARIABLE, TOKEN)
+    monkeypatch.setattr(proven_channel, "numeric_hosts", lambda host: ["127.0.0.2", "127.0.0.1"])
+    spy = _Spy()
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{service}") as real,
+        strangers_server(spy, service, "127.0.0.2", real if relayed else None),
+        VipuClient("localhost", service, timeout=10, own=own) as client,
+    ):
+        assert client.list_partitions() == []
+    assert {method for method, _ in spy.seen} == {access.GREET}
+
+
+@pytest.mark.usefixtures("over_tcp")
+def test_a_stranger_who_takes_the_port_is_not_believed_and_a_restarted_server_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(access.VARIABLE, TOKEN)
+    cluster = load_cluster("pod16")
+
+    def serve(port: int) -> tuple[Service, int]:
+        made = Service(cluster, Store(None, "pod16"), LocalMachinePool(cluster))
+        return made, made.start("127.0.0.1", port, TOKEN)
+
+    first, port = serve(0)
+    with VipuClient("127.0.0.1", port, timeout=10, own=False) as client:
+        assert client.list_partitions() == []
+        first.stop(grace=0)
+        spy = _Spy()
+        with strangers_server(spy, port), pytest.raises(ServiceError):
+            client.remove_partition("p")
+        with strangers_server(spy, port), pytest.raises(ServiceError):
+            until_reached(client)
+        second, _ = serve(port)
+        try:
+            assert until_reached(client) == []
+        finally:
+            second.stop(grace=0)
+    asked = [metadata for method, metadata in spy.seen if method != access.GREET]
+    assert all(
+        access.PROOF_KEY in metadata for metadata in asked
+    )  # For the server that ended: of no use to others.
+
+
+def until_reached(client: VipuClient) -> Any:
+    """The answer, once gRPC has connected again."""
+    for _ in range(200):
+        try:
+            return client.list_partitions()
+        except access.StrangersServerError:
+            raise
+        except ServiceError as error:
+            if "answers" not in str(error) and "does not answer" not in str(error):
+                raise
+            threading.Event().wait(0.05)
+    raise AssertionError
+
+
+@pytest.mark.usefixtures("over_tcp")
+def test_a_call_goes_on_after_the_server_has_forgotten_the_greeting(
+    service: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(access.VARIABLE, TOKEN)
+    with VipuClient("127.0.0.1", service, timeout=10, own=True) as client:
+        client.list_partitions()
+        monkeypatch.setattr(identity.ProofChecker, "_nonce", _forgetful(identity.ProofChecker._nonce, 3))
+        assert client.list_partitions() == []
+        assert next(client.watch(["partition"])).kind
+
+
+def _forgetful(real: Any, times: int) -> Any:
+    """``ProofChecker._nonce`` that forgets all its numbers so many times."""
+    left = [times]
+
+    def nonce(self: identity.ProofChecker) -> str:
+        if left[0]:
+            left[0] -= 1
+            self._sessions.clear()
+        return str(real(self))
+
+    return nonce
+
+
+def test_a_user_reaches_the_own_server_through_the_own_folder(
+    service: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a Unix socket proves it, nothing is asked over TCP, under no name of the host."""
+    monkeypatch.setenv(access.VARIABLE, TOKEN)
+
+    def no_tcp(*_: object) -> Any:
+        raise AssertionError("over TCP")
+
+    monkeypatch.setattr(proven_channel.ProvenChannel, "_greeted", no_tcp)
+    for host in ("127.0.0.1", "localhost"):
+        with VipuClient(host, service, timeout=10, own=True) as client:
+            assert client.list_partitions() == []
+    monkeypatch.setenv(access.VARIABLE, ANOTHER)  # Another secret, another name.
+    with VipuClient("127.0.0.1", service, timeout=10, own=True) as client, pytest.raises(AssertionError):
+        client.list_partitions()
+
+
+def test_the_socket_goes_with_its_server() -> None:
+    folder = own_sockets.socket_folder()
+    before = set(folder.iterdir())
+    server = MachineServer(token=TOKEN)
+    server.start()
+    assert len(set(folder.iterdir()) - before) == 1
+    server.stop()
+    assert set(folder.iterdir()) == before
+
+
+def test_a_machine_hears_no_program_before_it_has_proved_itself() -> None:
+    """A file may be old, and its port somebody else's: no request to attach is sent, so no program and no weights."""
+    from podrun.core.errors import UnrecoverableRuntimeError
+    from podrun.core.layout import IpuRange
+    from podrun.device.connection import AttachRequest
+    from podrun.device.host.ports import Site
+    from podrun.device.host.remote import RemotePort
+
+    spy = _Spy()
+    with strangers_server(spy) as port:
+        whole = IpuRange(0, 4)
+        for own, admit in ((True, None), (False, known_servers.only_of([]))):
+            machine = RemotePort(Site(0, f"127.0.0.1:{port}", whole), token=TOKEN, own=own, admit=admit)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(proven_channel, "user_of_server", lambda host, port: os.getuid() + 1_000_007)
+                with pytest.raises(UnrecoverableRuntimeError, match=f"is run by {os.getuid() + 1_000_007}"):
+                    machine.attach(AttachRequest(whole, whole, os.getpid(), "me", "program", ""))
+    assert {method for method, _ in spy.seen} == {access.GREET}
+
+
+def test_a_named_server_has_to_stay_the_same_users(tmp_path: Path) -> None:
+    known, bob, carol = known_servers.KnownServers(tmp_path), os.getuid() + 1_000_007, os.getuid() + 1_000_008
+    known.admit("127.0.0.1:8090", bob)
+    known.admit("127.0.0.1:8090", bob)
+    with pytest.raises(access.StrangersServerError, match=f"run by {carol}; .* was {bob}'s") as refused:
+        known.admit("127.0.0.1:8090", carol)
+    assert str(known.path) in (refused.value.hint or "")
+    known.admit("127.0.0.1:8090", os.getuid())  # The own one is always welcome,
+    with pytest.raises(access.StrangersServerError, match="was this user's"):
+        known.admit("127.0.0.1:8090", bob)  # and nobody takes its place.
+    assert known.users() == {os.getuid()}
+    for number in range(2 * known_servers.MOST):
+        known.admit(f"127.0.0.1:{number}", bob)
+    assert len(known._read()) == known_servers.MOST
+    known.path.write_text("[1, {")
+    assert known.users() == frozenset()
+    known_servers.only_of([bob])("127.0.0.1:1", bob)
+    with pytest.raises(access.StrangersServerError):
+        known_servers.only_of([bob])("127.0.0.1:1", carol)
+
+
+def test_the_kernel_knows_who_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        taken: list[Any] = []
+        thread = threading.Thread(target=lambda: taken.append(listener.accept()), daemon=True)
+        thread.start()
+        assert identity.user_of_server(host, port) == os.getuid()
+        thread.join(5)
+        assert identity.user_of_server(host, port, patience=0.01) is None  # Nobody has taken the connection.
+        taken[0][0].close()
+    assert identity.user_of_server("127.0.0.1", port) is None
+    assert identity.user_of_server("192.0.2.1", port) is None

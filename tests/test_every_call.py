@@ -18,6 +18,7 @@ from podrun.vipu.machine_pool import LocalMachinePool
 from podrun.vipu.rights import RIGHTS
 from podrun.vipu.service import Service
 from podrun.vipu.store import Store
+from tests.proofs import greet, proof_for
 from tests.rpc_table import SELF, TABLE, Call, answer, every_call
 
 SECRET = "a-secret-of-this-user"
@@ -45,7 +46,10 @@ class Doors:
 
     def ask(self, call: Call, proof: identity.Proof | None) -> str:
         metadata = () if proof is None else ((access.PROOF_KEY, proof.text),)
-        return answer(self._channels[self.where(call)], call, metadata)
+        return answer(self.channel(call), call, metadata)
+
+    def channel(self, call: Call) -> grpc.Channel:
+        return self._channels[self.where(call)]
 
     def close(self) -> None:
         for channel in self._channels.values():
@@ -78,12 +82,21 @@ def test_every_call_has_a_row() -> None:
 Make = Callable[[Doors, Call], identity.Proof | None]
 
 
-def _proof(call: Call, where: str, secret: str = SECRET, now: float | None = None) -> identity.Proof:
-    return identity.make_proof(secret, call.path, where, now)
+def _proof(doors: Doors, call: Call, secret: str = SECRET) -> identity.Proof:
+    where = doors.where(call)
+    sent = b"" if call.streams else call.request
+    return proof_for(secret, call.path, where, greet(doors.channel(call), where), sent)
+
+
+def _old(doors: Doors, call: Call) -> identity.Proof:
+    """Of a greeting that the server does not remember, as after its restart."""
+    return proof_for(SECRET, call.path, doors.where(call), ("0" * 32, "1" * 32), call.request)
 
 
 def _elsewhere(doors: Doors, call: Call) -> identity.Proof:
-    return _proof(call, doors.service_at if call.of_machine else doors.machine_at)
+    where = doors.service_at if call.of_machine else doors.machine_at
+    nonces = greet(doors.channel(call), doors.where(call))
+    return proof_for(SECRET, call.path, where, nonces, call.request)
 
 
 def _of_another_call(doors: Doors, call: Call) -> identity.Proof:
@@ -92,11 +105,15 @@ def _of_another_call(doors: Doors, call: Call) -> identity.Proof:
         if call.of_machine
         else "/podrun.ipuof.MachineControl/Telemetry"
     )
-    return _proof(dataclasses.replace(call, path=other), doors.where(call))
+    return _proof(doors, dataclasses.replace(call, path=other))
+
+
+def _of_another_request(doors: Doors, call: Call) -> identity.Proof:
+    return _proof(doors, dataclasses.replace(call, request=call.request + b"x", streams=False))
 
 
 def _cut(doors: Doors, call: Call) -> identity.Proof:
-    proof = _proof(call, doors.where(call))
+    proof = _proof(doors, call)
     return dataclasses.replace(proof, text=proof.text[:-1])
 
 
@@ -104,11 +121,9 @@ def _cut(doors: Doors, call: Call) -> identity.Proof:
     "make",
     [
         pytest.param(lambda doors, call: None, id="no token"),
-        pytest.param(
-            lambda doors, call: _proof(call, doors.where(call), "a-secret-of-long-ago"), id="stale token"
-        ),
-        pytest.param(lambda doors, call: _proof(call, doors.where(call), now=1.0), id="old proof"),
-        pytest.param(lambda doors, call: _proof(call, doors.where(call), now=4e9), id="proof of the future"),
+        pytest.param(lambda doors, call: _proof(doors, call, "a-secret-of-long-ago"), id="stale token"),
+        pytest.param(_old, id="old proof"),
+        pytest.param(_of_another_request, id="proof for another request"),
         pytest.param(_elsewhere, id="proof for another server"),
         pytest.param(_of_another_call, id="proof for another call"),
         pytest.param(_cut, id="damaged proof"),
@@ -123,7 +138,7 @@ def test_nobody_else_makes_any_call(doors: Doors, make: Make) -> None:
 
 def test_a_proof_is_good_for_one_call_whatever_it_is(doors: Doors) -> None:
     for call in every_call():
-        proof = _proof(call, doors.where(call))
+        proof = _proof(doors, call)
         assert doors.ask(call, proof) not in (REFUSED, "PERMISSION_DENIED"), call.row
         assert doors.ask(call, proof) == REFUSED, call.row
     assert doors.stopped == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,6 +189,51 @@ def test_a_machine_opens_nothing_because_another_user_says_its_number(
     assert attached == ""
     assert len(written) == 3
     assert all("was not handed over" in said for said in written)
+
+
+BOBS_MACHINE = """
+import sys
+from podrun.device.service.server import MachineServer
+server = MachineServer(token="a-secret-that-bob-knows")
+print(server.start(), flush=True)
+sys.stdin.readline()
+server.stop()
+"""
+
+
+def test_a_file_of_long_ago_attaches_no_program_to_another_users_machine(home: Path) -> None:
+    """The port that it names is Bob's now: what root's program would write there stays at home."""
+    from podrun.core.errors import UnrecoverableRuntimeError
+    from podrun.core.layout import IpuRange
+    from podrun.device.connection import AttachRequest
+    from podrun.device.host.partition_config import connect_files
+
+    words = other_users.words(BOB, sys.executable, "-c", BOBS_MACHINE)
+    with subprocess.Popen(
+        words,
+        env=other_users.variables(home / "bob", BOB),
+        cwd=other_users.ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as bob:
+        assert bob.stdout is not None
+        host, port = bob.stdout.readline().strip().split(":")
+        devices = [
+            {"ip": host, "server_port": int(port), "machine": 0, "partition_ipu": n, "agent_id": "ipum1"}
+            for n in range(4)
+        ]
+        file = home / "p_ipuof.conf"
+        file.write_text(json.dumps({"devices": devices}))
+        environ = {"IPUOF_CONFIG_PATH": str(file), "PODRUN_RUNTIME_DIR": str(home / "run")}
+        connection = connect_files(environ)
+        try:
+            ipus = IpuRange(0, 4)
+            with pytest.raises(UnrecoverableRuntimeError, match=f"not this user's: it is run by {BOB}"):
+                connection.try_attach(AttachRequest(ipus, ipus, 1, "root", "train.py", ""))
+        finally:
+            connection.close()
+            bob.communicate("\n", timeout=20)
 
 
 SILENT = """

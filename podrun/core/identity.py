@@ -1,21 +1,27 @@
 """Who calls and who answers: proofs that both sides know the same secret, which neither side sends.
 
-Every user has one secret, the file ``token`` of the runtime directory (`podrun.core.access`). A caller computes a
-*proof* for each call: an HMAC-SHA256 with the secret over the called method, the address that the caller dialled, the
-time and a random number. So a proof is of no use for another method, at another server, later, or a second time. The
-server's answer is an HMAC over the proof, which only a server that knows the secret can compute: a server of somebody
-else learns nothing from a proof that it could use, and cannot answer it.
+Every user has one secret, the file ``token`` of the runtime directory (`podrun.core.access`). A client and a server
+begin with a *greeting*: the client says the address that it dials and a random number, the server replies with a random
+number of its own and an HMAC-SHA256 over all three, which only a server that knows the secret can compute, and which it
+computes only for addresses at which it listens itself. The client sends nothing else before it has checked that. So
+whoever listens at another address and passes the greeting on gets no reply to show, and the client's proofs never reach
+it.
 
-What a proof does not cover is the content of the call.
+Then each call carries a *proof*: an HMAC over the called method, the digest of the request and the call's number, with
+a key that secret, address and both random numbers give. It holds for that call alone, once, at that server, as long as
+the server knows its random number (`NONCE_S`); clocks play no part. The server's answer is an HMAC over the proof. What
+is sent in a stream after its beginning is not covered, nor what the server replies; TLS covers both.
 
 On one host the kernel knows who is at the other end of a connection: `user_of_peer` asks it for the user id. That is
-how a server that is shared with other users tells them apart.
+how a server that is shared with other users tells them apart, and how they know whose server it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
+import itertools
 import pwd
 import secrets
 import socket
@@ -23,13 +29,18 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-WINDOW_S = 300.0
-"""Seconds by which the clocks of two hosts may differ; a proof is refused when it is older or newer."""
-_FIELDS = 5
+NONCE_S = 600.0
+"""Seconds after which a server takes another random number; it takes proofs for the one before, too."""
+FRESH_S = 300.0
+"""Seconds for which a client goes on with one greeting."""
+WINDOW = 1024
+"""Calls of one session that may overtake each other."""
+_FIELDS = 6
 _LONGEST = 512
+_VERSION = "2"
 _SOCK_DIAG = 4
 _BY_FAMILY = 20
 _ERROR_MESSAGE = 2
@@ -55,87 +66,205 @@ class Proof:
 
 
 class RefusedProof(Exception):
-    """An invalid proof; the message tells the caller why."""
+    """An invalid proof; the message tells the caller why. ``again``: another greeting may help."""
+
+    def __init__(self, reason: str, *, again: bool = False) -> None:
+        super().__init__(reason)
+        self.again = again
 
 
 def _mac(secret: str, *parts: str) -> str:
     return hmac.new(secret.encode("ascii"), "\n".join(parts).encode(), "sha256").hexdigest()
 
 
-def make_proof(secret: str, method: str, where: str, now: float | None = None) -> Proof:
-    """A proof for one call of ``method`` at the server ``where`` (host:port, as dialled)."""
-    moment, nonce = str(int((time.time() if now is None else now) * 1000)), secrets.token_hex(16)
-    mac = _mac(secret, "podrun call 1", method, where, moment, nonce)
-    return Proof(f"1 {where} {moment} {nonce} {mac}", _mac(secret, "podrun answer 1", mac))
+def _session_key(secret: str, where: str, client: str, server: str) -> str:
+    return _mac(secret, "podrun session 2", where, client, server)
+
+
+def _call_mac(key: str, method: str, request: bytes, number: str) -> str:
+    return _mac(key, "call", method, hashlib.sha256(request).hexdigest(), number)
+
+
+class Greeting:
+    """A client's first words to the server at ``where``: host and port, the host as a number."""
+
+    def __init__(self, secret: str, where: str) -> None:
+        self._secret, self._where, self._nonce = secret, where, secrets.token_hex(16)
+        self.text = f"{_VERSION} {where} {self._nonce}"
+
+    def session(self, reply: str) -> ProvenSession | None:
+        """The session that a server's reply opens; None if the server has not proved that it knows the secret."""
+        server, _, mac = reply.partition(" ")
+        if not reply.isascii() or len(reply) > _LONGEST:
+            return None
+        key = _session_key(self._secret, self._where, self._nonce, server)
+        if not hmac.compare_digest(mac, _mac(key, "server")):
+            return None
+        return ProvenSession(key, f"{_VERSION} {self._where} {server} {self._nonce}")
+
+
+class ProvenSession:
+    """A client's session with a server that proved itself. Thread-safe."""
+
+    def __init__(self, key: str, names: str) -> None:
+        self._key, self._names = key, names
+        self._numbers = itertools.count(1)
+
+    def proof(self, method: str, request: bytes) -> Proof:
+        """A proof for one call. ``request``: as it is sent; empty for a stream of requests."""
+        number = str(next(self._numbers))
+        mac = _call_mac(self._key, method, request, number)
+        return Proof(f"{self._names} {number} {mac}", _mac(self._key, "answer", mac))
+
+
+@dataclass(slots=True)
+class _UsedNumbers:
+    """The numbers of a session's calls: each counts once."""
+
+    key: str
+    highest: int = 0
+    used: set[int] = field(default_factory=set)
+
+    def use(self, number: int) -> bool:
+        """Whether the number is new."""
+        if number <= self.highest - WINDOW or number in self.used:
+            return False
+        self.used.add(number)
+        if number > self.highest:
+            self.highest = number
+            if len(self.used) > 2 * WINDOW:
+                self.used = {n for n in self.used if n > number - WINDOW}
+        return True
 
 
 class ProofChecker:
-    """The server's side of proofs. ``is_here(host, port)``: whether that is an address of this server. Thread-safe."""
+    """The server's side. ``is_here(host, port)``: whether the server listens at that address. Thread-safe.
+
+    It keeps nothing of a client before it has proved that it knows the secret, and of others for at most twice
+    `NONCE_S`.
+    """
 
     def __init__(
-        self, secret: str, is_here: Callable[[str, int], bool], clock: Callable[[], float] = time.time
+        self, secret: str, is_here: Callable[[str, int], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._secret, self._is_here, self._clock = secret, is_here, clock
         self._lock = threading.Lock()
-        self._seen: dict[str, float] = {}
-        self._oldest = 0.0
+        self._sessions: dict[str, dict[tuple[str, str], _UsedNumbers]] = {}
+        self._since = 0.0
 
-    def check(self, text: str, method: str) -> str:
+    def greet(self, text: str) -> str:
+        """The reply to a greeting. Raises RefusedProof if it is for another server."""
+        parts = text.split(" ") if len(text) <= _LONGEST and text.isascii() else []
+        if len(parts) != 3 or parts[0] != _VERSION:
+            raise RefusedProof("the greeting is malformed, or of another release")
+        _, where, client = parts
+        self._check_address(where)
+        server = self._nonce()
+        return f"{server} {_mac(_session_key(self._secret, where, client, server), 'server')}"
+
+    def check(self, text: str, method: str, request: bytes = b"") -> str:
         """The answer to a proof. Raises RefusedProof if it is wrong, too old, or was used before."""
-        parts = text.split(" ") if len(text) <= _LONGEST else []
-        if len(parts) != _FIELDS or parts[0] != "1" or not (parts[2].isdecimal() and text.isascii()):
-            raise RefusedProof("the call's proof is malformed")
-        _, where, moment, nonce, mac = parts
-        if not hmac.compare_digest(mac, _mac(self._secret, "podrun call 1", method, where, moment, nonce)):
+        parts = text.split(" ") if len(text) <= _LONGEST and text.isascii() else []
+        if len(parts) != _FIELDS or parts[0] != _VERSION or not parts[4].isdecimal() or len(parts[4]) > 18:
+            raise RefusedProof("the call's proof is malformed, or of another release")
+        _, where, server, client, number, mac = parts
+        self._check_address(where)
+        self._nonce()
+        with self._lock:
+            known = self._sessions.get(server)
+            session = None if known is None else known.get((where, client))
+        if known is None:
+            raise RefusedProof(
+                "the call belongs to a greeting that this server does not remember", again=True
+            )
+        key = _session_key(self._secret, where, client, server) if session is None else session.key
+        if not hmac.compare_digest(mac, _call_mac(key, method, request, number)):
             raise RefusedProof("the caller does not know the secret of the user who runs this server")
+        with self._lock:
+            if not known.setdefault((where, client), _UsedNumbers(key)).use(int(number)):
+                raise RefusedProof("the call repeats an earlier one")
+        return _mac(key, "answer", mac)
+
+    def _check_address(self, where: str) -> None:
         host, _, port = where.rpartition(":")
         if not port.isdecimal() or not self._is_here(host.strip("[]"), int(port)):
             raise RefusedProof(f"the call was made for another server, {where}")
-        age = self._clock() - int(moment) / 1000
-        if abs(age) > WINDOW_S:
-            raise RefusedProof(
-                f"the call is {age:.0f} s old: the clocks of the two hosts differ, or it is a replay"
-            )
-        self._use_once(nonce)
-        return _mac(self._secret, "podrun answer 1", mac)
 
-    def _use_once(self, nonce: str) -> None:
+    def _nonce(self) -> str:
+        """This server's random number now; forgets the one before the last."""
         now = self._clock()
         with self._lock:
-            if now > self._oldest + WINDOW_S:
-                self._seen = {n: t for n, t in self._seen.items() if t > now - 2 * WINDOW_S}
-                self._oldest = now
-            if nonce in self._seen:
-                raise RefusedProof("the call repeats an earlier one")
-            self._seen[nonce] = now
+            if not self._sessions or now >= self._since + NONCE_S:
+                missed = now >= self._since + 2 * NONCE_S
+                last = [] if missed else list(self._sessions.items())[-1:]
+                self._sessions = dict([*last, (secrets.token_hex(16), {})])
+                self._since = now
+            return next(reversed(self._sessions))
+
+
+ANY_HOST = ("", "*", "0.0.0.0", "::")
+"""Where a server listens that listens at all addresses of its host."""
 
 
 class OwnAddresses:
-    """Whether an address that a caller dialled leads to this server, which listens at ``host`` and ``port``."""
+    """Whether an address that a client dials is one at which a server listens, which was told to listen at ``host`` and
+    ``port``. Another address of the same host does not count, since another user's program may listen there.
+    """
 
     def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+        self._port, self._any = port, host in ANY_HOST
+        self.hosts = ("*",) if self._any else tuple(numeric_hosts(host)) or (host,)
         self._known: dict[str, bool] = {}
 
     def __call__(self, host: str, port: int) -> bool:
         """See the class."""
         if port != self._port:
             return False
-        if host == self._host:
-            return True
+        if not self._any:
+            return host in self.hosts
         if host not in self._known and len(self._known) < 64:
             self._known[host] = _is_of_this_host(host)
         return self._known.get(host, False)
 
 
+def numeric_hosts(host: str) -> list[str]:
+    """The addresses of a host, as numbers, in the order in which they are to be tried; empty if it has none."""
+    try:
+        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(address[0]) for *_, address in answers))
+
+
+def address_text(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _is_of_this_host(host: str) -> bool:
-    """Whether a name or address belongs to this host, that is, whether a socket can be bound to it."""
+    """Whether an address belongs to this host, that is, whether a socket can be bound to it."""
     with contextlib.suppress(OSError, UnicodeError):
-        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+        for family, kind, _, _, address in socket.getaddrinfo(
+            host, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
+        ):
             with socket.socket(family, kind) as probe:
                 probe.bind(address)
                 return True
     return False
+
+
+def user_of_server(host: str, port: int, patience: float = 1.0) -> int | None:
+    """The user id of the process that answers at an address of this host. None if the kernel does not know it: the
+    address is of another host, nobody answers, or within ``patience`` seconds nobody takes the connection."""
+    if not _is_of_this_host(host):
+        return None
+    end = time.monotonic() + patience
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=patience) as connection:
+        here = connection.getsockname()
+        while (uid := user_of_peer((host, port), (here[0], here[1]))) is None and time.monotonic() < end:
+            time.sleep(0.001)  # A connection is nobody's before the server has taken it.
+        return uid
+    return None
 
 
 def user_of_peer(peer: tuple[str, int], here: tuple[str, int]) -> int | None:

@@ -30,6 +30,7 @@ from podrun.core.errors import (
     ServiceError,
     UsageError,
 )
+from podrun.core.known_servers import KnownServers
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu.discovery import DEFAULT_PORT
@@ -54,8 +55,6 @@ from podrun.vipu.types import (
     WatchedChange,
 )
 
-HARMLESS = "/podrun.vipu.v1.UserService/GetServerVersion"
-"""The call by which a server proves itself before it is asked to change something."""
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 64 << 20),
@@ -79,8 +78,8 @@ class VipuClient:
     """A connection to a V-IPU service. ``timeout``: seconds each request may take. Not valid in a forked process.
 
     Every call proves who makes it (`podrun.core.access`). ``own``: the server has to prove that it is the same user's;
-    pass it unless the user has named the server. ``account``: user and access key at a server with users of its own; by
-    default those of the environment.
+    pass it unless the user has named the server, which may then be one that another user of the host shares.
+    ``account``: user and access key at a server with users of its own; by default those of the environment.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class VipuClient:
             CHANNEL_OPTIONS,
             make_token(environment(), runtime_directory()),
             own=own,
-            harmless=HARMLESS,
+            admit=None if own else KnownServers(runtime_directory()).admit,
         )
         self._channel = with_account(channel, account if any(account) else account_of(environment()))
         self._user: Any = vipu_pb2_grpc.UserServiceStub(self._channel)  # type: ignore[no-untyped-call]

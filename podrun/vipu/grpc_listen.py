@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from podrun.core.access import Gate, add_port
 from podrun.core.errors import ConflictError, UsageError
+from podrun.core.gate import Gate
 from podrun.protos import vipu_pb2 as messages
 from podrun.protos import vipu_pb2_grpc
 from podrun.vipu.accounts import FrontDesk
@@ -117,14 +117,12 @@ def _listen(
     vipu_pb2_grpc.add_UserServiceServicer_to_server(UserServicer(service, desk, admin), server)  # type: ignore[no-untyped-call]
     vipu_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(service, desk, admin), server)  # type: ignore[no-untyped-call]
     _describe(server, health)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = add_port(server, address)
+        bound = gate.listen(server, host, port)
     except RuntimeError as error:
         raise _taken(host, port) from error
     if not bound:
         raise _taken(host, port)
-    gate.listens(host, bound)
     server.start()
     return bound, server, threads
 

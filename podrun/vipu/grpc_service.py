@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from podrun.core.access import caller_of
 from podrun.core.errors import (
     ConflictError,
     DeadlineError,
@@ -26,6 +25,7 @@ from podrun.core.errors import (
     UsageError,
     error_to_dict,
 )
+from podrun.core.gate import caller_of
 from podrun.core.identity import Caller, user_name
 from podrun.core.telemetry import MachineReport
 from podrun.faults import parse_fault

@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -15,6 +16,7 @@ from podrun.core.access import OWN_SERVER, account_of, make_token, open_channel,
 from podrun.core.documents import read_text
 from podrun.core.environment import runtime_directory
 from podrun.core.errors import ConfigError, DeniedError, NotFoundError, ServiceError, UsageError
+from podrun.core.known_servers import KnownServers, only_of
 from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
 from podrun.device.host.ports import Site
@@ -72,8 +74,14 @@ def connect_files(environ: Mapping[str, str]) -> PortConnection:
         if other is not config:
             config.devices.extend(other.devices)
     _refuse_outdated(config, paths)
-    token = make_token(environ, runtime_directory(environ))
-    return _connection(config, paths[0].name.removesuffix(".conf").removesuffix("_ipuof"), token, own=False)
+    directory = runtime_directory(environ)
+    # Machines of this user prove themselves. Others may be those of a user whose server this one has used.
+    open_port = partial(
+        RemotePort,
+        token=make_token(environ, directory),
+        admit=only_of(KnownServers(directory).users()),
+    )
+    return _connection(config, paths[0].name.removesuffix(".conf").removesuffix("_ipuof"), open_port)
 
 
 def _refuse_outdated(config: vipu_pb2.PartitionConfig, paths: Sequence[Path]) -> None:
@@ -128,9 +136,11 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
     port, gcd = _number(environ, "IPUOF_VIPU_API_PORT", 8090), _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
     timeout = _number(environ, "IPUOF_VIPU_API_TIMEOUT", 120)
     where = f"{host}:{port}"
-    token, own = make_token(environ, runtime_directory(environ)), environ.get(OWN_SERVER) == "1"
+    directory, own = runtime_directory(environ), environ.get(OWN_SERVER) == "1"
+    token = make_token(environ, directory)
+    admit = None if own else KnownServers(directory).admit
     end = time.monotonic() + timeout
-    with open_channel(where, wire.CHANNEL_OPTIONS, token, own=own) as channel:
+    with open_channel(where, wire.CHANNEL_OPTIONS, token, own=own, admit=admit) as channel:
         stub = vipu_pb2_grpc.UserServiceStub(with_account(channel, account_of(environ)))  # type: ignore[no-untyped-call]
 
         def ask(number: int) -> vipu_pb2.PartitionConfig:
@@ -156,13 +166,17 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
             + (f": {why}" if why else ""),
             hint=f"vipu get partition {partition}",
         )
-    return _connection(config, partition, token, own=own)
+    # The machines are of whoever runs the service.
+    open_port = partial(RemotePort, token=token, own=channel.proved, admit=only_of([channel.server_uid]))
+    return _connection(config, partition, open_port)
 
 
-def _connection(config: vipu_pb2.PartitionConfig, partition: str, token: str, *, own: bool) -> PortConnection:
+def _connection(
+    config: vipu_pb2.PartitionConfig, partition: str, open_port: Callable[[Site], RemotePort]
+) -> PortConnection:
     connection = PortConnection(
         sites_of(config),
-        lambda site, machines: RemotePort(site, token=token, own=own),
+        lambda site, machines: open_port(site),
         partition=partition,
         agents={device.machine: device.agent_id for device in config.devices},
     )

@@ -10,13 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 import psutil
 
-from podrun.core.access import StrangersServerError, open_channel, why_unreachable
+from podrun.core.access import AdmitServer, StrangersServerError, open_channel, why_unreachable
 from podrun.core.environment import environment
 from podrun.core.errors import (
     ApplicationRuntimeError,
@@ -26,6 +27,7 @@ from podrun.core.errors import (
     UnrecoverableRuntimeError,
 )
 from podrun.core.executable import Executable, numpy_dtype
+from podrun.core.proven_channel import ProvenChannel
 from podrun.core.shared_region import SharedRegion
 from podrun.device.connection import AttachRequest
 from podrun.device.crash_records import CrashReader
@@ -49,9 +51,9 @@ _CHECK_SECONDS = 0.1
 class _Stream:
     """Sends requests; a reader thread queues the replies, which come in order."""
 
-    def __init__(self, site: Site, ipu: int, token: str, own: bool) -> None:
+    def __init__(self, site: Site, ipu: int, channel: ProvenChannel) -> None:
         self._site, self._ipu = site, ipu
-        self._channel = open_channel(site.endpoint, wire.CHANNEL_OPTIONS, token, own=own)
+        self._channel = channel
         self._requests: queue.SimpleQueue[pb.HostRequest | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[pb.MachineReply | PoplarError] = queue.SimpleQueue()
         self._lost: PoplarError | None = None
@@ -77,6 +79,11 @@ class _Stream:
         wire.check_size(request)
         self._requests.put(request)
         return self._receive
+
+    @property
+    def server_uid(self) -> int:
+        """The user who runs the machine; known after its first answer."""
+        return self._channel.server_uid
 
     def check(self) -> None:
         """Raises UnrecoverableRuntimeError if the machine is gone."""
@@ -157,12 +164,23 @@ class RemotePort:
     """A machine behind a gRPC endpoint: see `podrun.device.host.ports.Port`.
 
     ``probe``: offer shared memory, which is used if the machine is on this host; otherwise tensors travel inline.
-    ``token`` and ``own``: see `podrun.core.access`.
+    ``token``, ``own`` and ``admit``: see `podrun.core.access.open_channel`. Nothing is sent to a machine before it has
+    proved whose it is.
     """
 
-    def __init__(self, site: Site, *, probe: bool = True, token: str = "", own: bool = False) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        probe: bool = True,
+        token: str = "",
+        own: bool = False,
+        admit: AdmitServer | None = None,
+    ) -> None:
         self._site = site
-        self._token, self._own = token, own
+        self._open_channel = partial(
+            open_channel, site.endpoint, wire.CHANNEL_OPTIONS, token, own=own, admit=admit
+        )
         self._probe = probe
         self._stream: _Stream | None = None
         self._io: _RunMemory | None = None
@@ -187,9 +205,8 @@ class RemotePort:
             hands_memory_over=self._probe,
         )
         self._spin_seconds = spin_seconds_for(request, self._site.ipus.count)
-        self._stream = _Stream(
-            self._site, max(self._site.ipus.first, request.owned.first), self._token, self._own
-        )
+        first = max(self._site.ipus.first, request.owned.first)
+        self._stream = _Stream(self._site, first, self._open_channel())
         try:
             reply = self._send(pb.HostRequest(attach=message))(_ANSWER_SECONDS).attach
         except BaseException:
@@ -200,7 +217,7 @@ class RemotePort:
             return str(reply.refusal)
         if reply.memory_socket:
             with contextlib.suppress(OSError):  # The machine is on another host: tensors travel inline.
-                self._stream.memory = MemorySender(reply.memory_socket)
+                self._stream.memory = MemorySender(reply.memory_socket, self._stream.server_uid)
         return None
 
     @property

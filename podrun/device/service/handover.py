@@ -1,9 +1,14 @@
 """Memory that a host process hands to a machine on its host: file descriptors over a Unix socket.
 
-When a process attaches, the machine listens on a socket of the abstract namespace with a random name, which it tells
-over the session's stream. The process connects, and for each region it sends the file descriptor itself (SCM_RIGHTS)
-with a number that the requests on the stream then use. So a machine never opens anything because somebody named it: it
-maps what the process at the other end holds and gave. The kernel says whose process that is.
+When a process attaches, the machine listens on a socket with a random name, which it tells over the session's stream.
+The process connects, and for each region it sends the file descriptor itself (SCM_RIGHTS) with a number that the
+requests on the stream then use. So a machine never opens anything because somebody named it: it maps what the process
+at the other end holds and gave.
+
+The socket lies in a folder that only its user enters (`podrun.core.own_sockets`); for a process of another user it is
+in the abstract namespace, the only place that both reach. Names of either kind stand in ``/proc/net/unix``, so a name
+proves nothing: each side asks the kernel whose process is at the other end before it sends anything. A wrong one is
+let go, with a line in the log, and the machine goes on waiting for the right one.
 
 A machine of the same user hands its crash record over the same way. Where no such socket can be reached (another host,
 another network namespace), tensors travel over the stream.
@@ -14,25 +19,36 @@ another network namespace), tensors travel over the stream.
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import secrets
 import socket
 import struct
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import numpy_dtype
+from podrun.core.identity import user_name
+from podrun.core.own_sockets import peer_uid, reached_by, socket_folder
 from podrun.core.shared_region import SharedRegion
 from podrun.device.program.xla_memory import ALIGNMENT, Array
 
-NAME_BYTES = 24
+log = logging.getLogger("podrun.device")
+
+_ABSTRACT = b"\0podrun-"
+"""How the names of sockets for other users begin."""
+_OWN = "memory-"
+"""How the file names of sockets for the same user begin."""
+_WAITING = 16
+"""Connections that may wait: other users' too, until they are looked at."""
 _NUMBER = struct.Struct("<QQ")
 """Of a region: its number and its size."""
-_CREDENTIALS = struct.Struct("iII")
 _RECORD = 0
 """Number of the machine's crash record; regions count from 1."""
 PATIENCE_S = 10.0
@@ -42,17 +58,33 @@ _MOST_AHEAD = 64
 
 
 class MemoryReceiver:
-    """A machine's side, for one host process. ``uid``: of the user whose process may connect; None:
-    whoever knows the name, which only the session's stream tells. ``record``: the crash record to give."""
+    """A machine's side, for one host process of user ``uid``. ``record``: the crash record to give; only to a process
+    of the same user. Raises OSError or UsageError if there is no folder for its socket."""
 
-    def __init__(self, uid: int | None, record: int | None = None) -> None:
-        self.name = b"\0podrun-" + secrets.token_hex(NAME_BYTES // 2).encode()
+    def __init__(self, uid: int, record: int | None = None) -> None:
         self._uid, self._record = uid, record
+        self._path: Path | None = None
         self._listener: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(self.name)
-        self._listener.listen(1)
+        try:
+            self.name = self._bind(self._listener)
+            self._listener.listen(_WAITING)
+        except BaseException:
+            self._listener.close()
+            raise
         self._socket: socket.socket | None = None
         self._waiting: dict[int, int] = {}
+
+    def _bind(self, listener: socket.socket) -> bytes:
+        """Give the socket a name; returns it as it is told to the process."""
+        if self._uid != os.getuid():
+            name = _ABSTRACT + secrets.token_hex(12).encode()
+            listener.bind(name)
+            return name
+        path = socket_folder() / f"{_OWN}{secrets.token_hex(12)}"
+        with reached_by(path) as short:
+            listener.bind(short)
+        self._path = path
+        return os.fsencode(path)
 
     def take(self, number: int, size: int) -> Array:
         """The bytes of a region that was handed over, writable; unmapped when the last view is gone.
@@ -96,47 +128,80 @@ class MemoryReceiver:
         return self._waiting.pop(number)
 
     def _connected(self) -> socket.socket:
-        """The connection of the host process. Raises OSError if there is none, PermissionError for another user's."""
-        if self._socket is None:
+        """The connection of the host process. Raises OSError if there is none in time."""
+        end = time.monotonic() + PATIENCE_S
+        while self._socket is None:
             if self._listener is None:
                 raise ConnectionResetError("the session has ended")
-            self._listener.settimeout(PATIENCE_S)
+            self._listener.settimeout(max(end - time.monotonic(), 0.001))
             connection, _ = self._listener.accept()
-            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if self._uid is not None and _CREDENTIALS.unpack(raw)[1] != self._uid:
+            uid = peer_uid(connection)
+            if uid != self._uid:
                 connection.close()
-                raise PermissionError("the process at the socket is another user's")
-            self._listener.close()
-            self._listener, self._socket = None, connection
-            if self._record is not None:
+                log.warning(
+                    "a process of %s was refused the shared memory of a process of %s",
+                    *(user_name(uid), user_name(self._uid)),
+                )
+                continue
+            self._stop_listening()
+            self._socket = connection
+            if self._record is not None and uid == os.getuid():
                 socket.send_fds(connection, [_NUMBER.pack(_RECORD, os.getpid())], [self._record])
         return self._socket
 
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        path, self._path = self._path, None
+        if listener is not None:
+            listener.close()
+        if path is not None:
+            path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Forget what was handed over and not used. Idempotent."""
-        for end in (self._listener, self._socket):
-            if end is not None:
-                end.close()
-        self._listener = self._socket = None
+        self._stop_listening()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
         waiting, self._waiting = self._waiting, {}
         for fd in waiting.values():
             os.close(fd)
 
 
 class MemorySender:
-    """A host process's side. Raises OSError if the machine's socket cannot be reached."""
+    """A host process's side. ``name``: of the socket, as the machine tells it; ``uid``: the user who runs the machine.
 
-    def __init__(self, name: bytes) -> None:
-        if len(name) != NAME_BYTES + 8 or not name.startswith(b"\0podrun-"):
-            raise OSError("no name of a machine's socket")
+    Raises OSError if the machine's socket cannot be reached, PermissionError if it is another user's.
+    """
+
+    def __init__(self, name: bytes, uid: int) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sent = 0
         try:
             self._socket.settimeout(PATIENCE_S)
-            self._socket.connect(name)
+            self._connect(name, uid)
+            there = peer_uid(self._socket)
+            if there != uid:
+                log.warning(
+                    "a process of %s listens for the shared memory that is for %s: nothing was handed over",
+                    *(user_name(there), user_name(uid)),
+                )
+                raise PermissionError(errno.EACCES, "the process at the socket is another user's")
         except BaseException:
             self._socket.close()
             raise
+
+    def _connect(self, name: bytes, uid: int) -> None:
+        if uid != os.getuid():
+            if not name.startswith(_ABSTRACT):
+                raise OSError("no name of a socket of another user's machine")
+            self._socket.connect(name)
+            return
+        path = Path(os.fsdecode(name))
+        if not path.is_absolute() or not path.name.startswith(_OWN) or b"\0" in name:
+            raise OSError("no name of a machine's socket")
+        with reached_by(path) as short:
+            self._socket.connect(short)
 
     def give(self, region: SharedRegion) -> int:
         """Hand a region over; returns its number for the request that uses it, whose answer tells if the machine is

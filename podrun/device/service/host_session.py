@@ -19,7 +19,13 @@ from dataclasses import replace
 from typing import Any
 
 from podrun.core import executable_file
-from podrun.core.errors import ApplicationRuntimeError, PodrunError, UnknownRuntimeError, error_to_json
+from podrun.core.errors import (
+    ApplicationRuntimeError,
+    PodrunError,
+    UnknownRuntimeError,
+    UsageError,
+    error_to_json,
+)
 from podrun.core.identity import Caller, user_name
 from podrun.device.connection import AttachRequest
 from podrun.device.crash_records import own_crash_record
@@ -111,10 +117,12 @@ class HostSession:
         if not message.hands_memory_over:
             return b""
         self.close()
-        if self._caller.own:
-            self._memory = MemoryReceiver(None, own_crash_record().name.fd)
-        else:
-            self._memory = MemoryReceiver(self._caller.uid)
+        record = own_crash_record().name.fd if self._caller.own else None
+        try:
+            self._memory = MemoryReceiver(self._caller.uid, record)
+        except (OSError, UsageError) as error:
+            log.warning("tensors travel over the connection, because no memory can be handed over: %s", error)
+            return b""
         return self._memory.name
 
     def _region(self, number: int, size: int) -> Array:

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from podrun import __version__
-from podrun.core.access import Gate
 from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, UnrecoverableRuntimeError
+from podrun.core.gate import Gate
 from podrun.core.telemetry import MachineReport
 from podrun.private_apis.jax import MLIR_MODULES
 
@@ -97,7 +97,7 @@ class MachineServer:
             if self._own_process:
                 own_crash_record().write_stacks_on_fatal_signal()
             preload = Preload() if self._own_process else None
-            self._server, bound = serve(holder, (host, port), self.stop, self._gate, preload)
+            self._server, bound = serve(holder, (host, port), self.stop, self._gate, preload, self._environ)
         except RuntimeError as error:
             raise ConflictError(
                 f"cannot listen on {host}:{port}: {error}", hint="Choose another port, or 0 for any free one."

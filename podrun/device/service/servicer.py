@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from podrun.collectives import ClosedError
-from podrun.core.access import Gate, add_port, caller_of, open_channel, why_unreachable
+from podrun.core.access import open_channel, why_unreachable
 from podrun.core.errors import (
     ApplicationRuntimeError,
     ConflictError,
@@ -22,6 +22,7 @@ from podrun.core.errors import (
     UnrecoverableRuntimeError,
     error_to_json,
 )
+from podrun.core.gate import Gate, caller_of
 from podrun.device.owners import MachinePlace
 from podrun.device.program.fabric import LOOK_SECONDS, JobName, Wait
 from podrun.device.service import wire
@@ -307,8 +308,10 @@ def serve(
     stop: Callable[[], None],
     gate: Gate,
     preload: Preload | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> tuple[grpc.Server, int]:
-    """Start a server for ``holder`` at an address; returns it and its port. ``gate`` decides who may call.
+    """Start a server for ``holder`` at an address; returns it and its port. ``gate`` decides who may call. ``environ``:
+    names the runtime directory.
 
     Raises RuntimeError if the port is taken.
     """
@@ -319,8 +322,7 @@ def serve(
     stubs.add_IpuofServicer_to_server(IpuofServicer(holder, preload), server)  # type: ignore[no-untyped-call]
     control = ControlServicer(holder, stop)
     stubs.add_MachineControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]
-    bound = add_port(server, f"{host}:{port}")
-    gate.listens(host, bound)
+    bound = gate.listen(server, host, port, environ)
     server.start()
     return server, bound
 
