@@ -21,6 +21,7 @@ from podrun.core.access import make_token, tls_asked_for
 from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
 from podrun.core.environment import TLS_VARIABLES, environment, runtime_directory
 from podrun.core.errors import ServiceError
+from podrun.core.own_sockets import remove_stale_sockets
 from podrun.vipu.keeper import Keeper, ListedMachine, MachineList
 from podrun.vipu.machine_pool import (
     ADOPT_SECONDS,
@@ -146,6 +147,7 @@ class RayMachinePool(BasePool):
             self._list.remove()
         if self.keeper is not None and self.lease.epoch and not leave:
             self.keeper.end()
+        remove_stale_sockets()  # Of machines, which Ray kills.
 
     def _watch_keeper(self, keeper: Keeper) -> None:
         if not self._watches_keeper:
