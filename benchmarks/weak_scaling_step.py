@@ -30,14 +30,14 @@ def main() -> None:
     assert here is not None, "run this under podrun"
     mlp.RATE = 0.2 / here.total_replicas  # Gradients are summed over replicas.
     connection = connect(os.environ)
-    request = AttachRequest(here.job, here.owned, os.getpid(), getpass.getuser(), sys.argv[0])
+    request = AttachRequest(here.job, here.ipus, os.getpid(), getpass.getuser(), sys.argv[0])
     refusal = connection.try_attach(request)
     if refusal is not None:
         sys.exit(refusal)
     began = time.perf_counter()
     connection.load(mlp.executable(here.total_replicas))
     connection.write_variables(mlp.weights())
-    data = mlp.inputs(here.local_replicas)
+    data = mlp.inputs(here.part.local_replicas)
     losses = [float(connection.run(1, data).anchors["loss"].mean()) for _ in range(2)]
     ready = time.perf_counter() - began
     taken = []
@@ -48,7 +48,7 @@ def main() -> None:
         taken.append(time.perf_counter() - begin)
     if not losses[-1] < losses[0]:
         sys.exit(f"the network does not learn: {losses}")
-    if here.replica_offset == 0:
+    if here.part.first_replica == 0:
         print(json.dumps(figures(here.total_replicas, taken, ready)), flush=True)
     connection.close()
 

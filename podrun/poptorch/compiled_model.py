@@ -211,6 +211,12 @@ class CompiledModel:
         """Modelled cycles of the last run; None before one."""
         return None if self.session.parts.reports.cycles is None else int(self.session.getCycleCount())
 
+    def report(self) -> Any:
+        """The tile model's report, a `podrun.report.Profile`."""
+        with translated("making the report"):
+            found = self.session.getReport()
+        return found
+
     def ir_text(self) -> str:
         """The forward graph as JSON."""
         return str(self.session._serializeIr())

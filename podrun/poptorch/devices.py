@@ -34,7 +34,7 @@ def ipuHardwareVersion() -> int:
     """The IPUs' architecture: 2 or 21; -1 for an unknown one. AssertionError without IPUs."""
     devices = [] if not ipuHardwareIsAvailable() else DeviceManager(environment()).enumerateDevices(numIpus=1)
     assert devices, "There are no IPUs"
-    return _VERSIONS.get(devices[0].ipuVersion, -1)
+    return _VERSIONS.get(devices[0].architecture, -1)
 
 
 def uses_ipu_model(options: Any) -> bool:

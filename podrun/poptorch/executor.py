@@ -232,6 +232,14 @@ class PoplarExecutor(ExecutorState):
         """Least, greatest and average seconds from the request for an input to the result's arrival on the host."""
         return latency(self.getPerfCounters(), "input", "output_complete")
 
+    def getReport(self) -> Any:
+        """The tile model's report of the compiled model: time by operator and module, memory by tile: a
+        `podrun.report.Profile`.
+
+        In a notebook ``report.show()`` shows the whole page. Error if the model is not compiled, or calls poptorch.CPU.
+        """
+        return self._need_compiled("getReport").report()
+
     # --- Files --------------------------------------------------------------------------------------------------------
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -202,6 +202,13 @@ class ChainedModel:
     def tensor_names(self) -> list[str]:
         """All tensors of all parts."""
         return sorted({name for model in self.models for name in model.tensor_names()})
+
+    def report(self) -> NoReturn:
+        """Error: each part is a program with a report of its own."""
+        raise Error(
+            "a model that calls poptorch.CPU is several programs, which have no report in common",
+            hint="options.enableProfiling(folder) writes one report for each.",
+        )
 
     def ir_text(self) -> str:
         """The forward graphs of the parts as JSON."""

@@ -347,16 +347,16 @@ class TensorLocationOptions(OptionGroup):
     """Options for the locations of tensors: ``Options.TensorLocations``."""
 
     _defaults: ClassVar[dict[str, Any]] = {
-        "location_activation": TensorLocationSettings(),
-        "location_weight": TensorLocationSettings(),
-        "location_optimizer": TensorLocationSettings(),
-        "location_accumulator": TensorLocationSettings(),
+        "location_activation": {},
+        "location_weight": {},
+        "location_optimizer": {},
+        "location_accumulator": {},
         "num_io_tiles": 0,
     }
 
     def _locate(self, name: str, location: TensorLocationSettings) -> TensorLocationOptions:
         assert isinstance(location, TensorLocationSettings), "a TensorLocationSettings is expected"
-        self.set(**{name: location})
+        self.set(**{name: location.toDict()})
         return self
 
     def setActivationLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:

@@ -25,6 +25,7 @@ from podrun.poptorch.option_parts import (
 )
 from podrun.poptorch.strategies import ExecutionStrategy, PipelinedExecution
 from podrun.poptorch.watching import logger
+from podrun.session.enums import SyntheticDataMode
 
 DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
 """Environment variable: a JSON object of options that every `Options` starts with."""
@@ -256,10 +257,12 @@ class Options(OptionGroup):
         torch.manual_seed(random_seed)
         return self._set_extra("random_seed", random_seed)
 
-    def enableSyntheticData(self, enabled: bool) -> Options:
-        """Run without data from or to the host."""
-        assert enabled in (0, 1), "enableSyntheticData takes True or False"
-        return self._set_extra("enable_synthetic_data", bool(enabled))
+    def enableSyntheticData(self, enabled: bool | int | SyntheticDataMode) -> Options:
+        """Run without data from or to the host. A number is a ``popart.SyntheticDataMode``: 0 is off."""
+        assert isinstance(enabled, (int, SyntheticDataMode)), (
+            "enableSyntheticData takes True, False or a popart.SyntheticDataMode"
+        )
+        return self._set_extra("enable_synthetic_data", bool(int(enabled)))
 
     def enableExecutableCaching(self, path: str | None) -> Options:
         """Keep compiled programs in a folder; None: nowhere. Default: that of POPTORCH_CACHE_DIR, if it is set."""

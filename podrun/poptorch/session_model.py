@@ -196,11 +196,12 @@ def _node(
     operator = find(node.operator)
     kind = operator.kind if operator is not None else ""
     short = node.operator.removeprefix("aten.").partition(".")[0]
+    label = "Checkpoint" if node.operator == CHECKPOINT else short
     path = node.origin.module.replace(".", "/") if source.scopes else ""
     return Node(
         node.operator,
         DOMAIN,
-        f"{path}/{short}:{index}" if path else f"{short}:{index}",
+        f"{path}/{label}:{index}" if path else f"{label}:{index}",
         tuple(names[v.number] for v in node.reads()),
         tuple(names[v.number] for v in node.results),
         {CAPTURED: node},

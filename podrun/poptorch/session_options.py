@@ -32,7 +32,7 @@ def session_options(options: Any, training: bool, ipus_per_replica: int, phases:
     made.enableFloatingPointChecks = bool(options.Precision.floating_point_exceptions)
     made.enableStochasticRounding = options.Precision.stochastic_rounding
     if options.extra("enable_synthetic_data"):
-        made.syntheticDataMode = session_enums.SyntheticDataMode.RandomUniform
+        made.syntheticDataMode = session_enums.SyntheticDataMode.RandomNormal
     if training and options.Training.auto_loss_scaling:
         made.automaticLossScalingSettings.enabled = True
     made.enableLoadAndOffloadRNGState = True
@@ -77,7 +77,7 @@ def _apply_locations(made: SessionOptions, options: Any) -> None:
         "location_accumulator": "accumulatorTensorLocationSettings",
     }
     for ours, theirs in names.items():
-        chosen = options.TensorLocations.exists(ours) and getattr(options.TensorLocations, ours).toDict()
+        chosen = options.TensorLocations.exists(ours) and getattr(options.TensorLocations, ours)
         if not chosen:
             continue
         settings = getattr(made, theirs)

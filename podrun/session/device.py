@@ -177,8 +177,13 @@ class DeviceInfo:
         return self.version
 
     @property
+    def architecture(self) -> str:
+        """The architecture of its IPUs, attached or not: ``ipu2``."""
+        return self._version
+
+    @property
     def version(self) -> str:
-        """The architecture in PopART's form."""
+        """The architecture in PopART's form, which knows it of attached IPUs only."""
         if self._kind is DeviceType.Cpu:
             return "<unknown-cpu>"
         if self._kind is DeviceType.OfflineIpu:

@@ -215,7 +215,7 @@ def _check_restores(graph: OperatorGraph) -> None:
 def stashed(graph: OperatorGraph, options: SessionOptions, *, training: bool) -> dict[str, tuple[int, int]]:
     """The tensors that are stashed, because a later stage of their virtual graph reads them: stage and virtual graph.
 
-    Gradients read what PopART's read. With RecomputationType.Pipeline only inputs of the model are stashed as such.
+    Gradients read what PopART's read. With RecomputationType.Pipeline these are inputs of the model, and checkpoints.
     """
     if not training or not options.overlaps:
         return {}
@@ -233,12 +233,21 @@ def stashed(graph: OperatorGraph, options: SessionOptions, *, training: bool) ->
             latest[name, ipu] = max(when, latest.get((name, ipu), 0))
     lasting = _lasting(graph)
     if options.autoRecomputation is RecomputationType.Pipeline:
-        lasting |= {name for node in nodes for name in node.outputs}
+        lasting |= {name for node in nodes for name in node.outputs} - _checkpoints(nodes)
     return {
         name: (stage, ipu)
         for name, (stage, ipu) in homes.items()
         if name and name not in lasting and latest.get((name, ipu), stage) > stage
     }
+
+
+def _checkpoints(nodes: list[Node]) -> set[str]:
+    """Results of operators that are marked as kept, and what passes them on unchanged."""
+    found: set[str] = set()
+    for node in nodes:
+        if node.hints.recompute is False or (node.kind == "Identity" and not found.isdisjoint(node.inputs)):
+            found.update(node.outputs)
+    return found
 
 
 def _lasting(graph: OperatorGraph) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import io
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -378,6 +379,49 @@ def test_anchors_cycles_counters_and_names(data: Any) -> None:
     assert training.compilationTime().total_seconds() > 0
     assert '"maingraph"' in training._debugGetPopartIR()
     training.destroy()
+
+
+def test_a_compiled_model_has_a_report(training: Any, data: Any, capsys: Any) -> None:
+    with pytest.raises(poptorch.Error, match="compiled"):
+        training.getReport()
+    training.compile(*data)
+    report = training.getReport()
+    assert report.fits
+    assert any("layer" in name for name in report.layers())
+    report.show()
+    assert "layer" in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_in_the_ir_and_stashed() -> None:
+    """The names that published tests of recomputation count."""
+
+    class Model(torch.nn.Module):
+        def __init__(self, marked: bool) -> None:
+            super().__init__()
+            self.weight, self.marked = torch.nn.Parameter(torch.rand(3, 3)), marked
+
+        def forward(self, x: Any, target: Any) -> Any:
+            with poptorch.Block(ipu_id=0):
+                x = torch.matmul(self.weight, x)
+                if self.marked:
+                    x = poptorch.recomputationCheckpoint(x)
+                x = torch.matmul(self.weight, x)
+            with poptorch.Block(ipu_id=1):
+                x = x * 2
+                return x, torch.nn.functional.l1_loss(x, target)
+
+    counted = []
+    for marked in (False, True):
+        options = poptorch.Options()
+        options.Training.gradientAccumulation(3)
+        options._Popart.set("autoRecomputation", 3)
+        model = poptorch.trainingModel(Model(marked), options)
+        model.compile(torch.randn(9, 1), torch.randn(9, 1))
+        nodes = json.loads(model._debugGetPopartIR())["maingraph"]
+        named = any("Checkpoint" in each["name"] for each in nodes)
+        counted.append((named, sum(each["type"] == "Stash" for each in nodes)))
+        model.destroy()
+    assert counted == [(False, 1), (True, 2)]
 
 
 def test_backward_of_a_result_is_refused(training: Any, data: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from podrun import poptorch  # noqa: E402
 from podrun.core.errors import ConfigError  # noqa: E402
 from podrun.poptorch import devices  # noqa: E402
 from podrun.poptorch.calls import batch_dimensions  # noqa: E402
+from podrun.session.enums import SyntheticDataMode  # noqa: E402
 
 O = poptorch.Options  # noqa: E741
 
@@ -110,6 +112,50 @@ def test_frozen_options_stay_and_copies_can_change() -> None:
         for copied in (options.clone(), copy.deepcopy(options)):
             change(copied)
     assert options.device_iterations == 1
+
+
+def test_a_copy_has_values_of_its_own() -> None:
+    """As the SDK's published test of copies; two options are equal if they are one object, as there."""
+    options = O().deviceIterations(5)
+    options.Distributed.configureProcessId(5, 15)
+    options.anchorTensor("t1", "tensor1", poptorch.OutputMode.EveryN, 2)
+    options._Popart.set("dummyKey", 5)
+    location = poptorch.TensorLocationSettings().useOnChipStorage(True)
+    options.TensorLocations.setWeightLocation(location)
+    copied = copy.deepcopy(options)
+    location.useOnChipStorage(False)
+    assert options.TensorLocations.location_weight["onChip"]
+    options.deviceIterations(4).anchorTensor("t2", "tensor2", poptorch.OutputMode.Final)
+    options.Distributed.configureProcessId(2, 15)
+    options._Popart.set("dummyKey", 6)
+    options.TensorLocations.setWeightLocation(location)
+    assert (copied.device_iterations, list(copied.anchored_tensors)) == (5, ["t1"])
+    assert copied.Distributed.distributed_process_id == 5
+    assert copied._Popart.options["dummyKey"] == 5
+    assert copied.TensorLocations.location_weight["onChip"]
+    assert not options.TensorLocations.location_weight["onChip"]
+    assert options != copied
+    assert options == options  # noqa: PLR0124
+    options.freeze()
+    sent = pickle.loads(pickle.dumps(options))
+    assert repr(sent) == repr(options)
+    with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+        sent.deviceIterations(2)
+
+
+def test_synthetic_data_are_a_flag_or_a_mode_of_poparts() -> None:
+    for mode in (True, 1, 2, 3, SyntheticDataMode.RandomNormal, int(SyntheticDataMode.RandomNormal)):
+        assert O().enableSyntheticData(mode).extra("enable_synthetic_data") is True
+    for mode in (False, 0, SyntheticDataMode.Off):
+        assert O().enableSyntheticData(mode).extra("enable_synthetic_data") is False
+    with pytest.raises(AssertionError, match="SyntheticDataMode"):
+        O().enableSyntheticData("normal")
+
+
+def test_the_version_of_ipus_is_what_an_offline_target_takes() -> None:
+    version = poptorch.ipuHardwareVersion()
+    assert version == 2
+    assert O().useOfflineIpuTarget(version).extra("ipu_version") == 2
 
 
 def test_deprecated_options_warn() -> None:
