@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ class Failing(Numbered):
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError(f"element {index} is damaged")
         return super().__getitem__(index)
+
+
+class Waiting(Numbered):
+    """Leaves its trace and waits for ever at its third element."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2:
+            Path(self.trace).touch()
+            threading.Event().wait()
+        return torch.tensor(index)
 
 
 class Uneven(Numbered):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
 from tests.conftest import wait_until  # noqa: E402
-from tests.poptorch.data_sets import Failing, Numbered, Streamed, Uneven, loads  # noqa: E402
+from tests.poptorch.data_sets import Failing, Numbered, Streamed, Uneven, Waiting, loads  # noqa: E402
 
-FORK = {"sharing_strategy": poptorch.SharingStrategy.Fork}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,13 +34,11 @@ def nothing_left() -> Iterator[None]:
 
 
 def loader_of(data: Any, mode: str = "Async", batch_size: int = 2, **settings: Any) -> Any:
-    more = settings.pop("async_options", {})
     return poptorch.DataLoader(
         poptorch.Options(),
         data,
         batch_size=batch_size,
         mode=poptorch.DataLoaderMode[mode],
-        async_options={**FORK, **more},
         **settings,
     )
 
@@ -135,7 +138,7 @@ def test_what_fails_at_the_start_is_an_error() -> None:
     with pytest.raises(poptorch.Error, match="is damaged"):
         loader_of(Failing(at=0))
     with pytest.raises(poptorch.Error, match="empty"):
-        poptorch.AsynchronousDataAccessor(Numbered(0), sharing_strategy=poptorch.SharingStrategy.Fork)
+        poptorch.AsynchronousDataAccessor(Numbered(0))
     loader = loader_of(Numbered(4))
     with pytest.raises(poptorch.Error, match="already"):
         poptorch.AsynchronousDataAccessor(loader)
@@ -143,15 +146,15 @@ def test_what_fails_at_the_start_is_an_error() -> None:
 
 
 def test_elements_that_cannot_be_shared() -> None:
-    accessor = poptorch.AsynchronousDataAccessor(Uneven(4), sharing_strategy=poptorch.SharingStrategy.Fork)
+    accessor = poptorch.AsynchronousDataAccessor(Uneven(4))
     with pytest.raises(AssertionError, match="shapes and types of the first one"):
         list(accessor)
     nested = [((torch.zeros(1), torch.zeros(1)), torch.zeros(1))]
     with pytest.raises(poptorch.Error, match="nesting"):
-        poptorch.AsynchronousDataAccessor(nested, sharing_strategy=poptorch.SharingStrategy.Fork)
+        poptorch.AsynchronousDataAccessor(nested)
     plain = torch.utils.data.DataLoader(Numbered(5), batch_size=2)
     with pytest.raises(AssertionError, match="drop_last=True"):
-        poptorch.AsynchronousDataAccessor(plain, sharing_strategy=poptorch.SharingStrategy.Fork)
+        poptorch.AsynchronousDataAccessor(plain)
     with pytest.raises(AssertionError, match="above 1"):
         poptorch.AsynchronousDataAccessor(plain, rebatched_size=1)
 
@@ -160,11 +163,84 @@ def test_elements_that_cannot_be_shared() -> None:
     "element", [torch.ones(2), [torch.ones(2)], {"a": torch.ones(2), "b": torch.zeros(3)}]
 )
 def test_elements_keep_their_structure(element: Any) -> None:
-    accessor = poptorch.AsynchronousDataAccessor([element], sharing_strategy=poptorch.SharingStrategy.Fork)
+    accessor = poptorch.AsynchronousDataAccessor([element])
     (found,) = list(accessor)
     accessor.terminate()
     assert type(found) is type(element)
     torch.testing.assert_close(found, element)
+
+
+def test_the_process_and_its_workers_are_copies_of_the_program() -> None:
+    """A class that no other process could import, while threads of XLA compute."""
+
+    class Local(Numbered):
+        pass
+
+    ended = threading.Event()
+
+    def compute() -> None:
+        product = jax.jit(lambda x: x @ x)
+        while not ended.is_set():
+            product(np.ones((64, 64), np.float32)).block_until_ready()
+
+    busy = threading.Thread(target=compute)
+    busy.start()
+    try:
+        for _ in range(3):
+            loader = loader_of(Local(8), num_workers=2)
+            assert numbers(loader) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+            loader.terminate()
+    finally:
+        ended.set()
+        busy.join()
+
+
+class _Traced:
+    """Part of a cycle; leaves a line in a file when it is collected in another process than its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.itself, self._path, self._owner = self, path, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self._owner:
+            self._path.write_text("collected")
+
+
+class _Collecting(Numbered):
+    def __getitem__(self, index: int) -> Any:
+        gc.collect()
+        return super().__getitem__(index)
+
+
+def test_what_the_program_has_dropped_is_not_freed_in_the_copy(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    gc.collect()
+    gc.disable()
+    try:
+        _Traced(trace)
+        loader = loader_of(_Collecting(4), num_workers=1)
+        assert numbers(loader) == [[0, 1], [2, 3]]
+        loader.terminate()
+    finally:
+        gc.enable()
+        gc.collect()
+    assert not trace.exists()
+
+
+def test_handlers_of_the_program_do_not_run_in_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace"
+    before = signal.signal(signal.SIGTERM, lambda *_: trace.write_text("handled"))
+    monkeypatch.setattr("podrun.poptorch.data.data_accessor.STOP_SECONDS", 0.2)
+    try:
+        loader = loader_of(Waiting(4, str(tmp_path / "loading")))
+        iter(loader)
+        wait_until((tmp_path / "loading").exists, 20, "the copy is inside the data set")
+        loader.terminate()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not trace.exists()
 
 
 @pytest.mark.system

@@ -16,6 +16,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Iterator, Sized
+from contextlib import nullcontext
 from multiprocessing import connection, reduction
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch
 
 from podrun.poptorch.capture import graph
 from podrun.poptorch.data.data_feeder import FeederPlan, SharedRing, assembled, feed
+from podrun.poptorch.data.forking import forking, prepare_copy
 from podrun.poptorch.enums import SharingStrategy
 from podrun.poptorch.errors import Error
 
@@ -101,8 +103,10 @@ _START_METHODS = {
     SharingStrategy.SharedMemory: "spawn",
     SharingStrategy.FileSystem: "spawn",
     SharingStrategy.Fork: "fork",
-    SharingStrategy.ForkServer: "forkserver",
+    SharingStrategy.ForkServer: "fork",
 }
+"""How the process starts. The SDK's server for ForkServer imports the program once more for each process, workers of the
+loader included: seconds each. A copy of the program takes milliseconds (`forking`)."""
 STOP_SECONDS = 10.0
 """Seconds in which the process may end by itself before it is ended."""
 
@@ -149,20 +153,7 @@ class AsynchronousDataAccessor:
             torch.random.get_rng_state(),
             graph.registered_parsers(),
         )
-        context: Any = multiprocessing.get_context(_START_METHODS[sharing_strategy])
-        ours, theirs = context.Pipe(duplex=True)
-        process = context.Process(target=feed, args=(theirs, plan), name="podrun-data")
-        try:
-            process.start()
-        except (RuntimeError, OSError, TypeError, AttributeError, pickle.PicklingError) as error:
-            ours.close()
-            theirs.close()
-            raise Error(
-                f"The process that loads data cannot be started: {error}",
-                hint="The data set must be picklable, and the program's main part must stand under "
-                'if __name__ == "__main__".',
-            ) from error
-        theirs.close()
+        process, ours = _started(_START_METHODS[sharing_strategy], plan)
         _log.debug("AsynchronousDataAccessor worker process: %s", process.pid)
         self._pipe, self._process = ours, process
         self._ending = _Ending(ours, process)
@@ -247,6 +238,35 @@ def _check_whole_batches(dataset: Any, rebatched_size: int | None) -> None:
         "AsynchronousDataAccessor needs drop_last=True, or rebatched_size: the last batch of the loader is smaller "
         "than the others"
     )
+
+
+def _started(method: str, plan: FeederPlan) -> tuple[Any, Any]:
+    """The process, and our end of its pipe. Error if it cannot start."""
+    context: Any = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe(duplex=True)
+    copied = method == "fork"
+    target, arguments = (_feed_in_copy, (theirs, plan, ours)) if copied else (feed, (theirs, plan))
+    process = context.Process(target=target, args=arguments, name="podrun-data")
+    try:
+        with forking() if copied else nullcontext():
+            process.start()
+    except (RuntimeError, OSError, TypeError, AttributeError, pickle.PicklingError) as error:
+        ours.close()
+        raise Error(
+            f"The process that loads data cannot be started: {error}",
+            hint="The data set must be picklable, and the program's main part must stand under "
+            'if __name__ == "__main__".',
+        ) from error
+    finally:
+        theirs.close()
+    return process, ours
+
+
+def _feed_in_copy(pipe: Any, plan: FeederPlan, other_end: Any) -> None:
+    """`feed` in a copy of the program, which has the program's end of the pipe as well."""
+    prepare_copy()
+    other_end.close()
+    feed(pipe, plan)
 
 
 class _Ending:
