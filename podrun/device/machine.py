@@ -18,13 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from podrun.core.errors import ApplicationRuntimeError, IpusTakenError, PoplarError, UsageError
+from podrun.core.errors import (
+    ApplicationRuntimeError,
+    IpusTakenError,
+    PoplarError,
+    RecoveryAction,
+    UsageError,
+)
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
 from podrun.device.connection import AttachRequest
 from podrun.device.error_messages import ipus_in_words, process_ended
-from podrun.device.health import Health, Usage, WorkDone
+from podrun.device.health import Condition, Health, Usage, WorkDone
 from podrun.device.job import Job, MachineContext, strike_machine_event
 from podrun.device.owners import (
     HOST_SYNC_TIMEOUT,
@@ -102,6 +108,8 @@ class Machine:
         self._ids = itertools.count(1)
         self._owners: dict[int, Owner] = {}
         self._evicted: dict[int, str] = {}
+        self._last: dict[int, tuple[str, int, float | None]] = {}
+        """The process that let each IPU go last: host, process id, start."""
         self._by_range: dict[IpuRange, Job] = {}
 
     @property
@@ -127,7 +135,9 @@ class Machine:
             if self._context.lost is not None:
                 return self._context.lost.message
             condition = self._context.health.blocking(ipus)
-            if condition is not None:
+            if condition is not None and not self._may_load_again(
+                condition, ipus, (host, request.pid, started)
+            ):
                 action = "" if condition.action is None else f" ({condition.action.value} needed)"
                 error = condition.error
                 partition = self.place.partition
@@ -157,6 +167,15 @@ class Machine:
             self._context.changed.notify_all()
             return owner.id
 
+    def _may_load_again(
+        self, condition: Condition, ipus: Iterable[int], process: tuple[str, int, float | None]
+    ) -> bool:
+        """Whether the process that met an error attaches again to load its program, which resets its IPUs."""
+        failed = [ipu for ipu in ipus if self._context.health.condition(ipu) is not None]
+        return condition.action is RecoveryAction.IPU_RESET and all(
+            self._last.get(ipu) == process for ipu in failed
+        )
+
     def detach(self, owner_id: int, *, died: bool = False) -> None:
         """Release an owner's IPUs. Idempotent. ``died``: the process ended without saying so."""
         with self._context.changed:
@@ -164,6 +183,8 @@ class Machine:
             self._evicted.pop(owner_id, None)
             if owner is None:
                 return
+            process = (owner.host, owner.request.pid, owner.started)
+            self._last |= dict.fromkeys(owner.ipus, process)
             job = self._by_range[owner.request.job]
             del job.owners[owner_id]
             # A lost machine takes its connections with it; the loss is the cause, not the other way round.

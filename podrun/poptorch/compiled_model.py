@@ -149,8 +149,10 @@ class CompiledModel:
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the device has no weights, because its program was loaded again."""
-        return bool(not self.session.parts.loader.weights_sent and self.session.parts.model.built.weights)
+        """Whether the device has no weights, because its program was loaded again, or has to be after an error."""
+        loader = self.session.parts.loader
+        there = loader.weights_sent and loader.loaded
+        return bool(not there and self.session.parts.model.built.weights)
 
     # --- Optimizer ----------------------------------------------------------------------------------------------------
 

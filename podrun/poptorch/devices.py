@@ -84,7 +84,7 @@ def acquire(options: Any, ipus: int, sleep: Callable[[float], None] = time.sleep
                 )
             if not _is_set(WAIT_FOR_IPU):
                 raise Error(
-                    f"Failed to acquire {ipus} IPU(s): they do not exist, or other processes have them",
+                    f"Failed to acquire {ipus} IPU(s): {_refusal(manager, options, ipus)}",
                     hint="detachFromDevice() of a wrapper gives its IPUs back, gc-monitor shows who uses them, "
                     f"{WAIT_FOR_IPU}=1 waits until they are free.",
                 )
@@ -131,6 +131,15 @@ def _acquired(manager: DeviceManager, options: Any, ipus: int) -> Any:
             )
         return manager.acquireRange(layout.ipus, connectionType=kind)
     return manager.tryAcquireAvailableDevice(_rounded(ipus, options), connectionType=kind)
+
+
+def _refusal(manager: DeviceManager, options: Any, ipus: int) -> str:
+    """Why no device was given: who has the IPUs, or what is wrong with them."""
+    identifier = options.extra("ipu_id")
+    if identifier is not None:
+        return f"device {identifier} is in use"
+    refusals = manager.refusals(_rounded(ipus, options))
+    return "; ".join(refusals) or "another model of this program has them, or another process"
 
 
 def _of_id(manager: DeviceManager, identifier: int, ipus: int, kind: DeviceConnectionType) -> Any:

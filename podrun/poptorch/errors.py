@@ -152,6 +152,10 @@ _SETTINGS = {
 """What changes of an out-of-memory error's hint are called in PopTorch."""
 
 
+_LOAD_AGAIN = "Load the program again"
+_CALL_AGAIN = "Bring back the weights that you have saved (load_state_dict), then call the model again: this loads the program"
+
+
 def _error_of(error: PodrunError) -> Error:
     where, hint = "\n".join(reversed(_doing)), error.hint or ""
     if not isinstance(error, PoplarError):
@@ -160,6 +164,7 @@ def _error_of(error: PodrunError) -> Error:
     name = type(error).__name__
     action = getattr(error, "recovery_action", None)
     if action is not None:
+        hint = hint.replace(_LOAD_AGAIN, _CALL_AGAIN)
         return RecoverableError(
             error.message, recovery_action=getattr(action, "value", str(action)), hint=hint, location=where
         )

@@ -73,6 +73,10 @@ class ExecutorState:
                 self._weights_version = version
                 self.copyWeightsToDevice()
         if self._compiled.needs_weights:
+            if self._device_is_newer:
+                logger.warning(
+                    "The IPUs lost their memory: training goes on from the weights that the module has on the host"
+                )
             self.copyWeightsToDevice()
         if isinstance(self._optimizer, TorchOptimizer) and self._optimizer._state_dirty:
             self._send_optimizer_state()

@@ -110,6 +110,15 @@ class DeviceManager:
             numIpus, tilesPerIPU or tilesPerIpu, pattern, connectionType, selectionCriterion
         )[0]
 
+    def refusals(self, numIpus: int = 1) -> list[str]:
+        """Why no device with ``numIpus`` IPUs can be acquired now, each reason once; empty if one can."""
+        device, found = self._acquire(
+            numIpus, 0, SyncPattern.Full, DeviceConnectionType.Always, DeviceSelectionCriterion.First
+        )
+        if device is not None:
+            device.detach()
+        return list(dict.fromkeys(found))
+
     def _acquire(
         self,
         count: int,

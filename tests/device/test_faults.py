@@ -186,10 +186,10 @@ def test_floating_point_exceptions_stop_all_instances_if_the_program_asks(
     ]
 
 
-def try_all(twin: InProcessMachines) -> str | None:
+def try_all(twin: InProcessMachines, pid: int | None = None) -> str | None:
     """Attach to the whole pod; the reason if that is refused."""
     connection = twin.connect()
-    refusal = connection.try_attach(request(POD))
+    refusal = connection.try_attach(request(POD, pid=pid))
     connection.close()
     return refusal
 
@@ -212,14 +212,27 @@ def test_an_ipu_in_error_is_not_given_away_before_its_reset(pieces: PieceCache) 
     twin, connections, _ = fail(pieces, "ipu:5@batch=3:tile-parity")
     for connection in connections:
         connection.close()
-    refusal = try_all(twin)
+    refusal = try_all(twin, pid=4711)
     assert refusal is not None
     assert "IPUs 4-7 cannot be used (IPU_RESET needed): Memory parity error" in refusal
     assert refusal.endswith("Start the program again: its machines are in its own process.")
     twin.machines[1].reset_ipus([4])
-    assert try_all(twin) is not None, "another IPU's reset does not help"
+    assert try_all(twin, pid=4711) is not None, "another IPU's reset does not help"
     twin.machines[1].reset_ipus([5])
-    assert try_all(twin) is None
+    assert try_all(twin, pid=4711) is None
+
+
+def test_who_met_an_error_may_attach_again_and_load(pieces: PieceCache) -> None:
+    """As programs do that close everything before they load again; another process has to reset the IPU."""
+    twin, connections, _ = fail(pieces, "ipu:5@batch=3:tile-parity")
+    for connection in connections:
+        connection.close()
+    again = twin.connect()
+    assert again.try_attach(request(POD)) is None
+    again.load(linear(8))
+    assert not machine_report(twin.machines[1], MachineReport("a")).ipus[1].has_error
+    again.close()
+    assert try_all(twin, pid=4711) is None
 
 
 def test_a_link_that_is_down_stays_down_until_the_partition_is_reset(pieces: PieceCache) -> None:

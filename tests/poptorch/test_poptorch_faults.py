@@ -14,7 +14,7 @@ from podrun import poptorch
 from podrun.core import errors
 from podrun.poptorch.errors import translated
 from podrun.session import exceptions
-from tests.conftest import Commands
+from tests.conftest import ROOT, Commands
 
 PROGRAM = Path(__file__).parent / "programs" / "recovering.py"
 
@@ -72,6 +72,20 @@ def test_injected_faults_reach_a_program_that_recovers(commands: Commands, fault
     assert told in done.stdout, done.stderr
     if "_RESET" in told and "FULL" not in told:
         assert "trained after recovery: True" in done.stdout
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_the_guides_program_has_the_losses_of_a_run_without_errors(commands: Commands) -> None:
+    """In a partition, where IPUs in error are given to the process that met the error alone."""
+    program = ROOT / "examples" / "poptorch" / "recover.py"
+    losses = []
+    for words in ((), ("--fault", "ipu:2@batch=7:tile-parity")):
+        done = commands.run("podrun", "--num-replicas", "4", *words, program, timeout=180)
+        assert done.returncode == 0, done.stderr
+        assert ("IPU_RESET" in done.stdout) == bool(words)
+        losses.append(next(line for line in done.stdout.splitlines() if "losses" in line))
+    assert losses[0] == losses[1]
 
 
 def test_advice_about_memory_names_poptorchs_options() -> None:
