@@ -216,8 +216,7 @@ class CompiledModel:
     def report(self) -> Any:
         """The tile model's report, a `podrun.report.Profile`."""
         with translated("making the report"):
-            found = self.session.getReport()
-        return found
+            return self.session.getReport()
 
     def ir_text(self) -> str:
         """The forward graph as JSON."""

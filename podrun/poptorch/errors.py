@@ -153,7 +153,7 @@ _SETTINGS = {
 
 
 _LOAD_AGAIN = "Load the program again"
-_CALL_AGAIN = "Bring back the weights that you have saved (load_state_dict), then call the model again: this loads the program"
+_CALL_AGAIN = "Bring back saved weights (load_state_dict), then call the model again: this loads the program"
 
 
 def _error_of(error: PodrunError) -> Error:

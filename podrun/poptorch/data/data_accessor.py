@@ -105,8 +105,8 @@ _START_METHODS = {
     SharingStrategy.Fork: "fork",
     SharingStrategy.ForkServer: "fork",
 }
-"""How the process starts. The SDK's server for ForkServer imports the program once more for each process, workers of the
-loader included: seconds each. A copy of the program takes milliseconds (`forking`)."""
+"""How the process starts. The SDK's server for ForkServer imports the program once more for each process, workers of
+the loader included: seconds each. A copy of the program takes milliseconds (`forking`)."""
 STOP_SECONDS = 10.0
 """Seconds in which the process may end by itself before it is ended."""
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 
 _WARNINGS = (r"os\.fork\(\) was called", r"This process .* is multi-threaded")
-"""Of JAX and of Python. They are right about code that goes on using JAX or threads in the copy, which ours does not."""
+"""Of JAX and of Python: right about code that goes on using JAX or threads in the copy, which ours does not."""
 
 
 def ignore_fork_warnings() -> None:
