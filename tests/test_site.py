@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,6 +23,24 @@ from podrun.launcher.options import OPTIONS
 from tests.conftest import ROOT
 
 GENERATED = {"contributing.md", "changelog.md", "reference/commands.md", "reference/errors.md"}
+
+
+SITE = ROOT / "build" / "site"
+QUESTIONS = {
+    "replicationFactor": "poptorch.html",
+    "replication factor": "poptorch.html",
+    "gradient accumulation": "poptorch.html",
+    "gradientAccumulation": "bring-your-program.html",
+    "recoverable_runtime_error": "troubleshooting.html",
+    "a planned fault did not strike": "troubleshooting.html",
+    "cannot be divided evenly among": "troubleshooting.html",
+    "Failed to attach to device": "troubleshooting.html",
+    "command not found": "troubleshooting.html",
+    "enableStochasticRounding": "reference/popart.html",
+}
+"""What people type into the search, and a page that is to be among the first answers."""
+FIRST_ANSWERS = 8
+PHONE_TEXT_PIXELS = 11
 
 
 def _pages(entry: object) -> list[str]:
@@ -49,6 +69,37 @@ def test_a_picture_is_whole_fetches_nothing_and_is_shown(path: Path) -> None:
     assert any(
         f"pictures/{path.name}" in page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")
     )
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs" / "pictures").glob("*.svg")), ids=lambda path: path.stem
+)
+def test_a_picture_is_readable_on_a_phone(path: Path) -> None:
+    """The style sheet gives pictures a width there, in which they scroll; their letters shrink with them."""
+    shown = re.search(
+        r"@media \(max-width.*picture img \{[^}]*width: (\d+)px",
+        (ROOT / "website" / "site.css").read_text(encoding="utf-8"),
+    )
+    text = path.read_text(encoding="utf-8")
+    box = re.search(r'viewBox="0 0 ([\d.]+) ', text)
+    letters = [float(size) for size in re.findall(r'font-size(?:=|: ?)"?([\d.]+)', text)]
+    assert shown
+    assert box
+    assert min(letters) * float(shown[1]) / float(box[1]) >= PHONE_TEXT_PIXELS
+
+
+def test_pipes_in_code_of_tables_lose_the_backslash_of_their_source() -> None:
+    plain = _hooks()["plain_pipes"]
+    assert plain(r"| `--debug yes\|no` | a \| b | ``x\|`y`` |") == r"| `--debug yes|no` | a \| b | ``x|`y`` |"
+    assert plain(r"In `sed 's/a\|b//'` it stays.") == r"In `sed 's/a\|b//'` it stays."
+
+
+def test_search_divides_names_into_their_words() -> None:
+    text = (ROOT / "website" / "mkdocs.yml").read_text(encoding="utf-8")
+    plugins = yaml.safe_load(text)["plugins"]
+    separator = next(entry["search"]["separator"] for entry in plugins if "search" in entry)
+    words = [word for word in re.split(separator, "options.Training.gradientAccumulation(4) v3.1") if word]
+    assert words == ["options", "Training", "gradient", "Accumulation", "4", "v3.1"]
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 4])
@@ -119,3 +170,23 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     errors = (ROOT / "build" / "site" / "reference" / "errors.html").read_text(encoding="utf-8")
     assert "RecoverableRuntimeError" in errors
     assert "PARTITION_RESET" in errors
+    for page in SITE.rglob("*.html"):
+        assert r"\|" not in page.read_text(encoding="utf-8"), page
+    home = (SITE / "index.html").read_text(encoding="utf-8")
+    assert home.count('<a class="picture"') == (ROOT / "docs" / "index.md").read_text(encoding="utf-8").count(
+        "!["
+    )
+    assert 'class="md-footer__link md-footer__link--next"' in home
+    assert home.count('name="__palette"') == 3
+    _ask_the_search()
+
+
+def _ask_the_search() -> None:
+    """With the script that browsers run; only where there is Node."""
+    node = shutil.which("node")
+    if node is None:
+        return
+    words = [node, str(ROOT / "tests" / "search_site.js"), str(SITE), *QUESTIONS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    answers = dict(zip(QUESTIONS, map(json.loads, done.stdout.splitlines()), strict=True))
+    assert [text for text, page in QUESTIONS.items() if page not in answers[text][:FIRST_ANSWERS]] == []

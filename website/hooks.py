@@ -23,6 +23,20 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 WORKER = "file-worker.js"
 SHIM = "https://unpkg.com/iframe-worker/shim"
+SEARCH_BOOSTS = {
+    "troubleshooting.md": 4.0,
+    "reference/errors.md": 2.0,
+    "bring-your-program.md": 2.0,
+    "popart.md": 2.0,
+    "poptorch.md": 2.0,
+    "reference/python.md": 0.3,
+    "changelog.md": 0.3,
+    "contributing.md": 0.3,
+    "decisions.md": 0.3,
+    "benchmarks.md": 0.3,
+    "fidelity.md": 0.3,
+}
+"""Pages that search puts before others (guides, texts of errors), or behind (what is about podrun's own work)."""
 COMMANDS = (
     ("podrun faults", "podrun.launcher.fault_commands", "faults"),
     ("podrun inject", "podrun.launcher.fault_commands", "inject"),
@@ -55,7 +69,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     for page, source in ROOT_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    for name in ("site.css", WORKER):
+    for name in ("site.css", "mark.svg", WORKER):
         files.append(
             File.generated(config, name, content=(ROOT / "website" / name).read_text(encoding="utf-8"))
         )
@@ -76,6 +90,9 @@ def on_post_template(output_content: str, template_name: str, config: MkDocsConf
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links between the repository's root and docs/ lead to pages of the site; others become their text."""
+    if page.file.src_uri in SEARCH_BOOSTS:
+        page.meta["search"] = {"boost": SEARCH_BOOSTS[page.file.src_uri]}
+    markdown = plain_pipes(markdown)
     if page.file.src_uri in ROOT_PAGES:
         markdown = re.sub(r"\]\(docs/([^)]+)\)", r"](\1)", markdown)
     for target, source in ROOT_PAGES.items():
@@ -83,6 +100,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if "/" in page.file.src_uri:
         return markdown  # There ../ leads to other pages, not out of docs/.
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put each picture into a box of its own that scrolls, and open it alone on a click."""
+    return re.sub(
+        r'<p>(<img [^>]*src="([^"]*pictures/[^"]+)"[^>]*>)</p>', r'<a class="picture" href="\2">\1</a>', html
+    )
+
+
+def plain_pipes(markdown: str) -> str:
+    """Take the backslash off pipes in code of tables: GitHub wants it there, and the site's Markdown shows it."""
+    rows = re.compile(r"^\|.*$", re.MULTILINE)
+    code = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+    return rows.sub(lambda row: code.sub(lambda part: part[0].replace(r"\|", "|"), row[0]), markdown)
 
 
 def command_reference() -> str:
