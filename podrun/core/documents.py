@@ -25,8 +25,13 @@ MAX_BYTES = 1 << 20
 """The largest file that people write by hand."""
 DEEPEST = 64
 """Most levels of lists and mappings."""
+MOST_NODES = 20_000
+"""Most values and keys of a YAML file: reading these takes a second and 40 MB, and a million of them 2 GB."""
+LONGEST_NUMBER = 100
+"""Most characters of a number."""
 Place = tuple[str | int, ...]
 """Keys and indices that lead to a value, from the top."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 
 
@@ -123,44 +128,44 @@ def parse_document(text: str, where: str, *, hint: str | None = None) -> Documen
 
 
 def compose_yaml(text: str, where: str, *, hint: str | None = None) -> Any:
-    """The YAML node of a text; None for an empty text. Raises ConfigError for aliases and for more than `DEEPEST`
-    levels.
+    """The YAML node of a text; None for an empty text. Raises ConfigError for aliases, for more than `DEEPEST` levels,
+    `MOST_NODES` values or `LONGEST_NUMBER` characters of a number. Reading stops where a limit is passed.
     """
     import yaml
 
+    def refuse(node: Any, problem: str) -> ConfigError:
+        return ConfigError(f"{where}:{node.start_mark.line + 1}: {problem}", hint=hint)
+
+    class BoundedLoader(yaml.SafeLoader):
+        """Composes within the limits, so that a small file cannot take much time or memory."""
+
+        depth = nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            events: Any = self
+            if events.check_event(yaml.AliasEvent):
+                # It could stand for a value of any size, or for itself.
+                problem = "an alias (*name) is not understood here: write the value again"
+                raise refuse(events.peek_event(), problem)
+            self.nodes, self.depth = self.nodes + 1, self.depth + 1
+            if self.depth > DEEPEST + 1:
+                raise refuse(events.peek_event(), "lists and mappings are nested too deeply")
+            if self.nodes > MOST_NODES:
+                raise refuse(events.peek_event(), f"there are more than {MOST_NODES} values and keys")
+            node: Any = super().compose_node(parent, index)
+            self.depth -= 1
+            if node.tag in _NUMBERS and len(node.value) > LONGEST_NUMBER:
+                raise refuse(node, f"a number has {len(node.value)} characters; {LONGEST_NUMBER} is the most")
+            return node
+
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        return yaml.compose(text, Loader=BoundedLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = mark.line + 1 if mark is not None else 1
         raise ConfigError(f"{where}:{line}: not YAML: {error.problem}", hint=hint) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not YAML: {error}", hint=hint) from error
-    except RecursionError:
-        raise ConfigError(f"{where}: lists and mappings are nested too deeply", hint=hint) from None
-    _check_nodes(node, where, hint)
-    return node
-
-
-def _check_nodes(root: Any, where: str, hint: str | None) -> None:
-    """Raise ConfigError for too many levels, and for an alias: it could stand for a value of any size or for itself."""
-    import yaml
-
-    seen: set[int] = set()
-    waiting = [(root, 0)] if root is not None else []
-    while waiting:
-        node, depth = waiting.pop()
-        line = node.start_mark.line + 1
-        if id(node) in seen:
-            problem = "an alias (*name) is not understood here: write the value again"
-            raise ConfigError(f"{where}:{line}: {problem}", hint=hint)
-        seen.add(id(node))
-        if depth > DEEPEST:
-            raise ConfigError(f"{where}:{line}: lists and mappings are nested too deeply", hint=hint)
-        if isinstance(node, yaml.MappingNode):
-            waiting += [(part, depth + 1) for pair in node.value for part in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += [(part, depth + 1) for part in node.value]
 
 
 def load_schema(package: str, name: str) -> dict[str, Any]:
@@ -192,7 +197,10 @@ class _Reader:
             if node.tag.startswith("tag:yaml.org,2002:timestamp"):
                 return str(node.value)
             raise self._error(line, f"a value of type {node.tag} is not understood here")
-        return yaml.SafeLoader("").construct_object(node)
+        try:
+            return yaml.SafeLoader("").construct_object(node)
+        except (yaml.YAMLError, ValueError, KeyError) as error:  # A tag that does not fit the text behind it.
+            raise self._error(line, f"{node.value[:40]!r} is no value of type {node.tag}") from error
 
     def _mapping(self, node: Any, place: Place) -> dict[str, Any]:
         import yaml

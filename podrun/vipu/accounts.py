@@ -32,6 +32,7 @@ from podrun.core.errors import ConflictError, DeniedError, ExistsError, PodrunEr
 from podrun.core.identity import Caller
 from podrun.vipu.requirements import check_name, unknown_name
 from podrun.vipu.rights import CallRoom, Sharing
+from podrun.vipu.stored_rows import checked, parse_row
 
 if TYPE_CHECKING:
     from podrun.vipu.store import Store
@@ -144,7 +145,7 @@ class Accounts:
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
         self._lock = threading.Lock()
-        self._known = {name: _from_text(name, text) for name, text in store.users().items()}
+        self._known = {name: account_of(name, text) for name, text in store.users().items()}
         self._verified: dict[str, tuple[str, bytes]] = {}
         self._wrong: dict[str, list[float]] = {}
         self._spice = secrets.token_bytes(16)
@@ -267,11 +268,15 @@ def _to_text(account: Account) -> str:
     return json.dumps({**asdict(account), "role": account.role.value})
 
 
-def _from_text(name: str, text: str) -> Account:
-    data = json.loads(text)
-    return Account(
-        **{**data, "name": name, "role": Role(data["role"]), "allocations": tuple(data["allocations"])}
-    )
+def account_of(name: Any, text: Any) -> Account:
+    """The user of a row. Raises ValueError if the row is none."""
+    data = parse_row(text)
+    if isinstance(data, dict) and isinstance(data.get("role"), str):
+        data["role"] = data["role"].upper()
+    account: Account = checked(Account, data, "")
+    if account.name != name:
+        raise ValueError(f"it is recorded as {account.name}")
+    return account
 
 
 READING = ("Get", "List", "Watch", "Hold")

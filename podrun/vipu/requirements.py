@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, LinkTopology, smallest_holding
-from podrun.core.errors import InternalError, NotFoundError, UsageError
+from podrun.core.errors import InternalError, NotFoundError, PodrunError, UsageError
 from podrun.vipu.ipu_placement import (
     DIRECT_IPUS,
     NEEDS_TORUS,
@@ -177,15 +177,38 @@ def validate_plans(allocator: Allocator) -> None:
     _require(not both, f"requests are queued and served: {sorted(both)}")
     for name, entry in allocator.queue.items():
         _require(entry.needs.name == name, f"request {name} is recorded as {entry.needs.name}")
+        _check_request(allocator, entry.needs)
         asked = entry.needs.reservation
         _require(not asked or asked in allocator.reservations, f"request {name} waits for no reservation")
     _require(set(allocator.maintenance) <= known, "an unknown agent is out of service")
     for reservation in allocator.reservations.values():
+        _require(bool(reservation.agents), f"reservation {reservation.name} has no agents")
+        _require(reservation.start < reservation.end, f"reservation {reservation.name} ends before it begins")
         _require(set(reservation.agents) <= known, f"reservation {reservation.name} has an unknown agent")
     taken = {ipu for p in allocator.partitions.values() for ipu in ipus_of(allocator.cluster, p.slices)}
     _require(
         int(allocator.table.taken.sum()) == len(taken), "the table of IPUs is not that of the partitions"
     )
+
+
+def _check_request(allocator: Allocator, needs: Requirements) -> None:
+    """Check a queued request by itself: its cluster and allocation, and that this cluster could hold it."""
+    pod = allocator.cluster
+    clusters = {cluster.name: cluster for cluster in pod.clusters}
+    _require(needs.cluster in ("", *clusters), f"request {needs.name} names no cluster {needs.cluster!r}")
+    allocation = allocator.allocations.get(needs.allocation)
+    known = not needs.allocation or allocation is not None
+    _require(known, f"request {needs.name} names no allocation {needs.allocation!r}")
+    cluster = clusters.get(needs.cluster, pod)
+    if allocation is not None:
+        cluster = pod.clusters_by_agent[allocation.agents[0]]
+        inside = needs.cluster in ("", cluster.name)
+        _require(inside, f"request {needs.name} names a cluster in which its allocation is not")
+    try:
+        settled = complete_requirements(needs, cluster)
+    except PodrunError as error:
+        raise InternalError(f"{_BROKEN}: request {needs.name}: {error.message}") from error
+    _require(settled == needs, f"request {needs.name} leaves open what was decided")
 
 
 def _check_allocations(cluster: Cluster, allocations: Mapping[str, Allocation], lost: Set[str]) -> None:
@@ -205,6 +228,10 @@ def _check_partition(cluster: Cluster, partition: Partition) -> None:
     """Check one partition by itself: its state, its size, its place."""
     name, size = partition.name, partition.size
     _require(partition.state is not PartitionState.REMOVED, f"partition {name} is removed but recorded")
+    _require(bool(NAME_PATTERN.fullmatch(name)), f"{name!r} is no name for a partition")
+    _require(partition.routing in ("", *ROUTINGS), f"partition {name}: no routing {partition.routing!r}")
+    _require(is_power_of_two(partition.num_gcds), f"partition {name} has {partition.num_gcds} GCDs")
+    _require(partition.num_gcds <= size, f"partition {name} has {partition.num_gcds} GCDs and {size} IPUs")
     broken = partition.state is PartitionState.ERROR
     _require(broken == bool(partition.error), f"partition {name}: error and state disagree")
     for part in partition.slices:
@@ -227,7 +254,8 @@ def _check_place(pod: Cluster, partition: Partition) -> None:
         raise InternalError(f"{_BROKEN}: partition {name} does not lie in one cluster")
     domain = cluster.topology.ild_ipus
     ipus = [ipu - cluster.first_ipu for ipu in ipus_of(pod, partition.slices)]
-    _require(0 < domains <= size, f"partition {name} has {domains} IPU-Link domains")
+    _require(is_power_of_two(domains) and domains <= size, f"partition {name} has {domains} IPU-Link domains")
+    _require(size // domains <= domain, f"partition {name} has too few IPU-Link domains")
     _require(ipus[0] % domain % (size // domains) == 0, f"partition {name} is not aligned")
     _require(len({ipu // domain for ipu in ipus}) == domains, f"partition {name} lies in other ILDs")
 

@@ -7,16 +7,15 @@ says what it leaves out and why. `repair` writes that part into a new file; the 
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from podrun.core.cluster import Allocation, Cluster
-from podrun.core.errors import ConfigError, InternalError, PodrunError
+from podrun.core.errors import ConfigError, InternalError
+from podrun.vipu.accounts import account_of
 from podrun.vipu.allocator import Allocator, Plans
 from podrun.vipu.events import Partition
 from podrun.vipu.machine_pool import Lease
@@ -26,31 +25,15 @@ from podrun.vipu.store import (
     SCHEMA_VERSION,
     Store,
     StoredState,
+    allocation_of,
     entry_of,
     fingerprint_of,
     layout_of,
     partition_of,
+    state_of,
 )
+from podrun.vipu.stored_rows import StateRows, check_pod, rows_of
 from podrun.vipu.types import PartitionState
-
-Row = tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StateRows:
-    """The content of a state file: the rows that could be read, and problems with the others. ``pod``: the row about
-    the POD.
-    """
-
-    version: int
-    pod: Mapping[str, Any] | None
-    partitions: tuple[Row, ...] = ()
-    allocations: tuple[Row, ...] | None = None
-    lost: tuple[str, ...] = ()
-    plans: tuple[Row, ...] = ()
-    users: tuple[Row, ...] = ()
-    layout: tuple[Row, ...] | None = None
-    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +66,48 @@ def diagnose(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
             f"the file is of a newer podrun (schema {rows.version}; this one reads {SCHEMA_VERSION})",
             hint="Use that podrun, or name another file with --state-file.",
         )
-    if rows.pod is not None and rows.pod["name"] != cluster.name:
+    if rows.pod is not None and isinstance(rows.pod["name"], str) and rows.pod["name"] != cluster.name:
         raise ConfigError(
             f"the file holds the state of {rows.pod['name']}, not of {cluster.name}",
             hint=f"Say so: --cluster {rows.pod['name']}",
         )
+    try:
+        state = state_of(cluster, rows) if _fits(cluster, rows) else None
+    except ValueError as error:
+        whole, state = str(error), None
+    else:
+        whole = ""
+    if state is not None:
+        users: dict[str, str] = dict(rows.users)
+        return StateDiagnosis((), replace(state, users=users), _lease(rows))
+    found = _piece_by_piece(cluster, rows)
+    if found.problems or not whole:
+        return found
+    return replace(found, problems=(Problem(whole, "what holds together is kept"),))
+
+
+def _fits(cluster: Cluster, rows: StateRows) -> bool:
+    """Whether the rows are of the POD's present description."""
+    return rows.pod is not None and rows.pod.get("fingerprint", "") in ("", fingerprint_of(cluster))
+
+
+def _lease(rows: StateRows) -> Lease:
+    """The file's lease; none if its row is damaged, so that the file gets a new id."""
+    try:
+        check_pod(rows.pod or {})
+    except ValueError:
+        return Lease()
+    pod = rows.pod or {}
+    return Lease(pod.get("uid", ""), pod.get("epoch", 0))
+
+
+def _piece_by_piece(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
     problems = [Problem(what, "what could be read is kept") for what in rows.unreadable]
+    if rows.pod is not None:
+        try:
+            check_pod(rows.pod)
+        except ValueError as error:
+            problems.append(Problem(str(error), "the file gets a new id, and takes no machines over"))
     if rows.pod is None:
         problems.append(Problem("it names no POD", f"it becomes a file of {cluster.name}"))
     elif rows.pod.get("fingerprint", "") not in ("", fingerprint_of(cluster)):
@@ -98,23 +117,35 @@ def diagnose(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
     pod_now = layout or cluster
     core = Allocator(pod_now, allocations=_allocations(pod_now, rows, problems))
     for agent in rows.lost:
-        if agent in pod_now.agents_by_id:
+        if isinstance(agent, str) and agent in pod_now.agents_by_id:
             core.lost.add(agent)
         else:
             problems.append(Problem(f"lost agent {agent} is unknown", "it is forgotten"))
     for partition in sorted(_readable(rows, problems), key=lambda p: (p.created, p.name)):
         _keep_partition(core, partition, problems)
     _keep_plans(core, rows, problems)
-    allocations = None if rows.allocations is None else tuple(core.allocations.values())
+    allocations: tuple[Allocation, ...] | None = tuple(core.allocations.values())
+    if rows.allocations is None and allocations == pod_now.allocations:
+        allocations = None
     plans = Plans(
         tuple(core.maintenance.values()), tuple(core.queue.values()), tuple(core.reservations.values())
     )
-    users = {str(name): str(data) for name, data in rows.users}
+    users = dict(_users(rows, problems))
     kept = StoredState(
         tuple(core.partitions.values()), allocations, frozenset(core.lost), plans, users, layout
     )
-    pod = rows.pod or {}
-    return StateDiagnosis(tuple(problems), kept, Lease(str(pod.get("uid", "")), int(pod.get("epoch", 0))))
+    return StateDiagnosis(tuple(problems), kept, _lease(rows))
+
+
+def _users(rows: StateRows, problems: list[Problem]) -> Iterator[tuple[str, str]]:
+    for name, data in rows.users:
+        try:
+            account_of(name, data)
+        except ValueError as error:
+            what = "it is left out; make it again: vipu-admin create user NAME"
+            problems.append(Problem(f"user {name} cannot be read: {error}", what))
+        else:
+            yield name, data
 
 
 def _layout(cluster: Cluster, rows: StateRows, problems: list[Problem]) -> Cluster | None:
@@ -123,22 +154,27 @@ def _layout(cluster: Cluster, rows: StateRows, problems: list[Problem]) -> Clust
         return None
     try:
         return layout_of(cluster, rows.layout)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         what = f"its agents and clusters, which were changed, cannot be read: {error}"
         problems.append(Problem(what, f"those of {cluster.name}'s description are taken"))
         return None
 
 
+def _in_one(agents: tuple[str, ...], clusters: Mapping[str, Cluster]) -> bool:
+    """Whether all agents are in one V-IPU cluster. ``clusters``: that of each agent."""
+    return set(agents) <= clusters.keys() and len({clusters[agent].name for agent in agents}) == 1
+
+
 def _allocations(cluster: Cluster, rows: StateRows, problems: list[Problem]) -> tuple[Allocation, ...]:
     clusters = cluster.clusters_by_agent
     if rows.allocations is None:
-        return tuple(a for a in cluster.allocations if all(agent in clusters for agent in a.agents))
+        return tuple(a for a in cluster.allocations if _in_one(a.agents, clusters))
     kept: list[Allocation] = []
     seen: set[str] = set()
     for name, agents in rows.allocations:
         try:
-            listed = tuple(str(agent) for agent in json.loads(agents))
-        except (ValueError, TypeError) as error:
+            listed = allocation_of(name, agents).agents
+        except ValueError as error:
             problems.append(Problem(f"allocation {name} cannot be read: {error}", "it is left out"))
             continue
         inside = next((clusters[agent] for agent in listed if agent in clusters), None)
@@ -157,8 +193,8 @@ def _allocations(cluster: Cluster, rows: StateRows, problems: list[Problem]) -> 
 def _readable(rows: StateRows, problems: list[Problem]) -> Iterator[Partition]:
     for name, data in rows.partitions:
         try:
-            yield partition_of(str(name), json.loads(data))
-        except (ValueError, KeyError, TypeError, AttributeError, PodrunError) as error:
+            yield partition_of(name, data)
+        except ValueError as error:
             problems.append(Problem(f"partition {name} cannot be read: {error}", "it is left out"))
 
 
@@ -188,10 +224,16 @@ def _keep_plans(core: Allocator, rows: StateRows, problems: list[Problem]) -> No
         "maintenance",
         "queue",
     )  # Queued requests name reservations, so reservations come first.
-    for kind, name, data in sorted(rows.plans, key=lambda row: (order.index(row[0]), row[1])):
+    problems += [
+        Problem(f"{kind} {name}: there are no plans of that kind", "it is left out")
+        for kind, name, _ in rows.plans
+        if kind not in order
+    ]
+    known = [row for row in rows.plans if row[0] in order]
+    for kind, name, data in sorted(known, key=lambda row: (order.index(row[0]), str(row[1]))):
         try:
-            entry = entry_of(dict(PLAN_KINDS)[kind], json.loads(data))
-        except (ValueError, KeyError, TypeError, AttributeError, PodrunError) as error:
+            entry = entry_of(dict(PLAN_KINDS)[kind], name, data)
+        except ValueError as error:
             problems.append(Problem(f"{kind} {name} cannot be read: {error}", "it is left out"))
             continue
         wrong = _wrong(core, partial(core.note, kind, name, entry))
@@ -222,46 +264,18 @@ def read_rows(path: Path) -> StateRows:
         raise ConfigError(f"there is no state file {path}", hint="Name it: --state-file FILE")
     if not path.is_file():
         raise ConfigError(f"{path} is no file", hint="Name a state file: --state-file FILE")
-    unreadable: list[str] = []
     if path.stat().st_size == 0:
         return StateRows(
             0, None, unreadable=("the file is empty: what it held is lost, or it never was one",)
         )
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-
-        def ask(statement: str) -> list[Row]:
-            found: list[Row] = []
-            try:
-                found.extend(db.execute(statement))
-            except sqlite3.DatabaseError as error:
-                unreadable.append(
-                    f"{statement.rsplit(' FROM ', maxsplit=1)[-1].split(maxsplit=1)[0]}: {error}"
-                )
-            return found
-
-        version = ask("PRAGMA user_version")
-        number = int(version[0][0]) if version else 0
-        if not version or number == 0 or number > SCHEMA_VERSION:
-            return StateRows(number, None, unreadable=tuple(unreadable) or _no_version(number))
-        db.row_factory = sqlite3.Row
-        pod = [dict(row) for row in ask("SELECT * FROM pod")]
-        db.row_factory = None
-        own = bool(pod and pod[0]["own_allocations"])
-        return StateRows(
-            number,
-            pod[0] if pod else None,
-            tuple(ask("SELECT name, data FROM partitions")),
-            tuple(ask("SELECT name, agents FROM allocations ORDER BY position")) if own else None,
-            tuple(str(row[0]) for row in ask("SELECT agent FROM lost")),
-            tuple(ask("SELECT kind, name, data FROM plans")) if number > 3 else (),
-            tuple(ask("SELECT name, data FROM users")) if number > 4 else (),
-            _layout_rows(pod, ask) if number > 5 else None,
-            tuple(unreadable),
-        )
-
-
-def _layout_rows(pod: list[dict[str, Any]], ask: Callable[[str], list[Row]]) -> tuple[Row, ...] | None:
-    return tuple(ask("SELECT kind, position, data FROM layout")) if pod and pod[0]["own_layout"] else None
+        try:
+            number = int(db.execute("PRAGMA user_version").fetchone()[0])
+        except sqlite3.DatabaseError as error:
+            return StateRows(0, None, unreadable=(f"PRAGMA: {error}",))
+        if number == 0 or number > SCHEMA_VERSION:
+            return StateRows(number, None, unreadable=_no_version(number))
+        return rows_of(db, number)
 
 
 def _no_version(number: int) -> tuple[str, ...]:

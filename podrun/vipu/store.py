@@ -31,16 +31,16 @@ from podrun.core.cluster import (
     arranged,
 )
 from podrun.core.environment import environment
-from podrun.core.errors import ConfigError, ConflictError, InternalError, ServiceError
-from podrun.faults import parse_fault
+from podrun.core.errors import ConfigError, ConflictError, InternalError, ServiceError, UsageError
+from podrun.vipu.accounts import account_of
 from podrun.vipu.allocator import NO_PLANS, Allocator, Plans
 from podrun.vipu.events import Maintenance, Partition, Queued, Reservation, StateChange
 from podrun.vipu.holders import parse_holder
-from podrun.vipu.ipu_placement import MachineSlice
 from podrun.vipu.machine_pool import Lease
-from podrun.vipu.requirements import validate_state
+from podrun.vipu.requirements import check_name, validate_state
 from podrun.vipu.state_lock import StateFileLock, real_path
-from podrun.vipu.types import PartitionState, Requirements, SyncType
+from podrun.vipu.stored_rows import StateRows, check_pod, checked, parse_row, rows_of
+from podrun.vipu.types import Requirements
 
 SCHEMA_VERSION = 7
 _PLANS = "CREATE TABLE plans (kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (kind, name))"
@@ -147,6 +147,8 @@ class Store:
         row = self._db.execute("SELECT name FROM pod").fetchone()
         if row is None:
             raise self._damaged("it names no POD")
+        if not isinstance(row[0], str):
+            raise self._damaged("pod: name is no text")
         if row[0] != cluster:
             raise ConfigError(
                 f"{self.path} holds the state of {row[0]}, not of {cluster}",
@@ -170,30 +172,18 @@ class Store:
     def load(self, cluster: Cluster) -> StoredState:
         """All that is stored; ``cluster``: the POD as it is described. Raises ConfigError for another description of
         the POD, for what cannot be read, and for a state that does not hold together."""
+        with self._guard:
+            rows = rows_of(self._db, SCHEMA_VERSION)
+        fingerprint = (rows.pod or {}).get("fingerprint")
+        if isinstance(fingerprint, str) and fingerprint not in ("", fingerprint_of(cluster)):
+            raise ConfigError(
+                f"{self.path} was written for another description of {cluster.name}: its agents or links changed",
+                hint="Start the server with the description it had, or name another file with --state-file.",
+            )
         try:
-            with self._guard:
-                state = self._read(cluster)
-                fingerprint = str(self._db.execute("SELECT fingerprint FROM pod").fetchone()[0])
-            known = cluster.allocations if state.allocations is None else state.allocations
-            if len({p.name for p in state.partitions}) != len(state.partitions):
-                raise ValueError("two rows hold a partition of the same name")
-            if fingerprint not in ("", fingerprint_of(cluster)):
-                raise ConfigError(
-                    f"{self.path} was written for another description of {cluster.name}: its agents or links changed",
-                    hint="Start the server with the description it had, or name another file with --state-file.",
-                )
-            pod = state.layout or cluster
-            validate_state(pod, {p.name: p for p in state.partitions}, {a.name: a for a in known}, state.lost)
-            Allocator(
-                pod,
-                allocations=known,
-                partitions=state.partitions,
-                lost=state.lost,
-                plans=state.plans,
-            ).validate_state()
-        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError, InternalError) as error:
-            told = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise self._damaged(told) from error
+            state = state_of(cluster, rows)
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
         if not fingerprint:
             with self._committing():
                 self._db.execute("UPDATE pod SET fingerprint = ?", (fingerprint_of(cluster),))
@@ -299,29 +289,6 @@ class Store:
                     hint="Use that server: vipu --server-version. This one ends and leaves its machines to it.",
                 )
 
-    def _read(self, cluster: Cluster) -> StoredState:
-        rows = self._db.execute("SELECT name, data FROM partitions").fetchall()
-        partitions = [partition_of(str(name), json.loads(data)) for name, data in rows]
-        allocations = None
-        if self._db.execute("SELECT own_allocations FROM pod").fetchone()[0]:
-            rows = self._db.execute("SELECT name, agents FROM allocations ORDER BY position").fetchall()
-            allocations = tuple(Allocation(str(name), tuple(json.loads(agents))) for name, agents in rows)
-        lost = frozenset(str(row[0]) for row in self._db.execute("SELECT agent FROM lost"))
-        partitions.sort(key=lambda p: (p.created, p.name))
-        plans = {
-            kind: tuple(
-                entry_of(entry_class, json.loads(data))
-                for (data,) in self._db.execute(
-                    "SELECT data FROM plans WHERE kind = ? ORDER BY name", (kind,)
-                )
-            )
-            for kind, entry_class in PLAN_KINDS
-        }
-        layout = None
-        if self._db.execute("SELECT own_layout FROM pod").fetchone()[0]:
-            layout = layout_of(cluster, self._db.execute("SELECT kind, position, data FROM layout"))
-        return StoredState(tuple(partitions), allocations, lost, Plans(**plans), layout=layout)
-
     @contextlib.contextmanager
     def _committing(self) -> Iterator[None]:
         try:
@@ -422,25 +389,57 @@ def layout_rows(pod: Cluster) -> list[tuple[str, int, str]]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _ClusterRow:
+    """A row of a cluster in the table ``layout``."""
+
+    name: str
+    agents: int
+    ild_ipus: int
+    ipu_links: str
+    gateway: str
+
+
+def check_stored_name(name: Any, what: str) -> None:
+    """Raise ValueError for what is no name."""
+    try:
+        check_name(checked(str, name, "its name"), what)
+    except UsageError as error:
+        raise ValueError(error.message) from error
+
+
 def layout_of(pod: Cluster, rows: Iterable[tuple[Any, ...]]) -> Cluster:
-    """The POD with the agents and clusters of rows of the table ``layout``. Raises ValueError, KeyError or TypeError if
-    they make no POD."""
-    ordered = sorted((str(kind), int(position), json.loads(data)) for kind, position, data in rows)
-    agents = [
-        Agent(str(name), 0, str(host), int(port), str(serial), 0, 0)
-        for kind, _, (name, host, port, serial) in (row for row in ordered if row[0] == "agent")
-    ]
+    """The POD with the agents and clusters of rows of the table ``layout``. Raises ValueError if they make no POD."""
+    kinds: dict[str, list[tuple[int, Any]]] = {"agent": [], "cluster": []}
+    for kind, position, data in rows:
+        if kind not in kinds:
+            raise ValueError("a row is neither of an agent nor of a cluster")
+        kinds[kind].append((checked(int, position, f"the position of a row of {kind}"), parse_row(data)))
+    agents = []
+    for position, row in sorted(kinds["agent"], key=lambda entry: entry[0]):
+        if not isinstance(row, list) or len(row) != 4:
+            raise ValueError(f"agent {position} is not recorded as name, host, port and serial number")
+        name, host, serial = (checked(str, row[i], f"agent {position}") for i in (0, 1, 3))
+        check_stored_name(name, "an agent")
+        agents.append(Agent(name, 0, host, checked(int, row[2], f"agent {position}.port"), serial, 0, 0))
     if len({agent.id for agent in agents}) != len(agents):
         raise ValueError("two agents have one name")
     clusters: list[tuple[str, Topology, tuple[str, ...]]] = []
     first = 0
-    for data in (data for kind, _, data in ordered if kind == "cluster"):
-        domain, count = int(data["ild_ipus"]), int(data["agents"])
-        links = Topology(LinkTopology(data["ipu_links"]), domain, GatewayTopology(data["gateway"]))
+    for position, data in sorted(kinds["cluster"], key=lambda entry: entry[0]):
+        row = checked(_ClusterRow, data, f"cluster {position}")
+        check_stored_name(row.name, "a cluster")
+        domain, count = row.ild_ipus, row.agents
+        links = Topology(LinkTopology(row.ipu_links), domain, GatewayTopology(row.gateway))
         members = tuple(agent.id for agent in agents[first : first + count])
-        if domain not in (4, 8, 16, 32, 64) or len(members) != count or count * IPUS_PER_MACHINE % domain:
-            raise ValueError(f"cluster {data['name']} has {len(members)} agents and domains of {domain} IPUs")
-        clusters.append((str(data["name"]), links, members))
+        if (
+            domain not in (4, 8, 16, 32, 64)
+            or not count
+            or len(members) != count
+            or count * IPUS_PER_MACHINE % domain
+        ):
+            raise ValueError(f"cluster {row.name} has {len(members)} agents and domains of {domain} IPUs")
+        clusters.append((row.name, links, members))
         first += count
     if len({name for name, _, _ in clusters}) != len(clusters):
         raise ValueError("two clusters have one name")
@@ -464,38 +463,96 @@ def _plain_entry(entry: Maintenance | Queued | Reservation) -> dict[str, Any]:
     return plain
 
 
-def entry_of(kind: type, data: Any) -> Any:
-    """An entry of a table of plans. Raises ValueError, KeyError or TypeError if the row is not one."""
-    if not isinstance(data, dict):
-        raise TypeError(f"a row is {type(data).__name__}")
-    if kind is Queued:
-        needs = dict(data["needs"])
-        needs["sync_type"] = SyncType[needs["sync_type"]] if needs["sync_type"] else None
-        needs["faults"] = tuple(map(parse_fault, needs["faults"]))
-        if needs.get("holder"):
-            parse_holder(needs["holder"])
-        return Queued(**{**data, "needs": Requirements(**needs)})
-    if kind is Reservation:
-        return Reservation(**{**data, "agents": tuple(data["agents"])})
-    return kind(**data)
+def entry_of(kind: type, name: str, data: str) -> Any:
+    """The entry of a row of the table of plans. Raises ValueError if the row is none."""
+    entry = checked(kind, parse_row(data), "")
+    named = entry.needs if isinstance(entry, Queued) else entry
+    recorded = named.agent if isinstance(named, Maintenance) else named.name
+    if isinstance(named, Requirements) and named.holder:
+        parse_holder(named.holder)
+    if recorded != name:
+        raise ValueError(f"it is recorded as {recorded}")
+    return entry
 
 
-def partition_of(name: str, data: Any) -> Partition:
-    """The partition of a row. Raises ValueError, KeyError or TypeError if the row is not one."""
-    if not isinstance(data, dict):
-        raise TypeError(f"partition {name} is recorded as {type(data).__name__}")
-    partition = Partition(
-        **{
-            **data,
-            "state": PartitionState[data["state"]],
-            "sync_type": SyncType[data["sync_type"]],
-            "slices": tuple(MachineSlice(**entry) for entry in data["slices"]),
-            "faults": tuple(map(parse_fault, data["faults"])),
-            "story": tuple(data["story"]),
-        }
-    )
+def partition_of(name: str, data: str) -> Partition:
+    """The partition of a row. Raises ValueError if the row is none."""
+    partition: Partition = checked(Partition, parse_row(data), "")
     if partition.holder:
         parse_holder(partition.holder)
     if partition.name != name:
-        raise ValueError(f"partition {name} is recorded as {partition.name}")
+        raise ValueError(f"it is recorded as {partition.name}")
     return partition
+
+
+def allocation_of(name: str, agents: str) -> Allocation:
+    """The allocation of a row. Raises ValueError if the row is none."""
+    check_stored_name(name, "an allocation")
+    return Allocation(name, checked(tuple[str, ...], parse_row(agents), "agents"))
+
+
+def state_of(cluster: Cluster, rows: StateRows) -> StoredState:
+    """The state that the rows of a file hold: what a server starts with, and what `vipu-server check` calls without
+    problems. Raises ValueError that names the first row which cannot be read, or what does not hold together."""
+    if rows.unreadable or rows.pod is None:
+        raise ValueError(rows.unreadable[0] if rows.unreadable else "it names no POD")
+    check_pod(rows.pod)
+    pod = cluster
+    if rows.layout is not None:
+        with _in_row("its agents and clusters"):
+            pod = layout_of(cluster, rows.layout)
+    partitions = []
+    for name, data in rows.partitions:
+        with _in_row(f"partition {name}"):
+            partitions.append(partition_of(name, data))
+    allocations: list[Allocation] = []
+    for name, agents in rows.allocations or ():
+        with _in_row(f"allocation {name}"):
+            allocations.append(allocation_of(name, agents))
+    plans: dict[str, list[Any]] = {kind: [] for kind, _ in PLAN_KINDS}
+    for kind, name, data in rows.plans:
+        with _in_row(f"{kind} {name}"):
+            if kind not in plans:
+                raise ValueError("there are no plans of that kind")
+            plans[kind].append(entry_of(dict(PLAN_KINDS)[kind], name, data))
+    for name, data in rows.users:
+        with _in_row(f"user {name}"):
+            account_of(name, data)
+    lost = frozenset(checked(str, agent, "a lost agent") for agent in rows.lost)
+    partitions.sort(key=lambda p: (p.created, p.name))
+    state = StoredState(
+        tuple(partitions),
+        None if rows.allocations is None else tuple(allocations),
+        lost,
+        Plans(**{kind: tuple(entries) for kind, entries in plans.items()}),
+        layout=None if rows.layout is None else pod,
+    )
+    _check_together(pod, state)
+    return state
+
+
+def _check_together(pod: Cluster, state: StoredState) -> None:
+    """Raise ValueError that says what of a state does not hold together."""
+    known = pod.allocations if state.allocations is None else state.allocations
+    for what, names in (
+        ("partition", [p.name for p in state.partitions]),
+        ("allocation", [a.name for a in known]),
+    ):
+        if len(set(names)) != len(names):
+            raise ValueError(f"two rows hold a {what} of the same name")
+    try:
+        validate_state(pod, {p.name: p for p in state.partitions}, {a.name: a for a in known}, state.lost)
+        Allocator(
+            pod, allocations=known, partitions=state.partitions, lost=state.lost, plans=state.plans
+        ).validate_state()
+    except InternalError as error:
+        raise ValueError(error.message) from error
+
+
+@contextlib.contextmanager
+def _in_row(row: str) -> Iterator[None]:
+    """Errors in this context name the row."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{row}: {error}") from error

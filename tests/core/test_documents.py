@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import time
 from pathlib import Path
 
 import pytest
 
+import podrun
 from podrun.core.cluster_file import read_cluster
 from podrun.core.documents import MAX_BYTES, parse_document, parse_json, read_bytes, read_document
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
@@ -49,7 +51,7 @@ def test_values_and_lines_of_yaml_and_json() -> None:
         ("? [a]\n: 1\n", r"f:1: a key is not text"),
         ("version: [1\n", r"f:2: not YAML: "),
         ("", r"f: the file is empty"),
-        ("[" * 5000, r"f: lists and mappings are nested too deeply|f:\d+: not YAML"),
+        ("[" * 5000, r"f:1: lists and mappings are nested too deeply"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text: str, message: str) -> None:
@@ -82,6 +84,10 @@ HOSTILE = {
     "deep mapping": ("{a: " * 50_000, "nested too deeply|not YAML"),
     "65 levels": ("[" * 70 + "]" * 70, "nested too deeply"),
     "control characters": ("a: \x00", "not YAML"),
+    "many values": ("- [" + "1," * 200_000 + "]", "more than 20000 values"),
+    "many lines": ("- a\n" * 100_000, "more than 20000 values"),
+    "minutes of seconds": ("a: 1" + ":1" * 100_000, "a number has 200001 characters"),
+    "digits": ("a: " + "9" * 100_000, "a number has 100000 characters"),
 }
 
 
@@ -95,6 +101,19 @@ def test_hostile_yaml_is_refused_in_time_by_every_reader(tmp_path: Path, kind: s
         with pytest.raises(ConfigError, match=rf"file\.yaml.*({reason})"):
             read(path)
     assert time.monotonic() - began < 20
+
+
+def test_yaml_is_read_in_one_place() -> None:
+    calls = re.compile(r"yaml\.(?:\w+_)?(?:load|compose|parse|scan)(?:_all)?\(")
+    folder = Path(podrun.__file__).parent
+    readers = {path.name for path in folder.rglob("*.py") if calls.search(path.read_text(encoding="utf-8"))}
+    assert readers == {"documents.py"}
+
+
+def test_a_tag_that_does_not_fit_its_text_is_named() -> None:
+    for text in ("a: !!int x", "a: !!bool maybe", "a: !!float ."):
+        with pytest.raises(ConfigError, match=r"f:1: '.*' is no value of type"):
+            parse_document(text, "f")
 
 
 def special(folder: Path) -> list[Path]:

@@ -224,9 +224,9 @@ def test_another_database_is_no_state_file(tmp_path: Path) -> None:
     ("data", "words"),
     [
         ("no json", "Expecting value"),
-        ("[]", "partition p is recorded as list"),
-        ("{}", "no 'state'"),
-        ('{"state": "FROZEN"}', "no 'FROZEN'"),
+        ("[]", "partition p: it is a list, not an object"),
+        ("{}", "partition p: allocation is missing"),
+        ('{"state": "FROZEN"}', "partition p: state is the text 'FROZEN', not one of PENDING"),
     ],
 )
 def test_a_row_that_is_no_partition_is_named(file: Path, data: str, words: str) -> None:
