@@ -94,7 +94,15 @@ def _home() -> Iterator[dict[str, str]]:
     kept = {
         k: v for k, v in os.environ.items() if not k.startswith(("PODRUN_", "IPUOF_", "VIPU_", "POPDIST_"))
     }
-    environment = {**kept, "PODRUN_RUNTIME_DIR": str(home / "run"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        # Compiled pieces stay where they are; all else that podrun keeps in a home goes with this one.
+        "XDG_CACHE_HOME": os.path.expanduser("~/.cache"),
+        **kept,
+        "HOME": str(home),
+        "XDG_STATE_HOME": str(home / "state"),
+        "PODRUN_RUNTIME_DIR": str(home / "run"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     # Nobody listens at port 1: a server that happens to run at the usual port is not part of the measurement.
     environment["IPUOF_VIPU_API_PORT"] = "1"
     os.environ["PODRUN_RUNTIME_DIR"] = environment[

@@ -191,6 +191,19 @@ class Commands:
             process.communicate()
 
 
+def left_in_home(home: Path) -> list[str]:
+    """Files that podrun's commands write into a home, and that go with what they describe."""
+    return sorted(str(path.relative_to(home)) for path in (home / ".ipuof.conf.d").glob("*"))
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_files_in_the_home() -> Iterator[None]:
+    """Fails a test that leaves files of partitions in the home of this process."""
+    home = Path(os.environ["HOME"])
+    yield
+    assert left_in_home(home) == [], "files are left in the home"
+
+
 def run_and_check_for_leaks(home: Path) -> Iterator[Commands]:
     """Body of a fixture: commands, and afterwards the check that nothing of theirs is left."""
     before, threads = shared_memory_files(), set(threading.enumerate())
@@ -205,6 +218,7 @@ def run_and_check_for_leaks(home: Path) -> Iterator[Commands]:
             [path.name for path in commands.scratch.glob("podrun-*")] if commands.scratch.exists() else []
         )
         assert scratch == [], "scratch directories are left"
+        assert left_in_home(home) == [], "files are left in the home"
         published = [p.name for p in commands.runtime.glob("*.json")] if commands.runtime.exists() else []
         assert published == [], "published services are left"
         for thread in set(threading.enumerate()) - threads:

@@ -107,14 +107,21 @@ class Connection(Protocol):
 
 def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """The IPUoF configuration files that describe IPUs when no partition service is named: that of
-    ``IPUOF_CONFIG_PATH``, else all of ``~/.ipuof.conf.d``; empty if there are none.
+    ``IPUOF_CONFIG_PATH``, else all of ``~/.ipuof.conf.d``; empty if there are none. Files of that folder whose
+    partition is gone are passed over, which is said in one line.
     """
     if environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"):
         return ()
     if named := environ.get("IPUOF_CONFIG_PATH"):
         return (Path(named),)
     home = environ.get("HOME")
-    return tuple(sorted(Path(home, ".ipuof.conf.d").glob("*.conf"))) if home else ()
+    there = sorted(Path(home, ".ipuof.conf.d").glob("*.conf")) if home else []
+    if not there:
+        return ()
+    quiet_grpc()
+    from podrun.device.host.stale_files import still_described
+
+    return still_described(there, environ)
 
 
 def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -> Connection:

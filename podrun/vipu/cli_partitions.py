@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,13 @@ from podrun.core.terminal import fields, table
 from podrun.faults import parse_fault
 from podrun.vipu.cli_common import CliContext, partition_names
 from podrun.vipu.holders import parse_holder, this_holder
+from podrun.vipu.ipuof_files import ipuof_directory, ipuof_json, read_mark, remove_dead, write_config
 from podrun.vipu.types import allocation_json, cluster_json, partition_json
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
     from podrun.vipu.client import VipuClient
-    from podrun.vipu.types import IpuofConfig, PartitionInfo
+    from podrun.vipu.types import PartitionInfo
 
 PARTITION_COLUMNS = ("Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing", "Size", "GCDs", "State")
 
@@ -259,7 +260,7 @@ def reset_partition(cli: CliContext, name: str, no_wait: bool, generation: int, 
         if not no_wait:
             client.wait_for_state(name, {PartitionState.ACTIVE}, cli.timeout)
         info = client.get_partition(name)
-        if not no_wait and ipuof_files(name):
+        if not no_wait and ipuof_files(name, service_of(client, name)):
             write_ipuof_files(client, info)
     cli.show("partition", partition_json(info), lambda: f"reset partition ({name}): success.")
 
@@ -277,10 +278,11 @@ def remove_partition(cli: CliContext, name: str, force: bool, no_wait: bool) -> 
     from podrun.vipu.types import PartitionState
 
     with cli.client() as client, _no_guesses(name):
+        service = service_of(client, name)
         client.remove_partition(name, force=force)
         if not no_wait:
             client.wait_for_state(name, {PartitionState.REMOVED}, cli.timeout)
-    for path in ipuof_files(name):
+    for path in ipuof_files(name, service):
         with contextlib.suppress(OSError):
             path.unlink()
     cli.show("removed", name, lambda: f"remove partition ({name}): success.")
@@ -355,35 +357,31 @@ def partition_fields(info: PartitionInfo) -> list[tuple[str, str]]:
     return rows + ([("Error", info.error)] if info.error else [])
 
 
-def ipuof_json(config: IpuofConfig) -> dict[str, Any]:
-    """An IPUoF configuration in the shape of the files in ~/.ipuof.conf.d."""
-    return {"devices": [asdict(device) for device in config.devices], "attributes": dict(config.attributes)}
-
-
-def ipuof_files(name: str) -> list[Path]:
-    """The IPUoF configuration files of a partition that are there."""
+def ipuof_files(name: str, service: str) -> list[Path]:
+    """The IPUoF configuration files of a partition of a service that are there, also those without a mark."""
     pattern = re.compile(rf"{re.escape(name)}(_gcd\d+)?_ipuof\.conf")
     with contextlib.suppress(OSError):
-        return sorted(path for path in _ipuof_directory().iterdir() if pattern.fullmatch(path.name))
+        named = sorted(path for path in ipuof_directory().iterdir() if pattern.fullmatch(path.name))
+        return [path for path in named if (mark := read_mark(path)) is None or mark.service == service]
     return []
+
+
+def service_of(client: VipuClient, name: str) -> str:
+    """The id of the service to which a partition belongs; empty if it does not say."""
+    with contextlib.suppress(PodrunError):
+        return client.ipuof_config(name).attributes.get("Service", "")
+    return ""
 
 
 def write_ipuof_files(client: VipuClient, info: PartitionInfo) -> None:
     """Write a file for each GCD of a partition, whole or not at all. Says so where that cannot be done: the partition
     is there nevertheless."""
-    directory = _ipuof_directory()
+    directory = ipuof_directory()
+    remove_dead(directory)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for gcd in range(info.num_gcds):
-            config = json.dumps(ipuof_json(client.ipuof_config(info.name, gcd)), indent=2)
             suffix = f"_gcd{gcd}" if info.num_gcds > 1 else ""
             path = directory / f"{info.name}{suffix}_ipuof.conf"
-            fresh = path.with_suffix(".new")
-            fresh.write_text(f"{config}\n", encoding="utf-8")
-            fresh.replace(path)
+            write_config(path, client.ipuof_config(info.name, gcd))
     except OSError as error:
         click.echo(f"note: no file was written into {directory}: {error.strerror or error}", err=True)
-
-
-def _ipuof_directory() -> Path:
-    return Path(environment().get("HOME") or Path.home(), ".ipuof.conf.d")

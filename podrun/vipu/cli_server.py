@@ -120,6 +120,7 @@ def _hand_over(ctx: click.Context, verb: str) -> None:
 
 def _serve(cluster: Any, options: dict[str, Any]) -> int:
     from podrun.vipu.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
+    from podrun.vipu.ipuof_files import IpuofFiles, ipuof_directory
     from podrun.vipu.keeper import Keeper
     from podrun.vipu.service import Service
     from podrun.vipu.store import Store, default_state_file
@@ -138,6 +139,8 @@ def _serve(cluster: Any, options: dict[str, Any]) -> int:
         published.owns(store.uid)
         pool = _pool(cluster, options, published.add, keeper)
         service = Service(cluster, store, pool, heartbeats=True)
+        aside = None if state is None else state.with_name(f"{state.name}.ipuof")
+        service.files = IpuofFiles(ipuof_directory(), aside, service.id)
         service.on_superseded = end.superseded
         pool.on_keeper_ended = end.keeper_ended
         try:

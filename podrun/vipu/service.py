@@ -33,6 +33,7 @@ from podrun.vipu.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, steady_cloc
 from podrun.vipu.event_log import CallMeter, EventLog, Told
 from podrun.vipu.events import Partition
 from podrun.vipu.holders import SignsOfLife, check_end, this_holder
+from podrun.vipu.ipuof_files import IpuofFiles
 from podrun.vipu.machine_pool import MachinePool, MachineUse
 from podrun.vipu.maintenance import anything_due
 from podrun.vipu.orphans import HolderWatch
@@ -138,6 +139,7 @@ class Service:
         self._stopping = threading.Event()
         self.on_superseded: Callable[[], None] = lambda: None
         self._address = ("", 0)
+        self.files = IpuofFiles(None, None, self.id)  # Those of the user's home are a server's that stays.
 
     @property
     def cluster(self) -> Cluster:
@@ -182,6 +184,7 @@ class Service:
         for agent in left.lost:
             instructions += self._decide(ev.AgentLost(agent, "its process ended while no server ran"))
         self._end_orphans()
+        self.files.sweep({p.epoch(self.id) for p in self._allocator.partitions.values()})
         self._decide(ev.ServerStarted(left.adopted))
         if left.adopted:
             log.info("machines of the last server go on: %s", ", ".join(sorted(left.adopted)))
@@ -200,6 +203,8 @@ class Service:
             self._server = None
         self._workers.shutdown(wait=False, cancel_futures=True)
         self.pool.close(leave=leave_machines)
+        if not leave_machines:
+            self.files.stopped()
         self._workers.shutdown(wait=True)
         self.store.close()
 
@@ -436,6 +441,7 @@ class Service:
             for name, partition in decision.change.partitions.items():
                 log.info("partition %s: %s", name, partition.story[-1] if partition else "removed")
             self._tell(decision.change, before)
+            self.files.follow(decision.change, self.ipuof_config)
             for instruction in decision.instructions:
                 self._carry_out(instruction)
             return decision.instructions

@@ -51,12 +51,13 @@ def connect_files(environ: Mapping[str, str]) -> PortConnection:
     without asking the partition service. Raises ConfigError for inconsistent files.
     """
     from podrun.device.connection import config_files
+    from podrun.device.host.stale_files import why_gone
 
     wanted = _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
     by_gcd: dict[int, vipu_pb2.PartitionConfig] = {}
     paths = config_files(environ)
     for path in paths:
-        described = _read_config(path)
+        described = read_config(path)
         gcd = int(described.attributes.get("GCD Id", "0"))
         if gcd in by_gcd:
             raise ConfigError(
@@ -64,6 +65,8 @@ def connect_files(environ: Mapping[str, str]) -> PortConnection:
                 hint="Name the one to use: export IPUOF_CONFIG_PATH=FILE",
             )
         by_gcd[gcd] = described
+    if environ.get("IPUOF_CONFIG_PATH") and (why := why_gone(by_gcd[min(by_gcd)], environ)):
+        raise _outdated(why, paths)
     config = by_gcd.get(wanted) or (by_gcd[min(by_gcd)] if len(by_gcd) == 1 else None)
     if config is None:
         raise ConfigError(
@@ -90,16 +93,20 @@ def _refuse_outdated(config: vipu_pb2.PartitionConfig, paths: Sequence[Path]) ->
         try:
             socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
         except OSError as error:
-            named = ", ".join(map(str, paths))
-            raise ConfigError(
-                f"no machine listens at {host}:{port}, where {named} says that one is ({error.strerror or error}): the "
-                "partition was reset, moved or removed since",
-                hint="vipu list partitions shows which there are. Write it anew: vipu get partition NAME "
-                f"--ipuof-configs > {paths[0]}; or remove it: rm {paths[0]}",
-            ) from error
+            why = f"no machine listens at {host}:{port} ({error.strerror or error})"
+            raise _outdated(why, paths) from error
 
 
-def _read_config(path: Path) -> vipu_pb2.PartitionConfig:
+def _outdated(why: str, paths: Sequence[Path]) -> ConfigError:
+    named = ", ".join(map(str, paths))
+    return ConfigError(
+        f"{named} is out of date: {why}: the partition was reset, moved or removed since",
+        hint="vipu list partitions shows which there are. Write it anew: vipu get partition NAME "
+        f"--ipuof-configs > {paths[0]}; or remove it: rm {paths[0]}",
+    )
+
+
+def read_config(path: Path) -> vipu_pb2.PartitionConfig:
     """An IPUoF configuration file, as `vipu get partition NAME --ipuof-configs` prints it."""
     hint = "Write it anew: vipu get partition NAME --ipuof-configs > FILE"
     try:
