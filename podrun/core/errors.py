@@ -10,7 +10,7 @@ The PopART front end re-exports these under PopART's names (``poplar_recoverable
 
 **Errors between processes.** `error_to_dict` writes any `PodrunError`: its class and the classes it derives from by
 name, message, hint, exit code, whose fault it is, and its fields. A field is a keyword-only parameter of the class's
-constructor that the error keeps as an attribute of the same name (``rank``, ``recovery_action``, ``profile_path``).
+constructor that the error keeps as an attribute of the same name (``rank``, ``recovery_action``, ``cause``).
 `error_from_dict` finds the class among the subclasses of `PodrunError` that this process has loaded. Where the class is
 not loaded, the error arrives as its nearest loaded base, with the name of its class in the message and its own exit
 code and fault. Nothing received is evaluated: names are looked up among error classes, and values are checked against
@@ -24,6 +24,7 @@ import inspect
 import json
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 
@@ -189,11 +190,34 @@ class ErrorCode(enum.Enum):
     HOST_SYNC_TIMEOUT = 17
     """Somebody waited too long for host or IPUs."""
 
+    @property
+    def is_tile_exception(self) -> bool:
+        """True iff tiles stopped because of what the program did; loading it again clears that."""
+        return ErrorCode.TRAP.value <= self.value <= ErrorCode.INVALID_INSTRUCTION.value
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCause:
+    """What brought an error about, as a value: programs and podrun itself ask it instead of reading the message.
+
+    ``fault``: the planned fault that struck, in its short form without the launch (`podrun.faults.parse_fault` reads
+    it); empty if none did. ``batch``: the batch of the program in which it struck. ``ipus``: partition indices of the
+    IPUs that failed. ``machine``: the index in the partition of the machine that is gone. ``instances``: those that
+    ended or cannot be reached.
+    """
+
+    fault: str = ""
+    batch: int | None = None
+    ipus: tuple[int, ...] = ()
+    machine: int | None = None
+    instances: tuple[int, ...] = ()
+
 
 class PoplarError(PodrunError):
     """poplar_error: the root of all errors that the emulated system and its runtime report.
 
-    ``code`` is the ErrorCode; ``where`` names the IPU, machine or link, or is empty.
+    ``code`` is the ErrorCode; ``where`` names the IPU, machine or link, or is empty. ``cause``: see `ErrorCause`; None
+    if nobody knows.
     """
 
     fault = Fault.SYSTEM
@@ -205,11 +229,13 @@ class PoplarError(PodrunError):
         *,
         code: ErrorCode = ErrorCode.NONE,
         where: str = "",
+        cause: ErrorCause | None = None,
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
         self.where = where
+        self.cause = cause
 
     @property
     def type(self) -> str:
@@ -231,9 +257,15 @@ class GraphMemoryAllocationError(PoplarError):
     type_name = "graph_memory_allocation_error"
 
     def __init__(
-        self, message: str, *, profile_path: str = "", where: str = "", hint: str | None = None
+        self,
+        message: str,
+        *,
+        profile_path: str = "",
+        where: str = "",
+        cause: ErrorCause | None = None,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(message, where=where, hint=hint)
+        super().__init__(message, where=where, cause=cause, hint=hint)
         self.profile_path = profile_path
 
 
@@ -278,9 +310,10 @@ class RecoverableRuntimeError(SystemRuntimeError):
         recovery_action: RecoveryAction,
         code: ErrorCode = ErrorCode.UNKNOWN,
         where: str = "",
+        cause: ErrorCause | None = None,
         hint: str | None = None,
     ) -> None:
-        super().__init__(message, code=code, where=where, hint=hint)
+        super().__init__(message, code=code, where=where, cause=cause, hint=hint)
         self.recovery_action = recovery_action
 
 
@@ -371,6 +404,21 @@ def error_from_json(text: str | bytes, *, unknown: type[PodrunError] = ServiceEr
     return error_from_dict(data, unknown=unknown)
 
 
+def cause_to_dict(cause: ErrorCause) -> dict[str, Any]:
+    """Plain data, ready for JSON, from which `cause_from_dict` makes an equal cause."""
+    plain: dict[str, Any] = _plain(cause)
+    return plain
+
+
+def cause_from_dict(data: Any) -> ErrorCause | None:
+    """The cause that `cause_to_dict` described; None for anything else."""
+    try:
+        cause: ErrorCause = _typed(ErrorCause, data)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return cause
+
+
 def copy_error(error: AnyError) -> AnyError:
     """An equal error without traceback, so that several threads may each raise one."""
     copied = _made(type(error), error_to_dict(error), exact=True)
@@ -408,6 +456,8 @@ def _made(kind: type[PodrunError], data: Mapping[str, Any], *, exact: bool) -> P
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(each) for name, each in asdict(value).items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return value
@@ -424,6 +474,11 @@ def _typed(annotation: Any, value: Any) -> Any:
         return value
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return annotation[value]
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{value!r} is not an object")
+        hints = get_type_hints(annotation)
+        return annotation(**{name: _typed(hints[name], value[name]) for name in hints if name in value})
     if origin is tuple and arguments[1:] == (...,):
         if not isinstance(value, (list, tuple)):
             raise TypeError(f"{value!r} is not a list")

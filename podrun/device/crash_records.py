@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from podrun.core.environment import environment
-from podrun.core.errors import ApplicationRuntimeError, ErrorCode, UnrecoverableRuntimeError
+from podrun.core.errors import ApplicationRuntimeError, ErrorCause, ErrorCode, UnrecoverableRuntimeError
 from podrun.core.executable import Computation, Executable
 from podrun.core.names import SLICE, parse
 from podrun.core.shared_region import RegionName, SharedRegion
@@ -164,6 +164,7 @@ class CrashReader:
             f"while it computed {'; '.join(doing)}. {_keep(stacks, self._pid, environ)}",
             code=ErrorCode.HOST_LINK_DOWN,
             where=f"machine {machine}",
+            cause=ErrorCause(machine=machine),
             hint=f"{advice[0].upper()}{advice[1:]}.{again} With a vipu-server, vipu-admin restart agent, then vipu "
             "reset partition, bring the machine back.",
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from podrun.collectives import ClosedError, MismatchError, RankLostError, RankMissingError
 from podrun.core.errors import (
     ApplicationRuntimeError,
+    ErrorCause,
     ErrorCode,
     PodrunError,
     PoplarError,
@@ -34,20 +35,28 @@ def ipus_in_words(ipus: Iterable[int] | IpuRange) -> str:
 
 
 def machine_lost(
-    endpoint: str, machine: int, ipu: int, cause: str = "CONNECTION_KILL", *, doing: str = ""
+    endpoint: str,
+    machine: int,
+    ipu: int,
+    reason: str = "CONNECTION_KILL",
+    *,
+    doing: str = "",
+    fault: str = "",
 ) -> UnrecoverableRuntimeError:
     """The IPUoF server of a machine is gone. The text follows the SDK's report of this event.
 
-    ``doing``: what the machine was doing, as given by `batches_in_words`.
+    ``doing``: what the machine was doing, as given by `batches_in_words`. ``fault``: the planned fault that took it, if
+    that is known.
     """
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
     return UnrecoverableRuntimeError(
         "fabric_atomic_increment_hsp_register could not be completed: Fabric error: "
         "connection not established "
-        f"({cause}), device {ipu}, IPU-M {endpoint} (machine {machine} of the partition): "
+        f"({reason}), device {ipu}, IPU-M {endpoint} (machine {machine} of the partition): "
         f"the IPUoF server is unreachable since {now}{doing and f', {doing}'}",
         code=ErrorCode.HOST_LINK_DOWN,
         where=f"machine {machine}",
+        cause=ErrorCause(fault=fault, machine=machine),
         hint=LOST_HINT,
     )
 
@@ -79,10 +88,11 @@ def host_sync_timeout(seconds: float, missing: str) -> UnknownRuntimeError:
     )
 
 
-def process_ended(who: str, ipus: Iterable[int], doing: str) -> ApplicationRuntimeError:
-    """A host process released its IPUs, or died, while others of its program still needed it."""
+def process_ended(who: str, ipus: Iterable[int], doing: str, instance: int) -> ApplicationRuntimeError:
+    """A host process, that of an instance, released its IPUs or died while others of its program still needed it."""
     return ApplicationRuntimeError(
         f"{who}, which held {ipus_in_words(ipus)} of this program, {doing}",
+        cause=ErrorCause(instances=(instance,)),
         hint="All instances of a program have to run together: see that process's own output for the reason.",
     )
 
@@ -95,6 +105,16 @@ def different_programs() -> ApplicationRuntimeError:
     )
 
 
+def instances_on(first_ipus: Sequence[int], rank: int, instance_ipus: int) -> tuple[int, ...]:
+    """The instances that hold IPUs of one machine of a program. ``first_ipus``: of its machines, by rank;
+    ``instance_ipus``: how many each instance holds (0: unknown, which gives none).
+    """
+    if not instance_ipus or len(first_ipus) < 2:
+        return ()
+    first, each = first_ipus[rank] - first_ipus[0], first_ipus[1] - first_ipus[0]
+    return tuple(range(first // instance_ipus, (first + each - 1) // instance_ipus + 1))
+
+
 def as_poplar_error(
     error: BaseException,
     *,
@@ -105,13 +125,14 @@ def as_poplar_error(
     alive: Callable[[int], bool],
     died: Callable[[int, int, str], PoplarError | None] | None = None,
     doing: str = "",
+    instance_ipus: int = 0,
 ) -> PoplarError:
     """The error that the host gets for an exception on a machine.
 
     ``endpoints`` and ``first_ipus``: of the program's machines, by rank. ``first_machine``: the machine of rank 0.
     ``timeout``: host sync, seconds. ``alive``: whether the machine of an index in the partition still answers.
     ``died``: the crash error of the machine with a rank, index and endpoint, if native code died there. ``doing``: see
-    `machine_lost`.
+    `machine_lost`. ``instance_ipus``: how many each instance of the program holds (0: unknown).
     """
     if isinstance(error, PoplarError):
         return error
@@ -120,6 +141,7 @@ def as_poplar_error(
         if alive(first_machine + rank):
             return ApplicationRuntimeError(
                 f"the host processes of machine {first_machine + rank} ({endpoints[rank]}) left the program",
+                cause=ErrorCause(instances=instances_on(first_ipus, rank, instance_ipus)),
                 hint="All instances of a program have to run together: see their own output for the reason.",
             )
         crash = died(rank, first_machine + rank, endpoints[rank]) if died is not None else None

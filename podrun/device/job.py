@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podrun.collectives import ClosedError, Group, create, join
-from podrun.core.errors import ApplicationRuntimeError, PoplarError, error_to_dict
+from podrun.core.errors import ApplicationRuntimeError, ErrorCause, PoplarError, error_to_dict
 from podrun.core.executable import AllReduce, Executable, ReduceScatter, numpy_dtype
 from podrun.core.layout import IpuRange
 from podrun.device.error_messages import (
@@ -533,6 +533,7 @@ class Job:
             f"{error.message}: {found.name} has values that are {what}",
             code=error.code,
             where=error.where,
+            cause=ErrorCause(batch=batch, ipus=(ipus[0],)),  # No fault was planned: the program did this.
             hint=error.hint,
         )
 
@@ -554,6 +555,7 @@ class Job:
             alive=self._context.fabric.alive,
             died=self.engine.died if self.engine is not None else None,
             doing="" if self.engine is None else batches_in_words(self.engine.batches_done, 1),
+            instance_ipus=next((owner.request.owned.count for owner in list(self.owners.values())), 0),
         )
 
 
@@ -565,6 +567,7 @@ def strike_error(context: MachineContext, strike: Strike) -> PoplarError:
     context.lost = machine_lost(
         *(context.place.endpoint, context.place.machine, context.place.first_ipu),
         doing=batches_in_words(strike.batch, 1),
+        fault=strike.spec.text,
     )
     end = context.on_host_lost if strike.spec.target is FaultTarget.HOST else context.on_lost
     if end is not None:

@@ -189,7 +189,7 @@ class Machine:
             del job.owners[owner_id]
             # A lost machine takes its connections with it; the loss is the cause, not the other way round.
             error = self._context.lost or process_ended(
-                owner.who, owner.ipus, "ended" if died else "detached"
+                owner.who, owner.ipus, "ended" if died else "detached", owner.instance
             )
             # A clean goodbye must not spoil the end of a run that other machines are still in.
             job.fail(error, everywhere=died or job.running)

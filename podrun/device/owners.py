@@ -78,6 +78,11 @@ class Owner:
             f"{self.request.user})"
         )
 
+    @property
+    def instance(self) -> int:
+        """The index of the owner's instance in its program: all instances hold equally many IPUs."""
+        return (self.request.owned.first - self.request.job.first) // self.request.owned.count
+
 
 @dataclass(slots=True)
 class OwnerRendezvous:

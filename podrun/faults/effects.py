@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from podrun.core.errors import (
     ApplicationRuntimeError,
+    ErrorCause,
     ErrorCode,
     GraphMemoryAllocationError,
     PoplarError,
@@ -384,22 +385,35 @@ def error_for(
     """
     effect = EFFECTS[spec.target.value, spec.kind]
     a, b = spec.indices[0], spec.indices[-1]
-    message = effect.message.format(a=a, b=b, batch=spec.batch if batch is None else batch)
+    struck = spec.batch if batch is None else batch
+    message = effect.message.format(a=a, b=b, batch=struck)
     tile = spec.setting("tile", None)
     if tile is not None:
         message = message.replace(f"IPU {a}", f"tile {tile} of IPU {a}", 1)
-    where = f"{spec.target.value} {'-'.join(map(str, spec.indices))}"
+    where, cause = f"{spec.target.value} {'-'.join(map(str, spec.indices))}", cause_of(spec, struck)
     hint = recovery_hint(effect.action, effect.error, where, partition, agent)
     if not effect.state and effect.action is None:
         hint = "Nothing stays broken: start the program again, or let podrun do it (podrun --max-restarts 3)."
     if effect.error is GraphMemoryAllocationError:
-        return GraphMemoryAllocationError(message, where=where, hint=hint)
+        return GraphMemoryAllocationError(message, where=where, cause=cause, hint=hint)
     if effect.error is RecoverableRuntimeError:
         assert effect.action is not None
         return RecoverableRuntimeError(
-            message, recovery_action=effect.action, code=effect.code, where=where, hint=hint
+            message, recovery_action=effect.action, code=effect.code, where=where, cause=cause, hint=hint
         )
-    return effect.error(message, code=effect.code, where=where, hint=hint)
+    return effect.error(message, code=effect.code, where=where, cause=cause, hint=hint)
+
+
+def cause_of(spec: FaultSpec, batch: int | None = None) -> ErrorCause:
+    """The cause of an error that a fault raised in ``batch``."""
+    target = spec.target.value
+    return ErrorCause(
+        fault=spec.text,
+        batch=batch,
+        ipus=spec.indices if target in ("ipu", "link") else (),
+        machine=spec.indices[0] if target == "machine" else None,
+        instances=spec.indices if target in ("instance", "instance-network") else (),
+    )
 
 
 OF_A_LAUNCH = re.compile(r"podrun-\d+")

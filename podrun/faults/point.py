@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from podrun.core.errors import PoplarError, UsageError
-from podrun.faults.effects import error_for
-from podrun.faults.spec import OF_INSTANCES, PAIRS, FaultSpec, FaultTarget
+from podrun.faults.spec import OF_INSTANCES, PAIRS, FaultSpec, FaultTarget, is_strike_of
 
 WHOLE_MACHINES = (FaultTarget.MACHINE, FaultTarget.GW_LINK, FaultTarget.NETWORK, FaultTarget.HOST)
 """Targets larger than an IPU: their faults enter the machine's first list."""
@@ -97,7 +96,8 @@ HISTORY = 1000
 
 
 class FaultPoint:
-    """The faults planned for one machine. Each strikes at most once. Safe to use from several threads.
+    """The faults planned for one machine; each strikes as often as its ``repeat`` says. Safe to use from several
+    threads.
 
     ``ipus``: partition indices of the machine's IPUs; ``machine``: its index; ``host``: the index of its host, if it
     is the first machine there. A link belongs to the machines at both of its ends. ``claim`` is called before a fault
@@ -236,18 +236,22 @@ class FaultPoint:
         return tuple(self._history)
 
     def other_end(self, error: PoplarError) -> FaultSpec | None:
-        """The link fault that struck another machine with ``error``, taken off this machine's plan.
+        """The link fault that struck another machine with ``error``, counted as a strike on this machine too.
 
         A link breaks at both ends, though the machine at this end may be stopped before it reaches the fault.
         """
+        cause = error.cause
+        if cause is None or not cause.fault or cause.batch is None:
+            return None
         with self._lock:
             for entry in self._planned:
-                if entry.spec.target in PAIRS and entry.spec.raises:
-                    batch = entry.spec.moment(entry.strikes)
-                    struck = error_for(entry.spec, batch=batch)
-                    if (struck.message, struck.where) == (error.message, error.where):
-                        self._struck(entry, batch)
-                        return entry.spec
+                spec = entry.spec
+                if spec.target not in PAIRS or not spec.raises or not is_strike_of(spec, cause):
+                    continue
+                counted_in_batches = spec.seconds is None and not spec.during
+                if not counted_in_batches or spec.moment(entry.strikes) == cause.batch:
+                    self._struck(entry, cause.batch)
+                    return spec
         return None
 
     def concerns(self, spec: FaultSpec) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
 from podrun.core.cluster import IPUS_PER_MACHINE, LinkTopology, ladder_links
-from podrun.core.errors import UsageError
+from podrun.core.errors import ErrorCause, UsageError
 from podrun.faults.effects import (
     DISTURBANCES,
     EFFECTS,
@@ -268,6 +268,17 @@ def make_fault(
 def parse_faults(text: str) -> tuple[FaultSpec, ...]:
     """Faults separated by semicolons or white space; empty for empty text."""
     return tuple(parse_fault(part) for part in re.split(r"[;\s]+", text) if part)
+
+
+def is_strike_of(spec: FaultSpec, cause: ErrorCause) -> bool:
+    """True iff an error's cause is a strike of this fault, in whichever launch and however often it strikes."""
+    if not cause.fault:
+        return False
+    try:
+        struck = parse_fault(cause.fault)
+    except UsageError:  # The cause came from another process, which may run another release.
+        return False
+    return replace(struck, launch="").experiment == replace(spec, launch="").experiment
 
 
 def validate(

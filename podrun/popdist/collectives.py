@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from podrun.core.environment import environment
 from podrun.core.errors import (
     ConflictError,
+    ErrorCause,
     ErrorCode,
     PodrunError,
     UnimplementedError,
@@ -34,7 +35,7 @@ from podrun.core.errors import (
     error_to_dict,
 )
 from podrun.core.event_record import AttachedIpus, record_error
-from podrun.faults import program_faults
+from podrun.faults import cause_of, program_faults
 from podrun.faults.effects import COLLECTIVE
 from podrun.popdist import core
 from podrun.popdist.core import popdist_error
@@ -189,6 +190,7 @@ def _strike(group: Communicator, nbytes: int) -> None:
             f"instance {a} and instance {b} did not reach each other over the network",
             code=ErrorCode.HOST_SYNC_TIMEOUT,
             where=spec.place.replace(":", " "),
+            cause=cause_of(spec),
             hint="Nothing stays broken: the next collective connects the instances again.",
         )
         group.group.abort(error_to_dict(error))
@@ -211,16 +213,20 @@ def _in_words(call: str) -> Iterator[None]:
         raise
     except UnknownRuntimeError as error:
         instance_groups.close()
-        raise popdist_error(f"popdist.{call}: {error.message}.", hint=error.hint) from error
+        raise popdist_error(
+            f"popdist.{call}: {error.message}.", cause=error.cause, hint=error.hint
+        ) from error
     except RankMissingError as error:
         who = ", ".join(map(str, error.ranks)) or "unknown"
         raise popdist_error(
             f"popdist.{call}: instance {who} did not come within {instance_groups.timeout:g} s.",
+            cause=ErrorCause(instances=error.ranks),
             hint=f"All instances must make the same calls; {TIMEOUT} sets how long one waits.",
         ) from error
     except RankLostError as error:
         raise popdist_error(
             f"popdist.{call}: instance {error.rank} ended or cannot be reached.",
+            cause=ErrorCause(instances=(error.rank,)),
             hint="Its own output says why.",
         ) from error
     except PodrunError as error:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from podrun.core.environment import environment
-from podrun.core.errors import UsageError
+from podrun.core.errors import ErrorCause, UsageError
 from podrun.core.layout import InstancePart, IpuRange, is_power_of_two
 
 TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
@@ -25,7 +25,13 @@ _BY_HAND = (
 
 
 class popdist_error(UsageError):
-    """A popdist call that cannot be answered, or an environment that contradicts itself."""
+    """A popdist call that cannot be answered, or an environment that contradicts itself. ``cause``: see
+    `podrun.core.errors.ErrorCause`.
+    """
+
+    def __init__(self, message: str, *, cause: ErrorCause | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.cause = cause
 
 
 @dataclass(frozen=True, slots=True)

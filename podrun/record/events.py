@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from podrun.core.documents import read_text
-from podrun.core.errors import ConfigError, NotFoundError, UsageError
-from podrun.faults import FaultTarget, error_for, parse_fault
+from podrun.core.errors import ConfigError, NotFoundError, UsageError, cause_from_dict
+from podrun.faults import FaultSpec, FaultTarget, is_strike_of, parse_fault
 
 VERSION = 1
 FIRST_BYTES = b'{"podrun_record":'
@@ -334,7 +334,7 @@ def with_faults(
         times = sorted(strike.seconds for strike in known if strike.fault == text)
         spec = parse_fault(text)
         for number in range(max(len(times), spec.repeat if spec.raises else 1)):
-            cause = next((timed for timed in errors if explains(text, timed.event)), None)
+            cause = next((timed for timed in errors if explains(spec, timed.event)), None)
             if cause is not None:
                 same = [t for t in errors if _is_of_same_operation(cause.event, t.event)]
                 errors = [timed for timed in errors if timed not in same] or errors * (spec.repeat == 1)
@@ -367,37 +367,22 @@ def _is_of_same_operation(first: Event, other: Event) -> bool:
     return (other.life, other.clock) == (first.life, first.clock)
 
 
-_IN_BATCH = re.compile(r"\bin batch \d+")
-
-
-def explains(text: str, event: Event) -> bool:
+def explains(fault: FaultSpec, event: Event) -> bool:
     """True iff a fault explains an error, or the end of an instance."""
-    spec = parse_fault(text)
-    where = str(event.data.get("where", ""))
     if event.kind == "ended":
-        return (
-            spec.target in (FaultTarget.INSTANCE, FaultTarget.DISK)
-            and event.data.get("instance") in spec.indices
-        )
-    if event.data.get("during") == "collective":
-        text = "instance {} and instance {} did not reach each other".format(
-            *spec.indices[:1], spec.indices[-1]
-        )
-        return spec.target is FaultTarget.INSTANCE_NETWORK and text in str(event.data.get("message"))
-    if not spec.raises:
-        return (
-            spec.kind == "corrupt" and event.data.get("during") == "check" and _names(where, spec.indices[0])
-        )
-    error = error_for(spec)
-    if event.data.get("error") != error.type:
+        return fault.target in _OF_ONE_INSTANCE and event.data.get("instance") in fault.indices
+    cause = cause_from_dict(event.data.get("cause"))
+    if cause is None:
         return False
-    messages = (normalised(error.message), str(event.data.get("message")))
-    if len({_IN_BATCH.sub("in a batch", message) for message in messages}) == 1:
-        return True
-    return spec.kind == "lost" and where == error.where
+    if cause.fault:
+        return is_strike_of(fault, cause)
+    if fault.target in _OF_ONE_INSTANCE or fault.target is FaultTarget.INSTANCE_NETWORK:
+        return not set(fault.indices).isdisjoint(cause.instances)
+    if fault.kind == "lost":  # The machine is gone and could not say what took it.
+        return cause.machine is not None and (
+            fault.target is FaultTarget.HOST or cause.machine in fault.indices
+        )
+    return fault.kind == "corrupt" and fault.indices[0] in cause.ipus
 
 
-def _names(where: str, ipu: int) -> bool:
-    """True iff ``ipus 4-7, ipu 9`` names an IPU."""
-    ranges = re.findall(r"ipus? (\d+)(?:-(\d+))?", where)
-    return any(int(first) <= ipu <= int(last or first) for first, last in ranges)
+_OF_ONE_INSTANCE = (FaultTarget.INSTANCE, FaultTarget.DISK)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from podrun.core.errors import cause_from_dict
 from podrun.faults import FaultTarget, parse_fault
 from podrun.record.events import LAUNCH, SERVICE, Event, Record, explains
 from podrun.record.goodput import progress_of
@@ -121,7 +122,7 @@ def _groups(events: Sequence[Event]) -> list[_Group]:
 def _group_of(event: Event, events: Sequence[Event], under_way: Sequence[_Group]) -> _Group | None:
     """The incident that an error belongs to: that of the fault which explains it, else the last one under way."""
     for group in reversed(under_way):
-        if any(explains(str(events[place].data["fault"]), event) for place in group.faults):
+        if any(explains(parse_fault(str(events[place].data["fault"])), event) for place in group.faults):
             return group
     return under_way[-1] if under_way else None
 
@@ -223,12 +224,18 @@ def _error(event: Event, faults: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _component(event: Event, faults: Sequence[str]) -> str:
-    """The component at fault, as far as the error tells."""
-    if event.kind == "ended":
-        return f"instance {event.data.get('instance')}: the program or its host"
+    """The component at fault: the target of the fault, else what the error's cause names."""
     if event.data.get("where"):
         return str(event.data["where"])
-    return "the program" if not faults else faults[0].partition("@")[0].replace(":", " ")
+    if faults:
+        return faults[0].partition("@")[0].replace(":", " ")
+    cause = cause_from_dict(event.data.get("cause"))
+    ended = (
+        (event.data.get("instance"),) if event.kind == "ended" else () if cause is None else cause.instances
+    )
+    if ended:
+        return f"instance {', '.join(map(str, ended))}: the program or its host"
+    return "the program"
 
 
 def _action(events: Sequence[Event], group: _Group, end: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from podrun.core.environment import environment
-from podrun.core.errors import PodrunError, PoplarError, RecoverableRuntimeError
+from podrun.core.errors import ErrorCause, PodrunError, PoplarError, RecoverableRuntimeError, cause_to_dict
 from podrun.core.executable import AllGather, AllReduce, Executable, ReduceScatter, Sync
 from podrun.device.connection import AttachRequest, Connection, RunResult
 from podrun.record.events import normalised
@@ -51,6 +51,9 @@ class EventRecorder:
     def note_error(self, error: PodrunError, during: str) -> None:
         """Write a failure."""
         data: dict[str, Any] = {"during": during, "error": type(error).__name__}
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, ErrorCause):
+            data["cause"] = cause_to_dict(cause)
         if isinstance(error, PoplarError):
             data |= {"error": error.type, "code": error.code.name, "where": error.where}
         if isinstance(error, RecoverableRuntimeError):

@@ -146,10 +146,16 @@ class OutOfMemoryException(popart_exception, podrun_errors.GraphMemoryAllocation
     type_name = "graph_memory_allocation_error"
 
     def __init__(
-        self, message: str, *, profile_path: str = "", where: str = "", hint: str | None = None
+        self,
+        message: str,
+        *,
+        profile_path: str = "",
+        where: str = "",
+        cause: podrun_errors.ErrorCause | None = None,
+        hint: str | None = None,
     ) -> None:
         podrun_errors.GraphMemoryAllocationError.__init__(
-            self, message, profile_path=profile_path, where=where, hint=hint
+            self, message, profile_path=profile_path, where=where, cause=cause, hint=hint
         )
 
     @property
@@ -184,7 +190,11 @@ def translate(error: PodrunError) -> PodrunError:
         return error
     if isinstance(error, podrun_errors.GraphMemoryAllocationError):
         return OutOfMemoryException(
-            error.message, profile_path=error.profile_path, where=error.where, hint=error.hint
+            error.message,
+            profile_path=error.profile_path,
+            where=error.where,
+            cause=error.cause,
+            hint=error.hint,
         )
     if isinstance(error, podrun_errors.RecoverableRuntimeError):
         return poplar_recoverable_runtime_error(
@@ -192,12 +202,15 @@ def translate(error: PodrunError) -> PodrunError:
             recovery_action=error.recovery_action,
             code=error.code,
             where=error.where,
+            cause=error.cause,
             hint=error.hint,
         )
     if isinstance(error, PoplarError):
         for kind, ours in _POPLAR:
             if isinstance(error, kind):
-                return ours(error.message, code=error.code, where=error.where, hint=error.hint)
+                return ours(
+                    error.message, code=error.code, where=error.where, cause=error.cause, hint=error.hint
+                )
     if isinstance(error, podrun_errors.UnimplementedError):
         return popart_unimplemented(error.message, hint=error.hint)
     if isinstance(error, podrun_errors.UnsupportedError):

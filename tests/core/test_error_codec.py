@@ -6,7 +6,8 @@ import enum
 import importlib
 import json
 import pkgutil
-from typing import Any, get_args, get_origin
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -50,6 +51,8 @@ def _sample(annotation: Any) -> Any:
         return list(annotation)[-1]
     if get_origin(annotation) is tuple:
         return (_sample(get_args(annotation)[0]), _sample(get_args(annotation)[0]))
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return annotation(**{name: _sample(hint) for name, hint in get_type_hints(annotation).items()})
     samples = {int: 7, str: "somewhere", float: 2.5, bool: True}
     if annotation in samples:
         return samples[annotation]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from podrun.faults import error_for, parse_fault
+from podrun.core.errors import ErrorCause, cause_to_dict
+from podrun.faults import cause_of, error_for, parse_fault
 from podrun.record.events import (
     AT_END,
     Event,
@@ -16,6 +17,7 @@ from podrun.record.events import (
     LaunchHeader,
     Record,
     TimedEvent,
+    explains,
     ordered,
     parse_record,
     strikes_of,
@@ -34,6 +36,7 @@ ERROR = {
     "code": "LINK_DOWN",
     "where": "link 2-3",
     "action": "PARTITION_RESET",
+    "cause": cause_to_dict(cause_of(parse_fault(FAULT), 7)),
     "message": "IPU-Link between IPU 2 and IPU 3 went down in batch 7",
 }
 
@@ -191,7 +194,12 @@ def test_a_fault_without_an_error_is_told_at_the_end() -> None:
         (
             "ipu:5@batch=2:corrupt,tensor=w",
             "error",
-            {"during": "check", "where": "ipu 5", "message": "differ"},
+            {
+                "during": "check",
+                "where": "ipu 5",
+                "cause": cause_to_dict(ErrorCause(ipus=(5,))),
+                "message": "differ",
+            },
         ),
         ("instance:0@batch=2:killed", "ended", {"instance": 0, "code": 137, "how": "signal SIGKILL"}),
         ("ipu:1@rate=0.5,seed=1:tile-parity", "error", None),
@@ -202,7 +210,9 @@ def test_a_fault_belongs_to_the_incident_it_explains(
 ) -> None:
     if data is None:
         error = error_for(parse_fault(fault), batch=2)
+        assert error.cause is not None
         data = {"error": error.type, "where": error.where, "message": error.message}
+        data["cause"] = cause_to_dict(error.cause)
     writer = Writer()
     writer.runs(range(3))
     writer.add(
@@ -213,8 +223,61 @@ def test_a_fault_belongs_to_the_incident_it_explains(
     (incident,) = incidents_of(record_of(with_faults(ordered(writer.found), [fault])))
     assert incident.faults == (fault,)
     assert incident.lost_batches == 3
-    wanted = {"corrupt": "ipu 5", "killed": "instance 0: the program or its host"}
+    wanted = {"corrupt": "ipu 5", "killed": "instance 0"}
     assert incident.component == wanted.get(parse_fault(fault).kind, "ipu 1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "message"),
+    [
+        (
+            "instance:0@batch=2:killed",
+            137,
+            "process PID (train.py), which held IPUs 0-7 of this program, ended",
+        ),
+        (
+            "disk:0@during=checkpoint-write:full,bytes=100",
+            2,
+            "the host processes of machine 0 left the program",
+        ),
+    ],
+    ids=["killed", "disk full"],
+)
+@pytest.mark.parametrize("planned", [True, False], ids=["planned", "by itself"])
+def test_an_instance_that_ends_makes_one_incident_with_what_the_others_saw(
+    fault: str, code: int, message: str, planned: bool
+) -> None:
+    """The other instance learns of the end before podrun does, and knows only which instance it missed."""
+    writer = Writer()
+    writer.runs(range(3), 2)
+    cause = cause_to_dict(ErrorCause(instances=(0,)))
+    writer.add("instance 1", "run", clock=3, batch=3, inputs={})
+    writer.add(
+        "instance 1", "error", clock=3, error="application_runtime_error", message=message, cause=cause
+    )
+    writer.add("launch", "ended", clock=AT_END, instance=0, code=code, how=f"exit code {code}")
+    writer.life, writer.clocks = 1, {}
+    writer.runs(range(5), 2)
+    events = ordered(writer.found)
+    if planned:
+        events = with_faults(events, [fault], [FaultTime(fault, 2.5)])
+    (incident,) = incidents_of(record_of(without_ends_after_errors(events)))
+    assert incident.faults == ((fault,) if planned else ())
+    target = fault.partition("@")[0].replace(":", " ")
+    assert incident.component == (target if planned else "instance 0: the program or its host")
+
+
+def test_a_lost_host_and_an_unreachable_network_explain_what_the_others_saw() -> None:
+    def event(cause: ErrorCause) -> Event:
+        return Event("instance 1", 0, 3, "error", {"cause": cause_to_dict(cause)})
+
+    assert explains(parse_fault("host:0@batch=2:lost"), event(ErrorCause(machine=1)))
+    assert explains(parse_fault("machine:1@batch=2:lost"), event(ErrorCause(machine=1)))
+    assert not explains(parse_fault("machine:2@batch=2:lost"), event(ErrorCause(machine=1)))
+    delayed = parse_fault("instance-network:0-1@during=collective:delayed,seconds=9")
+    assert explains(delayed, event(ErrorCause(instances=(0,))))
+    assert not explains(delayed, event(ErrorCause(machine=0)))
+    assert not explains(delayed, Event("instance 1", 0, 3, "error", {"cause": "machine 0"}))
 
 
 def launch_of(life_batches: Sequence[int]) -> Writer:

@@ -286,8 +286,8 @@ class PortConnection:
     def _with_names(self, error: Exception) -> Exception:
         """An error of a lost machine whose hint names the machine's agent and the partition."""
         if isinstance(error, PoplarError) and error.hint == LOST_HINT:
-            machine = error.where.removeprefix("machine ")
-            agent = self._agents.get(int(machine), "") if machine.isdecimal() else ""
+            machine = None if error.cause is None else error.cause.machine
+            agent = "" if machine is None else self._agents.get(machine, "")
             error.hint = recovery_hint(None, type(error), error.where, self._partition, agent)
         return error
 

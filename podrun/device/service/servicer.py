@@ -17,6 +17,7 @@ from podrun.core.access import open_channel, why_unreachable
 from podrun.core.errors import (
     ApplicationRuntimeError,
     ConflictError,
+    ErrorCause,
     ErrorCode,
     PodrunError,
     UnrecoverableRuntimeError,
@@ -279,6 +280,7 @@ class GrpcFabric:
                     f"{why_unreachable(endpoint) or wire.status_of(error)[1]}",
                     code=ErrorCode.LINK_DOWN,
                     where=f"machine {machine}",
+                    cause=ErrorCause(machine=machine),
                     hint="See vipu-admin list agents; reset the partition: vipu reset partition NAME",
                 ) from error
         wire.raise_error(reply.error_json)

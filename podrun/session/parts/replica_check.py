@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from podrun.core.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction
+from podrun.core.errors import ErrorCause, ErrorCode, RecoverableRuntimeError, RecoveryAction
 from podrun.core.executable import Executable
 from podrun.record.recorder import digest, recorder
 
@@ -112,6 +112,7 @@ def differing(suspects: Sequence[IpuDigest], batch: int, agreed: int) -> Recover
         recovery_action=RecoveryAction.IPU_RESET,
         code=ErrorCode.MEMORY_ERROR,
         where=names.replace("IPU", "ipu"),
+        cause=ErrorCause(batch=batch, ipus=tuple(each.ipu for each in suspects)),
         hint="Load the program again and go on from a checkpoint: none is saved of replicas that differ.",
     )
 
