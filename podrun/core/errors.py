@@ -288,6 +288,16 @@ class ApplicationRuntimeError(PoplarRuntimeError):
     type_name = "application_runtime_error"
 
 
+class TakenBy(enum.Enum):
+    """What takes the IPUs of a partition away from the processes that hold them; the values say it in words."""
+
+    NEW_PLACE = "its machine was configured anew"
+    PARTITION_RESET = "the partition was reset"
+    POWER_CYCLE = "the machine was power-cycled"
+    REMOVAL = "the partition was removed"
+    MOVE = "the partition was moved to other machines"
+
+
 class IpusTakenError(ApplicationRuntimeError):
     """The process holds its IPUs no longer: a partition reset or a power cycle took them away."""
 

@@ -218,6 +218,11 @@ class LastingFaults:
         last = strike.batch + spec.lasts - 1 if spec.lasts else None
         self._found.append(_Lasting(spec, strike.batch, last))
 
+    def throttled_mhz(self, ipu: int, batch: int) -> float | None:
+        """The lowest clock to which a fault throttles an IPU in a batch; None if none does."""
+        throttled = [e.spec for e in self._found if e.spec.kind == "throttled" and e.covers(batch)]
+        return min((spec.number("mhz") for spec in throttled if ipu in spec.indices), default=None)
+
     def extra_seconds(self, executable: Executable, done: int, batches: int) -> float:
         """Modelled seconds that the faults add to ``batches`` batches after ``done``; 0 without a model."""
         step = executable.tile_report.get("step")

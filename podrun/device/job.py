@@ -489,6 +489,10 @@ class Job:
         else:
             strike_wait(self._context, strike, self._exchanged_bytes())
 
+    def throttled_mhz(self, ipu: int) -> float | None:
+        """The clock to which a fault throttles an IPU in the batch that runs, or comes next; None if none does."""
+        return None if self.engine is None else self._lasting.throttled_mhz(ipu, self.engine.batches_done)
+
     def _exchanged_bytes(self) -> int:
         """Bytes that a machine sends to the others for one batch, according to its reductions."""
         if self.engine is None:

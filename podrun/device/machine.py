@@ -23,7 +23,9 @@ from podrun.core.errors import (
     IpusTakenError,
     PoplarError,
     RecoveryAction,
+    TakenBy,
     UsageError,
+    copy_error,
 )
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
@@ -55,9 +57,6 @@ from podrun.faults import (
     check_places,
     recovery_hint,
 )
-
-REMOVED = "was removed"
-"""End of the reason why a process loses its IPUs together with its partition."""
 
 
 class Machine:
@@ -107,7 +106,7 @@ class Machine:
         )
         self._ids = itertools.count(1)
         self._owners: dict[int, Owner] = {}
-        self._evicted: dict[int, str] = {}
+        self._evicted: dict[int, IpusTakenError] = {}
         self._last: dict[int, tuple[str, int, float | None]] = {}
         """The process that let each IPU go last: host, process id, start."""
         self._by_range: dict[IpuRange, Job] = {}
@@ -275,7 +274,7 @@ class Machine:
     def move(self, place: MachinePlace) -> None:
         """Take another place, or the same one again: attached processes lose their IPUs. Broken things stay broken."""
         with self._context.changed:
-            self._evict("its machine was configured anew")
+            self._evict(TakenBy.NEW_PLACE)
             if place.partition != self.place.partition or place.range != self.place.range:
                 self._context.health = Health(place.range, place.partition, self._agent)
                 self._context.batches = dict.fromkeys(place.range, 0)
@@ -296,6 +295,12 @@ class Machine:
         with self._context.changed:
             by_ipu = {ipu: owner for owner in self._owners.values() for ipu in owner.ipus}
             return read(self._context.health, by_ipu, self._context.batches, self._context.clock())
+
+    def throttled_mhz(self, ipu: int) -> float | None:
+        """The clock to which a fault throttles an IPU now; None if none does."""
+        with self._context.changed:
+            clocks = [job.throttled_mhz(ipu) for job in self._by_range.values()]
+        return min((clock for clock in clocks if clock is not None), default=None)
 
     def plan_faults(self, specs: Sequence[FaultSpec]) -> None:
         """Plan those of ``specs`` that concern this machine.
@@ -342,14 +347,13 @@ class Machine:
         strike_machine_event(self._context, "partition-reset")
         with self._context.changed:
             self._context.health.reset_links()
-            self._evict("the partition was reset")
+            self._evict(TakenBy.PARTITION_RESET)
 
-    def power_cycle(self, *, removed: bool = False) -> None:
-        """FULL_RESET; attached processes lose their IPUs. ``removed``: because the partition was removed."""
+    def power_cycle(self, taken_by: TakenBy = TakenBy.POWER_CYCLE) -> None:
+        """FULL_RESET; attached processes lose their IPUs, and read by what."""
         with self._context.changed:
             self._context.health.power_cycle()
-            gone = f"partition {self.place.partition} {REMOVED}"
-            self._evict(gone if removed else "the machine was power-cycled")
+            self._evict(taken_by)
 
     def abort(self, reason: PoplarError) -> None:
         """End every run and load with an error, now: the machine is about to stop."""
@@ -392,7 +396,7 @@ class Machine:
             if self._context.lost is not None:
                 raise self._context.lost
             if owner_id in self._evicted:
-                raise _taken_away(self._evicted[owner_id])
+                raise copy_error(self._evicted[owner_id])
             raise ApplicationRuntimeError(
                 "this process holds no IPUs: they were never attached, or were released",
                 hint="Attach to a device first.",
@@ -407,26 +411,25 @@ class Machine:
                 job.fail(ApplicationRuntimeError(reason, hint="Load the program again (prepareDevice)."))
         self._context.changed.notify_all()
 
-    def _evict(self, reason: str) -> None:
+    def _evict(self, taken_by: TakenBy) -> None:
         """All owners lose their IPUs."""
-        taken = _taken_away(reason)
+        taken = self._taken_away(taken_by)
         for job in self._by_range.values():
             job.fail(taken)
             job.close(taken)
         self._context.changed.notify_all()
         self._by_range.clear()
-        self._evicted |= dict.fromkeys(self._owners, reason)
+        self._evicted |= dict.fromkeys(self._owners, taken)
         self._owners.clear()
 
-
-def _taken_away(reason: str) -> IpusTakenError:
-    """The error of a process whose IPUs were taken away; ``reason``: a clause that says by what."""
-    if reason.endswith(REMOVED):
+    def _taken_away(self, taken_by: TakenBy) -> IpusTakenError:
+        """The error of a process whose IPUs were taken away."""
+        hints = {
+            TakenBy.REMOVAL: "Start the program again on another partition: vipu create partition NAME --size N.",
+            TakenBy.MOVE: f"Start the program again: it finds partition {self.place.partition} where it is now. "
+            "podrun --max-restarts 3 does so by itself.",
+        }
         return IpusTakenError(
-            f"this process holds no IPUs any more: {reason}",
-            hint="Start the program again on another partition: vipu create partition NAME --size N.",
+            f"this process holds no IPUs any more: {taken_by.value}",
+            hint=hints.get(taken_by, "Attach to the device again, and load the program (prepareDevice)."),
         )
-    return IpusTakenError(
-        f"this process holds no IPUs any more: {reason}",
-        hint="Attach to the device again, and load the program (prepareDevice).",
-    )

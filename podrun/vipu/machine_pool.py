@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from podrun.core.access import make_token
 from podrun.core.cluster import Cluster
 from podrun.core.environment import environment, runtime_directory
-from podrun.core.errors import PodrunError, ServiceError
+from podrun.core.errors import PodrunError, ServiceError, TakenBy
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu.endpoint_watch import EndpointWatcher, listens
@@ -86,8 +86,8 @@ class Control(Protocol):
     def reset_links(self) -> None:
         """Retrain the machine's IPU-Links."""
 
-    def power_cycle(self, *, removed: bool = False) -> None:
-        """Forget everything, as after a power cut. ``removed``: because the partition was removed."""
+    def power_cycle(self, taken_by: TakenBy = TakenBy.POWER_CYCLE) -> None:
+        """Forget everything, as after a power cut. ``taken_by``: what attached processes read."""
 
     def inject(self, faults: Iterable[FaultSpec]) -> None:
         """Plan faults."""
@@ -135,8 +135,10 @@ class MachinePool(Protocol):
     def control(self, use: MachineUse) -> Control:
         """The connection to a machine in use. Raises ServiceError if the use has none."""
 
-    def release(self, uses: Iterable[MachineUse]) -> None:
-        """Take machines back: as spares, or ended if they are not wanted or do not answer."""
+    def release(self, uses: Iterable[MachineUse], taken_by: TakenBy = TakenBy.REMOVAL) -> None:
+        """Take machines back: as spares, or ended if they are not wanted or do not answer. ``taken_by``: what processes
+        that are attached to them read.
+        """
 
     def check(self, use: MachineUse) -> None:
         """Call `OnLost` if a machine, which did not answer, no longer listens."""
@@ -326,7 +328,7 @@ class BasePool:
             )
         return machine.control
 
-    def release(self, uses: Iterable[MachineUse]) -> None:
+    def release(self, uses: Iterable[MachineUse], taken_by: TakenBy = TakenBy.REMOVAL) -> None:
         """See MachinePool."""
         for use in uses:
             with self._lock:
@@ -335,7 +337,7 @@ class BasePool:
             if machine is None:
                 continue
             # Also call it for a machine that ends: attached processes read there why they lose their IPUs.
-            cleared = _clear(machine.control, removed=True)
+            cleared = _clear(machine.control, taken_by)
             if wanted and cleared:
                 with self._lock:
                     self._spares[use.agent_id] = machine
@@ -428,10 +430,10 @@ def _lead(machine: _Machine) -> tuple[str, int] | None:
         return None
 
 
-def _clear(control: Control, *, removed: bool = False) -> bool:
+def _clear(control: Control, taken_by: TakenBy = TakenBy.POWER_CYCLE) -> bool:
     """Clear a machine's state. False if it does not answer."""
     try:
-        control.power_cycle(removed=removed)
+        control.power_cycle(taken_by)
     except PodrunError:
         return False
     return True

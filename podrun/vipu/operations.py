@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from podrun.core.cluster import Cluster
-from podrun.core.errors import ConflictError, PodrunError, ServiceError, UsageError
+from podrun.core.errors import ConflictError, PodrunError, ServiceError, TakenBy, UsageError
 from podrun.core.telemetry import NO_ANSWER, IpuReport, MachineReport
 from podrun.vipu import events as ev
 from podrun.vipu.events import Partition
@@ -80,9 +80,8 @@ def bring_up(pool: MachinePool, partition: Partition, service: str) -> None:
     """
     uses = uses_of(partition)
     where = pool.acquire(uses)
-    pool.release(  # These are uses at the place from which the partition was moved.
-        use for use in pool.endpoints() if use.partition == partition.name and use not in uses
-    )
+    left = [use for use in pool.endpoints() if use.partition == partition.name and use not in uses]
+    pool.release(left, TakenBy.MOVE)
     endpoints = [where[use] for use in uses]
     fresh = partition.generation == 0
     firsts = [first for first, _ in partition.machines()]

@@ -206,6 +206,27 @@ def test_lasting_faults_lengthen_modelled_time() -> None:
     )
 
 
+def test_monitors_see_the_clock_of_a_throttled_ipu(pieces: PieceCache) -> None:
+    machines = InProcessMachines(4, pieces)
+    (machine,) = machines.machines
+
+    def clocks() -> list[float | None]:
+        report = machine_report(machine, MachineReport("ipum1", target="gc200"))
+        return [ipu.clock_mhz for ipu in report.ipus]
+
+    machine.plan_faults(parse_faults("ipu:1@batch=1,for=2:throttled,mhz=665"))
+    connection = machines.connect()
+    assert connection.try_attach(request(IpuRange(0, 4))) is None
+    connection.load(linear(4))
+    connection.write_variables(first_weights())
+    assert clocks() == [1330.0] * 4
+    connection.run(2, data(linear(4), 2))
+    assert clocks() == [1330.0, 665.0, 1330.0, 1330.0]
+    connection.run(1, data(linear(4), 1))
+    assert clocks() == [1330.0] * 4
+    connection.close()
+
+
 def test_a_network_that_delays_holds_both_machines_up_for_so_long(pieces: PieceCache) -> None:
     slept: list[float] = []
     machines = InProcessMachines(8, pieces)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.core.errors import ApplicationRuntimeError, IpusTakenError, PodrunError
+from podrun.core.errors import ApplicationRuntimeError, IpusTakenError, PodrunError, TakenBy
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
 from podrun.device.host.client import InProcessMachines, PortConnection
@@ -145,6 +145,28 @@ def test_a_claim_that_waits_ends_with_its_job(pieces: PieceCache) -> None:
     assert time.monotonic() - begin < 2
     assert not connection.holds_ipus
     other.join()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("taken_by", "message", "hint"),
+    [
+        (TakenBy.REMOVAL, "the partition was removed", "vipu create partition"),
+        (TakenBy.MOVE, "the partition was moved to other machines", "where it is now"),
+        (TakenBy.POWER_CYCLE, "the machine was power-cycled", "Attach to the device again"),
+    ],
+)
+def test_a_process_reads_what_took_its_ipus(
+    pieces: PieceCache, taken_by: TakenBy, message: str, hint: str
+) -> None:
+    machines = InProcessMachines(4, pieces)
+    connection = machines.connect()
+    assert connection.try_attach(request(IpuRange(0, 4))) is None
+    machines.machines[0].power_cycle(taken_by)
+    with pytest.raises(IpusTakenError, match=message) as caught:
+        connection.load(linear(4))
+    assert caught.value.hint is not None
+    assert hint in caught.value.hint
     connection.close()
 
 

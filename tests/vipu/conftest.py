@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from podrun.core.cluster import Cluster, load_cluster
-from podrun.core.errors import ServiceError
+from podrun.core.errors import ServiceError, TakenBy
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu import events as ev
@@ -36,6 +36,7 @@ class FakeMachine:
         self.alive = True
         self.planned: tuple[str, ...] = ()
         self.fail = ""
+        self.taken_by: list[TakenBy] = []
         self.gone: Callable[[], None] = lambda: None
 
     def _note(self, call: str, value: Any = None) -> None:
@@ -60,8 +61,9 @@ class FakeMachine:
         self._note("reset_links")
         self.links_down.clear()
 
-    def power_cycle(self, *, removed: bool = False) -> None:
+    def power_cycle(self, taken_by: TakenBy = TakenBy.POWER_CYCLE) -> None:
         self._note("power_cycle")
+        self.taken_by.append(taken_by)
         self.configured = {}
         self.ipu_errors.clear()
         self.links_down.clear()

@@ -16,6 +16,7 @@ from podrun.core.errors import (
     DeadlineError,
     NotFoundError,
     ServiceError,
+    TakenBy,
     UsageError,
 )
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
@@ -404,3 +405,18 @@ def test_a_routing_that_is_named_is_used(make_pod: Callable[..., Pod], tmp_path:
     again.active("whole", 64, routing="btnc")
     attributes = again.client.ipuof_config("whole").attributes
     assert (attributes["IPU-Link Configuration"], attributes["IPU-Link Topology"]) == ("barleyTwist", "torus")
+
+
+def test_processes_read_whether_their_partition_was_moved_or_removed(pod16: Pod) -> None:
+    pod16.active("p", 8, relocatable=True)
+    before = pod16.client.get_partition("p").agents
+    left = pod16.pool.machine(before[0], "p")
+    pod16.pool.machine(before[1], "p").die()
+    assert pod16.service.wait_idle(20)
+    after = pod16.client.get_partition("p").agents
+    assert not set(before) & set(after)
+    assert left.taken_by == [TakenBy.MOVE]
+    now = pod16.pool.machine(after[0], "p")
+    pod16.client.remove_partition("p")
+    pod16.client.wait_for_state("p", {S.REMOVED}, 20)
+    assert now.taken_by == [TakenBy.REMOVAL]

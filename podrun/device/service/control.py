@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from podrun.core.access import open_channel, why_unreachable
-from podrun.core.errors import ApplicationRuntimeError, ServiceError
+from podrun.core.errors import ApplicationRuntimeError, ServiceError, TakenBy
 from podrun.core.identity import Caller
 from podrun.core.telemetry import NO_ERRORS, AttachedProcess, IpuReport, MachineReport
 from podrun.device.health import Health
@@ -91,11 +91,9 @@ class MachineControl:
         """PARTITION_RESET: retrain links, reset all IPUs; attached processes lose theirs."""
         self._ask(self._stub.ResetLinks, pb.Empty())
 
-    def power_cycle(self, *, removed: bool = False) -> None:
-        """FULL_RESET; attached processes lose their IPUs. ``removed``: because the partition was removed, which they
-        read."""
-        why = ((wire.REMOVED_KEY, "1"),) if removed else ()
-        self._ask(self._stub.PowerCycle, pb.Empty(), why)
+    def power_cycle(self, taken_by: TakenBy = TakenBy.POWER_CYCLE) -> None:
+        """FULL_RESET; attached processes lose their IPUs, and read by what."""
+        self._ask(self._stub.PowerCycle, pb.Empty(), ((wire.TAKEN_BY_KEY, taken_by.name),))
 
     def inject(self, faults: Iterable[FaultSpec | str]) -> None:
         """Plan faults, or their texts; those of other machines are ignored."""
@@ -202,13 +200,17 @@ class MachineHolder:
 
 def machine_report(machine: Machine, bare: MachineReport) -> MachineReport:
     """``bare`` (the report of a machine in no partition) completed from the machine."""
-    place = machine.place
+    place, usual = machine.place, CLOCK_MHZ.get(bare.target)
+
+    def clock(ipu: int) -> float | None:
+        throttled = machine.throttled_mhz(ipu)
+        return usual if usual is None or throttled is None else min(usual, throttled)
 
     def read(
         health: Health, owners: Mapping[int, Owner], batches: Mapping[int, int], now: float
     ) -> tuple[IpuReport, ...]:
         return tuple(
-            _ipu(ipu, ipu - place.first_ipu, health, owners.get(ipu), batches[ipu], now, bare.target)
+            _ipu(ipu, ipu - place.first_ipu, health, owners.get(ipu), batches[ipu], now, clock(ipu))
             for ipu in place.range
         )
 
@@ -229,7 +231,13 @@ def machine_report(machine: Machine, bare: MachineReport) -> MachineReport:
 
 
 def _ipu(
-    ipu: int, local: int, health: Health, owner: Owner | None, batches: int, now: float, target: str
+    ipu: int,
+    local: int,
+    health: Health,
+    owner: Owner | None,
+    batches: int,
+    now: float,
+    clock_mhz: float | None,
 ) -> IpuReport:
     condition = health.condition(ipu)
     process = None
@@ -243,7 +251,7 @@ def _ipu(
         error_code="NONE" if condition is None else condition.error.code.name,
         recovery_action=None if condition is None or condition.action is None else condition.action.value,
         process=process,
-        clock_mhz=CLOCK_MHZ.get(target),
+        clock_mhz=clock_mhz,
         utilisation_percent=0.0 if owner is None else owner.usage.recent_percent(now),
         utilisation_session_percent=None if owner is None else owner.usage.session_percent(now),
         batches_done=batches,

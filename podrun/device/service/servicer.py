@@ -20,6 +20,7 @@ from podrun.core.errors import (
     ErrorCause,
     ErrorCode,
     PodrunError,
+    TakenBy,
     UnrecoverableRuntimeError,
     error_to_json,
 )
@@ -208,14 +209,15 @@ class ControlServicer(stubs.MachineControlServicer):
     def PowerCycle(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ControlReply:
         _refuse_others(context)
         machine = self._holder.known
-        removed = any(key == wire.REMOVED_KEY for key, _ in context.invocation_metadata() or ())
+        given = str(dict(context.invocation_metadata() or ()).get(wire.TAKEN_BY_KEY, ""))
+        taken_by = TakenBy[given] if given in TakenBy.__members__ else TakenBy.POWER_CYCLE
 
         def power_cycle() -> None:
             self._command.partition, self._command.operation = "", 0
             if removed:
                 self._holder.work = ("", "")
             if machine is not None:
-                machine.power_cycle(removed=removed)
+                machine.power_cycle(taken_by)
 
         return self._control(context, power_cycle)
 

@@ -18,8 +18,8 @@ from podrun.protos import ipuof_pb2 as pb
 
 EPOCH_KEY = "podrun-epoch"
 """Metadata of the partition service's calls: its server's epoch, a number that grows with each server of a POD."""
-REMOVED_KEY = "podrun-removed"
-"""Metadata of a power cycle: the machine's partition was removed."""
+TAKEN_BY_KEY = "podrun-taken-by"
+"""Metadata of a power cycle: the name of the `TakenBy` that attached processes read."""
 PART_BYTES = 32 << 20
 """Longer messages of a session are sent in parts: gRPC holds several copies of each, and its windows are small."""
 MESSAGE_BYTES = PART_BYTES + (1 << 20)
