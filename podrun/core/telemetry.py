@@ -27,6 +27,8 @@ NO_ERRORS = "no errors"
 """Value of an IPU's error state when there is nothing to report (the real attribute's spelling)."""
 UNRECOVERABLE = "unrecoverable error"
 """Error state of the IPUs of a machine that has to be replaced (podrun's own spelling)."""
+NOT_READY = "not ready"
+"""Error state of the IPUs of a machine that is on its way into its partition (podrun's own spelling)."""
 NO_ANSWER = "no answer"
 """State of a machine, and error state of its IPUs, when its process does not answer in time."""
 

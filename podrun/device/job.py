@@ -24,7 +24,6 @@ from podrun.device.error_messages import (
     different_programs,
     host_sync_timeout,
     ipus_in_words,
-    machine_lost,
 )
 from podrun.device.health import (
     LASTING,
@@ -51,6 +50,7 @@ from podrun.device.program.fabric import Fabric, JobName, OfferBook, Wait
 from podrun.device.program.interpreter import InstructionHook, NotFinite, batch_starts
 from podrun.device.program.machine_groups import at_position, choose_core, core_lock_of, pin_thread_to
 from podrun.device.program.streams import OwnerArrays, check_inputs, check_outputs
+from podrun.device.strikes import strike_error, strike_wait
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import FaultPoint, FaultSpec, FaultTarget, ListPlaces, Strike
 
@@ -410,10 +410,18 @@ class Job:
                     owner.written.clear()
             for ipu in self.ipus:
                 context.batches[ipu] += engine.batches_done - before
+            kind, position = engine.executable.training, engine.groups.position
             if outcome is not None:
-                kind, position = engine.executable.training, engine.groups.position
                 context.work[kind] = context.work[kind].and_a_run(
                     engine.executable, batches, outcome.modelled_seconds, outcome.seconds, position=position
+                )
+            elif passes := (engine.batches_done - before) // engine.executable.batches_per_pass:
+                # What a run did before it failed was computed too.
+                modelled = passes * modelled_step_seconds(engine.executable)
+                context.work[kind] = context.work[kind].and_a_run(
+                    *(engine.executable, passes, 0.0 if math.isnan(modelled) else modelled),
+                    *(context.clock() - begin,),
+                    position=position,
                 )
             if self.engine is None:  # all owners left meanwhile
                 engine.close()
@@ -490,7 +498,7 @@ class Job:
             strike_wait(self._context, strike, self._exchanged_bytes())
 
     def throttled_mhz(self, ipu: int) -> float | None:
-        """The clock to which a fault throttles an IPU in the batch that runs, or comes next; None if none does."""
+        """See `LastingFaults.throttled_mhz`; of the batch that runs, or comes next."""
         return None if self.engine is None else self._lasting.throttled_mhz(ipu, self.engine.batches_done)
 
     def _exchanged_bytes(self) -> int:
@@ -561,44 +569,3 @@ class Job:
             doing="" if self.engine is None else batches_in_words(self.engine.batches_done, 1),
             instance_ipus=next((owner.request.owned.count for owner in list(self.owners.values())), 0),
         )
-
-
-def strike_error(context: MachineContext, strike: Strike) -> PoplarError:
-    """Break the target of a fault; returns the error to raise. A lost machine ends here, if it has a process to end."""
-    if strike.spec.kind != "lost":
-        with context.changed:
-            return context.health.record(strike.spec, strike.batch)
-    context.lost = machine_lost(
-        *(context.place.endpoint, context.place.machine, context.place.first_ipu),
-        doing=batches_in_words(strike.batch, 1),
-        fault=strike.spec.text,
-    )
-    end = context.on_host_lost if strike.spec.target is FaultTarget.HOST else context.on_lost
-    if end is not None:
-        end()
-    return context.lost
-
-
-def strike_wait(context: MachineContext, strike: Strike, exchanged: int = 0) -> None:
-    """Wait as long as a fault requires. A paused machine answers nobody meanwhile; a machine whose heartbeats are
-    dropped does not answer the partition service. ``exchanged``: bytes that go over a network in a batch.
-    """
-    if strike.spec.kind == "paused":
-        with context.changed:
-            context.sleep(strike.spec.number("seconds"))
-    elif strike.spec.kind == "stream-stall":
-        context.sleep(strike.spec.number("seconds"))
-    elif strike.spec.kind in ("delayed", "lossy"):
-        context.sleep(strike.spec.delay(exchanged))
-    elif strike.spec.kind == "heartbeats-dropped":
-        context.silent_until = context.clock() + strike.spec.number("seconds")
-
-
-def strike_machine_event(context: MachineContext, event: str) -> None:
-    """Let the faults strike that are planned for an event of the machine itself. Raises the error of a fault that has
-    one.
-    """
-    while (strike := context.faults.ask_event(event, None)) is not None:
-        if strike.spec.raises:
-            raise strike_error(context, strike)
-        strike_wait(context, strike)

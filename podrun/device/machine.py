@@ -33,7 +33,7 @@ from podrun.core.names import DIGESTS
 from podrun.device.connection import AttachRequest
 from podrun.device.error_messages import ipus_in_words, process_ended
 from podrun.device.health import Condition, Health, Usage, WorkDone
-from podrun.device.job import Job, MachineContext, strike_machine_event
+from podrun.device.job import Job, MachineContext
 from podrun.device.owners import (
     HOST_SYNC_TIMEOUT,
     LoadCall,
@@ -46,6 +46,7 @@ from podrun.device.owners import (
 from podrun.device.program.engine import UNCOMPARED, RunOutcome, digest_of_array
 from podrun.device.program.fabric import Fabric, JobName, OfferBook
 from podrun.device.program.xla_memory import Array
+from podrun.device.strikes import strike_machine_event
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import (
     OF_INSTANCES,

@@ -23,7 +23,7 @@ from podrun.faults.in_program import FILE
 from podrun.launcher.output import Log, LogHandler, OutputChannel, OutputMixer, error_text, silence
 from podrun.launcher.partition import Closed, PartitionSession
 from podrun.launcher.plan import fit_to_pod
-from podrun.launcher.process import Command, Ended, ProcessRunner, Residue
+from podrun.launcher.process import Command, ProcessRunner, Residue
 from podrun.launcher.profile import counted, describe, summary, topology_table
 from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery, RestartPolicy, Step, Verdict
 from podrun.launcher.remote import LOCAL_HOST
@@ -137,11 +137,9 @@ class _Launch:
         while True:
             started = time.monotonic()
             outcome = self._attempt(residue, address, beside, cache, mixer)
-            if outcome.failed is None or outcome.interrupted is not None or outcome.error is not None:
+            if self.spec.restarts is None or not self._may_recover(outcome):
                 break
-            if self.spec.restarts is None:
-                break
-            again = self._recover(outcome.failed, repairs, mixer, time.monotonic() - started)
+            again = self._recover(outcome, repairs, mixer, time.monotonic() - started)
             if not again:
                 break
             address = None if self.session is None else self.session.where()
@@ -221,32 +219,52 @@ class _Launch:
             self.supervisor = None
             return outcome
 
-    def _recover(self, failed: Ended, repairs: Repairs | None, mixer: OutputMixer, seconds: float) -> bool:
-        """Do what the coordinator decides about a failed attempt. True iff the instances are to start again."""
-        if self.recording is not None:
-            self.recording.ended(failed)
-        try:
-            decision = self._repair(failed, repairs, mixer, seconds)
-        except PodrunError as error:  # Of the partition service, on which the recovery depends.
-            self.log.write(error_text(error))
-            decision = self.coordinator.broke_off(error.message)
-        if decision is None:
+    def _may_recover(self, outcome: LaunchOutcome) -> bool:
+        """Whether restarts help: an instance failed, or the partition did while instances were started again."""
+        if outcome.interrupted is not None:
+            return False
+        return outcome.failed is not None if outcome.error is None else bool(self.coordinator.attempts)
+
+    def _recover(
+        self, outcome: LaunchOutcome, repairs: Repairs | None, mixer: OutputMixer, seconds: float
+    ) -> bool:
+        """Do what the coordinator decides about a failed attempt. True iff the instances are to start again.
+
+        A recovery that fails half-way is itself an attempt that failed: it is tried again while restarts remain.
+        """
+        failed = _how_failed(outcome, seconds)
+        if self.recording is not None and outcome.failed is not None:
+            self.recording.ended(outcome.failed)
+        tried = len(self.coordinator.attempts)
+        while True:
+            try:
+                verdict = self._repair(failed, repairs, mixer)
+                break
+            except PodrunError as error:
+                self.log.write(error_text(error))
+                if len(self.coordinator.attempts) == tried:  # Nobody even says what is broken.
+                    verdict = self.coordinator.broke_off(error.message)
+                    break
+                failed = Attempt(
+                    f"the recovery failed: {error.message}", error.exit_code, Damage(), in_recovery=True
+                )
+                tried = len(self.coordinator.attempts)
+        if verdict is None:
             return True
         if self.recording is not None:
-            self.recording.gave_up(decision)
-        self.log.write(f"podrun: not started again: {decision.text}\n")
+            self.recording.gave_up(verdict)
+        self.log.write(f"podrun: not started again: {verdict.text}\n")
         mixer.note_written()
         return False
 
-    def _repair(
-        self, failed: Ended, repairs: Repairs | None, mixer: OutputMixer, seconds: float
-    ) -> Verdict | None:
+    def _repair(self, failed: Attempt, repairs: Repairs | None, mixer: OutputMixer) -> Verdict | None:
         """Repair what is broken, so that the instances can start again. The verdict if they are not to."""
         damage, batches = (
             (Damage(), 0) if repairs is None else self._stopping.wait_for(repairs.look, self._cancel)
         )
-        cause = f"instance {failed.instance} ended with {failed.in_words}"
-        decision = self.coordinator.failed(Attempt(cause, failed.code, damage, batches, seconds))
+        reached = None if self.recording is None else self.recording.reached()
+        attempt = dataclasses.replace(failed, damage=damage, batches=batches, reached=reached)
+        decision = self.coordinator.failed(attempt)
         if isinstance(decision, Verdict):
             return decision
         mixer.release_all()
@@ -471,6 +489,17 @@ class _Launch:
         """Cancel blocked background work."""
         if self.session is not None:
             self.session.cancel()
+
+
+def _how_failed(outcome: LaunchOutcome, seconds: float) -> Attempt:
+    """How an attempt failed after so many seconds, before anybody has looked at what is broken."""
+    if outcome.error is not None:
+        cause = f"the partition did not become active: {outcome.error.message}"
+        return Attempt(cause, outcome.exit_code, Damage(), seconds=seconds, in_recovery=True)
+    failed = outcome.failed
+    assert failed is not None
+    cause = f"instance {failed.instance} ended with {failed.in_words}"
+    return Attempt(cause, failed.code, Damage(), seconds=seconds)
 
 
 def is_this_host(name: str) -> bool:

@@ -42,14 +42,16 @@ if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
     from podrun.faults import FaultSpec
     from podrun.vipu.client import VipuClient
-    from podrun.vipu.types import PartitionInfo
+    from podrun.vipu.types import PartitionInfo, PartitionState
 
 Number = TypeVar("Number", int, float)
 
 REMOVE_SECONDS = 20.0
+"""Longest wait for a partition to be removed."""
 BETWEEN_ATTEMPTS_SECONDS = 2.0
+"""Pause between two attempts to get IPUs that others use, or to reach a server that is away."""
 BETWEEN_REPORTS_SECONDS = 0.2
-"""Pause between two attempts to get IPUs that others use."""
+"""Pause between two questions to machines that do not answer in time."""
 _STARTS_BADLY = (
     "Try again, with -vv to see more. A host that is very busy or short of memory starts machines too slowly; "
     "a vipu-server that stays up (vipu-server --prestart) starts them once."
@@ -270,6 +272,24 @@ class PartitionSession:
             raise Closed(f"podrun ends while partition {self.name} is on its way")
 
     # --- recovery ---------------------------------------------------------------------------------------------
+
+    def settled_state(self, clock: Callable[[], float] = time.monotonic) -> PartitionState:
+        """ACTIVE, ERROR or REMOVED, once the partition is no longer on its way. A server that is away may come back.
+        Raises ServiceError or DeadlineError after the time that a request may take."""
+        from podrun.vipu.types import PartitionState
+
+        states = {PartitionState.ACTIVE, PartitionState.ERROR, PartitionState.REMOVED}
+        end, away = clock() + self.spec.server.timeout, False
+        while True:
+            try:
+                return self.client.wait_for_state(self.name, states, end - clock(), sleep=self.pause)
+            except ServiceError as error:
+                if clock() >= end:
+                    raise
+                if not away:
+                    self.log.progress(f"waiting for the partition service: {error.message}")
+                    away = True
+            self.pause(BETWEEN_ATTEMPTS_SECONDS)
 
     def keep_faults(self, faults: Sequence[FaultSpec]) -> None:
         """The faults that have still to strike."""

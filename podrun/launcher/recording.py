@@ -46,7 +46,7 @@ from podrun.record.events import (
     with_faults,
     without_ends_after_errors,
 )
-from podrun.record.goodput import Goodput, goodput_of
+from podrun.record.goodput import Goodput, goodput_of, progress_of
 from podrun.record.incidents import Incident, incidents_json, incidents_of
 from podrun.record.recorder import FOLDER, EventRecorder
 
@@ -114,6 +114,12 @@ class LaunchRecording:
     def ended(self, failed: Ended) -> None:
         """Note that an instance failed."""
         self.note("ended", instance=failed.instance, code=failed.code, how=failed.in_words)
+
+    def reached(self) -> int | None:
+        """The batch of the training that instance 0 came to, counted from the training's first; None if it ran none."""
+        own = [timed.event for timed in read_parts(self._folder) if timed.event.actor == "instance 0"]
+        runs = progress_of(own).runs
+        return runs[-1].batch + runs[-1].batches if runs else None
 
     def note(self, kind: str, **data: Any) -> None:
         """Write an event that comes after everything that the instances did since they were started."""
@@ -250,6 +256,8 @@ class Again:
     directory: str | None = None
     each_in_a_new_folder: bool = False
     """Each launch gets a new folder in ``directory``."""
+    on_a_fresh_partition: bool = False
+    """Each launch resets the partition that it finds: what an earlier one broke must not count against this one."""
 
     def launch(self, record: Record, faults: Sequence[str], place: Path) -> int:
         """Launch what was recorded with these faults, and record it to ``place``."""
@@ -264,11 +272,46 @@ class Again:
         words = [
             f"--record={place.absolute()}",
             *(f"--fault={text}" for text in faults),
-            *record.header.words,
+            *words_in(record.header, folder),
         ]
+        if self.on_a_fresh_partition:
+            words = fresh_partition(words)
         bare = {name: value for name, value in self.environ.items() if name != "PODRUN_FAULTS"}
         sys.stdout.flush()
         return self.start(words, bare, folder)
+
+
+def words_in(header: LaunchHeader, folder: str) -> list[str]:
+    """The recorded words for a launch in a folder: files that the launch found in its own folder by relative paths, and
+    that are not in this one, get absolute paths.
+    """
+    if os.path.abspath(folder) == os.path.abspath(header.directory):
+        return list(header.words)
+
+    def placed(path: str) -> str:
+        there = os.path.join(header.directory, path)
+        found = (
+            not os.path.isabs(path)
+            and os.path.isfile(there)
+            and not os.path.exists(os.path.join(folder, path))
+        )
+        return there if found else path
+
+    words, script = [], False
+    for word in header.words:
+        name, equals, value = word.partition("=")
+        if script or not word.startswith("--") or not equals:
+            words.append(placed(word) if script else word)
+        else:
+            words.append(f"{name}={placed(value)}")
+        script = script or word == "--"
+    return words
+
+
+def fresh_partition(words: Sequence[str]) -> list[str]:
+    """The words of a launch that resets the partition it finds."""
+    kept = [word for word in words if not word.startswith("--reset-partition")]
+    return ["--reset-partition=yes", *kept]
 
 
 def start_podrun(words: Sequence[str], environ: Mapping[str, str], folder: str) -> int:
@@ -283,7 +326,10 @@ def main(verb: str, words: Sequence[str], environ: Mapping[str, str], start: Sta
         sys.stdout.write(help_text(verb))
         return 0
     files, given = _parse(verb, list(words))
-    again = Again(start, environ, given.get("--directory"), each_in_a_new_folder=verb == "shrink")
+    shrinks = verb == "shrink"
+    again = Again(
+        start, environ, given.get("--directory"), each_in_a_new_folder=shrinks, on_a_fresh_partition=shrinks
+    )
     match verb:
         case "diff":
             return diff(files[0], files[1])

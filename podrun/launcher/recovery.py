@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from podrun.core.documents import load_schema, read_document
-from podrun.core.errors import RecoveryAction
-from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, IpuReport, MachineReport
+from podrun.core.errors import ErrorCode, RecoveryAction
+from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, NOT_READY, IpuReport, MachineReport
 
 
 class FailureKind(enum.Enum):
@@ -28,9 +28,9 @@ class FailureKind(enum.Enum):
     IPU = "ipu-error"
     """An IPU needs IPU_RESET."""
     LINK = "link-down"
-    """A machine needs FULL_RESET."""
+    """A link is down, or something else needs PARTITION_RESET."""
     POWER = "power-fault"
-    """A machine is gone, or has failed for good."""
+    """A machine needs FULL_RESET."""
     LOST = "machine-lost"
     """A machine is gone, or failed for good."""
 
@@ -52,8 +52,8 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """What to do after failures. ``max_restarts`` 0: nothing. ``crash_loop_after``: that many attempts that end alike
-    end the launch. ``after``: answers by kind of failure, tried in order.
+    """What to do after failures. ``max_restarts`` 0: nothing. ``crash_loop_after``: that many attempts that end alike,
+    none further in the training than the others, end the launch. ``after``: answers by kind of failure, tried in order.
     """
 
     max_restarts: int = 0
@@ -125,10 +125,6 @@ class Damage:
         return next((kind for there, kind in found if there), FailureKind.PROGRAM)
 
 
-_NO_ERRORS = (NO_ERRORS, "not ready")
-_EXCEPTIONS = ("tile exception", "floating-point exception")
-
-
 def damage_of(reports: Iterable[MachineReport]) -> Damage:
     """What the machines of a partition report as broken."""
     damage, words = Damage(), []
@@ -148,7 +144,7 @@ def _with_ipu(damage: Damage, agent: str, ipu: IpuReport, words: list[str]) -> D
         ends = (min(number, other), max(number, other))
         words.append(f"IPU-Link {ends[0]}-{ends[1]} down")
         damage = replace(damage, links=tuple(sorted({*damage.links, ends})))
-    if ipu.error_state in _NO_ERRORS:
+    if ipu.error_state in (NO_ERRORS, NOT_READY):
         return damage
     resets = ipu.recovery_action == RecoveryAction.PARTITION_RESET.value
     whole = resets or ipu.recovery_action in (None, RecoveryAction.FULL_RESET.value)
@@ -159,9 +155,17 @@ def _with_ipu(damage: Damage, agent: str, ipu: IpuReport, words: list[str]) -> D
         return replace(damage, partition=True)
     if whole:
         return replace(damage, power=tuple(dict.fromkeys((*damage.power, agent))))
-    if ipu.error_state.startswith(_EXCEPTIONS):
+    code = ErrorCode.__members__.get(ipu.error_code, ErrorCode.UNKNOWN)
+    if code.is_tile_exception:
         return replace(damage, tile_exceptions=(*damage.tile_exceptions, number))
     return replace(damage, ipus=(*damage.ipus, number))
+
+
+def without_partition(damage: Damage, what: str) -> Damage:
+    """The damage of a partition that is not active, for a reason that ``what`` says: at least a reset is needed."""
+    if damage.lost or damage.power or damage.links or damage.partition:
+        return damage
+    return replace(damage, partition=True, words=(*damage.words, what))
 
 
 # --- what is done about it -------------------------------------------------------------------------------------
@@ -211,7 +215,9 @@ Step = ResetTheseIpus | ResetThePartition | PowerCycleMachine | ReplaceMachine |
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """How one attempt of all instances ended. ``cause``: the first instance that failed and how, in words; ``batches``:
-    how many it did; ``seconds``: how long it took.
+    how many it did; ``seconds``: how long it took. ``reached``: the batch of the training that it came to, counted from
+    the training's first batch and not from the checkpoint it began with; None: unknown. ``in_recovery``: it ended
+    before instances started.
     """
 
     cause: str
@@ -219,17 +225,25 @@ class Attempt:
     damage: Damage
     batches: int = 0
     seconds: float = 0.0
+    reached: int | None = None
+    in_recovery: bool = False
 
     @property
     def text(self) -> str:
         """The attempt in words."""
         broken = f" ({', '.join(self.damage.words)})" if self.damage.words else ""
         batches = f"{self.batches} {'batch' if self.batches == 1 else 'batches'}"
-        return f"{self.cause} after {batches}{broken}"
+        return f"{self.cause}{broken}" if self.in_recovery else f"{self.cause} after {batches}{broken}"
 
     def is_like(self, other: Attempt) -> bool:
-        """True iff both ended in the same way at the same batch."""
-        return (self.code, self.damage, self.batches) == (other.code, other.damage, other.batches)
+        """True iff both ended in the same way at the same batch of the training."""
+        if self.in_recovery or other.in_recovery:
+            return False
+        return (self.code, self.damage, self._place) == (other.code, other.damage, other._place)
+
+    @property
+    def _place(self) -> int:
+        return self.batches if self.reached is None else self.reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +265,9 @@ class Verdict:
 
 
 class Coordinator:
-    """Decides for all instances of a launch. ``attempts``: how each ended so far."""
+    """Decides for all instances of a launch. ``attempts``: how each ended so far. A recovery that fails half-way,
+    because something else breaks meanwhile, is an attempt that failed too.
+    """
 
     def __init__(self, policy: RestartPolicy) -> None:
         self.policy = policy
@@ -279,7 +295,7 @@ class Coordinator:
         return self._verdict("there is no machine to go on with")
 
     def broke_off(self, why: str) -> Verdict:
-        """The verdict when a recovery failed half-way."""
+        """The verdict when nobody says what is broken: the partition service stays away."""
         return self._verdict(f"the recovery failed: {why}")
 
     def _way(self, answer: Answer, damage: Damage) -> tuple[Step, ...]:

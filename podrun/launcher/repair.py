@@ -22,9 +22,10 @@ from podrun.launcher.recovery import (
     Step,
     TakeSpare,
     damage_of,
+    without_partition,
 )
 from podrun.launcher.spec import LaunchSpec
-from podrun.vipu.types import AgentState
+from podrun.vipu.types import AgentState, PartitionState
 
 Replan = Callable[[int], LaunchSpec]
 """Returns the launch with another number of replicas. Raises UsageError if there is none."""
@@ -43,8 +44,15 @@ class Repairs:
         self._reports: Sequence[MachineReport] = ()
 
     def look(self) -> tuple[Damage, int]:
-        """What is broken now, and the batches done since the previous call."""
+        """What is broken now, and the batches done since the previous call. Waits for a partition service that is away,
+        and for a partition that is on its way. Raises PodrunError if that takes too long.
+        """
         session = self._session
+        state = session.settled_state()
+        if state is PartitionState.REMOVED:
+            self._check_ours()
+            self._reports = ()
+            return without_partition(Damage(), f"partition {session.name} is gone"), 0
         self._reports = answers(
             lambda: session.client.machine_reports(session.name), session.pause, ASKED_AGAIN
         )
@@ -53,7 +61,10 @@ class Repairs:
         machines = {ipu // IPUS_PER_MACHINE for ipu in range(first, first + count)}
         batches = done_by_all(before, self._reports, machines)
         self._before = self._reports
-        return damage_of(self._reports), batches
+        damage = damage_of(self._reports)
+        if state is PartitionState.ERROR:
+            damage = without_partition(damage, f"partition {session.name} in state ERROR")
+        return damage, batches
 
     def carry_out(self, recovery: Recovery) -> tuple[Step, ...] | None:
         """Do the first way that is possible, and return its steps; None if no way is possible. Afterwards the partition

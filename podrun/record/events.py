@@ -95,6 +95,7 @@ def normalised(text: str) -> str:
     text = re.sub(r"\bpodrun-\d+\b", "podrun-PID", text)
     text = re.sub(r"\b(process|pid) \d+\b", r"\1 PID", text)
     text = re.sub(r":launch=[0-9A-Za-z-]+", "", text)
+    text = re.sub(r"(\bprocess PID \(\S+ )\S*/", r"\1", text)  # the folder of its script
     return re.sub(r"\bgeneration \d+\b", "generation N", text)
 
 

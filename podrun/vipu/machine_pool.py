@@ -256,7 +256,7 @@ class BasePool:
             elif (
                 order is not None
                 and self._is_spare(machine.agent_id)
-                and _clear(machine.control, removed=True)
+                and _clear(machine.control, TakenBy.REMOVAL)
             ):
                 self._keep(machine, None)
             else:

@@ -8,6 +8,7 @@ machine that does not answer gets a report that says so.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from podrun.core.cluster import Cluster
 from podrun.core.errors import ConflictError, PodrunError, ServiceError, TakenBy, UsageError
-from podrun.core.telemetry import NO_ANSWER, IpuReport, MachineReport
+from podrun.core.telemetry import NO_ANSWER, NOT_READY, AttachedProcess, IpuReport, MachineReport
 from podrun.vipu import events as ev
 from podrun.vipu.events import Partition
 from podrun.vipu.machine_pool import SILENT, MachinePool, MachineUse
@@ -170,13 +171,38 @@ def refuse_in_use(name: str, reports: Iterable[MachineReport]) -> None:
                 )
 
 
+HELD_SECONDS = 30.0
+"""How long a machine that does not answer counts as held by the process that it named last. A process knows after 8 s
+(`podrun.device.service.wire.UNREACHABLE_SECONDS`) that it cannot reach its machine.
+"""
+
+
+def process_runs(process: AttachedProcess) -> bool:
+    """False iff a process was on this host and has ended; processes of other hosts count as running."""
+    if process.host not in ("", socket.gethostname()):
+        return True
+    import psutil
+
+    try:
+        started = psutil.Process(process.pid).create_time()
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+    return process.start_time_s is None or abs(started - process.start_time_s) < 1.0
+
+
 class Reporter:
     """Asks all machines at once for telemetry and adds what only the service knows."""
 
     def __init__(
-        self, cluster: Cluster, pool: MachinePool, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: Cluster,
+        pool: MachinePool,
+        clock: Callable[[], float] = time.monotonic,
+        process_runs: Callable[[AttachedProcess], bool] = process_runs,
     ) -> None:
-        self.cluster, self._pool = cluster, pool
+        self.cluster, self._pool, self._process_runs = cluster, pool, process_runs
         self._clock = clock
         self._answers: dict[MachineUse, tuple[float, MachineReport]] = {}
         self._silent: set[MachineUse] = set()
@@ -206,7 +232,7 @@ class Reporter:
             serial=agent.serial,
             target=self.cluster.target,
             ipus=tuple(
-                IpuReport(first + i, i, error_state="machine lost" if agent.id in lost else "not ready")
+                IpuReport(first + i, i, error_state="machine lost" if agent.id in lost else NOT_READY)
                 for i in range(count)
             ),
         )
@@ -243,8 +269,20 @@ class Reporter:
         if last.endpoint != known.endpoint:
             at, last = self._answers[use] = (self._clock(), known)
         self._silent.add(use)
-        ipus = tuple(replace(ipu, error_state=NO_ANSWER) for ipu in last.ipus)
-        return replace(last, state=NO_ANSWER, ipus=ipus, stale_seconds=self._clock() - at)
+        stale = self._clock() - at
+        ipus = tuple(
+            replace(ipu, error_state=NO_ANSWER, process=self._still_there(ipu.process, stale))
+            for ipu in last.ipus
+        )
+        return replace(last, state=NO_ANSWER, ipus=ipus, stale_seconds=stale)
+
+    def _still_there(self, process: AttachedProcess | None, stale: float) -> AttachedProcess | None:
+        """The process that held an IPU when its machine answered last; None if it has ended, or must have noticed by
+        now that it cannot reach the machine.
+        """
+        if process is None or stale > HELD_SECONDS:
+            return None
+        return process if self._process_runs(process) else None
 
     def note_silent(self, uses: Iterable[MachineUse]) -> None:
         """Note machines that an earlier server left and that did not answer when they were taken over."""

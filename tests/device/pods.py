@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
 from podrun.device.host.ports import Site
-from podrun.device.host.remote import RemotePort
+from podrun.device.host.remote import RemotePort, RemotePorts
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 
@@ -42,11 +43,7 @@ class Pod:
     def connect(self, *, shared: bool = True) -> PortConnection:
         """A connection over gRPC; not ``shared``: as from another host."""
         sites = [Site(i, endpoint, IpuRange(4 * i, 4)) for i, endpoint in enumerate(self.endpoints)]
-
-        def port(site: Site, machines: int) -> RemotePort:
-            return RemotePort(site, probe=shared)
-
-        return PortConnection(sites, port)
+        return PortConnection(sites, RemotePorts(partial(RemotePort, probe=shared)))
 
     def configure(self) -> None:
         for index, control in enumerate(self.controls):

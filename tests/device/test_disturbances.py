@@ -24,12 +24,12 @@ from podrun.core.telemetry import MachineReport
 from podrun.device.health import LastingFaults, flip_bit, instances_here, signal_process
 from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.host.ports import LocalPort, Site
-from podrun.device.job import strike_error
 from podrun.device.machine import Machine
 from podrun.device.owners import MachinePlace
 from podrun.device.program.engine import held_by_ipu
 from podrun.device.program.fabric import LocalFabric
 from podrun.device.service.control import machine_report
+from podrun.device.strikes import strike_error
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import Strike, parse_fault, parse_faults
 from tests.compiler.test_sharding import chain

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from podrun.core.errors import ConfigError
+from podrun.core.errors import ConfigError, ServiceError
 from podrun.core.telemetry import NO_ANSWER, IpuReport, MachineReport
 from podrun.faults import parse_fault
+from podrun.launcher.launch import _Launch
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.output import Log
-from podrun.launcher.partition import PartitionSession
+from podrun.launcher.output import Log, OutputMixer
+from podrun.launcher.partition import BETWEEN_ATTEMPTS_SECONDS, PartitionSession
 from podrun.launcher.plan import LaunchContext, plan_launch
+from podrun.launcher.process import Ended
 from podrun.launcher.recovery import (
     Answer,
     Attempt,
@@ -39,6 +41,8 @@ from podrun.launcher.recovery import (
 )
 from podrun.launcher.repair import Repairs, done_by_all, not_planned, remaining
 from podrun.launcher.spec import LaunchSpec
+from podrun.launcher.supervise import LaunchOutcome
+from podrun.vipu.types import PartitionState
 from tests.vipu.conftest import Pod
 
 ALL_WELL = Damage()
@@ -70,7 +74,11 @@ def reports(**changed: IpuReport | str) -> list[MachineReport]:
             FailureKind.IPU,
         ),
         (
-            {"ipu5": IpuReport(5, 1, "floating-point exception (overflow)", "X", "IPU_RESET")},
+            {
+                "ipu5": IpuReport(
+                    5, 1, "floating-point exception (overflow)", "FLOATING_POINT_OVERFLOW", "IPU_RESET"
+                )
+            },
             Damage(tile_exceptions=(5,), words=("floating-point exception (overflow) of IPU 5",)),
             FailureKind.TILE_EXCEPTION,
         ),
@@ -147,6 +155,17 @@ def test_a_crash_loop_ends_with_a_verdict() -> None:
     verdict = coordinator.failed(attempt(batches=2))
     assert isinstance(verdict, Verdict)
     assert verdict.text.startswith("crash loop: the last 3 attempts ended alike\n  attempt 1: ")
+
+
+def test_a_run_that_gets_further_each_time_is_no_crash_loop() -> None:
+    """Each start does ten batches from its checkpoint on, and fails in the same way."""
+    coordinator = Coordinator(RestartPolicy(max_restarts=100, crash_loop_after=3))
+    for reached in (10, 20, 30, 40):
+        assert isinstance(coordinator.failed(replace(attempt(batches=10), reached=reached)), Recovery)
+    assert isinstance(coordinator.failed(replace(attempt(batches=7), reached=40)), Recovery)
+    verdict = coordinator.failed(replace(attempt(batches=10), reached=40))
+    assert isinstance(verdict, Verdict)
+    assert verdict.text.startswith("crash loop: the last 3 attempts ended alike")
 
 
 def test_a_policy_file(tmp_path: Path) -> None:
@@ -247,6 +266,94 @@ def test_a_lost_machine_is_replaced_where_there_is_no_spare(world: Callable[...,
     assert here.done == (ReplaceMachine("ipum2"), ResetThePartition()), (
         "what was done, not what was tried first"
     )
+
+
+def test_a_partition_in_error_needs_a_reset(world: Callable[..., World]) -> None:
+    """A second fault during the reset leaves the partition in ERROR, with machines that report nothing."""
+    here = world("--num-replicas 16")
+    machine = here.pod.pool.machine("ipum1", here.session.name)
+    machine.links_down, machine.fail = {3}, "reset_links"
+    with pytest.raises(ServiceError, match="in state ERROR"):
+        here.recover(TWICE)
+    machine.links_down, machine.fail = set(), ""
+    damage, _ = here.repairs.look()
+    assert damage == Damage(partition=True, words=(f"partition {here.session.name} in state ERROR",))
+    assert here.recover(TWICE)
+    assert here.repairs.look()[0] == Damage()
+
+
+def test_a_partition_that_is_gone_is_made_anew(world: Callable[..., World]) -> None:
+    here = world("--num-replicas 16")
+    here.session.client.remove_partition(here.session.name, force=True)
+    assert here.repairs.look()[0].partition
+    assert here.recover(TWICE)
+    assert here.repairs.look()[0] == Damage()
+
+
+def test_a_service_that_is_away_may_come_back(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = world("--num-replicas 16")
+    client, now = here.session.client, [0.0]
+    real, away = client.wait_for_state, [ServiceError("nobody answers")] * 4
+
+    def wait_for_state(*args: Any, **options: Any) -> Any:
+        if away:
+            raise away.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(client, "wait_for_state", wait_for_state)
+    monkeypatch.setattr(PartitionSession, "pause", lambda session, seconds: now.append(now.pop() + seconds))
+    assert here.session.settled_state(lambda: now[0]) is PartitionState.ACTIVE
+    assert now[0] == pytest.approx(4 * BETWEEN_ATTEMPTS_SECONDS)
+    assert here.said.getvalue().count("waiting for the partition service") == 1
+    away += [ServiceError("nobody answers")] * 1000
+    with pytest.raises(ServiceError, match="nobody answers"):
+        here.session.settled_state(lambda: now[0])
+    assert now[0] < 2 * here.session.spec.server.timeout
+
+
+def test_a_recovery_that_breaks_off_is_tried_again_while_restarts_remain(world: Callable[..., World]) -> None:
+    """The partition service ends, or a second fault strikes, while the partition is reset."""
+    here = world("--num-replicas 16 --max-restarts 3")
+    machine = here.pod.pool.machine("ipum1", here.session.name)
+    failures = [
+        ServiceError("the server went away"),
+        ServiceError("partition p is in state ERROR: a second fault"),
+    ]
+
+    class BrokenTwice(Repairs):
+        def carry_out(self, recovery: Recovery) -> tuple[Step, ...] | None:
+            if failures:
+                raise failures.pop(0)
+            return super().carry_out(recovery)
+
+    def recover() -> bool:
+        machine.links_down = {3}
+        outcome = LaunchOutcome(failed=Ended(0, 1))
+        with _Launch(here.session.spec, {}) as running:
+            running.log, running.session, running.coordinator = (
+                Log(stream=here.said),
+                here.session,
+                coordinator,
+            )
+            mixer = OutputMixer(1, lambda channel, data: None)
+            return running._recover(outcome, BrokenTwice(here.session, Log(stream=here.said)), mixer, 1.0)
+
+    coordinator = Coordinator(RestartPolicy(max_restarts=3))
+    assert recover()
+    assert [each.cause for each in coordinator.attempts] == [
+        "instance 0 ended with exit code 1",
+        "the recovery failed: the server went away",
+        "the recovery failed: partition p is in state ERROR: a second fault",
+    ]
+    here.session.wait_again()
+    assert machine.links_down == set()
+    failures += [ServiceError("the server went away")] * 9
+    coordinator = Coordinator(RestartPolicy(max_restarts=2))
+    assert not recover()
+    assert len(coordinator.attempts) == 3
+    assert "not started again: 2 restarts, as many as are allowed" in here.said.getvalue()
 
 
 def test_a_spare_is_taken_for_a_lost_machine(world: Callable[..., World]) -> None:

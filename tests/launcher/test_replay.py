@@ -10,7 +10,16 @@ import pytest
 
 from podrun.core.errors import NotFoundError, UsageError
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.recording import USAGE, LaunchRecording, check_file, main, step_in_words, words_of
+from podrun.launcher.recording import (
+    USAGE,
+    LaunchRecording,
+    check_file,
+    fresh_partition,
+    main,
+    step_in_words,
+    words_in,
+    words_of,
+)
 from podrun.launcher.recovery import PowerCycleMachine, ResetThePartition, ResetTheseIpus
 from podrun.record.events import Event, LaunchHeader, Record, read_record, to_lines
 
@@ -94,6 +103,36 @@ def test_a_plan_is_shrunk_to_the_faults_it_needs(
     )
     assert read_record(tmp_path / "small").header.faults == tuple(wanted)
     assert len(launches.started) < 12
+
+
+def test_each_launch_of_a_shrink_finds_a_partition_that_was_reset(
+    run: Run, launches: FakeLaunches, tmp_path: Path
+) -> None:
+    """Else what the launch before it broke would count as what its faults did."""
+    assert run("shrink", tmp_path / "r") == 0
+    assert all("--reset-partition=yes" in words for words, _ in launches.started)
+    assert fresh_partition(["--reset-partition=no", "--num-replicas=4"]) == [
+        "--reset-partition=yes",
+        "--num-replicas=4",
+    ]
+
+
+def test_a_script_is_found_from_another_folder(run: Run, launches: FakeLaunches, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "policy.yaml").write_text("")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert run("replay", tmp_path / "r", "--directory", elsewhere) == 0
+    ((words, folder),) = launches.started
+    assert words[-3:] == [str(tmp_path / "train.py"), "--epochs", "3"]
+    assert folder == str(elsewhere)
+    header = LaunchHeader(("--restart-policy=policy.yaml", "--", "train.py", "new"), str(tmp_path))
+    (elsewhere / "train.py").write_text("")
+    assert words_in(header, str(elsewhere)) == [
+        *(f"--restart-policy={tmp_path / 'policy.yaml'}", "--"),
+        *("train.py", "new"),
+    ], "a file of the new folder comes first"
+    assert words_in(header, str(tmp_path)) == list(header.words)
 
 
 def test_what_cannot_be_shrunk_says_why(run: Run, launches: FakeLaunches, tmp_path: Path) -> None:

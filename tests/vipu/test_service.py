@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
 from podrun.core.access import make_token, open_channel
@@ -19,9 +23,11 @@ from podrun.core.errors import (
     TakenBy,
     UsageError,
 )
+from podrun.core.telemetry import AttachedProcess, this_process
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 from podrun.vipu.client import VipuClient
 from podrun.vipu.machine_pool import MachineUse
+from podrun.vipu.operations import Reporter, process_runs
 from podrun.vipu.types import AgentState, PartitionState, Requirements, SyncType, parse_sync_type
 
 from .conftest import Pod
@@ -197,6 +203,38 @@ def test_an_unnoticed_loss_is_found_by_the_next_report(pod16: Pod) -> None:
     assert pod16.client.machine_reports("p")[1].ipus[0].error_state == "no answer"
     assert pod16.client.wait_for_state("p", {S.ERROR}, 20) is S.ERROR
     assert "machine ipum2 is lost" in pod16.client.get_partition("p").error
+
+
+@pytest.mark.parametrize(
+    ("runs", "seconds", "shown"), [(True, 5.0, True), (False, 5.0, False), (True, 60.0, False)]
+)
+def test_a_silent_machine_shows_no_process_that_is_gone(
+    pod16: Pod, runs: bool, seconds: float, shown: bool
+) -> None:
+    """Else a job that ended when its machine became unreachable would keep others off the partition for ever."""
+    now = [0.0]
+    reporter = Reporter(pod16.cluster, pod16.pool, lambda: now[0], lambda process: runs)
+    pod16.active("p", 4)
+    machine = pod16.pool.machine("ipum1", "p")
+    machine.process = AttachedProcess(4711, "me", "train.py", 1.0)
+    partitions = pod16.service._allocator.partitions.values()
+    assert reporter.reports(partitions, set())[0].ipus[0].process is not None
+    machine.fail = "telemetry"
+    now[0] = seconds
+    (report,) = reporter.reports(partitions, set())
+    assert report.state == "no answer"
+    assert [ipu.process is not None for ipu in report.ipus] == [shown] * 4
+    assert report.stale_seconds == seconds
+
+
+def test_a_process_on_another_host_counts_as_running() -> None:
+    here = this_process(os.getpid(), "pytest", psutil.Process().create_time())
+    assert process_runs(here)
+    assert not process_runs(replace(here, start_time_s=1.0)), "another process has its number now"
+    assert process_runs(replace(here, host="elsewhere", start_time_s=1.0))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert not process_runs(replace(here, pid=ended.pid))
 
 
 def test_a_power_cycled_machine_needs_a_partition_reset(pod16: Pod) -> None:

@@ -20,7 +20,7 @@ from podrun.core.known_servers import KnownServers, only_of
 from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
 from podrun.device.host.ports import Site
-from podrun.device.host.remote import RemotePort
+from podrun.device.host.remote import RemotePort, RemotePorts
 from podrun.device.service import wire
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
@@ -179,11 +179,11 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
 
 
 def _connection(
-    config: vipu_pb2.PartitionConfig, partition: str, open_port: Callable[[Site], RemotePort]
+    config: vipu_pb2.PartitionConfig, partition: str, open_port: Callable[..., RemotePort]
 ) -> PortConnection:
     connection = PortConnection(
         sites_of(config),
-        lambda site, machines: open_port(site),
+        RemotePorts(open_port),
         partition=partition,
         agents={device.machine: device.agent_id for device in config.devices},
     )

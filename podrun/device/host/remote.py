@@ -25,6 +25,7 @@ from podrun.core.errors import (
     InternalError,
     PoplarError,
     UnrecoverableRuntimeError,
+    copy_error,
 )
 from podrun.core.executable import Executable, numpy_dtype
 from podrun.core.proven_channel import ProvenChannel
@@ -48,11 +49,35 @@ _CHECK_SECONDS = 0.1
 """Seconds between checks, while waiting for a run, that the machine is still there."""
 
 
+class JobLosses:
+    """The machines of one job that were lost, so that whoever waits for one machine learns that another is gone: the
+    machines that are left wait for the lost one, and may answer only after the host sync timeout.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, PoplarError] | None = None
+
+    def note(self, error: PoplarError) -> None:
+        """A machine is lost. The first loss counts."""
+        self._first = self._first or (self._clock(), error)
+
+    def check(self) -> None:
+        """Raise the first loss, once the machines that are left have had time to say more about it."""
+        if self._first is not None and self._clock() - self._first[0] > OTHERS_SECONDS:
+            raise copy_error(self._first[1])
+
+
+OTHERS_SECONDS = 2.0
+"""From the loss of a machine until whoever waits for another machine of the job is told."""
+
+
 class _Stream:
     """Sends requests; a reader thread queues the replies, which come in order."""
 
-    def __init__(self, site: Site, ipu: int, channel: ProvenChannel) -> None:
+    def __init__(self, site: Site, ipu: int, channel: ProvenChannel, losses: JobLosses) -> None:
         self._site, self._ipu = site, ipu
+        self._losses = losses
         self._channel = channel
         self._requests: queue.SimpleQueue[pb.HostRequest | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[pb.MachineReply | PoplarError] = queue.SimpleQueue()
@@ -86,9 +111,10 @@ class _Stream:
         return self._channel.server_uid
 
     def check(self) -> None:
-        """Raises UnrecoverableRuntimeError if the machine is gone."""
+        """Raises UnrecoverableRuntimeError if the machine, or another one of the job, is gone."""
         if self._lost is not None:
             raise self._lost
+        self._losses.check()
 
     def close(self) -> None:
         """End the stream; the machine releases the IPUs."""
@@ -103,16 +129,23 @@ class _Stream:
     def _receive(self, seconds: float | None) -> pb.MachineReply:
         if self._lost is not None and self._replies.empty():
             raise self._lost
-        try:
-            reply = self._replies.get(timeout=seconds)
-        except queue.Empty:
-            raise DeadlineError(
-                f"machine {self._site.machine} at {self._site.endpoint} did not answer within {seconds} s"
-            ) from None
+        reply = self._next_reply(seconds)
         if isinstance(reply, PoplarError):
             raise reply
         wire.raise_error(reply.error_json)
         return reply
+
+    def _next_reply(self, seconds: float | None) -> pb.MachineReply | PoplarError:
+        end = deadline(seconds)
+        while True:
+            try:
+                return self._replies.get(timeout=max(min(_CHECK_SECONDS, end - time.monotonic()), 0.0))
+            except queue.Empty:
+                self._losses.check()
+            if time.monotonic() >= end:
+                raise DeadlineError(
+                    f"machine {self._site.machine} at {self._site.endpoint} did not answer within {seconds} s"
+                ) from None
 
     def _read(self, call: Iterator[pb.MachineReply]) -> None:
         try:
@@ -147,6 +180,7 @@ class _Stream:
         if not self._closing:
             self._lost = error
             self._replies.put(error)
+            self._losses.note(error)
 
     def _death(self) -> PoplarError | None:
         """The error of a machine's process whose native code died; None otherwise."""
@@ -165,7 +199,7 @@ class RemotePort:
 
     ``probe``: offer shared memory, which is used if the machine is on this host; otherwise tensors travel inline.
     ``token``, ``own`` and ``admit``: see `podrun.core.access.open_channel`. Nothing is sent to a machine before it has
-    proved whose it is.
+    proved whose it is. ``losses``: of the job, shared by its ports.
     """
 
     def __init__(
@@ -176,8 +210,10 @@ class RemotePort:
         token: str = "",
         own: bool = False,
         admit: AdmitServer | None = None,
+        losses: JobLosses | None = None,
     ) -> None:
         self._site = site
+        self._losses = losses or JobLosses()
         self._open_channel = partial(
             open_channel, site.endpoint, wire.CHANNEL_OPTIONS, token, own=own, admit=admit
         )
@@ -206,7 +242,7 @@ class RemotePort:
         )
         self._spin_seconds = spin_seconds_for(request, self._site.ipus.count)
         first = max(self._site.ipus.first, request.owned.first)
-        self._stream = _Stream(self._site, first, self._open_channel())
+        self._stream = _Stream(self._site, first, self._open_channel(), self._losses)
         try:
             reply = self._send(pb.HostRequest(attach=message))(_ANSWER_SECONDS).attach
         except BaseException:
@@ -402,6 +438,23 @@ class RemotePort:
             spec = variables[name].host_spec
             found.append((str(numpy_dtype(spec.dtype)), spec.shape, spec.nbytes))
         return found
+
+
+class RemotePorts:
+    """Opens the ports of a connection, machine after machine for each attach, with ``open_port``. Ports of one attach
+    learn of each other's losses.
+    """
+
+    def __init__(self, open_port: Callable[..., RemotePort] = RemotePort) -> None:
+        self._open = open_port
+        self._losses, self._last = JobLosses(), -1
+
+    def __call__(self, site: Site, machines: int) -> RemotePort:
+        """The port to a machine."""
+        if site.machine <= self._last:  # An attach begins anew with the first machine.
+            self._losses = JobLosses()
+        self._last = site.machine
+        return self._open(site, losses=self._losses)
 
 
 class _RunMemory:

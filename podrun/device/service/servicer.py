@@ -214,7 +214,7 @@ class ControlServicer(stubs.MachineControlServicer):
 
         def power_cycle() -> None:
             self._command.partition, self._command.operation = "", 0
-            if removed:
+            if taken_by in (TakenBy.REMOVAL, TakenBy.MOVE):
                 self._holder.work = ("", "")
             if machine is not None:
                 machine.power_cycle(taken_by)
@@ -321,7 +321,7 @@ def serve(
     """
     host, port = address
     pool = ThreadPoolExecutor(SESSIONS + CLAIMS + CONTROL, thread_name_prefix="podrun-ipuof")
-    options = (*wire.CHANNEL_OPTIONS, *wire.SERVER_OPTIONS)
+    options = wire.SERVER_OPTIONS
     server = grpc.server(pool, options=options, interceptors=gate.interceptors())
     stubs.add_IpuofServicer_to_server(IpuofServicer(holder, preload), server)  # type: ignore[no-untyped-call]
     control = ControlServicer(holder, stop)

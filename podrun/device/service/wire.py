@@ -28,18 +28,30 @@ GROUP_BYTES = 512 << 20
 """Largest total of variables in one request; more take several requests."""
 WHOLE_BYTES = (2 << 30) - 1
 """Most bytes that Protocol Buffers can hold in one message, parts put together."""
-CHANNEL_OPTIONS = (
+UNREACHABLE_SECONDS = 8.0
+"""Longest time until a process knows that a machine it is attached to cannot be reached."""
+_BOTH_SIDES = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
+)
+CHANNEL_OPTIONS = (
+    *_BOTH_SIDES,
+    # A machine that cannot be reached any more is found out after UNREACHABLE_SECONDS. gRPC's own threads answer, so a
+    # machine that computes, or that a fault pauses, answers too.
+    ("grpc.keepalive_time_ms", 3_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # else a minute, and the shorter one does not count
     # A machine that ends is found out at once, and one that starts again on its port is another machine.
     ("grpc.use_local_subchannel_pool", 1),
 )
 SERVER_OPTIONS = (
+    *_BOTH_SIDES,
+    # A host process may be stopped for a while (Ctrl-Z, a debugger) without losing its IPUs.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),
     # By default a server ends connections whose other side asks "are you there" more than twice without sending
     # anything, which every host process does while a long load or run is under way.
