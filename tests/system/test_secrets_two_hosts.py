@@ -48,9 +48,9 @@ ASK = """
 import json, sys
 import grpc
 from podrun.collectives import join
-from podrun.core import identity
 from podrun.core.access import PROOF_KEY
 from podrun.core.errors import PodrunError
+from tests.proofs import greet, proof_for
 service, machine, token, secrets = json.loads(sys.argv[1])
 calls = {service: "/podrun.vipu.v1.UserService/ListPartitions", machine: "/podrun.ipuof.MachineControl/Telemetry"}
 
@@ -63,13 +63,17 @@ def ask(where, proof):
         except grpc.RpcError as error:
             return error.code().name
 
+def proof(secret, where, method="", named=""):
+    with grpc.insecure_channel(where) as channel:
+        return proof_for(secret, method or calls[where], named or where, greet(channel, where))
+
 said = {}
 for name, secret in secrets.items():
-    said[name] = [ask(w, identity.make_proof(secret, m, w) if secret else None) for w, m in calls.items()]
-proofs = {w: identity.make_proof(secrets["right"], m, w) for w, m in calls.items()}
+    said[name] = [ask(w, proof(secret, w) if secret else None) for w in calls]
+proofs = {w: proof(secrets["right"], w) for w in calls}
 said["repeated"] = [answer for w in calls for answer in (ask(w, proofs[w]), ask(w, proofs[w]))]
-said["elsewhere"] = [ask(machine, identity.make_proof(secrets["right"], calls[machine], service))]
-said["other method"] = [ask(machine, identity.make_proof(secrets["right"], calls[service], machine))]
+said["elsewhere"] = [ask(machine, proof(secrets["right"], machine, named=service))]
+said["other method"] = [ask(machine, proof(secrets["right"], machine, calls[service]))]
 try:
     stranger = join({**token, "key": "0" * 32}, 1, timeout=5)
     try:
