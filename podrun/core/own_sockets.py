@@ -94,6 +94,14 @@ def remove_stale_sockets(environ: Mapping[str, str] | None = None, now: float | 
         _remove_stale(socket_folder(environ), moment)
 
 
+def remove_server_socket(token: str, address: str) -> None:
+    """Remove the socket of a server of this user that is about to be killed."""
+    with contextlib.suppress(OSError, UsageError):
+        path = server_socket(socket_folder(), token, address)
+        if path is not None:
+            path.unlink()
+
+
 def _remove_stale(folder: Path, moment: float) -> None:
     for path in folder.iterdir():
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ from podrun.core.access import make_token, tls_asked_for
 from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
 from podrun.core.environment import TLS_VARIABLES, environment, runtime_directory
 from podrun.core.errors import ServiceError
-from podrun.core.own_sockets import remove_stale_sockets
+from podrun.core.own_sockets import remove_server_socket, remove_stale_sockets
 from podrun.vipu.keeper import Keeper, ListedMachine, MachineList
 from podrun.vipu.machine_pool import (
     ADOPT_SECONDS,
@@ -147,7 +147,7 @@ class RayMachinePool(BasePool):
             self._list.remove()
         if self.keeper is not None and self.lease.epoch and not leave:
             self.keeper.end()
-        remove_stale_sockets()  # Of machines, which Ray kills.
+        remove_stale_sockets()  # Of machines that were lost.
 
     def _watch_keeper(self, keeper: Keeper) -> None:
         if not self._watches_keeper:
@@ -439,6 +439,7 @@ class RayMachinePool(BasePool):
         }
 
     def _kill(self, machine: _Machine) -> None:
+        remove_server_socket(self._token, machine.endpoint)
         if self._closed and self._address is None:
             return  # A private Ray ends with everything in it; a kept Ray ends with its keeper.
         machine_of_actor: _ActorMachine = machine.handle

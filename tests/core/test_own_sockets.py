@@ -95,3 +95,19 @@ def test_sockets_of_processes_that_ended_go_and_others_stay(
     own_sockets.remove_stale_sockets(now=time.time() + own_sockets.STALE_S + 1)
     assert {path.name for path in folder.iterdir()} == {"alive", "file"}
     alive.close()
+
+
+def test_the_socket_of_a_machine_goes_before_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(own_sockets, "LONGEST_PATH", 500)  # pytest's is long.
+    path = own_sockets.server_socket(own_sockets.socket_folder(), TOKEN, "127.0.0.1:1")
+    assert path is not None
+    made = listener(path)
+    own_sockets.remove_server_socket(TOKEN, "127.0.0.1:2")
+    assert path.exists()
+    own_sockets.remove_server_socket(TOKEN, "127.0.0.1:1")
+    assert not path.exists()
+    own_sockets.remove_server_socket(TOKEN, "127.0.0.1:1")
+    made.close()
