@@ -19,28 +19,37 @@ class PlaceInPartition:
     IPU.
 
     The kernel releases it when the launch ends, however it ends. So launches that start at the same moment choose
-    different IPUs; machines refuse a second process in any case.
+    different IPUs; machines refuse a second process in any case. The last launch to release its place removes the file.
     """
 
-    def __init__(self, file: int) -> None:
-        self._file = file
+    def __init__(self, path: Path, file: int) -> None:
+        self._path, self._file = path, file
 
     @classmethod
     def take(cls, directory: Path, name: str, first: int, size: int) -> PlaceInPartition | None:
         """The place, or None if another launch of this user on this host holds a part of it."""
-        file = os.open(directory / f"{name}.ipus", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, size, first)
-        except (BlockingIOError, PermissionError):
-            os.close(file)
-            return None
-        return cls(file)
+        path = directory / f"{name}.ipus"
+        while True:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, size, first)
+            except (BlockingIOError, PermissionError):
+                os.close(file)
+                return None
+            if os.fstat(file).st_nlink:
+                return cls(path, file)
+            os.close(file)  # Another launch has removed it since it was opened: others lock the next one.
 
     def release(self) -> None:
         """Release the place. Idempotent."""
         file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        if file < 0:
+            return
+        with contextlib.suppress(OSError):  # Another launch holds a part of it.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_nlink:
+                self._path.unlink(missing_ok=True)
+        os.close(file)
 
 
 class HoldOnPartition:

@@ -240,10 +240,12 @@ class Service:
         with self._lock:
             entry = self._allocator.queued(name, asker)
             if entry is not None:
-                if asks_for_itself:
-                    self._holders.note(name)
-                return queued_info(self.cluster, entry)
-            return partition_info(self.cluster, self._allocator.partition(name, asker))
+                info = queued_info(self.cluster, entry)
+            else:
+                info = partition_info(self.cluster, self._allocator.partition(name, asker))
+            if asks_for_itself and info.state is not PartitionState.ACTIVE:
+                self._holders.note(name)
+            return info
 
     def owners(self) -> dict[str, int]:
         """The user id of each partition's owner, by the partition's name."""

@@ -143,6 +143,21 @@ def test_a_partition_ends_with_its_holder(pod16: Pod) -> None:
         pod16.client.create_partition(Requirements("q", 1, holder="nobody"))
 
 
+def test_a_client_that_waits_for_machines_gives_signs_of_life(pod16: Pod) -> None:
+    now = [0.0]
+    pod16.service._holders = HolderWatch(SignsOfLife(lambda: now[0], lambda text: None))
+    pod16.active("p", 4, holder=ELSEWHERE)
+    pod16.pool.machine("ipum1", "p").die()
+    assert pod16.client.wait_for_state("p", {S.ERROR}, 20) is S.ERROR
+    now[0] = HOLD_LEASE_S + 1
+    assert pod16.client.partition_state("p")[0] is S.ERROR
+    pod16.service.look_around()
+    assert pod16.client.partition_state("p")[0] is S.ERROR
+    now[0] += HOLD_LEASE_S + 1
+    pod16.service.look_around()
+    assert pod16.client.wait_for_state("p", {S.REMOVED}, 20) is S.REMOVED
+
+
 def test_a_server_that_starts_sweeps(
     make_pod: MakePod, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
