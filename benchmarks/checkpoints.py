@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from short_mode import add_short
 
 from podrun import popart
 from podrun.checkpoint import Checkpoints
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=60)
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    add_short(parser, width=128, batches=3, blocks=2)
     arguments = parser.parse_args()
     session, run = training(arguments.width)
     plain, saving, calls, blocked = [], [], [], []

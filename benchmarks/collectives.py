@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from short_mode import add_short
 
 from podrun.collectives.perf import parse_size
 
@@ -324,6 +325,7 @@ def main() -> None:
     )
     parser.add_argument("--mpi-python", default=sys.executable)
     parser.add_argument("--torch-python", default=sys.executable)
+    add_short(parser, ranks=[2], sizes=[512, 1 << 18], blocks=2, minutes=0.2, torch_python=sys.executable)
     options = parser.parse_args()
     result = compare(options)
     for peer, note in result["peers"].items():

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from short_mode import add_short
 
 from podrun.collectives import create, join
 from podrun.collectives.tcp_link import CACHED_BUFFER
@@ -198,6 +199,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--side", type=int, help=argparse.SUPPRESS)
+    add_short(parser, turns=1)
     options = parser.parse_args()
     if options.side is not None:
         one_side(options.side, options.turns)

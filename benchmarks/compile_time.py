@@ -29,6 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from mlp import Descent
+from short_mode import add_short
 
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
@@ -112,12 +113,12 @@ def first_seconds() -> float:
     return float(run.stdout)
 
 
-def resnet50_seconds(cache: Path) -> tuple[float, float]:
-    """Seconds and processor seconds that constructing and preparing ResNet-50 training takes in a fresh process."""
+def real_seconds(network: str, cache: Path) -> tuple[float, float]:
+    """Seconds and processor seconds that constructing and preparing training takes in a fresh process."""
     code = (
         "import time, pathlib, real_training\n"
         "cpu = time.process_time()\n"
-        f"made = real_training.training('test_resnet50', 0.01, pathlib.Path({str(cache / 'programs')!r}))\n"
+        f"made = real_training.training({network!r}, 0.01, pathlib.Path({str(cache / 'programs')!r}))\n"
         "print(made.construct_s + made.prepare_s, time.process_time() - cpu)"
     )
     folder = Path(__file__).resolve().parents[1] / "tests" / "conformance"
@@ -135,12 +136,13 @@ def resnet50_seconds(cache: Path) -> tuple[float, float]:
     return float(wall), float(processor)
 
 
-def resnet50() -> dict[str, float]:
-    """Cold and from the caches."""
+def real_network(network: str) -> dict[str, float]:
+    """A network of the onnx wheel, cold and from the caches."""
+    label = network.removeprefix("test_")
     with tempfile.TemporaryDirectory() as folder:
         found = {}
         for name in ("cold", "cached"):
-            found[f"resnet50_{name}_s"], found[f"resnet50_{name}_cpu_s"] = resnet50_seconds(Path(folder))
+            found[f"{label}_{name}_s"], found[f"{label}_{name}_cpu_s"] = real_seconds(network, Path(folder))
         return found
 
 
@@ -148,8 +150,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the compiler.")
     parser.add_argument("--json", type=Path, help="write the figures to FILE", metavar="FILE")
     parser.add_argument("--only", default="", choices=("", "small", "resnet50"), help="measure only this")
+    parser.add_argument("--network", default="test_resnet50", help="of the onnx wheel")
+    add_short(parser, network="test_shufflenet")
     arguments = parser.parse_args()
-    parts = {"small": small, "resnet50": resnet50}
+    network = arguments.network
+    parts = {"small": small, "resnet50": lambda: real_network(network)}
     found: dict[str, float] = {}
     for name, measure in parts.items():
         if arguments.only in ("", name):

@@ -29,6 +29,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from short_mode import add_short
+
 from podrun.core.cluster import Cluster, load_cluster
 from podrun.core.errors import ExhaustedError, PodrunError
 from podrun.core.telemetry import MachineReport
@@ -112,6 +114,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--only", default="size,clients,restart", metavar="LIST")
     parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--partitions", type=int, default=PARTITIONS)
+    parser.add_argument("--cluster", default="pod256", help="of the server that is started again")
+    add_short(parser, clients=50, partitions=120, cluster="pod16")
     options = parser.parse_args()
     figures: dict[str, Any] = {
         "host": platform.processor() or platform.machine(),
@@ -119,9 +124,9 @@ def main() -> None:
         "targets": TARGETS,
     }
     measures: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "size": measure_size,
+        "size": lambda directory: measure_size(directory, options.partitions),
         "clients": lambda directory: measure_clients(directory, options.clients),
-        "restart": measure_restart,
+        "restart": lambda directory: measure_restart(directory, options.cluster),
     }
     for name in options.only.split(","):
         with tempfile.TemporaryDirectory() as directory:
@@ -131,7 +136,7 @@ def main() -> None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def measure_size(directory: Path) -> dict[str, Any]:
+def measure_size(directory: Path, partitions: int) -> dict[str, Any]:
     """Answers of a service of 65,536 IPUs."""
     description = directory / "huge.yaml"
     description.write_text(DESCRIPTION, encoding="utf-8")
@@ -140,16 +145,16 @@ def measure_size(directory: Path) -> dict[str, Any]:
     pod = Pod(cluster, directory / "state.sqlite")
     try:
         # 4,000 partitions of 32,768 IPUs: 3,904 of 8 and 96 of 16.
-        for number in range(PARTITIONS):
+        for number in range(partitions):
             pod.client.create_partition(Requirements(f"p{number}", 16 if number < 96 else 8))
         assert pod.service.wait_idle(300)
         held = sum(info.size for info in pod.client.list_partitions())
         creates = [time_of(lambda i=i: request(pod, f"q{i}")) for i in range(300)]
         return {
-            "partitions": PARTITIONS,
+            "partitions": partitions,
             "ipus_held": held,
             "list_ms": median_ms(pod.client.list_partitions),
-            "get_ms": median_ms(lambda: pod.client.get_partition("p1999")),
+            "get_ms": median_ms(lambda: pod.client.get_partition(f"p{partitions // 2 - 1}")),
             "create_median_ms": statistics.median(creates) * 1e3,
             "create_99_ms": sorted(creates)[int(0.99 * len(creates))] * 1e3,
             "list_agents_ms": median_ms(pod.client.list_agents),
@@ -209,11 +214,11 @@ def measure_clients(directory: Path, count: int) -> dict[str, Any]:
     }
 
 
-def measure_restart(directory: Path) -> dict[str, Any]:
+def measure_restart(directory: Path, cluster: str) -> dict[str, Any]:
     """`vipu-server` of 64 machines, killed and started again."""
     os.environ["PODRUN_RUNTIME_DIR"] = str(directory / "run")
     environ = {**os.environ, "XDG_STATE_HOME": str(directory / "state")}
-    command = [sys.executable, "-m", "podrun.vipu.cli_server", "--cluster=pod256", "--port=0"]
+    command = [sys.executable, "-m", "podrun.vipu.cli_server", f"--cluster={cluster}", "--port=0"]
 
     def start() -> tuple[subprocess.Popen[bytes], int]:
         process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, start_new_session=True)
@@ -223,7 +228,7 @@ def measure_restart(directory: Path) -> dict[str, Any]:
     process, port = start()
     try:
         with VipuClient("127.0.0.1", port) as client:
-            client.create_partition(Requirements("p", 256, num_gcds=4))
+            client.create_partition(Requirements("p", load_cluster(cluster).ipu_count, num_gcds=4))
             client.wait_for_state("p", {PartitionState.ACTIVE}, 300)
             before = [report.pid for report in client.machine_reports("p")]
         process.kill()

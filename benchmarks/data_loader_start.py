@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from short_mode import add_short
 
 from podrun import poptorch
 
-WORKERS, SHORT_WORKERS = (1, 8, 32), (1, 4)
 TARGET = 2.0
 BATCH = 4
 
@@ -40,14 +40,15 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--short", action="store_true", help="fewer workers and rounds")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--workers", default="1,8,32", metavar="LIST")
+    add_short(parser, workers="1,4", rounds=2)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     poptorch.inferenceModel(torch.nn.Linear(2, 2))(torch.ones(1, 2))
     figures: dict[str, float] = {}
-    for workers in SHORT_WORKERS if arguments.short else WORKERS:
-        figures |= measure(workers, arguments.rounds or (3 if arguments.short else 9))
+    for workers in arguments.workers.split(","):
+        figures |= measure(int(workers), arguments.rounds)
     for name, value in figures.items():
         target = f"   (at most {TARGET:g})" if name.startswith("start_ratio") else ""
         print(f"{name:16} {value:.3g}{target}")

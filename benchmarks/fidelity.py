@@ -26,6 +26,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from fidelity_kinds import applications, estimators, footprints, grids, kernels, machine, products, schema  # noqa: E402
 from fidelity_kinds.record import DEFAULTS, NotPredicted, Record, make_record  # noqa: E402
+from short_mode import add_short  # noqa: E402
 
 from podrun.core.errors import PodrunError  # noqa: E402
 
@@ -212,16 +213,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write rows and by_kind here")
     parser.add_argument("--markdown", type=Path, help="write the page docs/fidelity.md here")
     parser.add_argument("--held-out", type=Path, help="results of fidelity_holdout.py --json, for the page")
+    parser.add_argument("--every", type=int, default=1, help="only each so-manieth record")
     parser.add_argument("--kind", help="only records of this kind")
     parser.add_argument("--holdout", type=int, metavar="SEED", help="report a random third of the rows apart")
     parser.add_argument("--quiet", action="store_true", help="only the table by kind")
+    add_short(parser, every=16)
     options = parser.parse_args(argv)
     try:
         records = json.loads(options.measurements.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         print(f"cannot read {options.measurements}: {error}", file=sys.stderr)
         return 2
-    rows = evaluate(records)
+    rows = evaluate(records[:: options.every])
     if options.kind:
         rows = [row for row in rows if row["kind"] == options.kind]
     by_kind = summarise(rows)

@@ -29,6 +29,7 @@ import fidelity  # noqa: E402
 import numpy as np  # noqa: E402
 from fidelity_kinds import applications, footprints, products  # noqa: E402
 from fidelity_kinds.support import elasticities, left_out, support  # noqa: E402
+from short_mode import add_short  # noqa: E402
 
 from podrun.collectives import timing as ipu_links  # noqa: E402
 from podrun.costmodel import batch, exchange, lookups, stencil, vertices  # noqa: E402
@@ -161,10 +162,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--measurements", type=Path, default=HERE / "data" / "measurements.json")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1, help="only each so-manieth record")
     parser.add_argument("--json", type=Path)
+    add_short(parser, seeds=1, every=24)
     options = parser.parse_args(argv)
     records = json.loads(options.measurements.read_text(encoding="utf-8"))
     by_id = {record["id"]: record for record in records}
+    records = records[:: options.every]
     kept = {(module, name): getattr(module, name) for module, name, _ in FITTED}
     results = []
     for seed in range(options.seeds):

@@ -32,6 +32,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from short_mode import add_short
+
 from podrun.core.errors import PodrunError
 from podrun.vipu.client import VipuClient
 from podrun.vipu.discovery import Registry
@@ -56,6 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", metavar="FILE", help="write the figures")
     parser.add_argument("--repeats", type=int, default=3)
+    add_short(parser, repeats=1)
     arguments = parser.parse_args()
     figures = measure(arguments.repeats)
     for key, value in figures.items():

@@ -18,6 +18,7 @@ from typing import Any
 import mlp
 import psutil
 from machines import Machines, machines
+from short_mode import add_short
 
 TARGETS = {"idle_mb": 350.0}
 
@@ -27,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", metavar="FILE", help="write the figures")
     parser.add_argument("--machines", type=int, default=16)
+    add_short(parser, machines=2)
     arguments = parser.parse_args()
     figures = measure(arguments.machines)
     for key, value in figures.items():

@@ -25,6 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "conformance"))
 
 import onnx_suite
+from short_mode import add_short
 
 import podrun.onnx_backend as backend
 
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--match", default="")
+    add_short(parser, match="squeezenet", repeats=1)
     options = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
     for case in onnx_suite.cases(("real",)):

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from machines import machines
 from mlp import Descent
+from short_mode import add_short
 
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
@@ -146,6 +147,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1280, help="of each of the 16 layers")
     parser.add_argument("--micro-batches", type=int, default=16, help="in a batch")
     parser.add_argument("--rounds", type=int, default=7, help="runs of each kind, in turn")
+    add_short(parser, width=64, micro_batches=8, rounds=1)
     arguments = parser.parse_args()
     report: dict[str, Any] = {"host": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     for kind in ("inference", "training"):

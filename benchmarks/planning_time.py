@@ -24,14 +24,28 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from networks import trace  # noqa: E402
+from short_mode import add_short  # noqa: E402
 
 from podrun.costmodel import matmul, plan_cache  # noqa: E402
+
+SIZES = {"batch": 20, "pixels": 224, "layers": 24, "tokens": 512}
+SHORT = {"batch": 1, "pixels": 64, "layers": 2, "tokens": 128}
 
 
 def resnet() -> float:
     """Modelled cycles of one micro-batch of ResNet-50 training."""
     report, _ = trace.image_network(
-        "resnet50", "gc200", 20, 224, True, "batch", True, "float16", "float16", 0.6, 1
+        "resnet50",
+        "gc200",
+        SIZES["batch"],
+        SIZES["pixels"],
+        True,
+        "batch",
+        True,
+        "float16",
+        "float16",
+        0.6,
+        1,
     )
     return float(report["step"]["cycles"])
 
@@ -39,9 +53,9 @@ def resnet() -> float:
 def bert() -> float:
     """Modelled cycles of one micro-batch of BERT-Large training over all its layers, each planned anew."""
     total = 0.0
-    for _ in range(24):
+    for _ in range(SIZES["layers"]):
         trace.transformer_parts.cache_clear()
-        parts = trace.transformer_parts("gc200", 2, 512, "bert_large", True, "float16", 0.6)
+        parts = trace.transformer_parts("gc200", 2, SIZES["tokens"], "bert_large", True, "float16", 0.6)
         total += parts["layer"][0]["step"]["cycles"]
     return total + parts["embedding"][0]["step"]["cycles"] + parts["head"][0]["step"]["cycles"]
 
@@ -49,13 +63,13 @@ def bert() -> float:
 WORK = {"resnet50_train_pod16": resnet, "bert_large_train_pod64": bert}
 
 
-def across_processes(name: str) -> dict[str, float]:
+def across_processes(name: str, mode: list[str]) -> dict[str, float]:
     """Seconds of the question in two new processes that share a plan cache which is empty at first."""
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, plan_cache.VARIABLE: folder}
         for when in ("first", "repeat"):
-            command = [sys.executable, __file__, "--only", name]
+            command = [sys.executable, __file__, *mode, "--only", name]
             start = time.perf_counter()
             done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
             figures[f"{name}_new_process_{when}_s"] = float(done.stdout)
@@ -79,7 +93,10 @@ def main() -> int:
     parser.add_argument(
         "--only", choices=sorted(WORK), help="time one question, with the plan cache as it is"
     )
+    add_short(parser)
     options = parser.parse_args()
+    if options.short:
+        SIZES.update(SHORT)
     if options.only:
         print(timed(WORK[options.only])[0])
         return 0
@@ -96,7 +113,7 @@ def main() -> int:
     figures["resnet50_replanned_s"], _ = timed(resnet)
     figures["resnet50_repeat_s"], _ = timed(resnet)
     for name in WORK:
-        figures |= across_processes(name)
+        figures |= across_processes(name, ["--short"] if options.short else [])
     for name, value in figures.items():
         print(f"{name:32s}{value:16.3f}")
     if options.json:

@@ -28,6 +28,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from short_mode import add_short
+
 STEPS = 5
 """Steps of each turn."""
 CHECKED = 2
@@ -207,6 +209,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prepare", action="store_true")
     parser.add_argument("--worker", choices=("torch", "podrun", "prepare"), help=argparse.SUPPRESS)
+    add_short(parser, match="mlp", rounds=2)
     asked = parser.parse_args()
     if asked.worker == "prepare":
         prepare_one(asked.match)

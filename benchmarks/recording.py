@@ -22,6 +22,7 @@ from typing import Any
 
 import mlp
 from machines import machines
+from short_mode import add_short
 from step_time import MACHINES, REPLICAS, WARM_UP, block
 
 from podrun.device.connection import RunResult
@@ -37,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", metavar="FILE", help="write the figures")
     parser.add_argument("--blocks", type=int, default=25)
+    add_short(parser, blocks=2)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(arguments.blocks, Path(folder, "instance-0.jsonl"))

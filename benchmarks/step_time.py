@@ -28,6 +28,7 @@ from typing import Any
 
 import mlp
 from machines import machines
+from short_mode import add_short
 
 REPLICAS, MACHINES = 16, 4
 STEPS, WARM_UP = 20, 20
@@ -42,10 +43,12 @@ def main() -> None:
         "--torch-python", default=sys.executable, help="a Python with torch (default: this one)"
     )
     parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--torch-processes", type=int, default=REPLICAS)
+    add_short(parser, blocks=2, torch_processes=2)
     arguments = parser.parse_args()
     figures: dict[str, Any] = {"host": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     figures |= measure(arguments.blocks)
-    figures |= torchrun(arguments.torch_python, figures["step_ms"])
+    figures |= torchrun(arguments.torch_python, arguments.torch_processes, figures["step_ms"])
     for key, value in figures.items():
         target = f"   (at most {TARGETS[key]:g})" if key in TARGETS else ""
         print(f"{key:20} {value:.3g}{target}" if isinstance(value, float) else f"{key:20} {value}")
@@ -95,8 +98,8 @@ def block(step: Callable[[], float], steps: int = STEPS) -> float:
     return statistics.median(taken)
 
 
-def torchrun(python: str, step_ms: float) -> dict[str, Any]:
-    """The same step under torchrun with 16 gloo processes, if torch is there."""
+def torchrun(python: str, processes: int, step_ms: float) -> dict[str, Any]:
+    """The same step under torchrun with gloo processes, if torch is there."""
     there = subprocess.run([python, "-c", "import torch"], capture_output=True, check=False)
     if there.returncode:
         return {"torchrun_vs_step": None, "torchrun_note": f"not measured: {python} has no torch"}
@@ -106,7 +109,7 @@ def torchrun(python: str, step_ms: float) -> dict[str, Any]:
         "-m",
         "torch.distributed.run",
         "--standalone",
-        f"--nproc-per-node={REPLICAS}",
+        f"--nproc-per-node={processes}",
         str(script),
     ]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from short_mode import add_short
 from train_networks import BATCH, CLASSES, NETWORKS, PIXELS, RATE, weight_shapes
 
 import podrun.popart as popart
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--rounds", type=int, default=6, help="turns of five steps each")
     parser.add_argument("--match", default="", help="only networks whose name holds this")
+    add_short(parser, match="resnet18", rounds=1, torch_python=sys.executable)
     options = parser.parse_args()
     rows = {n: measure(n, options.torch_python, options.rounds) for n in NETWORKS if options.match in n}
     for name, row in rows.items():

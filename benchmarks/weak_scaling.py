@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from short_mode import add_short
+
 NETWORKS = ("digits", "784-512-512-10")
 TARGET = 1.15
 INSTANCES = {256: 4}
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the figures")
     parser.add_argument("--replicas", default="4,16,64,256", metavar="LIST")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, in turn; the median counts")
+    add_short(parser, replicas="4,16", repeat=1)
     arguments = parser.parse_args()
     sizes = [int(text) for text in arguments.replicas.split(",")]
     report: dict[str, Any] = {"host": platform.processor() or platform.machine(), "cores": os.cpu_count()}

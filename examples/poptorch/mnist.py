@@ -1,5 +1,10 @@
-"""Digits with replicas: a training and an inference wrapper share one module; data come from poptorch.DataLoader."""
+"""Digits with replicas: a training and an inference wrapper share one module; data come from poptorch.DataLoader.
 
+As many replicas as it is launched with (podrun --num-replicas 4); two without a launch.
+"""
+
+import popdist
+import popdist.poptorch
 import poptorch
 import torch
 from sklearn.datasets import load_digits
@@ -26,7 +31,10 @@ def main():
     )
     train, test = data, torch.utils.data.Subset(data, range(1400, 1796))
     train = torch.utils.data.Subset(data, range(1400))
-    options = poptorch.Options().deviceIterations(5).replicationFactor(2).randomSeed(1)
+    launched = popdist.isPopdistEnvSet()
+    options = popdist.poptorch.Options() if launched else poptorch.Options().replicationFactor(2)
+    replicas = popdist.getNumTotalReplicas() if launched else 2
+    options.deviceIterations(max(1, 10 // replicas)).randomSeed(1)
     options.Training.gradientAccumulation(2)
     evaluation = poptorch.Options().deviceIterations(6)
     training_data = poptorch.DataLoader(options, train, batch_size=7, shuffle=True)

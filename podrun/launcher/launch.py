@@ -450,7 +450,9 @@ class _Launch:
             self._report_failure(outcome, mixer)
         elif self.spec.verbosity >= 0:
             reports = self.session.reports() if self.session else []
-            for line in summary(self.spec.layout, reports, time.monotonic() - self.started):
+            first = self.spec.instances[0]
+            words = [str(Path(first.directory, word)) for word in first.command]
+            for line in summary(self.spec.layout, reports, time.monotonic() - self.started, words):
                 self.log.progress(line)
 
     def _unstruck_faults(self) -> str:

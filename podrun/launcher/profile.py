@@ -10,8 +10,10 @@ POPLAR_ENGINE_OPTIONS, so that any program that prepares a PopART session can be
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,14 +198,17 @@ NETWORK_MEDIAN, NETWORK_WORST = 6, 30
 TRUST = f"an estimate: published networks {NETWORK_MEDIAN} % off at the median, {NETWORK_WORST} % at worst"
 
 
-def summary(layout: LaunchLayout, reports: Sequence[MachineReport], wall_seconds: float) -> list[str]:
-    """Lines without line ends. Figures that machines do not report are left out."""
+def summary(
+    layout: LaunchLayout, reports: Sequence[MachineReport], wall_seconds: float, command: Sequence[str] = ()
+) -> list[str]:
+    """Lines without line ends. Figures that machines do not report are left out. ``command``: the program's, for advice
+    in the words of the front end that it imports."""
     machines = len(reports)
     parts = [counted(layout.replicas, "replica"), counted(layout.instances, "instance")]
     if machines:
         parts.append(counted(machines, "machine"))
     lines = [f"done in {wall_seconds:.1f} s: {', '.join(parts)}"]
-    if idle := _idle(layout, reports):
+    if idle := _idle(layout, reports, command):
         lines.append(idle)
     emulation = _emulation(reports)
     if emulation:
@@ -219,7 +224,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _idle(layout: LaunchLayout, reports: Sequence[MachineReport]) -> str:
+def _idle(layout: LaunchLayout, reports: Sequence[MachineReport], command: Sequence[str]) -> str:
     """Says that the program used fewer IPUs than were asked for, as one does that has its own number of replicas."""
     wanted = layout.ipus
     used = sum(ipu.batches_done > 0 for report in reports for ipu in report.ipus)
@@ -227,8 +232,25 @@ def _idle(layout: LaunchLayout, reports: Sequence[MachineReport]) -> str:
         return ""
     return (
         f"the program used {used} of {wanted} IPUs; one with several replicas asks popdist for their number: "
-        "popdist.popart.configureSessionOptions(options)"
+        f"{_POPTORCH_OPTIONS if _imports_poptorch(command) else _POPART_OPTIONS}"
     )
+
+
+_POPART_OPTIONS = "popdist.popart.configureSessionOptions(options)"
+_POPTORCH_OPTIONS = "options = popdist.poptorch.Options()"
+
+
+def _imports_poptorch(command: Sequence[str]) -> bool:
+    """Whether a script of the command imports poptorch. A file that cannot be read does not."""
+    for word in command:
+        if word.endswith(".py"):
+            with contextlib.suppress(OSError):
+                if _IMPORT.search(Path(word).read_text(encoding="utf-8", errors="replace")):
+                    return True
+    return False
+
+
+_IMPORT = re.compile(r"^\s*(import|from)\s+poptorch\b", re.MULTILINE)
 
 
 def _emulation(reports: Sequence[MachineReport]) -> str:

@@ -140,3 +140,19 @@ def test_ipus_that_a_program_does_not_use_are_said(used: int, said: bool) -> Non
     ipus = tuple(IpuReport(i, i, batches_done=3 if i < used else 0) for i in range(4))
     lines = summary(LaunchLayout(4, 1, 1, ("localhost",)), [MachineReport("ipum1", ipus=ipus)], 1.0)
     assert ("the program used 1 of 4 IPUs" in lines[-1]) is said
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("import poptorch\n", "popdist.poptorch.Options()"),
+        ("import popart\n", "popdist.popart.configureSession"),
+    ],
+)
+def test_advice_names_the_front_end_of_the_program(tmp_path: Path, text: str, advice: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    ipus = tuple(IpuReport(i, i, batches_done=3 if i < 2 else 0) for i in range(4))
+    reports = [MachineReport("ipum1", ipus=ipus)]
+    lines = summary(LaunchLayout(4, 1, 1, ("localhost",)), reports, 1.0, ("python", str(script)))
+    assert advice in lines[1]
