@@ -40,7 +40,7 @@ def main() -> None:
             losses.append(float(np.sum(anchors[loss])))
             if len(losses) % BETWEEN_CHECKPOINTS == 0:
                 checkpoints.save(session, len(losses), {"losses": losses})
-    print("losses", *losses)
+    print("losses", *(f"{loss:.6g}" for loss in losses))
 
 
 def start() -> tuple[popart.TrainingSession, str, str]:

@@ -44,7 +44,7 @@ def main() -> None:
     folder = lasting or Path(tempfile.gettempdir(), f"checkpoints-{os.environ['PODRUN_LAUNCH_ID']}")
     with Checkpoints(folder) as checkpoints:
         losses = train(training, checkpoints, arguments.batches)
-    print("losses", *losses)
+    print("losses", *(f"{loss:.6g}" for loss in losses))
     if lasting is None:
         popdist.init()
         popdist.barrier()  # No instance needs the folder any more.

@@ -9,6 +9,14 @@ same for one script.
 
 from __future__ import annotations
 
+import os
+import sys
+
+if sys.argv[:1] == ["-m"] and "podrun.compat" in sys.orig_argv[:-1]:
+    # Python looks for modules in the working directory first: a random.py there would take the place of Python's own
+    # before podrun could say so. `podrun.compat.__main__` puts the program's folder here.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 from pathlib import Path
 
 COMPAT_PATH = str(Path(__file__).resolve().parent)

@@ -18,6 +18,8 @@ from types import ModuleType
 from podrun import commands
 from podrun.compat import COMPAT_PATH, _start
 from podrun.core.environment import environment
+from podrun.core.errors import UsageError
+from podrun.core.shadowing import check_script_name
 from podrun.core.terminal import error_lines
 
 USAGE = """\
@@ -177,6 +179,10 @@ def _check_script(name: str) -> None:
         raise _Wrong(f"{name} is a folder without __main__.py", "Name the Python file to run.")
     if not os.access(script, os.R_OK):
         raise _Wrong(f"cannot read {name}: permission denied", f"See who may: ls -l {name}")
+    try:
+        check_script_name(script)
+    except UsageError as error:
+        raise _Wrong(error.message, error.hint) from None
 
 
 def _popdist_variables(request: Request) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import NotFoundError, UsageError
+from podrun.core.shadowing import check_script_name
 from podrun.launcher.config import MpiArguments, parse_instance_arguments, parse_mpi_arguments
 from podrun.launcher.option_table import BY_NAME, OPTIONS, ValueKind
 from podrun.launcher.options import settle
@@ -207,6 +208,7 @@ def resolve_program(
             raise UsageError(f"{name} is a directory", hint="Name the script in it.")
         if not path.is_file():
             raise NotFoundError(f"there is no script {name} in {context.directory}", hint=_script_hint(path))
+    check_script_name(Path(name))
     return (context.python, name, *rest)
 
 

@@ -98,24 +98,40 @@ def _prepared(leaf: Any) -> Any:
     return leaf
 
 
-def check_same(compiled: CallArguments, given: CallArguments) -> None:
-    """Error if a call differs from the one for which the model was compiled."""
+def input_name(module: torch.nn.Module, arguments: CallArguments, place: int) -> str:
+    """The name that forward gives to the argument with a leaf, and its place in it if it holds several: ``'batch' (2 of
+    3)``."""
+    args, kwargs = unflatten(arguments.structure, list(range(len(arguments.leaves))))
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    for name, value in bound.arguments.items():
+        places = flatten(value)[0]
+        if place in places:
+            inside = f" ({places.index(place) + 1} of {len(places)})" if len(places) > 1 else ""
+            return f"{name!r}{inside}"
+    return str(place)
+
+
+def check_same(compiled: CallArguments, given: CallArguments, module: torch.nn.Module) -> None:
+    """Error if a call of ``module`` differs from the one for which it was compiled."""
     tail = "Call destroy() on the model, or make a new wrapper, to use other inputs."
     if compiled.structure.description != given.structure.description:
         raise Error("The structure of the inputs is not the one that the model was compiled for", hint=tail)
-    for before, now in zip(compiled.leaves, given.leaves, strict=True):
+    for place, (before, now) in enumerate(zip(compiled.leaves, given.leaves, strict=True)):
         if isinstance(before, torch.Tensor) != isinstance(now, torch.Tensor):
-            raise Error(f"The type of an input has changed from {type(before)} to {type(now)}", hint=tail)
+            name = input_name(module, given, place)
+            raise Error(f"The type of input {name} has changed from {type(before)} to {type(now)}", hint=tail)
         if not isinstance(before, torch.Tensor):
             if type(before) is not type(now) or before != now:
+                name = input_name(module, given, place)
                 raise Error(
-                    f"An input that is no tensor was {before!r} when the model was compiled and is {now!r} now",
+                    f"Input {name}, which is no tensor, was {before!r} when the model was compiled and is {now!r} now",
                     hint=tail,
                 )
             continue
         if before.shape != now.shape or before.dtype != now.dtype:
+            name = input_name(module, given, place)
             raise Error(
-                f"An input was {before.dtype} of shape {list(before.shape)} when the model was compiled and is "
+                f"Input {name} was {before.dtype} of shape {list(before.shape)} when the model was compiled and is "
                 f"{now.dtype} of shape {list(now.shape)} now",
                 hint=tail,
             )

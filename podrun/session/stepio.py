@@ -231,7 +231,7 @@ def _check_count(tensor: StepTensor, array: np.ndarray, what: str) -> None:
     if array.size != tensor.elements:
         raise popart_runtime_error(
             f"PyStepIO {what} {tensor.name!r} has the wrong number of elements: expected {tensor.elements}, "
-            f"received {array.size} (array of shape {list(array.shape)}). {tensor.explain()}."
+            f"received {array.size} (array of {array.dtype}, shape {list(array.shape)}). {tensor.explain()}."
         )
 
 

@@ -505,3 +505,52 @@ def test_groups_of_replicas_train_parameters_of_their_own(groups: str) -> None:
     with pytest.raises(poptorch.Error, match="before the model is compiled"):
         training.w.replicaGrouping(kind, 2, poptorch.VariableRetrievalMode.OnePerGroup)
     training.destroy()
+
+
+def test_other_inputs_than_the_compiled_ones_are_named() -> None:
+    class Net(torch.nn.Module):
+        def forward(
+            self, image: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor], scale: float = 1.0
+        ) -> torch.Tensor:
+            return image * scale + pair[0] + pair[1]
+
+    model = poptorch.inferenceModel(Net())
+    one, other = torch.ones(2, 3), torch.ones(2, 4)
+    model(one, (one, one))
+    for given, words in (
+        (
+            lambda: model(other, (one, one)),
+            r"Input 'image' was torch.float32 of shape \[2, 3\] .* \[2, 4\] now",
+        ),
+        (
+            lambda: model(one, (one, one.int())),
+            r"Input 'pair' \(2 of 2\) was torch.float32 .* is torch.int32 of",
+        ),
+        (lambda: model(one, (other, one)), r"Input 'pair' \(1 of 2\) was"),
+    ):
+        with pytest.raises(poptorch.Error, match=words):
+            given()
+    model.destroy()
+
+
+def test_the_batch_of_a_nan_loss_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.loss = torch.nn.Linear(2, 2), torch.nn.MSELoss()
+
+        def forward(self, x: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.layer(x)
+            return y, self.loss(y, wanted)
+
+    net = Net()
+    options = poptorch.Options().deviceIterations(2).outputMode(poptorch.OutputMode.All)
+    training = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=0.1))
+    x = torch.ones(8, 2)
+    training(x, x)
+    assert caplog.messages == []
+    training(torch.cat([x[:4], x[4:] * float("nan")]), x)
+    training(x, x)
+    assert [text for text in caplog.messages if "NaN in batch 3 " in text] == caplog.messages
+    assert len(caplog.messages) == 1
+    training.destroy()

@@ -19,6 +19,7 @@ import numpy as np
 from podrun.compiler.program import InputSpec
 from podrun.core.errors import PoplarError
 from podrun.core.executable import Retrieval
+from podrun.session import names
 from podrun.session.dataflow import AnchorReturnType, DataFlow
 from podrun.session.enums import ReplicatedStreamMode, SyntheticDataMode
 from podrun.session.exceptions import popart_runtime_error, poplar_application_runtime_error, surfaced
@@ -153,6 +154,29 @@ def _levels_to_program() -> int:
 _log = logging.getLogger("podrun.popart.session")
 
 
+class LossWatch:
+    """Says once that a loss has become NaN: what is trained on after that is lost, and nothing else would say so."""
+
+    def __init__(self, losses: Iterable[str]) -> None:
+        self._losses = set(losses)
+
+    def look(self, name: str, value: np.ndarray, batches: int, batches_done: int) -> None:
+        """Look at an anchor of a run of so many ``batches``, after which ``batches_done`` are done since the load.
+
+        ``value``: ``[results, ...]``, in the batches' order.
+        """
+        if name not in self._losses or not np.isnan(value).any():
+            return
+        self._losses.clear()
+        first = int(np.isnan(value.reshape(len(value), -1)).any(axis=1).argmax())
+        batch = batches_done - batches + ((first + 1) * batches - 1) // len(value)
+        _log.warning(
+            "the loss is NaN in batch %d (from 0, since the program was loaded): try a smaller learning rate or loss "
+            "scaling, and look for NaN in the inputs",
+            batch,
+        )
+
+
 class StepRunner:
     """Moves the data of runs between a stepIO and the device. ``model_inputs``: names of the model's inputs.
 
@@ -167,6 +191,9 @@ class StepRunner:
         lowered = built.lowered
         self._labels = label_ranges(lowered.graph.nodes, lowered.tensors, lowered.inputs)
         self._streams = StreamCallbacks()
+        self._loss_watch = LossWatch(
+            name for name in flow.anchors() if built.program.loss in (name, names.in_float32(name))
+        )
         self._made_for: tuple[object, ...] = ()
         self._inputs: dict[str, StepTensor] = {}
         self._outputs: dict[str, StepTensor] = {}
@@ -207,6 +234,7 @@ class StepRunner:
         given = self._by_batch(result.anchors)
         for name, tensor in self._outputs.items():
             value = self._built.anchor(name, given)
+            self._loss_watch.look(name, value, self.passes, result.batches_done)
             target = io.target(tensor)
             if target is None or not _same_memory(value, target):
                 io.store(tensor, value)

@@ -231,3 +231,19 @@ def test_anchors_that_cannot_be_filled_are_refused():
             popart.PyStepIO({}, {"y": first, "z": second})
     popart.PyStepIO({}, {"y": fine[:4], "z": fine[4:], "none": np.zeros(0, np.float32)})
     popart.PyStepIO({"x": fine, "same": fine}, {})
+
+
+def test_data_of_a_wrong_size_are_named_with_types_and_shapes() -> None:
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [4, 2]), "pixels")
+    y = builder.aiOnnx.relu([x])
+    session = popart.InferenceSession(
+        builder.getModelProto(), popart.DataFlow(3, [y]), popart.DeviceManager().createIpuModelDevice({})
+    )
+    session.prepareDevice()
+    wrong = np.ones((3, 4), np.float16)
+    with pytest.raises(
+        popart.popart_exception,
+        match=r"'pixels'.*expected 24, received 12 .array of float16, shape .3, 4.*FLOAT, .4, 2",
+    ):
+        session.run(popart.PyStepIO({x: wrong}, session.initAnchorArrays()))

@@ -1,0 +1,36 @@
+"""Scripts with the name of a module: every ``import`` of that module, in libraries too, reads the script instead.
+
+Python puts the folder of a script first on its path. So ``random.py`` takes Python's own module from NumPy, and a
+program called ``popart.py`` imports itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from podrun.core.errors import UsageError
+
+SDK = ("gcipuinfo", "horovod", "libpvti", "mpi4py", "popart", "popart_core", "popdist", "poptorch", "pva")
+"""What programs import from the SDK. A test compares it with the folders of ``podrun/compat``."""
+LIBRARIES = (
+    "argon2", "click", "flatbuffers", "google", "grpc", "jax", "jaxlib", "jsonschema", "numpy", "onnx", "podrun",
+    "prometheus_client", "psutil", "pydantic", "ray", "rich", "sklearn", "torch", "transformers", "xxhash", "yaml",
+)  # fmt: skip
+"""What programs and podrun import besides."""
+
+
+def check_script_name(script: Path) -> None:
+    """Raise UsageError for a script with the name of a module that it, or what it imports, needs: the SDK's, a
+    library's, or one of Python's own that podrun has imported, as programs then do as well.
+    """
+    name = script.stem
+    if script.suffix != ".py":
+        return
+    own = name in sys.stdlib_module_names and name in sys.modules
+    if name in SDK or name in LIBRARIES or own:
+        whose = "Python's" if own else "the SDK's" if name in SDK else "a library's"
+        raise UsageError(
+            f"the script {script} has the name of {whose} module {name}: import {name} would read the script",
+            hint=f"Rename it: mv {script} {script.with_name(f'my_{name}.py')}",
+        )
