@@ -19,7 +19,7 @@ import numpy as np
 from podrun.compiler.program import InputSpec
 from podrun.core.errors import PoplarError
 from podrun.core.executable import Retrieval
-from podrun.session import names
+from podrun.core.names import in_float32
 from podrun.session.dataflow import AnchorReturnType, DataFlow
 from podrun.session.enums import ReplicatedStreamMode, SyntheticDataMode
 from podrun.session.exceptions import popart_runtime_error, poplar_application_runtime_error, surfaced
@@ -192,7 +192,7 @@ class StepRunner:
         self._labels = label_ranges(lowered.graph.nodes, lowered.tensors, lowered.inputs)
         self._streams = StreamCallbacks()
         self._loss_watch = LossWatch(
-            name for name in flow.anchors() if built.program.loss in (name, names.in_float32(name))
+            name for name in flow.anchors() if built.program.loss in (name, in_float32(name))
         )
         self._made_for: tuple[object, ...] = ()
         self._inputs: dict[str, StepTensor] = {}
