@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     # The test tools hold IPUs and run programs on them, as front ends do.
     "monitor": BASE | {"vipu", "device", "collectives", "costmodel", "commands"},
     "commands": {"core"},  # Imports the command that is asked for, and nothing before it; core tells errors.
+    "__main__": {"commands"},  # python -m podrun.
     "launcher": BASE | {"faults", "vipu", "report", "estimate", "record", "upkeep"},
     "upkeep": BASE | {"vipu", "launcher", "estimate", "compat.__main__"},
     "estimate": BASE | {"onnx_models", "poptorch", "runtime", "session", "report", "costmodel", "commands"},
