@@ -6,10 +6,17 @@ transformer gives the pipeline chart, docs/fidelity.md the comparison with publi
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import pty
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
@@ -27,6 +34,10 @@ BIN = Path(sys.executable).parent
 HEIGHT, LIMIT = 380, 50
 """Of the comparison: height in pixels, and the largest error in percent that its scale shows."""
 MARGIN = 56
+RUN = ["--num-replicas", "16", "examples/digits/train.py", "--epochs", "5"]
+"""The launch of the terminal picture. A test runs it again and compares what is printed."""
+COLUMNS = 80
+"""Of its terminal."""
 TOP = 24
 """Pixels above a chart, for its caption."""
 STYLE = (
@@ -55,9 +66,8 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     write("fidelity", comparison((ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--num-replicas", "16", "examples/digits/train.py", "--epochs", "5"]
-        write("run", terminal("podrun " + " ".join(words), podrun(words)))
-        digits = profile(Path(folder), "digits", words)
+        write("run", terminal("podrun " + " ".join(RUN), on_terminal([str(BIN / "podrun"), *RUN])))
+        digits = profile(Path(folder), "digits", RUN)
         tokens = ["--ipus-per-replica", "4", "examples/transformer/pipelined.py"]
         chain = profile(Path(folder), "transformer", tokens)
     held, stage = digits.ipu_memory[0].memory, digits.stages[0]
@@ -86,12 +96,34 @@ def write(name: str, text: str) -> None:
     print(path.relative_to(ROOT), len(text))
 
 
-def podrun(words: list[str]) -> str:
-    """What a launch prints. Raises CalledProcessError if it fails."""
-    done = subprocess.run(
-        [BIN / "podrun", *words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+def podrun(words: list[str]) -> None:
+    """Run a launch. Raises CalledProcessError if it fails."""
+    subprocess.run([BIN / "podrun", *words], cwd=ROOT, capture_output=True, check=True, timeout=300)
+
+
+def on_terminal(words: list[str], environ: Mapping[str, str] = os.environ, columns: int = COLUMNS) -> str:
+    """What a command writes to a terminal that is its standard output and error. Raises CalledProcessError."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    unset = ("NO_COLOR", "COLUMNS", "CI")
+    variables = {"TERM": "xterm", **{name: text for name, text in environ.items() if name not in unset}}
+    running = subprocess.Popen(
+        words, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
     )
-    return done.stdout + done.stderr
+    os.close(theirs)
+    written = bytearray()
+    with open(ours, "rb", buffering=0) as shown, contextlib.suppress(OSError):  # EIO: the command has ended.
+        while piece := shown.read(65536):
+            written += piece
+    text = written.decode().replace("\r\n", "\n")
+    if code := running.wait(60):
+        raise subprocess.CalledProcessError(code, words, text)
+    return text
+
+
+def left_on_screen(written: str) -> list[str]:
+    """The lines that stay on a terminal: what podrun's live line wrote is gone."""
+    return [line.rpartition("\x1b[K")[2].rpartition("\r")[2] for line in written.rstrip("\n").split("\n")]
 
 
 def profile(folder: Path, name: str, words: list[str]) -> Profile:
@@ -103,12 +135,12 @@ def profile(folder: Path, name: str, words: list[str]) -> Profile:
     return load(found[0])
 
 
-def terminal(command: str, output: str) -> str:
-    """A terminal with a command and what it printed. Prefixes of instances are left out."""
-    console = Console(record=True, width=104, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+def terminal(command: str, written: str) -> str:
+    """A terminal with a command and what it wrote, to the letter."""
+    console = Console(record=True, width=COLUMNS, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
     console.print(Text(f"$ {command}", style="bold"))
-    for line in output.splitlines():
-        console.print(Text(re.sub(r"^\[\d+,\d+\]<\w+>:", "", line)))
+    for line in left_on_screen(written):
+        console.print(Text.from_ansi(line))
     picture = console.export_svg(title="podrun", font_aspect_ratio=0.61)
     return re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL)  # A picture fetches no fonts.
 

@@ -1,63 +1,55 @@
-"""A launch on a terminal of 80 columns: a live line while there is something to wait for, and nothing of it is left."""
+"""A launch on a terminal of 80 columns: its live line, of which nothing is left, and the lines of the first picture."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
+import runpy
+from html import unescape
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import BIN, ROOT
 
 COLUMNS = 80
-SECONDS = 180
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+PICTURES = runpy.run_path(str(ROOT / "website" / "pictures.py"))
 
 
-def on_terminal(words: list[str], environ: dict[str, str]) -> str:
-    """What a command writes to a terminal that is its standard output and error."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    running = subprocess.Popen(
-        words, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    written = bytearray()
-    with open(ours, "rb", buffering=0) as terminal:
-        try:
-            while piece := terminal.read(65536):
-                written += piece
-        except OSError:  # Nobody has the terminal any more (EIO).
-            pass
-    assert running.wait(SECONDS) == 0, written.decode(errors="replace")
-    return written.decode().replace("\r\n", "\n")
+def screen(words: list[str], home: Path, kind: str) -> tuple[str, list[str]]:
+    """What a launch writes, and the lines that stay on the screen, without their style."""
+    environ = {
+        **os.environ, "TERM": kind, "PODRUN_RUNTIME_DIR": str(home), "PODRUN_CACHE_DIR": str(home / "cache"),
+    }  # fmt: skip
+    written = PICTURES["on_terminal"]([str(BIN / "podrun"), *words], environ, COLUMNS)
+    return written, [STYLE.sub("", line) for line in PICTURES["left_on_screen"](written)]
+
+
+def shape(line: str) -> str:
+    """A line without what differs from run to run: numbers, and the unit of a time."""
+    return re.sub(r"\b(ns|us|ms|s)\b", "s", re.sub(r"[\d.,]*\d", "0", " ".join(line.split())))
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("kind", ["xterm", pytest.param("dumb", marks=pytest.mark.slow)])
-def test_a_launch_says_what_it_waits_for(kind: str, tmp_path: Path) -> None:
-    environ = {
-        **{name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")},
-        "TERM": kind, "PODRUN_RUNTIME_DIR": str(tmp_path), "PODRUN_CACHE_DIR": str(tmp_path / "cache"),
-    }  # fmt: skip
-    podrun = str(Path(sys.executable).parent / "podrun")
-    written = on_terminal([podrun, "--num-replicas", "4", "examples/first_run/train.py"], environ)
-    if kind == "dumb":
-        assert "\r" not in written
-        assert "\x1b" not in written
-    else:
-        assert re.search(r"\rpodrun: starting the POD: machine processes up 0 of 1, \d+ s\x1b\[K", written)
-        assert written.count("\r\x1b[K") >= 1, "the line is taken away"
-        assert written.rfind("\rpodrun: ") < written.rfind("\r\x1b[K")
-    left = [line.rpartition("\x1b[K")[2] for line in written.split("\n")]
-    shown = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in left]
-    assert [line for line in shown if len(line) > COLUMNS or "\r" in line] == []
-    assert not any("starting the POD" in line for line in shown)
-    assert shown[0].startswith("podrun: 4 replicas, 1 instance; partition podrun-")
+def test_a_launch_looks_as_in_the_picture(tmp_path: Path) -> None:
+    written, shown = screen(PICTURES["RUN"], tmp_path, "xterm")
+    assert re.search(r"\rpodrun: starting the POD: machine processes up \d of 4, \d+ s\x1b\[K", written)
+    assert written.rfind("\rpodrun: ") < written.rfind("\r\x1b[K"), "the line is taken away"
+    assert [line for line in shown if len(line) > COLUMNS or "starting the POD" in line] == []
+    picture = (ROOT / "docs" / "pictures" / "run.svg").read_text(encoding="utf-8")
+    drawn: dict[str, str] = {}
+    for y, text in re.findall(r'<text [^>]*y="([\d.]+)"[^>]*clip-path[^>]*>([^<]*)</text>', picture):
+        drawn[y] = drawn.get(y, "") + unescape(text).replace("\xa0", " ")
+    command, *lines = [line for line in drawn.values() if line.strip()]
+    assert command.strip() == "$ podrun " + " ".join(PICTURES["RUN"])
+    assert sorted(map(shape, lines)) == sorted(map(shape, shown)), "make pictures draws it anew"
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
+    written, shown = screen(["--num-replicas", "4", "examples/first_run/train.py"], tmp_path, "dumb")
+    assert "\r" not in written
+    assert "\x1b" not in written
     assert any(line.startswith("podrun: done in ") for line in shown)
