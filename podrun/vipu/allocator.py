@@ -154,6 +154,17 @@ class Allocator:
         asker.check(name, found.owner)
         return found
 
+    def active_partition(self, name: str, asker: Asker | None = None) -> Partition:
+        """A partition that is ACTIVE. Raises ConflictError for one in another state, and what `partition` raises."""
+        partition = self.partition(name, asker)
+        if partition.state is not S.ACTIVE:
+            why = f": {partition.error}" if partition.error else ""
+            raise ConflictError(
+                f"partition {name} is {partition.state.name}, not ACTIVE{why}",
+                hint=f"Look at it: vipu get partition {name}",
+            )
+        return partition
+
     def queued(self, name: str, asker: Asker | None = None) -> Queued | None:
         """A queued request by name; None if there is none that ``asker`` sees. Raises DeniedError if it may not use
         it."""

@@ -23,7 +23,7 @@ from podrun import __version__
 from podrun.core.access import make_token, quiet_grpc
 from podrun.core.cluster import Cluster
 from podrun.core.environment import environment, runtime_directory
-from podrun.core.errors import ConflictError, PodrunError, ServiceError
+from podrun.core.errors import PodrunError, ServiceError
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu import events as ev
@@ -324,7 +324,7 @@ class Service:
     def reset_ipus(self, name: str, ipus: Sequence[int], *, asker: Asker = ITSELF) -> None:
         """Reset IPUs by their index in the partition. Raises ConflictError unless the partition is active."""
         with self._lock:
-            partition = self._active(name, asker)
+            partition = self._allocator.active_partition(name, asker)
         operations.reset_ipus(self.pool, partition, ipus)
 
     # --- requests of administrators ----------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class Service:
     def inject_faults(self, name: str, faults: Sequence[FaultSpec], *, asker: Asker = ITSELF) -> None:
         """Plan faults on the machines of a partition; each machine takes those on itself."""
         with self._lock:
-            partition = self._active(name, asker)
+            partition = self._allocator.active_partition(name, asker)
             cluster = self._allocator.cluster_of_allocation(partition.allocation)
         check_faults(faults, cluster, partition.size, partition.num_ilds, created=name)
         self.request_faults.plan(name, faults)
@@ -588,13 +588,3 @@ class Service:
         for partition in self.partitions_on(agent):
             self.control_log.note(partition, "machine lost", agent)
         self._report(ev.AgentLost(agent, reason))
-
-    def _active(self, name: str, asker: Asker) -> Partition:
-        partition = self._allocator.partition(name, asker)
-        if partition.state is not PartitionState.ACTIVE:
-            why = f": {partition.error}" if partition.error else ""
-            raise ConflictError(
-                f"partition {name} is {partition.state.name}, not ACTIVE{why}",
-                hint=f"Look at it: vipu get partition {name}",
-            )
-        return partition
