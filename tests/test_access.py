@@ -513,3 +513,25 @@ def test_the_kernel_knows_who_listens() -> None:
         taken[0][0].close()
     assert identity.user_of_server("127.0.0.1", port) is None
     assert identity.user_of_server("192.0.2.1", port) is None
+
+
+def test_a_server_that_is_silent_holds_no_other_call_and_no_closing_up() -> None:
+    """One call waits for the greeting's reply; another's deadline, and the channel's end, do not wait for that."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        channel = access.open_channel(f"127.0.0.1:{silent.getsockname()[1]}", (), TOKEN, own=True)
+        codes: list[str] = []
+
+        def ask(timeout: float) -> None:
+            with pytest.raises(grpc.RpcError) as failed:
+                channel.unary_unary(METHOD)(b"", timeout=timeout)
+            codes.append(failed.value.code().name)
+
+        first = threading.Thread(target=ask, args=(60.0,), daemon=True)
+        first.start()
+        silent.accept()[0].close()
+        ask(0.05)
+        assert codes[0] in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
+        channel.close()
+        first.join(20)
+        assert not first.is_alive()
+        assert codes[1] in ("CANCELLED", "UNAVAILABLE")

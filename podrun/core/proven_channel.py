@@ -84,7 +84,8 @@ class ProvenChannel(grpc.Channel):
     ) -> None:
         self._endpoint, self._options = endpoint, list(options)
         self._token, self._own, self._admit = token, own, admit
-        self._lock = threading.Lock()
+        self._choosing = threading.Lock()
+        self._closed = False
         self._channels: dict[str, grpc.Channel] = {}
         self._line: _Line | None = None
         self._proved = False
@@ -104,21 +105,29 @@ class ProvenChannel(grpc.Channel):
 
     def line(self, timeout: float | None) -> _Line:
         """The way to the server, chosen if there is none. Raises StrangersServerError, grpc.RpcError."""
-        with self._lock:
-            if self._line is None or self._line.stale:
-                line = self._choose(time.monotonic() + (timeout or GREETING_S))
+        known = self._line
+        if known is not None and not known.stale:
+            return known
+        end = time.monotonic() + (timeout or GREETING_S)
+        if not self._choosing.acquire(timeout=max(end - time.monotonic(), 0.001)):
+            raise FailedCallError(grpc.StatusCode.DEADLINE_EXCEEDED, "another call waits for the server")
+        try:
+            known = self._line
+            if known is None or known.stale:
+                line = self._choose(end)
                 if line.own or line.session is not None:
                     if self._admit is not None and not self._proved:
                         self._admit(line.where, os.getuid())
                     self._proved = True
-                self._line = line
-            return self._line
+                self._line = known = line
+            return known
+        finally:
+            self._choosing.release()
 
     def forget(self, line: _Line) -> None:
         """Choose again before the next call."""
-        with self._lock:
-            if self._line is line:
-                self._line = None
+        if self._line is line:
+            self._line = None
 
     def _choose(self, end: float) -> _Line:
         if not self._token:
@@ -140,7 +149,9 @@ class ProvenChannel(grpc.Channel):
                 silent = error
         if not others:
             # Nobody answers, or there is no such host: the call itself says so.
-            raise silent or _no_such_host(self._endpoint)
+            raise silent or FailedCallError(
+                grpc.StatusCode.UNAVAILABLE, f"no address is known for {self._endpoint}"
+            )
         return self._line_to_stranger(others[0], host.strip("[]"))
 
     def _own_line(self, where: str, port: str) -> _Line | None:
@@ -184,6 +195,8 @@ class ProvenChannel(grpc.Channel):
     def _connected(self, target: str, name: str) -> grpc.Channel:
         """A channel, over TLS where the environment asks for it (`podrun.core.tls`). ``name``: of the host, as it was
         given."""
+        if self._closed:
+            raise FailedCallError(grpc.StatusCode.CANCELLED, "the channel is closed")
         channel = self._channels.get(target)
         if channel is None:
             channel = self._channels[target] = _connect(target, name, list(self._options))
@@ -249,10 +262,10 @@ class ProvenChannel(grpc.Channel):
         raise NotImplementedError("a channel has no state before its first call")
 
     def close(self) -> None:
-        """End all connections. Idempotent."""
-        with self._lock:
-            for channel in self._channels.values():
-                channel.close()
+        """End all connections, also one that is being chosen. Idempotent."""
+        self._closed = True
+        for channel in list(self._channels.values()):
+            channel.close()
 
     def __enter__(self) -> ProvenChannel:
         return self
@@ -468,15 +481,16 @@ def _code(error: Any) -> str:
     return str(error.code().name)
 
 
-class UnknownHostError(grpc.RpcError):
-    """No address is known for a name: a failed call, as gRPC would report it."""
+class FailedCallError(grpc.RpcError):
+    """A call that failed before it went out, as gRPC would report it."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(f"no address is known for {endpoint}")
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self._code = code
 
     def code(self) -> grpc.StatusCode:
         """See `grpc.Call`."""
-        return grpc.StatusCode.UNAVAILABLE
+        return self._code
 
     def details(self) -> str:
         """See `grpc.Call`."""
@@ -485,7 +499,3 @@ class UnknownHostError(grpc.RpcError):
     def trailing_metadata(self) -> tuple[()]:
         """See `grpc.Call`."""
         return ()
-
-
-def _no_such_host(endpoint: str) -> UnknownHostError:
-    return UnknownHostError(endpoint)
