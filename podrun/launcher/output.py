@@ -5,7 +5,7 @@ asked, and remembers the end of each instance's standard error, so that the trac
 shown last.
 
 `Log` writes podrun's own lines: PopRun's log format, progress, and errors, all on standard error. Log lines
-(``10:51:04.123 4711 POPRUN [I] partition p16 is PS_ACTIVE``) appear with -v (I) and -vv (D), warnings (W) always;
+(``10:51:04.123 4711 POPRUN [I] partition p16 is ACTIVE``) appear with -v (I) and -vv (D), warnings (W) always;
 progress lines unless --quiet.
 """
 

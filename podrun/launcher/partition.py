@@ -203,7 +203,7 @@ class PartitionSession:
             return True
         info = existing[self.name]
         check_may_use(self.client, self.name)
-        self.log.info(f"partition {self.name} already exists and is in state {info.state.wire_name}")
+        self.log.info(f"partition {self.name} already exists and is in state {info.state.name}")
         if self._shares(info):
             self._take_place(info)
         else:
@@ -264,7 +264,7 @@ class PartitionSession:
             self._said_active(started)
 
     def _said_active(self, started: float) -> None:
-        self.log.info(f"final state of {self.name}: PS_ACTIVE after {time.monotonic() - started:.1f} s")
+        self.log.info(f"final state of {self.name}: ACTIVE after {time.monotonic() - started:.1f} s")
 
     def pause(self, seconds: float) -> None:
         """Wait between two queries. Raises Closed when the session is closed."""

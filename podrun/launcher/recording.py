@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -28,7 +27,16 @@ from podrun.core.telemetry import MachineReport
 from podrun.faults import parse_fault
 from podrun.launcher.option_table import BY_NAME
 from podrun.launcher.process import Ended
-from podrun.launcher.recovery import Step, Verdict
+from podrun.launcher.recovery import (
+    GoOnWithFewer,
+    PowerCycleMachine,
+    ReplaceMachine,
+    ResetThePartition,
+    ResetTheseIpus,
+    Step,
+    TakeSpare,
+    Verdict,
+)
 from podrun.launcher.spec import LaunchLayout, LaunchSpec
 from podrun.record.compare import first_difference, header_differences, smallest
 from podrun.record.events import (
@@ -160,11 +168,19 @@ class LaunchRecording:
 
 def step_in_words(step: Step) -> str:
     """A step of a recovery in words: ``replace machine ipum2``."""
-    words = " ".join(re.findall("[A-Z][a-z]*", type(step).__name__)).lower()
-    values = [getattr(step, field.name) for field in dataclasses.fields(step)]
-    return " ".join(
-        [words, *(" ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values)]
-    ).rstrip()
+    match step:
+        case ResetTheseIpus(ipus):
+            return f"reset {'IPU' if len(ipus) == 1 else 'IPUs'} {', '.join(map(str, ipus))}"
+        case ResetThePartition():
+            return "reset the partition"
+        case PowerCycleMachine(agent):
+            return f"power-cycle machine {agent}"
+        case ReplaceMachine(agent):
+            return f"replace machine {agent}"
+        case TakeSpare():
+            return "make the partition anew on other machines"
+        case GoOnWithFewer(least):
+            return f"go on with fewer replicas, at least {least}"
 
 
 def beside(file: Path, what: str) -> Path:

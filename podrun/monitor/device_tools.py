@@ -74,9 +74,17 @@ def headline(view: View) -> str:
     """The partition's name and its number of IPUs."""
     info = view.info
     gcd = f" (gcd:{view.config.attributes.get('GCD Id', '0')})" if info.num_gcds > 1 else ""
-    active = " [active]" if view.active else ""
     kind = "reconfigurable IPUs" if info.reconfigurable else "IPUs"
-    return f"Partition: {info.name}{gcd}{active} has {info.size} {kind}"
+    return f"Partition: {info.name}{gcd}{_mark(view)} has {info.size} {kind}"
+
+
+def _mark(view: View) -> str:
+    """``[active]``, as in published output, at the partition that tools use; its state if it cannot be used."""
+    from podrun.vipu.types import PartitionState
+
+    if view.info.state is not PartitionState.ACTIVE:
+        return f" [{view.info.state.name.lower()}]"
+    return " [active]" if view.active else ""
 
 
 def machines(devices: Iterable[Device]) -> list[list[Device]]:
@@ -313,7 +321,7 @@ def listing(found: Sequence[View]) -> Iterator[str]:
     yield "Graphcore device listing:"
     for view in found:
         yield ""
-        yield f"Partition: {view.info.name}{' [active]' if view.active else ''}"
+        yield f"Partition: {view.info.name}{_mark(view)}"
         first = view.devices[0].id if view.devices else 0
         for index, members in enumerate(device_sets(view.info.size, view.info.reconfigurable)):
             if len(members) == 1:

@@ -88,12 +88,20 @@ class Record:
     events: tuple[Event, ...]
 
 
+_ADDRESS = r"(?:\b\d{1,3}(?:\.\d{1,3}){3}:\d+\b|\[[0-9a-f:]+\]:\d+\b|\blocalhost:\d+\b|\bADDRESS\b)"
+_TIME = r"(?:\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?|\bTIME\b)"
+"""What differs between launches; earlier records hold a word in capitals in its place."""
+
+
 def normalised(text: str) -> str:
     """A message without parts that differ between launches: addresses, process ids, and names that hold one."""
-    text = re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}:\d+\b|\[[0-9a-f:]+\]:\d+\b|\blocalhost:\d+\b", "ADDRESS", text)
-    text = re.sub(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?", "TIME", text)
+    text = re.sub(rf"(?<=\bIPU-M) {_ADDRESS}| at {_ADDRESS}", "", text)
+    text = re.sub(_ADDRESS, "an address", text)
+    text = re.sub(rf" (?:since|at) {_TIME}", "", text)
+    text = re.sub(_TIME, "a time", text)
     text = re.sub(r"\bpodrun-\d+\b", "podrun-PID", text)
-    text = re.sub(r"\b(process|pid) \d+\b", r"\1 PID", text)
+    text = re.sub(r"\b(its |the |a |)process (?:PID|\d+)\b", lambda m: f"{m[1] or 'a '}process", text)
+    text = re.sub(r"\bpid (?:PID|\d+)\b", "pid", text)
     text = re.sub(r":launch=[0-9A-Za-z-]+", "", text)
     text = re.sub(r"(\bprocess PID \(\S+ )\S*/", r"\1", text)  # the folder of its script
     return re.sub(r"\bgeneration \d+\b", "generation N", text)

@@ -134,7 +134,7 @@ def _of_server(host: str, port: int, own: bool, launches: Mapping[str, ServiceEn
                 info.name,
                 info.owner or _me(),
                 info.size,
-                info.state.wire_name,
+                info.state.name,
                 since or info.created or None,
                 program or ", ".join(holders) or "idle",
                 f"{host}:{port}",

@@ -41,7 +41,7 @@ class PartitionState(enum.Enum):
 
     @property
     def wire_name(self) -> str:
-        """The name on the wire and in PopRun's log: ``PS_ACTIVE``."""
+        """The name on the wire: ``PS_ACTIVE``. People read ``name``."""
         return f"PS_{self.name}"
 
 

@@ -20,7 +20,7 @@ from podrun.launcher.recording import (
     words_in,
     words_of,
 )
-from podrun.launcher.recovery import PowerCycleMachine, ResetThePartition, ResetTheseIpus
+from podrun.launcher.recovery import GoOnWithFewer, PowerCycleMachine, ResetThePartition, ResetTheseIpus
 from podrun.record.events import Event, LaunchHeader, Record, read_record, to_lines
 
 FAULTS = ("ipu:0@batch=1:overflow", "ipu:1@batch=2:trap:optional", "link:0-1@batch=3:down")
@@ -181,8 +181,10 @@ def test_words_give_the_options_again() -> None:
 
 def test_steps_of_a_recovery_in_words() -> None:
     assert step_in_words(ResetThePartition()) == "reset the partition"
-    assert step_in_words(ResetTheseIpus((1, 2))) == "reset these ipus 1 2"
-    assert step_in_words(PowerCycleMachine("ipum2")) == "power cycle machine ipum2"
+    assert step_in_words(ResetTheseIpus((1,))) == "reset IPU 1"
+    assert step_in_words(ResetTheseIpus((1, 2))) == "reset IPUs 1, 2"
+    assert step_in_words(PowerCycleMachine("ipum2")) == "power-cycle machine ipum2"
+    assert step_in_words(GoOnWithFewer(2)) == "go on with fewer replicas, at least 2"
 
 
 def test_a_record_that_cannot_be_written_is_refused_before_the_launch(tmp_path: Path) -> None:

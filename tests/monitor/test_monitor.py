@@ -20,6 +20,7 @@ from podrun.monitor.device_tools import (
     gc_inventory,
     gc_monitor,
     gc_reset,
+    headline,
     process_table,
     whole,
 )
@@ -121,6 +122,7 @@ def test_errors_come_with_the_remedy() -> None:
 def test_a_partition_between_states_is_no_error() -> None:
     up = view()
     coming = replace(up, info=replace(up.info, state=PartitionState.PROVISIONING))
+    assert "p1 [provisioning] has" in headline(coming)
     lines = whole([coming]).splitlines()
     assert "Errors in partition" not in whole([coming])
     assert lines[-2].strip("| ") == "Partition p1 is PROVISIONING: its IPUs cannot be used now"

@@ -118,7 +118,7 @@ def test_tables_go_on_in_further_lines() -> None:
 
 
 def test_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run("podrun-4194304", "somebody", 256, "PS_PROVISIONING", 1.0, "train.py " * 20, "h:1")
+    run = Run("podrun-4194304", "somebody", 256, "PROVISIONING", 1.0, "train.py " * 20, "h:1")
     monkeypatch.setattr(verbs, "_runs", lambda: ([run], []))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert verbs.main("ps", []) == 0

@@ -127,9 +127,14 @@ def test_the_first_event_that_differs_is_named_with_its_fields() -> None:
 def test_messages_lose_what_differs_from_launch_to_launch() -> None:
     text = "machine 1 at 127.0.0.1:45123 was lost; process 4711 of podrun-99 (generation 3) in batch 17"
     text += ", unreachable since 2026-11-23T04:27:51.642536+00:00"
-    wanted = "machine 1 at ADDRESS was lost; process PID of podrun-PID (generation N) in batch 17"
-    wanted += ", unreachable since TIME"
+    text += " (process 12), IPU-M [::1]:8081 (machine 1); it gave 10.0.0.1:77 on 2026-11-23T04:27:51Z"
+    wanted = "machine 1 was lost; a process of podrun-PID (generation N) in batch 17"
+    wanted += ", unreachable (a process), IPU-M (machine 1); it gave an address on a time"
     assert normalised(text) == wanted
+    earlier = (
+        "machine 1 at ADDRESS was lost; process PID of podrun-PID, IPU-M ADDRESS, unreachable since TIME"
+    )
+    assert normalised(earlier) == "machine 1 was lost; a process of podrun-PID, IPU-M, unreachable"
 
 
 @given(st.integers(1, 24), st.data())

@@ -128,7 +128,7 @@ def test_tools_print_again_when_something_changes(
     line_with(agent, '"health": "up"')
     assert vipu("create", "partition", "p", "--size=4").returncode == 0
     line_with(monitor, "No attached processes in partition p")
-    line_with(listing, "PS_ACTIVE")
+    line_with(listing, "ACTIVE")
     assert vipu("cordon", "agent", "ipum1", "--reason=memory").returncode == 0
     line_with(agent, '"health": "cordoned"')
     for process in (monitor, listing, agent):

@@ -241,7 +241,7 @@ def test_a_launch_is_listed_and_stopped(tmp_path: Path) -> None:
 def test_force_kills_what_does_not_end() -> None:
     sent: list[int] = []
     here = this_process()
-    run = Run("p", "me", 4, "PS_ACTIVE", None, "train.py", "", here)
+    run = Run("p", "me", 4, "ACTIVE", None, "train.py", "", here)
     now = iter(range(1000))
     clock = {"sleep": lambda s: None, "clock": lambda: float(next(now)), "kill": lambda p, n: sent.append(n)}
     with pytest.raises(DeadlineError, match="has not ended") as error:
@@ -256,14 +256,14 @@ def test_force_kills_what_does_not_end() -> None:
 def test_a_number_that_another_process_has_now_gets_no_signal() -> None:
     sent: list[int] = []
     gone = replace(this_process(), start_ticks=1)
-    run = Run("p", "me", 4, "PS_ACTIVE", None, "train.py", "", gone)
+    run = Run("p", "me", 4, "ACTIVE", None, "train.py", "", gone)
     assert stop(run, kill=lambda p, n: sent.append(n)) == "ended"
     assert sent == []
 
 
 def test_only_launches_of_ones_own_are_stopped() -> None:
-    mine = Run("mine", user_name(os.getuid()), 4, "PS_ACTIVE", 1.0, "idle", "h:1")
-    theirs = Run("theirs", "somebody", 4, "PS_ACTIVE", 1.0, "", "h:1")
+    mine = Run("mine", user_name(os.getuid()), 4, "ACTIVE", 1.0, "idle", "h:1")
+    theirs = Run("theirs", "somebody", 4, "ACTIVE", 1.0, "", "h:1")
     with pytest.raises(ConflictError) as kept:
         find([mine, theirs], "mine")
     assert "vipu remove partition mine" in str(kept.value.hint)
@@ -279,7 +279,7 @@ def test_programs_are_cut_to_the_terminal_and_whole_in_a_pipe(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = f"podrun train.py{' --option 1' * 20}\n\x1b[31m--last"
-    run = Run("podrun-7", "me", 4, "PS_ACTIVE", None, program, "h:1", this_process())
+    run = Run("podrun-7", "me", 4, "ACTIVE", None, program, "h:1", this_process())
     monkeypatch.setattr(verbs, "_runs", lambda: ([run], []))
     monkeypatch.setenv("COLUMNS", "90")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -296,16 +296,14 @@ def test_programs_are_cut_to_the_terminal_and_whole_in_a_pipe(
 def test_watching_prints_changes_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs_ = [
-        Run("podrun-7", "me", 4, state, None, "train.py", "h:1") for state in ("PS_CREATED", "PS_ACTIVE")
-    ]
+    runs_ = [Run("podrun-7", "me", 4, state, None, "train.py", "h:1") for state in ("CREATED", "ACTIVE")]
     found = iter([[], [], [runs_[0]], [runs_[0]], [runs_[1]], [runs_[1]]])
     monkeypatch.setattr(verbs, "_runs", lambda: (next(found), []))
     monkeypatch.setattr("podrun.upkeep.running.changes", lambda registry, servers: iter([None] * 6))
     monkeypatch.setattr(verbs, "_servers", list)
     assert verbs.main("ps", ["--watch"]) == 0
     shown = capsys.readouterr().out
-    assert [shown.count(word) for word in ("Nothing runs.", "PS_CREATED", "PS_ACTIVE")] == [1, 1, 1]
+    assert [shown.count(word) for word in ("Nothing runs.", "CREATED", "ACTIVE")] == [1, 1, 1]
 
 
 def test_a_process_is_described_by_its_command() -> None:
