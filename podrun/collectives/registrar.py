@@ -80,6 +80,10 @@ def proof_of(key: bytes, who: str, number: str) -> str:
     return hmac.new(key, f"podrun group {who}\n{number}".encode(), "sha256").hexdigest()
 
 
+STRANGER_SECONDS = 30.0
+"""Time for a connection to prove that a rank makes it; ranks do so at once."""
+
+
 @dataclass(slots=True, eq=False)
 class _Connection:
     """A connection to the registrar; ``rank`` is -1 until it has proved that it knows the key. ``number``: that of the
@@ -90,6 +94,7 @@ class _Connection:
     lines: JsonLines = field(default_factory=JsonLines)
     rank: int = -1
     number: str = ""
+    since: float = field(default_factory=time.monotonic)
 
 
 class Registrar:
@@ -117,7 +122,7 @@ class Registrar:
 
     def _serve(self) -> None:
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(STRANGER_SECONDS if self._strangers else None):
                 if key.fileobj is self._wake_end:
                     self._broadcast({"bye": True})
                     return
@@ -125,6 +130,8 @@ class Registrar:
                     self._accept()
                 elif key.data.socket.fileno() >= 0:  # not dropped meanwhile
                     self._read(key.data)
+            while self._strangers and time.monotonic() - self._strangers[0].since > STRANGER_SECONDS:
+                self._drop(self._strangers[0])
 
     def _accept(self) -> None:
         try:

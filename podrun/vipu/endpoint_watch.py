@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.core.access import why_unreachable
+from podrun.core.access import tls_asked_for, why_unreachable
+from podrun.core.connections import GREETING
 from podrun.core.errors import DeadlineError, DeniedError, PodrunError, ServiceError, error_from_json
 
 
@@ -41,6 +42,19 @@ def _connect(endpoint: str, timeout: float = 1.0) -> socket.socket | None:
         return None
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setblocking(False)
+    return connection
+
+
+CLOSED_AT_ONCE_S = 0.1
+"""Least time between two connections to one endpoint."""
+
+
+def _connect_to_watch(endpoint: str) -> socket.socket | None:
+    """A connection that its server leaves open, except with TLS: such a server closes what is silent."""
+    connection = _connect(endpoint)
+    if connection is not None and not tls_asked_for():
+        with contextlib.suppress(OSError):  # That it is broken is found where connections are watched.
+            connection.send(GREETING)
     return connection
 
 
@@ -100,6 +114,7 @@ class _WatchedEndpoint:
     endpoint: str
     gone: Callable[[], None]
     connection: socket.socket | None = None
+    since: float = 0.0
 
 
 class EndpointWatcher:
@@ -115,7 +130,7 @@ class EndpointWatcher:
 
     def watch(self, endpoint: str, gone: Callable[[], None]) -> Callable[[], None]:
         """Call ``gone`` once, from a thread, when no process listens there; returns a function that stops watching."""
-        entry = _WatchedEndpoint(endpoint, gone, _connect(endpoint))
+        entry = _WatchedEndpoint(endpoint, gone, _connect_to_watch(endpoint), time.monotonic())
         with self._lock:
             self._watched.add(entry)
             if self._thread is None:
@@ -169,7 +184,9 @@ class EndpointWatcher:
 
     def _reconnect(self, entry: _WatchedEndpoint) -> None:
         self._drop(entry)
-        entry.connection = _connect(entry.endpoint)
+        # A server that takes no more connections closes each at once.
+        time.sleep(max(0.0, min(CLOSED_AT_ONCE_S, entry.since + CLOSED_AT_ONCE_S - time.monotonic())))
+        entry.connection, entry.since = _connect_to_watch(entry.endpoint), time.monotonic()
         # `_update_selector` registers the new connection, or reports that there is none.
 
     def _report_gone(self, entry: _WatchedEndpoint) -> None:

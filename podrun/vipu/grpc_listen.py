@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from podrun.core.connections import connection_limits
 from podrun.core.errors import ConflictError, UsageError
 from podrun.core.gate import Gate
 from podrun.protos import vipu_pb2 as messages
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from podrun.vipu.accounts import Accounts
     from podrun.vipu.service import Service
 
+IDLE_SECONDS = 60.0
+"""Time without a call after which a connection is closed; clients connect again by themselves."""
 HANDLER_THREADS = 16
 REQUEST_BYTES = 4 << 20
 """Longest request in bytes. An allocation of all agents of the largest POD takes a hundredth of it."""
@@ -110,7 +113,8 @@ def _listen(
         options=(
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", REQUEST_BYTES),
-            ("grpc.server_handshake_timeout_ms", 30_000),
+            *connection_limits(),
+            ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1000)),
         ),
         interceptors=gate.interceptors(),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from podrun.core.connections import connection_limits
 from podrun.core.errors import ApplicationRuntimeError, ServiceError, error_from_json
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
@@ -57,8 +58,7 @@ SERVER_OPTIONS = (
     # anything, which every host process does while a long load or run is under way.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # Close connections of peers that send nothing that is HTTP/2.
-    ("grpc.server_handshake_timeout_ms", 30_000),
+    *connection_limits(),
 )
 
 
