@@ -160,13 +160,14 @@ _SDK_LIBRARIES = (
 
 def load_files(environ: Mapping[str, str] | None = None) -> None:
     """Run the files that ``PODRUN_CUSTOM_OPS`` names. popart_exception for one that is not there."""
-    for path in _files(environ):
+    for path in files(environ):
         if not os.path.isfile(path):
             raise popart_exception(f"{FILES} names {path!r}, which is no file.")
         runpy.run_path(path)
 
 
-def _files(environ: Mapping[str, str] | None = None) -> list[str]:
+def files(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The files that ``PODRUN_CUSTOM_OPS`` names."""
     text = (environment(environ)).get(FILES, "")
     return [path for path in text.split(os.pathsep) if path]
 
@@ -197,9 +198,9 @@ def explain_libraries() -> None:
             path = os.fspath(name) if isinstance(name, (str, os.PathLike)) else ""
             compiled = any(library in str(error) for library in _SDK_LIBRARIES)
             wanted = os.sep in path or (path and _called_by_program())
-            if (compiled or wanted) and _files():
+            if (compiled or wanted) and files():
                 logging.getLogger("podrun.popart").warning(
-                    "%s is not loaded: its operators are those of %s", name, os.pathsep.join(_files())
+                    "%s is not loaded: its operators are those of %s", name, os.pathsep.join(files())
                 )
                 original(self, None, *args, **kwargs)
             elif compiled:

@@ -8,6 +8,7 @@ from typing import Any
 from podrun import poptorch as _poptorch
 from podrun.compat._start import give_back as _give_back
 from podrun.compat._start import install as _install
+from podrun.onnx_models.cpp_operators import explain_compilers as _explain_compilers
 from podrun.onnx_models.custom import explain_libraries as _explain_libraries
 from podrun.onnx_models.custom import load_files as _load_files
 from podrun.poptorch import *  # noqa: F403
@@ -19,6 +20,7 @@ from podrun.poptorch.wrappers import print as print
 _install()
 _give_back()
 _explain_libraries()
+_explain_compilers()
 _start_log()
 for _module in (enums, ops, optim, options, profiling):
     sys.modules.setdefault(f"poptorch.{_module.__name__.rpartition('.')[2]}", _module)
