@@ -57,12 +57,15 @@ def read_mark(path: Path) -> FileMark | None:
         return None
 
 
-def marked_files(directory: Path) -> Iterator[tuple[Path, FileMark]]:
-    """The files of a folder that a podrun has written."""
+def marked_files(
+    directory: Path, partitions: Collection[str] | None = None
+) -> Iterator[tuple[Path, FileMark]]:
+    """The files of a folder that a podrun has written: all, or those of partitions, which have their names."""
+    begins = "" if partitions is None else tuple(f"{name}_" for name in partitions)
     with contextlib.suppress(OSError):
-        for path in sorted(directory.glob("*.conf")):
+        for path in sorted(path for path in directory.glob("*.conf") if path.name.startswith(begins)):
             mark = read_mark(path)
-            if mark is not None:
+            if mark is not None and (partitions is None or mark.partition in partitions):
                 yield path, mark
 
 
@@ -111,9 +114,7 @@ class IpuofFiles:
         """
         if self._directory is None or not change.partitions:
             return
-        for path, mark in self._own():
-            if mark.partition not in change.partitions:
-                continue
+        for path, mark in self._own(change.partitions):
             partition = change.partitions[mark.partition]
             if partition is None or partition.state is PartitionState.REMOVING:
                 self._remove(path)
@@ -136,9 +137,9 @@ class IpuofFiles:
                     (self._aside / path.name).write_bytes(path.read_bytes())
             self._remove(path)
 
-    def _own(self) -> list[tuple[Path, FileMark]]:
+    def _own(self, partitions: Collection[str] | None = None) -> list[tuple[Path, FileMark]]:
         folders = [folder for folder in (self._directory, self._aside) if folder is not None]
-        there = [entry for folder in folders for entry in marked_files(folder)]
+        there = [entry for folder in folders for entry in marked_files(folder, partitions)]
         return [(path, mark) for path, mark in there if mark.service == self._service]
 
     def _remove(self, path: Path) -> None:
