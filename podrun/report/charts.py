@@ -15,34 +15,40 @@ from podrun.report.model import PHASES, MemoryUse, Profile, ReportStage
 from podrun.report.text import size
 
 WIDTH = 860
-OTHER = "#59636e"
+PALETTE = {
+    "blue": "#273dd9",
+    "sky": "#56abff",
+    "amber": "#e5a223",
+    "rust": "#a72d12",
+    "green": "#579366",
+    "lilac": "#9d69b6",
+    "plum": "#723b83",
+    "grey": "#aeadac",
+}
+"""Colours that people tell apart, also with each kind of colour blindness, on white and `DARK_PAPER`; a test computes
+it. Parts of one chart have colours of their own; the contents of a memory are more, and differ from their neighbours.
+"""
+DARK_PAPER = "#14171d"
+OTHER = PALETTE["grey"]
 COLOURS = {
-    "compute": "#3b6fb6",
-    "exchange": "#d9822b",
-    "rearrange": "#e3b23c",
-    "launch": "#8a8f98",
-    "sync": "#b5443c",
-    "copies": "#7a5ea8",
-    "update": "#4b9b63",
-    "all_reduce": "#2f8f8a",
-    "always_live": "#3b6fb6",
-    "not_always_live": "#6aa0dc",
-    "temporary": "#d9822b",
-    "weights": "#3b6fb6",
-    "optimizer_state": "#7a5ea8",
-    "accumulators": "#2f8f8a",
-    "streams": "#b5443c",
-    "stash": "#e3b23c",
-    "constants": "#59636e",
-    "arguments": "#3b6fb6",
-    "activations": "#6aa0dc",
-    "vertex_state": "#4b9b63",
-    "vertex_code": "#2f8f8a",
-    "exchange_code": "#7a5ea8",
-    "control_code": "#8a8f98",
+    name: PALETTE[colour]
+    for colour, names in {
+        "blue": "compute always_live weights arguments constants",
+        "sky": "exchange not_always_live activations",
+        "amber": "rearrange collectives temporary stash",
+        "rust": "sync all_reduce streams exchange_code",
+        "green": "update vertex_code accumulators",
+        "lilac": "copies vertex_state optimizer_state",
+        "plum": "streaming control_code",
+        "grey": "launch host",
+    }.items()
+    for name in names.split()
 }
 IDLE_COLOUR = "#ececec"
-MICRO_BATCH_COLOURS = ("#3b6fb6", "#d9822b", "#4b9b63", "#7a5ea8", "#2f8f8a", "#e3b23c", "#b5443c", "#6aa0dc")
+"""On light paper; `page.css` darkens it on dark paper."""
+LIMIT_COLOUR = "#d0342c"
+MICRO_BATCH_COLOURS = tuple(colour for name, colour in PALETTE.items() if name != "grey")
+"""Grey is idle."""
 
 
 def rect(x: float, y: float, width: float, height: float, fill: str, title: str, more: str = "") -> str:
@@ -121,14 +127,16 @@ def timeline(stage: ReportStage) -> str:
 
 
 def memory_by_tile(memory: MemoryUse, layers: str = "") -> str:
-    """Bytes on each tile by category. A dashed line shows the memory of a tile, if it is in view. ``layers``: the id of
-    the element that opens on a click.
+    """Bytes on each tile by category, beside an axis in bytes. From a quarter of a tile's memory on the axis reaches
+    that limit, which a dashed line shows; below, it ends sooner and says at which share. ``layers``: the id of the
+    element that opens on a click.
     """
     height = 160.0
     tiles = memory.by_tile[-1].end_tile if memory.by_tile else 1
     fullest = max((interval.total_bytes for interval in memory.by_tile), default=0)
     near = fullest * 4 >= memory.tile_capacity_bytes
     most = max(memory.tile_capacity_bytes, fullest) * 1.02 if near else max(1.0, fullest * 1.25)
+    scale = _axis(height, most, memory.tile_capacity_bytes)
     categories = list(dict.fromkeys(name for i in memory.by_tile for name in i.bytes_by_category))
     shapes = []
     for interval in memory.by_tile:
@@ -143,16 +151,38 @@ def memory_by_tile(memory: MemoryUse, layers: str = "") -> str:
     if near:
         line = height - height * memory.tile_capacity_bytes / most
         shapes.append(
-            f'<line x1="0" x2="{WIDTH}" y1="{line:.1f}" y2="{line:.1f}" stroke="#b5443c" '
+            f'<line x1="0" x2="{WIDTH}" y1="{line:.1f}" y2="{line:.1f}" stroke="{LIMIT_COLOUR}" '
             f'stroke-width="2" stroke-dasharray="4"/>'
         )
     data = json.dumps([[i.first_tile, i.end_tile, i.bytes_by_category] for i in memory.by_tile])
     note = f"At most {size(fullest)} here; a tile has {size(memory.tile_capacity_bytes)}."
+    drawing = svg(height, shapes, "memory by tile", stretch=True)
     return (
         f'<div class="chart tiles" data-capacity="{memory.tile_capacity_bytes}" data-layers="{layers}" '
-        f'data-tiles="{escape(data)}">{svg(height + 2, shapes, "memory by tile", stretch=True)}'
+        f'data-tiles="{escape(data)}">{scale}<div class="plot">{drawing}</div>'
         f"<output>{note}</output></div>{key(categories)}"
     )
+
+
+def meter(share: float) -> str:
+    """A bar whose whole width is a limit, filled to ``share`` of it; in another colour if that is above 1."""
+    over = " over" if share > 1 else ""
+    return f'<div class="meter{over}"><i style="width:{100 * min(1.0, share):.2f}%"></i></div>'
+
+
+def _axis(height: float, most: float, capacity: int) -> str:
+    """The marks of a chart of a tile's memory as text beside it, and a sentence if it ends below the limit."""
+    top = min(float(capacity), most)
+    marks = [(top, size(round(top))), (top / 2, size(round(top / 2))), (0.0, "0")]
+    texts = "".join(
+        f'<span style="top:{height - height * at / most:.0f}px">{escape(words)}</span>' for at, words in marks
+    )
+    note = ""
+    if most < capacity:
+        note = (
+            f'<p class="note">Enlarged: the top is {most / capacity:.1%} of a tile\'s {size(capacity)}.</p>'
+        )
+    return f'{note}<div class="axis" style="height:{height:.0f}px">{texts}</div>'
 
 
 def memory_over_time(memory: MemoryUse) -> str:

@@ -40,9 +40,10 @@ def page(
     """The page. With ``other``, the changes from ``other`` to ``profile`` stand near its beginning."""
     title = title or profile.name
     sections = [*_sections(profile, other)]
-    about = f"<p>{escape(TRUST)}</p>{_verdict(profile)}<nav>{_links([part[:2] for part in sections])}</nav>"
+    links = _links([part[:2] for part in sections])
+    about = f"{_cards(profile)}{_verdict(profile)}<p>{escape(TRUST)}</p><nav>{links}</nav>"
     body = "\n".join(f'<h2 id="{anchor}">{escape(name)}</h2>{body}' for anchor, name, body in sections)
-    return _document(title, _origin(origin) + about + "\n" + body, program=origin.program if origin else "")
+    return _document(_headline(title, origin), _origin(origin) + about + "\n" + body)
 
 
 MANY = 4
@@ -80,17 +81,23 @@ def side_by_side(
             f"<h3>{escape(name)}</h3>{body}" for _, name, body in _sections(profile, None, f"s{number}-")
         )
         which = ("Before", "After")[number]
-        columns.append(f"<section><h2>{which}</h2>{_origin(origin)}{_verdict(profile)}{parts}</section>")
+        columns.append(
+            f"<section><h2>{which}</h2>{_origin(origin)}{_cards(profile)}{_verdict(profile)}{parts}</section>"
+        )
     return _document(title, f'{changes}<div class="sides">{"".join(columns)}</div>', "two")
 
 
-def _document(title: str, content: str, kind: str = "", program: str = "") -> str:
+def _headline(title: str, origin: ReportOrigin | None) -> str:
+    """The program's name before the session's: what differs between the tabs of a browser."""
+    return f"{Path(origin.program).name}: {title}" if origin and origin.program else title
+
+
+def _document(title: str, content: str, kind: str = "") -> str:
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    tab = f"{title} of {Path(program).name}" if program else title
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{escape(tab)}</title><style>\n{style}</style></head><body class="{kind}">\n'
+        f'<title>{escape(title)}</title><style>\n{style}</style></head><body class="{kind}">\n'
         f"<h1>{escape(title)}</h1>{content}\n<script>\n{script}</script></body></html>\n"
     )
 
@@ -106,9 +113,32 @@ def _origin(origin: ReportOrigin | None) -> str:
     return f'<p class="origin">{", ".join(parts)}</p>' if parts else ""
 
 
+def _cards(profile: Profile) -> str:
+    """The answers that people look for first: does it fit, how full is the fullest tile, what limits the rate?"""
+    fullest = profile.fullest()
+    memory = fullest.memory
+    full = memory.max_tile_bytes / memory.tile_capacity_bytes
+    held = f"{size(memory.max_tile_bytes)} of {size(memory.tile_capacity_bytes)}"
+    fits, advice = "Yes", f"on every tile of {counted(len(profile.held()), 'IPU')}"
+    if not profile.fits:
+        fits, advice = (
+            '<span class="warn">No</span>',
+            "<code>podrun estimate --scan</code> looks for a layout that does",
+        )
+    cause, _, where = profile.bottleneck.partition(", ")
+    taken = profile.seconds_by_cause[cause] / (profile.seconds or 1)
+    of_batch = f"{taken:.0%} of a batch" + (f", {where}" if where else "")
+    return (
+        '<div class="cards">'
+        f"<section><h3>Does it fit?</h3><strong>{fits}</strong><p>{advice}</p></section>"
+        f"<section><h3>How full is the fullest tile?</h3><strong>{full:.1%}</strong>{charts.meter(full)}"
+        f"<p>{held}, on IPU {fullest.ipu}</p></section>"
+        f"<section><h3>What limits the rate?</h3><strong>{escape(cause.replace('_', ' '))}</strong>"
+        f"{charts.meter(taken)}<p>{escape(of_batch)}</p></section></div>"
+    )
+
+
 def _verdict(profile: Profile) -> str:
-    memory = profile.fullest().memory
-    verdict = "fits" if profile.fits else '<span class="warn">does not fit</span>'
     speed = ""
     if profile.samples_per_second is not None:
         speed = f"<b>{rate(profile.samples_per_second)}</b>, "
@@ -120,8 +150,7 @@ def _verdict(profile: Profile) -> str:
         f"<p>Target <b>{escape(profile.target)}</b>, {counted(profile.replicas, 'replica')} of "
         f"{counted(profile.ipus_per_replica, 'IPU')}, {counted(profile.accumulation_factor, 'micro-batch')} "
         f"a batch. One batch takes <b>{profile.seconds * of:,.3f} {unit}</b> ({profile.cycles:,} cycles){run}, "
-        f"{speed}bottleneck: {escape(profile.bottleneck)}. Fullest tile {size(memory.max_tile_bytes)} of "
-        f"{size(memory.tile_capacity_bytes)}: {verdict}.</p>"
+        f"{speed}bottleneck: {escape(profile.bottleneck)}.</p>"
     )
 
 
@@ -203,7 +232,7 @@ def _bounds(profile: Profile) -> str:
         for bound in profile.bounds()
     )
     return (
-        "<p>No planner knows these equations; each costs a stated bound (<code>docs/tiles.md</code>). Engine option "
+        "<p>No planner knows these equations; each costs a stated bound. Engine option "
         '<code>podrun.strict</code> refuses them.</p><div class="table"><table><thead><tr><th>equation</th>'
         f"<th>count</th><th>cycles</th><th>where</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )

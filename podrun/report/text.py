@@ -78,7 +78,7 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what if number == 1 else many}"
 
 
-TRUST = "Modelled, not measured: docs/fidelity.md holds the model against published measurements."
+TRUST = "Modelled, not measured: podrun's documentation compares the model with published measurements (fidelity)."
 
 
 def summary(profile: Profile, *, top: int = 8) -> str:

@@ -25,6 +25,7 @@ from podrun.report import Profile, read_report
 from podrun.report import text as report_text
 from podrun.report.__main__ import main
 from podrun.report.analysis import Report
+from podrun.report.charts import memory_by_tile
 from podrun.report.chrome_trace import DETAILED, chrome_trace, runs, to_trace
 from podrun.report.document import (
     SCHEMA_VERSION,
@@ -131,6 +132,27 @@ def test_times_are_in_a_unit_that_shows_them(profile: Profile) -> None:
         lasting = dataclasses.replace(profile, seconds=seconds)
         assert words in summary(lasting)
         assert f"<b>{words}</b>" in page(lasting)
+
+
+def test_the_cards_answer_what_is_asked_first(profile: Profile) -> None:
+    cards = page(profile).partition("<nav>")[0]
+    memory = profile.fullest().memory
+    assert f"<strong>{memory.max_tile_bytes / memory.tile_capacity_bytes:.1%}</strong>" in cards
+    assert f"<p>{size(memory.max_tile_bytes)} of {size(memory.tile_capacity_bytes)}, on IPU" in cards
+    assert f"<strong>{profile.bottleneck.partition(',')[0]}</strong>" in cards
+    assert "<strong>Yes</strong>" in cards
+
+
+def test_the_axis_of_tiles_ends_at_the_limit_or_says_where(profile: Profile) -> None:
+    memory = profile.fullest().memory
+    fullest = max(interval.total_bytes for interval in memory.by_tile)
+    small = memory_by_tile(dataclasses.replace(memory, tile_capacity_bytes=fullest * 10))
+    assert "Enlarged: the top is 12.5% of a tile" in small
+    assert "stroke-dasharray" not in small
+    large = memory_by_tile(dataclasses.replace(memory, tile_capacity_bytes=fullest * 2))
+    assert "Enlarged" not in large
+    assert f">{size(fullest * 2)}</span>" in large
+    assert "stroke-dasharray" in large
 
 
 def test_links_to_many_ipus_are_numbers(profile: Profile) -> None:
@@ -365,7 +387,7 @@ def test_a_page_says_program_command_date_and_version(profile: Profile, tmp_path
         "<b>train.py</b>, <code>podrun profile &lt;train&gt;.py</code>, 2024-05-06 07:08:09 UTC, podrun "
         in text
     )
-    assert "<title>training of train.py</title>" in text
+    assert "<title>train.py: training</title>" in text
     assert 'class="origin"' not in page(profile)
     write_report(profile, tmp_path, origin=origin)
     assert load_origin(tmp_path / "profile.json") == origin
