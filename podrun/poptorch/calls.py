@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,17 +18,18 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from podrun.poptorch.capture.graph import Structure, flatten, unflatten
+from podrun.poptorch.capture.graph import Structure, arranged, flatten, unflatten
 from podrun.poptorch.enums import CommGroupType, OutputMode
 from podrun.poptorch.errors import Error
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The arguments of a call, flat. ``tensors``: positions of tensors among the leaves."""
+    """The arguments of a call, flat. ``parameters``: names of the parameters of forward that positions stand for."""
 
     leaves: list[Any]
     structure: Structure
+    parameters: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> dict[int, torch.Tensor]:
@@ -41,7 +42,31 @@ class CallArguments:
         args, kwargs = unflatten(self.structure, leaves)
         return tuple(args), kwargs
 
+    @property
+    def names(self) -> list[str]:
+        """What the program calls each leaf: ``x``, ``batch['mask']``."""
+        return [self._name(path) for path in self.structure.paths]
 
+    def _name(self, path: tuple[str, ...]) -> str:
+        """``[0]`` leads to the positional arguments, ``[1]`` to the keywords."""
+        kind, *rest = path
+        if not rest:
+            return "the arguments"
+        first = rest[0][2:-2] if kind == "[1]" else self._parameter(int(rest[0][1:-1]))
+        return first + "".join(rest[1:])
+
+    def _parameter(self, place: int) -> str:
+        return self.parameters[place] if place < len(self.parameters) else f"argument {place}"
+
+    def arranged_like(self, compiled: CallArguments) -> CallArguments:
+        """The same arguments in the order of those that the model was compiled for: a dictionary's keys may come in
+        any order.
+        """
+        leaves = arranged(self.leaves, self.structure, compiled.structure)
+        return CallArguments(leaves, compiled.structure, compiled.parameters)
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
 
 
@@ -72,7 +97,9 @@ def bind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         raise AssertionError(f"The arguments of forward do not fit: {text}") from error
     given = bound.args if owner is None else bound.args[1:]
     leaves, structure = flatten((given, bound.kwargs))
-    return CallArguments([_prepared(leaf) for leaf in leaves], structure)
+    positional = [p.name for p in signature.parameters.values() if p.kind in _BY_POSITION]
+    names = tuple(positional if owner is None else positional[1:])
+    return CallArguments([_prepared(leaf) for leaf in leaves], structure, names)
 
 
 _warned: set[str] = set()
@@ -98,43 +125,49 @@ def _prepared(leaf: Any) -> Any:
     return leaf
 
 
-def input_name(module: torch.nn.Module, arguments: CallArguments, place: int) -> str:
-    """The name that forward gives to the argument with a leaf, and its place in it if it holds several: ``'batch' (2 of
-    3)``."""
-    args, kwargs = unflatten(arguments.structure, list(range(len(arguments.leaves))))
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    for name, value in bound.arguments.items():
-        places = flatten(value)[0]
-        if place in places:
-            inside = f" ({places.index(place) + 1} of {len(places)})" if len(places) > 1 else ""
-            return f"{name!r}{inside}"
-    return str(place)
+_OTHER_INPUTS = "Call destroy() on the model, or make a new wrapper, to use other inputs."
 
 
-def check_same(compiled: CallArguments, given: CallArguments, module: torch.nn.Module) -> None:
-    """Error if a call of ``module`` differs from the one for which it was compiled."""
-    tail = "Call destroy() on the model, or make a new wrapper, to use other inputs."
+def check_same(compiled: CallArguments, given: CallArguments) -> CallArguments:
+    """The arguments of a call in the order of those for which the model was compiled. Error, which names the argument,
+    if they differ in anything but their values.
+    """
     if compiled.structure.description != given.structure.description:
-        raise Error("The structure of the inputs is not the one that the model was compiled for", hint=tail)
-    for place, (before, now) in enumerate(zip(compiled.leaves, given.leaves, strict=True)):
-        if isinstance(before, torch.Tensor) != isinstance(now, torch.Tensor):
-            name = input_name(module, given, place)
-            raise Error(f"The type of input {name} has changed from {type(before)} to {type(now)}", hint=tail)
-        if not isinstance(before, torch.Tensor):
-            if type(before) is not type(now) or before != now:
-                name = input_name(module, given, place)
-                raise Error(
-                    f"Input {name}, which is no tensor, was {before!r} when the model was compiled and is {now!r} now",
-                    hint=tail,
-                )
-            continue
-        if before.shape != now.shape or before.dtype != now.dtype:
-            name = input_name(module, given, place)
-            raise Error(
-                f"Input {name} was {before.dtype} of shape {list(before.shape)} when the model was compiled and is "
-                f"{now.dtype} of shape {list(now.shape)} now",
-                hint=tail,
-            )
+        raise Error(
+            "The structure of the inputs is not the one that the model was compiled for"
+            + _difference(compiled.names, given.names),
+            hint=_OTHER_INPUTS,
+        )
+    ordered = given.arranged_like(compiled)
+    for place, (before, now) in enumerate(zip(compiled.leaves, ordered.leaves, strict=True)):
+        what = _change(before, now)
+        if what:
+            raise Error(f"Input {compiled.names[place]!r} {what}", hint=_OTHER_INPUTS)
+    return ordered
+
+
+def _difference(compiled: Sequence[str], given: Sequence[str]) -> str:
+    """Which inputs are missing and which are new, in words; empty if the types of collections differ alone."""
+    missing = [name for name in compiled if name not in given]
+    added = [name for name in given if name not in compiled]
+    parts = [f"missing: {', '.join(missing)}"] if missing else []
+    parts += [f"new: {', '.join(added)}"] if added else []
+    return f" ({'; '.join(parts)})" if parts else " (the types of its lists, tuples or dictionaries differ)"
+
+
+def _change(before: Any, now: Any) -> str:
+    """How an input differs from the one that the model was compiled for; empty if it does not."""
+    if isinstance(before, torch.Tensor) != isinstance(now, torch.Tensor):
+        return f"has changed its type from {type(before)} to {type(now)}"
+    if not isinstance(before, torch.Tensor):
+        same = type(before) is type(now) and before == now
+        return "" if same else f"was {before!r} when the model was compiled and is {now!r} now"
+    if before.shape == now.shape and before.dtype == now.dtype:
+        return ""
+    return (
+        f"was {before.dtype} of shape {list(before.shape)} when the model was compiled and is "
+        f"{now.dtype} of shape {list(now.shape)} now"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class PoplarExecutor(ExecutorState):
             self._compile(arguments)
         assert self._compiled is not None
         assert self._arguments is not None
-        check_same(self._arguments, arguments, self._model)
+        arguments = check_same(self._arguments, arguments)
         if self._detached:
             self.attachToDevice()
         self._bring_up_to_date()

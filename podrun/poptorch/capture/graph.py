@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -194,8 +194,10 @@ class Structure:
 
     rebuild: Callable[[Iterator[Any]], Any]
     description: Any
-    """Types, lengths and keys: equal for values of the same structure."""
+    """Types, lengths and keys: equal for values of the same structure, whatever the order of a dictionary's keys."""
     leaves: int
+    paths: tuple[tuple[str, ...], ...] = ((),)
+    """How each leaf is reached: ``("[0]", "['mask']")``. Leaves of equal structures have the same paths."""
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
@@ -206,19 +208,28 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
             lambda items: parser.reconstruct(value, items),
             (type(value).__qualname__, len(leaves)),
             len(leaves),
+            tuple((f"<{place}>",) for place in range(len(leaves))),
         )
     if isinstance(value, dict):
         keys = list(value)
-        return _of_children(
+        leaves, structure = _of_children(
             [value[key] for key in keys],
+            [f"[{key!r}]" for key in keys],
             lambda items: _new_mapping(value, keys, items),
-            (type(value).__name__, frozenset(keys)),
+            "",
         )
+        named = frozenset(zip(keys, structure.description[1], strict=True))
+        return leaves, replace(structure, description=(type(value).__name__, named))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _of_children(list(value), lambda items: type(value)(*items), type(value).__name__)
+        return _of_children(
+            list(value),
+            [f".{name}" for name in value._fields],
+            lambda items: type(value)(*items),
+            type(value).__name__,
+        )
     if isinstance(value, (tuple, list)):
         kind = type(value)
-        return _of_children(list(value), kind, kind.__name__)
+        return _of_children(list(value), [f"[{place}]" for place in range(len(value))], kind, kind.__name__)
     return [value], Structure(next, "leaf", 1)
 
 
@@ -228,7 +239,7 @@ def _new_mapping(original: Any, keys: Sequence[Any], items: Sequence[Any]) -> An
 
 
 def _of_children(
-    children: Sequence[Any], make: Callable[[list[Any]], Any], kind: Any
+    children: Sequence[Any], names: Sequence[str], make: Callable[[list[Any]], Any], kind: Any
 ) -> tuple[list[Any], Structure]:
     leaves: list[Any] = []
     structures = []
@@ -240,7 +251,16 @@ def _of_children(
         lambda items: make([structure.rebuild(items) for structure in structures]),
         (kind, tuple(structure.description for structure in structures)),
         len(leaves),
+        tuple((name, *path) for name, child in zip(names, structures, strict=True) for path in child.paths),
     )
+
+
+def arranged(leaves: Sequence[Any], structure: Structure, like: Structure) -> list[Any]:
+    """The leaves of a structure in the order of an equal one, whose dictionaries have another order."""
+    if structure.paths == like.paths:
+        return list(leaves)
+    by_path = dict(zip(structure.paths, leaves, strict=True))
+    return [by_path[path] for path in like.paths]
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:

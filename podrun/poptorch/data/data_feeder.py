@@ -120,16 +120,25 @@ class WrongElement(AssertionError):
     """An element that cannot go through the ring."""
 
 
-def flattened(element: Any) -> tuple[list[torch.Tensor], Any]:
+def flattened(element: Any, layout: Any = None) -> tuple[list[torch.Tensor], Any]:
     """The tensors of an element, and its layout: ``("tensor",)``, ``("dict", keys)``, ``("tuple", length)``, the same
-    for a list, or ``("custom", element)`` for a type with a registered parser. WrongElement for anything else."""
+    for a list, or ``("custom", element)`` for a type with a registered parser. WrongElement for anything else.
+
+    ``layout``: of the elements before it; a dictionary then gives its tensors in their order of keys.
+    """
     if isinstance(element, torch.Tensor):
         return [element], ("tensor",)
     if graph.has_parser(element):
         leaves, _ = graph.flatten(element)
         return _tensors(leaves), ("custom", element)
     if isinstance(element, Mapping):
-        return _tensors(list(element.values())), ("dict", list(element))
+        keys = list(element) if layout is None or layout[0] != "dict" else layout[1]
+        if element.keys() != set(keys):
+            raise WrongElement(
+                f"An element has the keys {', '.join(map(repr, element))}; the first one had "
+                f"{', '.join(map(repr, keys))}"
+            )
+        return _tensors([element[key] for key in keys]), ("dict", keys)
     if isinstance(element, (tuple, list)):
         kind = "list" if isinstance(element, list) else "tuple"
         return _tensors(list(element)), (kind, len(element))
@@ -217,7 +226,7 @@ class _Feeder:
         again: Iterator[Any] = _chained(first, elements)
         while True:
             try:
-                self._epoch_of(again, forms)
+                self._epoch_of(again, forms, layout)
                 if not self._plan.load_indefinitely:
                     while True:
                         self._receive(forms)
@@ -225,11 +234,11 @@ class _Feeder:
                 pass
             again = self._elements()
 
-    def _epoch_of(self, elements: Iterator[Any], forms: list[Any]) -> None:
+    def _epoch_of(self, elements: Iterator[Any], forms: list[Any], layout: Any) -> None:
         while not self._started:
             self._receive(forms)
         for element in elements:
-            tensors, _ = flattened(element)
+            tensors, _ = flattened(element, layout)
             size = self._size_of(tensors, forms)
             while not self._credits:
                 self._receive(forms)
@@ -308,7 +317,7 @@ def _rebatched(elements: Iterator[Any], size: int, drop_last: bool) -> Iterator[
     waiting: list[list[torch.Tensor]] = []
     held, layout = 0, None
     for element in elements:
-        tensors, layout = flattened(element)
+        tensors, layout = flattened(element, layout)
         waiting.append(tensors)
         held += tensors[0].shape[0]
         while held >= size:
