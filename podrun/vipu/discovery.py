@@ -83,6 +83,8 @@ class ServiceEntry:
     """Where the token of a keeper's Ray is; empty if the environment names one."""
     last_port: int = 0
     """Port of the last server that used a keeper's machines."""
+    protocol: int = 0
+    """What a keeper's machines and their servers say to each other (`podrun.vipu.keeper.PROTOCOL`)."""
 
 
 class Registry:
@@ -234,7 +236,8 @@ def _from_json(data: Mapping[str, object]) -> ServiceEntry:
         return ProcessId(int(value["pid"]), int(value["start_ticks"]))
 
     try:
-        plain = dict(data)
+        # A newer build may say more of what it runs. What is known here suffices to find it and to end it.
+        plain = {name: data[name] for name in ServiceEntry.__dataclass_fields__ if name in data}
         plain["owner"] = process(plain["owner"])
         plain["processes"] = tuple(process(item) for item in plain.get("processes", ()))  # type: ignore[attr-defined]
         plain["directories"] = tuple(str(item) for item in plain.get("directories", ()))  # type: ignore[attr-defined]

@@ -31,6 +31,11 @@ from podrun.core.documents import parse_json, read_text
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError
 from podrun.vipu.discovery import POD, Publication, Registry, ServiceEntry, this_process
 
+log = logging.getLogger("podrun.vipu")
+
+PROTOCOL = 1
+"""The agreement of servers and machines about proofs, calls and Ray. It is raised when a server can no longer command
+machines that an earlier build started."""
 START_SECONDS = 90.0
 """Longest wait for a keeper: Ray may start twice on a busy host."""
 END_SECONDS = 30.0
@@ -45,12 +50,23 @@ class Keeper:
         self._known: ServiceEntry | None = None
 
     def running(self) -> ServiceEntry | None:
-        """The POD's keeper, if one is up. A keeper that never came up is ended."""
+        """The POD's keeper, if one is up. A keeper that never came up is ended, and so is one of another build whose
+        machines this one cannot command: nobody else would end them, and they hold memory and IPUs."""
         found = [entry for entry in keepers(self._registry) if entry.pod == self._pod]
         for entry in found:
-            if entry.address:
+            if entry.address and entry.protocol == PROTOCOL:
                 self._known = entry
                 return entry
+            if entry.address:
+                log.warning(
+                    "the machines of %s were started by %s build of podrun, which this one cannot command: they end "
+                    "with their keeper (process %d), and the partitions get new ones",
+                    *(
+                        self._cluster,
+                        "an earlier" if entry.protocol < PROTOCOL else "a later",
+                        entry.owner.pid,
+                    ),
+                )
             end_keeper(entry)
         return None
 
@@ -150,7 +166,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    entry = ServiceEntry(POD, "", 0, this_process(), options.cluster, pod=options.pod)
+    entry = ServiceEntry(POD, "", 0, this_process(), options.cluster, pod=options.pod, protocol=PROTOCOL)
     published = Registry().publish(entry)
     try:
         session = RaySession()
@@ -186,8 +202,6 @@ if __name__ == "__main__":
     # Everything has ended by now. Ray's exit handler can wait a minute for processes that have ended.
     os._exit(code)
 
-
-log = logging.getLogger("podrun.vipu")
 
 VERSION = 1
 

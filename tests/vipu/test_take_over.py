@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 from podrun.vipu.cli_server import choose
 from podrun.vipu.discovery import POD, VIPU_SERVER, ProcessId, Registry, ServiceEntry, this_process
-from podrun.vipu.keeper import Keeper, ListedMachine, MachineList
+from podrun.vipu.keeper import PROTOCOL, Keeper, ListedMachine, MachineList
 from podrun.vipu.store import Superseded
 from podrun.vipu.types import AgentState, PartitionState
 
@@ -202,10 +204,52 @@ def test_a_keeper_is_ended_also_when_the_runtime_directory_is_gone(tmp_path: Pat
     with subprocess.Popen(["sleep", "60"]) as process:
         owner = ProcessId.of(process.pid)
         assert owner is not None
-        registry.publish(ServiceEntry(POD, "", 0, owner, "pod16", pod="4711", address="127.0.0.1:1"))
+        entry = ServiceEntry(POD, "", 0, owner, "pod16", pod="4711", address="h:1", protocol=PROTOCOL)
+        registry.publish(entry)
         keeper = Keeper(registry, "pod16", "4711")
         assert keeper.running() is not None
         shutil.rmtree(registry.directory)
         keeper.end()
         assert process.wait(10) == -signal.SIGTERM
     keeper.end()
+
+
+@pytest.mark.parametrize(("protocol", "whose"), [(None, "an earlier"), (PROTOCOL + 1, "a later")])
+def test_a_keeper_of_another_build_ends_and_its_partitions_come_up_anew(
+    make_pod: MakePod, tmp_path: Path, caplog: pytest.LogCaptureFixture, protocol: int | None, whose: str
+) -> None:
+    registry = Registry(tmp_path / "run")
+    registry.directory.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        owner = ProcessId.of(process.pid)
+        assert owner is not None
+        plain = asdict(ServiceEntry(POD, "", 0, owner, "pod16", pod="4711", address="h:1"))
+        del plain["protocol"]
+        if protocol is not None:
+            plain |= {"protocol": protocol, "a field of later builds": 1}
+        path = registry.directory / f"{POD}-{process.pid}-0.json"
+        path.write_text(json.dumps(plain))
+        keeper = Keeper(registry, "pod16", "4711")
+        assert keeper.running() is None
+        assert process.wait(10) == -signal.SIGTERM
+    assert f"started by {whose} build of podrun" in caplog.text
+    assert f"process {process.pid}" in caplog.text
+    assert keeper.running() is None
+    # What a server does then: no machine is left, so each partition gets new ones.
+    first = make_pod("pod16", tmp_path / "state")
+    first.active("p", 4)
+    first.stop(leave_machines=True)
+    second = make_pod("pod16", tmp_path / "state", left=None)
+    assert second.service.wait_idle(20)
+    assert [(info.name, info.state) for info in second.client.list_partitions()] == [("p", S.ACTIVE)]
+    assert second.pool.started
+
+
+def test_entries_of_other_builds_are_understood_and_stay(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    entry = ServiceEntry(POD, "", 0, this_process(), "pod16", pod="4711", address="h:1")
+    path = tmp_path / "pod-1-0.json"
+    path.write_text(json.dumps({**asdict(entry), "more": ["of a later build"]}))
+    assert registry.entries() == [entry]
+    assert registry.sweep() == []
+    assert path.exists()
