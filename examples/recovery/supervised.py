@@ -1,7 +1,7 @@
 """A training loop without a line about errors: it keeps checkpoints, and podrun starts it again.
 
     podrun --num-replicas 16 --num-instances 2 --max-restarts 3 --fault link:2-3@batch=17:down \
-        examples/recovery/supervised.py --checkpoints checkpoints
+        examples/recovery/supervised.py --checkpoints supervised-checkpoints
 
 All instances start from the last checkpoint. At the end the losses of all batches are those of a run without errors, to
 the bit.

@@ -26,6 +26,8 @@ from podrun.report.text import counted, printable, size, unit_of_time
 
 SCHEMA = "podrun.estimate"
 SCHEMA_VERSION = 2
+DOES_NOT_FIT = 1
+"""Exit code of a model, a program or a profile that does not fit the tiles; bad input is 2."""
 ROWS = 10
 MODULES_SHOWN = 8
 _TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
@@ -293,7 +295,7 @@ def _progress(what: str) -> contextlib.AbstractContextManager[None]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command: returns 0, or 2 for bad input."""
+    """Run the command: returns 0, `DOES_NOT_FIT` if not even the best layout fits, or 2 for bad input."""
     try:
         words = list(sys.argv[1:] if argv is None else argv)
         at = words.index("--") if "--" in words else len(words)
@@ -314,4 +316,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(document, indent=1))
     else:
         print(table(found, options.top or ROWS) if options.scan else show(found[0]))
-    return 0
+    if found[0].fits:
+        return 0
+    print(f"hint: {_to_fit(options)}", file=sys.stderr)
+    return DOES_NOT_FIT
+
+
+def _to_fit(options: argparse.Namespace) -> str:
+    """What to try for a model that does not fit."""
+    if not options.scan:
+        return "--scan tries layouts and lists those that fit."
+    ways = ["a POD with more IPUs (--target)", "fewer samples at once (--micro-batch)"]
+    return f"No layout that was tried fits. Try {' or '.join(ways)}" + (
+        ", or --state-off-chip." if options.train and not options.state_off_chip else "."
+    )

@@ -12,8 +12,8 @@ from podrun.faults.effects import (
     OF_A_LAUNCH,
     Effect,
     cause_of,
-    describe_kinds,
     error_for,
+    hint_in_launch,
     recovery_hint,
 )
 from podrun.faults.in_program import PlanOfALaunch, ProgramFaults, program_faults
@@ -61,8 +61,8 @@ __all__ = [
     "Struck",
     "cause_of",
     "check_places",
-    "describe_kinds",
     "error_for",
+    "hint_in_launch",
     "is_strike_of",
     "parse_fault",
     "parse_faults",

@@ -368,13 +368,21 @@ WHERE: Mapping[str, str] = {
 """Targets, and how each is numbered."""
 
 
-def describe_kinds() -> str:
-    """All targets and kinds in one line, for messages and help."""
-    parts = []
-    for target, where in WHERE.items():
-        when = {"service": "during=REQUEST", "disk": f"during={CHECKPOINT_WRITE}"}.get(target, "batch=B")
-        parts.append(f"{target}:{where}@{when}:{', '.join(kinds_of(target))}")
-    return "; ".join(parts)
+NOTHING_BROKEN = (
+    "Nothing stays broken: start the program again, or let podrun do it (podrun --max-restarts 3)."
+)
+ENDS_WITH_LAUNCH = (
+    "The partition ends with this launch: start it again. With --max-restarts 3 podrun recovers by itself."
+)
+SUPERVISED = "PODRUN_SUPERVISED"
+"""Variable that ``podrun`` sets for instances that it starts again after errors (``--max-restarts``)."""
+
+
+def hint_in_launch(hint: str | None, environ: Mapping[str, str]) -> str | None:
+    """The hint of an error as the program of a launch prints it: it does not recommend what the launch does already."""
+    if hint not in (NOTHING_BROKEN, ENDS_WITH_LAUNCH) or not environ.get(SUPERVISED):
+        return hint
+    return "podrun recovers by itself, and starts the program again while --max-restarts allows it."
 
 
 def error_for(
@@ -393,7 +401,7 @@ def error_for(
     where, cause = f"{spec.target.value} {'-'.join(map(str, spec.indices))}", cause_of(spec, struck)
     hint = recovery_hint(effect.action, effect.error, where, partition, agent)
     if not effect.state and effect.action is None:
-        hint = "Nothing stays broken: start the program again, or let podrun do it (podrun --max-restarts 3)."
+        hint = NOTHING_BROKEN
     if effect.error is GraphMemoryAllocationError:
         return GraphMemoryAllocationError(message, where=where, cause=cause, hint=hint)
     if effect.error is RecoverableRuntimeError:
@@ -444,7 +452,7 @@ def recovery_hint(
     if not partition:
         return "Start the program again: its machines are in its own process."
     if not lasting:
-        return "The partition ends with this launch: start it again. With --max-restarts 3 podrun recovers by itself."
+        return ENDS_WITH_LAUNCH
     named = agent or "AGENT"
     find = "" if agent else " (gc-monitor names the agent)"
     reset = f"vipu reset partition {partition}"

@@ -25,7 +25,6 @@ from podrun.faults.effects import (
     PROGRAM_EVENTS,
     WHERE,
     Setting,
-    describe_kinds,
     events_of,
     kinds_of,
     settings_of,
@@ -507,4 +506,4 @@ def _quoted(value: Value) -> str:
 
 
 def _kinds() -> str:
-    return f"Faults: {describe_kinds()}."
+    return "podrun faults kinds lists targets and kinds; the form is TARGET:WHERE@batch=N:KIND."

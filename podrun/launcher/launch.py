@@ -19,6 +19,7 @@ from podrun.core.access import quiet_grpc
 from podrun.core.errors import NotFoundError, PodrunError, UsageError
 from podrun.core.terminal import above_status
 from podrun.faults import UNSTRUCK_EXIT_CODE, PlanOfALaunch, report_unstruck
+from podrun.faults.effects import SUPERVISED
 from podrun.faults.in_program import FILE
 from podrun.launcher.output import Log, LogHandler, OutputChannel, OutputMixer, error_text, silence
 from podrun.launcher.partition import Closed, PartitionSession
@@ -378,6 +379,8 @@ class _Launch:
                 environment["PODRUN_CHECK_REPLICAS"] = str(self.spec.check_replicas)
             environment["PODRUN_RESTART_COUNT"] = str(len(self.coordinator.attempts))
             environment |= self._status.environment(residue.cache_directory) if here else {}
+            if self.spec.restarts is not None:
+                environment[SUPERVISED] = "1"
             command = Command(
                 instance.index, instance.command, instance.directory, environment, self._stdin(instance)
             )

@@ -161,15 +161,12 @@ class OutputMixer:
         self._files = {}
 
     def show_failure(self, instance: int) -> bool:
-        """Show what the instance said about its failure as the last thing on screen. False if it said nothing.
-
-        Nothing is repeated if no other output followed.
-        """
+        """Show what the instance said about its failure. False if it said nothing. What was shown is not repeated."""
         held = self._held.pop(instance, None)
         lines = last_words(self._errors[instance]) if held is None else held[1]
         if not lines:
             return False
-        if held is not None or self._last_error_at[instance] != self._written:
+        if held is not None or self._last_error_at[instance] < 0:
             self._write(
                 OutputChannel.STDERR, b"".join(tag(instance, OutputChannel.STDERR, line) for line in lines)
             )

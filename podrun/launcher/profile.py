@@ -90,8 +90,12 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
         return code
     written = [path for path, stamp in _documents(first).items() if before.get(path) != stamp]
     if written:
-        for path in written:
-            sys.stdout.write(_shown(path, load(path), other))
+        profiles = {path: load(path) for path in written}
+        for path, profile in profiles.items():
+            sys.stdout.write(_shown(path, profile, other))
+        if code == 0 and not all(profile.fits for profile in profiles.values()):
+            sys.stderr.write("hint: podrun estimate MODEL --scan tries layouts and lists those that fit.\n")
+            return 1
     elif code == 0:
         raise NotFoundError(
             f"the program ended well, but instance 0 left no report in {first}",

@@ -153,6 +153,7 @@ def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequen
     end = min((g.first for g in after if g.errors), default=len(events))
     watched = f"instance {heard[0] if heard and heard[0] >= 0 else 0}"
     batch, lost = _progress(events, watched, group.first, end)
+    batch += _batches_of_failed_run(events, group)
     error = _error(first, faults)
     name = hashlib.sha256(json.dumps([number, faults, batch, error]).encode()).hexdigest()[:8]
     return Incident(
@@ -167,6 +168,19 @@ def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequen
         lost_batches=lost if group.errors else 0,
         stalled_seconds=sum(parse_fault(fault).number("seconds") for fault in faults),
     )
+
+
+def _batches_of_failed_run(events: Sequence[Event], group: _Group) -> int:
+    """The batches that a run of several had done when it failed, as the cause of its error says."""
+    if not group.errors:
+        return 0
+    error = events[group.errors[0]]
+    cause = cause_from_dict(error.data.get("cause"))
+    runs = [e for e in events[: group.errors[0]] if e.actor == error.actor and e.kind == "run"]
+    if cause is None or cause.batch is None or error.data.get("during") != "run" or not runs:
+        return 0
+    done = cause.batch - int(runs[-1].data.get("batch", 0))
+    return done if 0 <= done < int(runs[-1].data.get("batches", 1)) else 0
 
 
 def _evidence(events: Sequence[Event], group: _Group, end: int) -> list[str]:

@@ -26,6 +26,9 @@ from podrun.report.html import page
 from podrun.report.model import Profile, ReportOrigin
 from podrun.report.text import compare, summary
 
+DOES_NOT_FIT = 1
+"""Exit code for a program that does not fit the tiles."""
+
 
 def load(path: Path) -> Profile:
     """The profile in a file: a program that podrun compiled, a profile.json or .pop, or a tile report as JSON.
@@ -68,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the summary and write the requested files. Returns 0, or 2 for bad input."""
+    """Print the summary and write the requested files. Returns 0, `DOES_NOT_FIT`, or 2 for bad input."""
     try:
         return _show(parser().parse_args(argv))
     except PodrunError as error:
@@ -88,7 +91,10 @@ def _show(options: argparse.Namespace) -> int:
         _write(options.trace, lambda: to_trace(profile))
     sys.stdout.write(summary(profile) if other is None else compare(other, profile))
     sys.stdout.flush()
-    return 0
+    if profile.fits:
+        return 0
+    sys.stderr.write("hint: podrun estimate MODEL --scan tries layouts and lists those that fit.\n")
+    return DOES_NOT_FIT
 
 
 def _origin(path: Path) -> ReportOrigin | None:

@@ -13,6 +13,7 @@ import pytest
 from podrun.compiler.compile import compile_program
 from podrun.core.errors import (
     ApplicationRuntimeError,
+    ErrorCause,
     GraphMemoryAllocationError,
     RecoverableRuntimeError,
     StreamMemoryAllocationError,
@@ -204,6 +205,21 @@ def test_lasting_faults_lengthen_modelled_time() -> None:
     assert extra("ipu:1@batch=9:slow,factor=1.2", "ipu:2@batch=9:slow,factor=1.1") == 0.15, (
         "the slowest counts"
     )
+
+
+def test_a_run_that_failed_counts_the_batches_that_it_did(pieces: PieceCache) -> None:
+    machines = InProcessMachines(4, pieces)
+    (machine,) = machines.machines
+    machine.plan_faults(parse_faults("ipu:1@batch=5:tile-parity"))
+    connection = machines.connect()
+    assert connection.try_attach(request(IpuRange(0, 4))) is None
+    connection.load(linear(4))
+    connection.write_variables(first_weights())
+    with pytest.raises(RecoverableRuntimeError, match="in batch 5") as caught:
+        connection.run(8, data(linear(4), 8))
+    assert machine.work().batches == 5
+    assert caught.value.cause == ErrorCause("ipu:1@batch=5:tile-parity", 5, (1,))
+    connection.close()
 
 
 def test_monitors_see_the_clock_of_a_throttled_ipu(pieces: PieceCache) -> None:

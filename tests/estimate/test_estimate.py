@@ -19,7 +19,7 @@ from podrun.core.errors import InvalidOptionError, UsageError
 from podrun.costmodel import planners
 from podrun.costmodel.target import GC200, system
 from podrun.estimate import ProgramLayout, Traced, command, estimate, scan
-from podrun.estimate.command import main
+from podrun.estimate.command import DOES_NOT_FIT, main
 from podrun.estimate.model import Choices, _layouts, _rank
 from podrun.estimate.tracing import trace
 
@@ -480,3 +480,15 @@ def test_a_scan_says_which_layout_it_tries(monkeypatch: pytest.MonkeyPatch) -> N
     total = told[0][2]
     assert told == [("layout", number, total) for number in range(1, total + 1)]
     assert total >= len(found) > 2
+
+
+def test_scripts_can_ask_whether_a_model_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_perceptron(1024, 2), str(path))
+    small = ["--target", "pod4:tile_kib=16"]
+    assert main([str(path)]) == 0
+    assert main([str(path), "--train", *small]) == DOES_NOT_FIT == 1
+    told = capsys.readouterr()
+    assert "DOES NOT FIT" in told.out
+    assert told.err == "hint: --scan tries layouts and lists those that fit.\n"
+    assert main([str(path), "--train", *small, "--format", "json"]) == DOES_NOT_FIT

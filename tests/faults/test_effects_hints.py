@@ -11,7 +11,8 @@ from podrun.core.errors import (
     RecoveryAction,
     UnrecoverableRuntimeError,
 )
-from podrun.faults import recovery_hint
+from podrun.faults import hint_in_launch, recovery_hint
+from podrun.faults.effects import ENDS_WITH_LAUNCH, NOTHING_BROKEN, SUPERVISED
 
 A, R, U = ApplicationRuntimeError, RecoverableRuntimeError, UnrecoverableRuntimeError
 
@@ -55,6 +56,17 @@ def test_hints_can_be_followed(
     action: RecoveryAction | None, error: type[PoplarError], partition: str, agent: str, hint: str
 ) -> None:
     assert recovery_hint(action, error, "link 2-3", partition, agent) == hint
+
+
+def test_no_hint_recommends_what_the_launch_does_already() -> None:
+    supervised = {SUPERVISED: "1"}
+    for hint in (NOTHING_BROKEN, ENDS_WITH_LAUNCH):
+        assert hint_in_launch(hint, {}) == hint
+        told = hint_in_launch(hint, supervised)
+        assert told is not None
+        assert "podrun recovers by itself" in told
+    assert hint_in_launch("Load the program again.", supervised) == "Load the program again."
+    assert hint_in_launch(None, supervised) is None
 
 
 def test_who_is_not_attached_cannot_load() -> None:

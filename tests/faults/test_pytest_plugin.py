@@ -11,7 +11,7 @@ from podrun.core.errors import RecoverableRuntimeError, UsageError
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest, connect
 from podrun.faults import process_plan
-from podrun.faults.pytest_plugin import PlanFaults, podrun_faults
+from podrun.faults.pytest_plugin import PlanFaults, is_missing_front_end, podrun_faults
 from tests.device.programs import data, first_weights, linear
 
 __all__ = ["podrun_faults"]
@@ -53,8 +53,20 @@ def test_a_fault_that_did_not_strike_fails_the_test() -> None:
 
 
 def test_text_that_is_no_fault_is_refused(podrun_faults: PlanFaults) -> None:
-    with pytest.raises(UsageError, match="did you mean"):
+    with pytest.raises(UsageError, match="did you mean") as caught:
         podrun_faults("ipu:2@batch=1:tile-party")
+    assert caught.value.hint is not None
+    assert len(caught.value.hint) < 120
+    assert "podrun faults kinds" in caught.value.hint
+    shown = [entry for entry in caught.traceback if not entry.ishidden(caught)]
+    assert [Path(entry.path).name for entry in shown] == [Path(__file__).name]
+
+
+def test_a_missing_front_end_is_told_from_other_packages() -> None:
+    assert is_missing_front_end(ModuleNotFoundError("No module named 'popart'", name="popart"))
+    assert not is_missing_front_end(ModuleNotFoundError("No module named 'six'", name="six"))
+    assert not is_missing_front_end(ImportError("popart", name="popart"))
+    assert not is_missing_front_end(None)
 
 
 def soc(**options: object) -> dict[str, str]:

@@ -267,6 +267,15 @@ def test_an_instance_that_ends_makes_one_incident_with_what_the_others_saw(
     assert incident.component == (target if planned else "instance 0: the program or its host")
 
 
+def test_a_run_of_many_batches_tells_how_far_it_came() -> None:
+    writer = Writer()
+    writer.add("instance 0", "run", batch=0, batches=100, inputs={})
+    writer.add("instance 0", "error", **ERROR)
+    (incident,) = incidents_of(record_of(with_faults(ordered(writer.found), [FAULT])))
+    assert incident.batch == 7
+    assert "after 7 batches" in incident.text
+
+
 def test_a_lost_host_and_an_unreachable_network_explain_what_the_others_saw() -> None:
     def event(cause: ErrorCause) -> Event:
         return Event("instance 1", 0, 3, "error", {"cause": cause_to_dict(cause)})

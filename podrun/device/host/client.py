@@ -18,6 +18,7 @@ import numpy as np
 
 from podrun.core import executable_file
 from podrun.core.cluster import IPUS_PER_MACHINE
+from podrun.core.environment import environment
 from podrun.core.errors import (
     ApplicationRuntimeError,
     DeadlineError,
@@ -50,7 +51,7 @@ from podrun.device.program.machine_groups import home_of, parts_of
 from podrun.device.program.streams import anchor_shape, anchors_of, check_inputs, input_shape, inputs_of
 from podrun.device.program.xla_memory import Array, aligned_empty
 from podrun.device.xla.pieces import PieceCache, writable_cache
-from podrun.faults import ProcessPlan, process_plan, recovery_hint, validate
+from podrun.faults import ProcessPlan, hint_in_launch, process_plan, recovery_hint, validate
 
 T = TypeVar("T")
 _AFTER_ERROR = 5.0
@@ -289,6 +290,8 @@ class PortConnection:
             machine = None if error.cause is None else error.cause.machine
             agent = "" if machine is None else self._agents.get(machine, "")
             error.hint = recovery_hint(None, type(error), error.where, self._partition, agent)
+        if isinstance(error, PoplarError):
+            error.hint = hint_in_launch(error.hint, environment())
         return error
 
     def _record(self, error: Exception) -> None:
