@@ -115,3 +115,20 @@ def test_what_is_installed_runs_on_the_oldest_python() -> None:
                 refused.append(f"{distribution.name}=={distribution.version} needs Python {wanted}")
     assert checked > 20
     assert refused == []
+
+
+def test_every_requirement_has_one_version_that_it_allows() -> None:
+    """A name that is pinned twice, or out of its requirement's bounds, makes every fresh install fail."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line.split("==") for line in lines if "==" in line]
+    pinned = {canonicalize_name(name): version for name, version in pins}
+    assert len(pinned) == len(pins)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(text for extra in project["optional-dependencies"].values() for text in extra),
+    ]
+    for requirement in map(Requirement, wanted):
+        version = pinned.get(canonicalize_name(requirement.name))
+        assert version is not None, requirement
+        assert requirement.specifier.contains(version), requirement
