@@ -7,9 +7,11 @@ arguments that gives one, with the shapes of its inputs.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import runpy
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -164,9 +166,8 @@ def module_source(path: Path, name: str, inputs: Sequence[str]) -> ModuleSource:
         found: Mapping[str, Any] = _names(path)
         made = found.get(name)
         if made is None:
-            known = ", ".join(n for n, v in found.items() if isinstance(v, torch.nn.Module)) or "none"
-            raise UsageError(f"{path} has no {name}", hint=f"Modules in it: {known}.")
-        module = made if isinstance(made, torch.nn.Module) else made()
+            raise UsageError(f"{path} has no {name}", hint=_modules_in(found, name))
+        module = made if isinstance(made, torch.nn.Module) else _made(path, name, made)
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"{name} of {path} gives a {type(module).__name__}, not a torch.nn.Module")
     if not inputs:
@@ -176,13 +177,55 @@ def module_source(path: Path, name: str, inputs: Sequence[str]) -> ModuleSource:
     return ModuleSource(module, tuple(_input(each) for each in inputs), {}, Options())
 
 
+def _modules_in(found: Mapping[str, Any], name: str) -> str:
+    """The modules of a file and its own classes of modules, and the one whose name is closest."""
+    own = found.get("__name__")
+    known = [
+        key
+        for key, value in found.items()
+        if isinstance(value, torch.nn.Module)
+        or (isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == own)
+    ]
+    near = difflib.get_close_matches(name, known, 1)
+    guess = f"Did you mean {near[0]}? " if near else ""
+    return f"{guess}Modules in it: {', '.join(known) or 'none'}."
+
+
+def _made(path: Path, name: str, make: Any) -> Any:
+    """The result of a class or function of a file. UsageError with the line of the file where it fails."""
+    if not callable(make):
+        raise UsageError(f"{name} of {path} is a {type(make).__name__}, not a torch.nn.Module")
+    try:
+        return make()
+    except PodrunError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{name}() of {path} fails: {type(error).__name__}: {error}{_line_in(path, error)}",
+            hint="Name a module, or a class or function that takes no arguments.",
+        ) from None
+
+
+def _line_in(path: Path, error: Exception) -> str:
+    """`` (FILE:LINE)`` of the innermost line of a file that an error went through."""
+    own = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename) == path]
+    return f" ({path}:{own[-1].lineno})" if own else ""
+
+
 def _names(path: Path) -> Mapping[str, Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except PodrunError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}{_line_in(path, error)}"
+        ) from None
     return vars(module)
 
 

@@ -94,7 +94,7 @@ def find_loss(graph: CapturedGraph) -> GraphValue:
     candidates = {node.results[0].number: node for node in graph.nodes if is_loss(node)}
     if not candidates:
         raise Error(
-            "Couldn't find a loss in the model",
+            "Couldn't find a loss in graph",
             hint="End forward with a loss function of torch's, or mark a value with poptorch.identity_loss.",
         )
     leading = _leading_to_losses(graph, set(candidates))
@@ -222,15 +222,7 @@ def capture_module(
         strategy.restart()
     annotations = CaptureAnnotations(strategy)
     with following(annotations), unvalidated_distributions():
-        try:
-            found = capture(module, args, kwargs, supported=supported, placement=annotations.placement)
-        except RuntimeError as error:
-            if not str(error).startswith(".numpy() is not supported"):
-                raise  # The error is the program's own.
-            raise Error(
-                "forward asks for the data of a tensor (numpy()), which is not known while the model is compiled",
-                hint="Compute with torch, or return the tensor and use numpy() on the result.",
-            ) from error
+        found = capture(module, args, kwargs, supported=supported, placement=annotations.placement)
     if found.missing:
         node = next(n for n in found.graph.nodes if not supported(n.operator))
         raise Error(

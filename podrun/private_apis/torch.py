@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -73,6 +74,17 @@ def real_computation() -> Iterator[None]:
         _need("torch._subclasses.fake_tensor.unset_fake_temporarily")(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Keep torch from logging a block of its internals when an operator does not take fake tensors."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextlib.contextmanager

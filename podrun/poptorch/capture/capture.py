@@ -23,6 +23,7 @@ from podrun.poptorch.capture.graph import (
     flatten,
     unflatten,
 )
+from podrun.poptorch.capture.mistakes import mistake
 from podrun.poptorch.capture.recorder import Recorder, line_of_user
 from podrun.poptorch.errors import Error
 from podrun.private_apis import torch as private
@@ -97,9 +98,10 @@ def _captured(
     recorder: Recorder, body: Callable[..., Any], inputs: Sequence[torch.Tensor]
 ) -> tuple[Subgraph, list[torch.Tensor]]:
     """A body's graph, and tensors like its results."""
-    fresh = [_like(recorder, each) for each in inputs]
-    values = tuple(recorder.value_of(each) for each in fresh)
     with recorder.aside() as nodes:
+        # Made inside, because a body may write in place to its own arguments: it has them by value.
+        fresh = [_like(recorder, each) for each in inputs]
+        values = tuple(recorder.value_of(each) for each in fresh)
         given = body(*fresh)
         results = list(given) if isinstance(given, (list, tuple)) else [given]
         if not all(isinstance(each, torch.Tensor) for each in results):
@@ -164,11 +166,18 @@ def capture(
         with (
             modules.followed(),
             private.composites_whole(),
+            private.quiet_fake_tensors(),
             torch.enable_grad(),
             recording(recorder),
             recorder,
         ):
-            returned = module(*arguments, **keywords)
+            try:
+                returned = module(*arguments, **keywords)
+            except Exception as error:
+                shown = mistake(error, modules.names, recorder.failed_operator(error))
+                if shown is None or isinstance(error, Error):
+                    raise
+                raise shown from None
             results, result = flatten(returned)
             recorder.graph.outputs = [
                 recorder.value_of(each) if isinstance(each, torch.Tensor) else each for each in results
@@ -248,7 +257,7 @@ class _ModuleNames:
     """Follows, by torch's global hooks, which module's forward runs."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._names = {id(part): name for name, part in module.named_modules()}
+        self.names = {id(part): name for name, part in module.named_modules()}
         self._stack: list[str] = [""]
 
     @property
@@ -262,7 +271,7 @@ class _ModuleNames:
         hooks = torch.nn.modules.module
 
         def enter(part: torch.nn.Module, args: Any) -> None:
-            self._stack.append(self._names.get(id(part), self._stack[-1]))
+            self._stack.append(self.names.get(id(part), self._stack[-1]))
 
         def leave(part: torch.nn.Module, args: Any, result: Any) -> None:
             self._stack.pop()

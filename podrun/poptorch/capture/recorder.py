@@ -32,6 +32,7 @@ from podrun.poptorch.capture.graph import (
     read,
     write,
 )
+from podrun.poptorch.capture.mistakes import described
 from podrun.poptorch.capture.torch_names import (
     FAKE_RESULTS,
     device_dtype,
@@ -88,6 +89,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         self._alive: list[torch.Tensor] = []
         """Every tensor met, kept so that Python cannot give its ``id`` to another one."""
         self._known: dict[int, torch.Tensor] = {}
+        self._failed: tuple[Exception | None, str] = (None, "")
 
     # --- Values -------------------------------------------------------------------------------------------------------
 
@@ -232,6 +234,14 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
             if not error.location:
                 error.location = self._location()  # type: ignore[misc]
             raise
+        except Exception as error:
+            if self._failed[0] is not error:
+                self._failed = (error, f"{operator_name(operator)}: {described((args, kwargs))}")
+            raise
+
+    def failed_operator(self, error: Exception) -> str:
+        """The operator that raised an error, and its arguments; empty if none did."""
+        return self._failed[1] if self._failed[0] is error else ""
 
     def _dispatched(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operator is aten.detach_.default:

@@ -1,0 +1,107 @@
+"""A mistake of the user's program inside forward as one error: what went wrong, in which module, on which line, with
+which shapes and types. Torch's own errors come with its log and a hundred frames of its internals.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+from collections.abc import Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from podrun.poptorch.errors import Error
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_PODRUN = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+_LONGEST = 400
+"""Characters of torch's message that are shown."""
+_MOST_TENSORS = 8
+
+
+def described(values: Any) -> str:
+    """The types and shapes of the tensors among an operator's arguments: ``float32 [4, 3], int64 [4]``."""
+    return ", ".join([_form(each) for each in _tensors(values)][:_MOST_TENSORS])
+
+
+def mistake(error: Exception, names: Mapping[int, str], operator: str) -> Error | None:
+    """The error to show for one that forward raised; None for one that must stay as it is: the program raises it
+    itself, or it is a fault of podrun.
+
+    ``names``: of the model's modules, by ``id``. ``operator``: the operator of torch that failed and its arguments, if
+    one did.
+    """
+    frames = list(_frames(error.__traceback__))
+    if not frames or _stays(*frames[-1], bool(operator)):
+        return None
+    users = [each for each in frames if _is_users(each[0])]
+    where = _module_of([frame for frame, _ in frames], names)
+    place = _line_of(users[-1]) if users else ""
+    text = str(error)
+    if text.startswith(".numpy() is not supported"):
+        return Error(
+            "forward asks for the data of a tensor (numpy()), which is not known while the model is compiled",
+            location=f"module '{where}', {place}",
+            hint="Compute with torch, or return the tensor and use numpy() on the result.",
+        )
+    tensors = operator or (_of_frame(users[-1][0]) if users else "")
+    told = " ".join(text.split())
+    message = f"{type(error).__name__} in forward: {told[:_LONGEST]}"
+    return Error(
+        f"{message}{' ...' if len(told) > _LONGEST else ''}{f' ({tensors})' if tensors else ''}",
+        location=f"module '{where}', {place}",
+    )
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, TracebackType]]:
+    while trace is not None:
+        yield trace.tb_frame, trace
+        trace = trace.tb_next
+
+
+def _stays(frame: FrameType, trace: TracebackType, operator: bool) -> bool:
+    """Whether an error that began here is shown as it is."""
+    file = frame.f_code.co_filename
+    if file.startswith(_TORCH):
+        return False
+    raised = frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raised or (file.startswith(_PODRUN) and not operator)
+
+
+def _is_users(frame: FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith((_TORCH, _PODRUN, "<"))
+
+
+def _line_of(found: tuple[FrameType, TracebackType]) -> str:
+    return f"{found[0].f_code.co_filename}:{found[1].tb_lineno}"
+
+
+def _module_of(frames: list[FrameType], names: Mapping[int, str]) -> str:
+    """The dotted name of the innermost module whose method runs in one of the frames."""
+    for frame in reversed(frames):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and id(owner) in names:
+            return names[id(owner)]
+    return ""
+
+
+def _of_frame(frame: FrameType) -> str:
+    """The tensors among a frame's variables, by name."""
+    own = {name: value for name, value in frame.f_locals.items() if isinstance(value, torch.Tensor)}
+    return ", ".join([f"{name}: {_form(value)}" for name, value in own.items()][:_MOST_TENSORS])
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for each in values:
+            yield from _tensors(each)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
