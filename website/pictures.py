@@ -76,7 +76,8 @@ def main() -> None:
         "memory",
         chart(
             memory_by_tile(held),
-            f"What each tile holds, {tiles}: at most {size(held.max_tile_bytes)} of {size(held.tile_capacity_bytes)}",
+            f"What each tile holds, {tiles}: at most {size(held.max_tile_bytes)} of {size(held.tile_capacity_bytes)}"
+            f" ({held.max_tile_bytes / held.tile_capacity_bytes:.0%}; enlarged)",
         ),
     )
     cycles = sum(step.total_cycles for step in stage.timeline)
