@@ -269,3 +269,18 @@ def test_the_first_program_of_the_page_about_popart_runs(
     assert isinstance(device, popart.DeviceInfo)
     assert device.isAttached
     device.detach()
+
+
+def test_the_page_about_trust_says_what_no_program_reaches() -> None:
+    """If a room of the product comes to use `podrun.costmodel.stencil`, the row about stencils goes."""
+    users = [
+        path
+        for path in (ROOT / "podrun").rglob("*.py")
+        if re.search(r"import .*\bstencil\b|costmodel\.stencil", path.read_text(encoding="utf-8"))
+    ]
+    records = re.search(
+        r"^\| stencil \| (\d+) \|", (ROOT / "docs/fidelity.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert records
+    row = f"| stencils ({records[1]} of the records) | no program reaches"
+    assert (row in (ROOT / "docs/trust.md").read_text(encoding="utf-8")) is not bool(users)
