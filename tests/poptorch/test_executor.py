@@ -341,7 +341,7 @@ def test_hooks_run_around_every_capture(data: Any) -> None:
     try:
         poptorch.inferenceModel(Affine())(data[0])
         assert order == ["before", "second", "after"]
-        with pytest.raises(RuntimeError):
+        with pytest.raises(poptorch.Error, match="RuntimeError in forward"):
             poptorch.inferenceModel(Affine())(torch.zeros(2, 5))
         assert order[3:] == ["before", "second", "after"]
         with pytest.raises(RuntimeError, match="callable"):
