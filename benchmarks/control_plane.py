@@ -34,11 +34,11 @@ from short_mode import add_short
 from podrun.core.cluster import Cluster, load_cluster
 from podrun.core.errors import ExhaustedError, PodrunError
 from podrun.core.telemetry import MachineReport
-from podrun.vipu.client import VipuClient
-from podrun.vipu.machine_pool import BasePool
-from podrun.vipu.service import Service
-from podrun.vipu.store import Store
-from podrun.vipu.types import PartitionState, Requirements
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.machines.pool import BasePool
+from podrun.partition.server.service import Service
+from podrun.partition.state.store import Store
+from podrun.partition.state.values import PartitionState, Requirements
 
 IPUS, PARTITIONS = 65_536, 4_000
 TARGETS = {
@@ -218,7 +218,13 @@ def measure_restart(directory: Path, cluster: str) -> dict[str, Any]:
     """`vipu-server` of 64 machines, killed and started again."""
     os.environ["PODRUN_RUNTIME_DIR"] = str(directory / "run")
     environ = {**os.environ, "XDG_STATE_HOME": str(directory / "state")}
-    command = [sys.executable, "-m", "podrun.vipu.cli_server", f"--cluster={cluster}", "--port=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "podrun.partition.commands.vipu_server",
+        f"--cluster={cluster}",
+        "--port=0",
+    ]
 
     def start() -> tuple[subprocess.Popen[bytes], int]:
         process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, start_new_session=True)

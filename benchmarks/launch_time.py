@@ -35,8 +35,8 @@ from typing import Any
 from short_mode import add_short
 
 from podrun.core.errors import PodrunError
-from podrun.vipu.client import VipuClient
-from podrun.vipu.discovery import Registry
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.host.discovery import Registry
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent

@@ -16,8 +16,8 @@ import mlp
 import psutil
 
 from podrun.device.connection import AttachRequest, connect
+from podrun.partition.client.vipu_client import VipuClient
 from podrun.popdist.core import layout
-from podrun.vipu.client import VipuClient
 
 NETWORKS = {"digits": ((64, 128, 10), 32), "784-512-512-10": ((784, 512, 512, 10), 32)}
 LEAST, MOST = 12, 100

@@ -29,17 +29,17 @@ def podrun() -> int:
 
 def vipu() -> int:
     """``vipu``."""
-    return _run("podrun.vipu.cli_user")
+    return _run("podrun.partition.commands.vipu")
 
 
 def vipu_admin() -> int:
     """``vipu-admin``."""
-    return _run("podrun.vipu.cli_admin")
+    return _run("podrun.partition.commands.vipu_admin")
 
 
 def vipu_server() -> int:
     """``vipu-server``."""
-    return _run("podrun.vipu.cli_server")
+    return _run("podrun.partition.commands.vipu_server")
 
 
 def gc_monitor() -> int:

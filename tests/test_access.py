@@ -22,11 +22,11 @@ from podrun.core.cluster import load_cluster
 from podrun.core.errors import DeniedError, ServiceError, UsageError
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
-from podrun.vipu.client import VipuClient
-from podrun.vipu.machine_pool import LocalMachinePool
-from podrun.vipu.service import Service
-from podrun.vipu.store import Store
-from podrun.vipu.types import Requirements
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.server.service import Service
+from podrun.partition.state.store import Store
+from podrun.partition.state.values import Requirements
 from tests.proofs import proof_for
 
 TOKEN = "a-token-of-this-test"

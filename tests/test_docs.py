@@ -23,9 +23,9 @@ from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest
 from podrun.monitor.host_tools import gc_hostsynclatencytest, gc_hosttraffictest
 from podrun.monitor.link_tools import gc_iputraffictest, gc_links
 from podrun.monitor.load_tools import gc_flops, gc_powertest
-from podrun.vipu.cli_admin import vipu_admin
-from podrun.vipu.cli_server import vipu_server
-from podrun.vipu.cli_user import vipu
+from podrun.partition.commands.vipu import vipu
+from podrun.partition.commands.vipu_admin import vipu_admin
+from podrun.partition.commands.vipu_server import vipu_server
 from tests.conftest import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

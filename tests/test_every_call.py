@@ -14,10 +14,10 @@ import pytest
 from podrun.core import access, identity
 from podrun.core.cluster import load_cluster
 from podrun.device.service.server import MachineServer
-from podrun.vipu.machine_pool import LocalMachinePool
-from podrun.vipu.rights import RIGHTS
-from podrun.vipu.service import Service
-from podrun.vipu.store import Store
+from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.server.service import Service
+from podrun.partition.state.rights import RIGHTS
+from podrun.partition.state.store import Store
 from tests.proofs import greet, proof_for
 from tests.rpc_table import SELF, TABLE, Call, answer, every_call
 

@@ -20,10 +20,10 @@ from podrun.core.cluster import load_cluster
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 from podrun.monitor.exporter import make_server
-from podrun.vipu.client import VipuClient
-from podrun.vipu.machine_pool import LocalMachinePool
-from podrun.vipu.service import Service
-from podrun.vipu.store import Store
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.server.service import Service
+from podrun.partition.state.store import Store
 from tests.certificates import MISSING, Authority
 
 SECRET = "a-secret-of-this-user"

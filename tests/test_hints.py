@@ -23,7 +23,7 @@ from tests.test_docs import COMMANDS, PAGES
 
 REFUSALS = {"UsageError", "ConfigError", "NotFoundError", "ConflictError", "UnsupportedError"}
 """Errors that a user can do something about."""
-ROOMS = ("launcher", "vipu", "monitor", "estimate", "report")
+ROOMS = ("launcher", "partition", "monitor", "estimate", "report")
 """The rooms whose commands people type."""
 PARSERS = {"podrun estimate": estimate.parser, "python -m podrun.report": report.parser}
 

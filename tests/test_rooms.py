@@ -36,13 +36,13 @@ ALLOWED: dict[str, set[str]] = {
     "models": BASE | {"popart", "session"},
     "popdist": BASE | {"session", "device.connection", "collectives", "record", "faults"},
     "onnx_backend": BASE | {"onnx_models", "runtime", "compiler", "device.xla"},
-    "vipu": BASE | {"faults", "device", "private_apis"},
+    "partition": BASE | {"faults", "device", "private_apis"},
     # The test tools hold IPUs and run programs on them, as front ends do.
-    "monitor": BASE | {"vipu", "device", "collectives", "costmodel", "commands"},
+    "monitor": BASE | {"partition", "device", "collectives", "costmodel", "commands"},
     "commands": {"core"},  # Imports the command that is asked for, and nothing before it; core tells errors.
     "__main__": {"commands"},  # python -m podrun.
-    "launcher": BASE | {"faults", "vipu", "report", "estimate", "record", "upkeep"},
-    "upkeep": BASE | {"vipu", "launcher", "estimate", "compat.__main__"},
+    "launcher": BASE | {"faults", "partition", "report", "estimate", "record", "upkeep"},
+    "upkeep": BASE | {"partition", "launcher", "estimate", "compat.__main__"},
     "estimate": BASE | {"onnx_models", "poptorch", "runtime", "session", "report", "costmodel", "commands"},
     "report": BASE | {"costmodel.target", "commands"},
     "record": BASE | {"faults", "device.connection"},
@@ -122,9 +122,9 @@ TEST_TOOLS = ("link_tools", "host_tools", "load_tools", "gc_gwlinkstraffictest")
     [
         "podrun.launcher.cli, podrun.upkeep.verbs, podrun.upkeep.doctor, podrun.upkeep.running",
         "podrun.upkeep.completion",
-        "podrun.vipu.cli_user",
-        "podrun.vipu.cli_admin",
-        "podrun.vipu.cli_server",
+        "podrun.partition.commands.vipu",
+        "podrun.partition.commands.vipu_admin",
+        "podrun.partition.commands.vipu_server",
         "podrun.monitor.device_tools",
         ", ".join(f"podrun.monitor.{name}" for name in TEST_TOOLS),
     ],

@@ -19,10 +19,10 @@ from podrun.core.cluster import load_cluster
 from podrun.core.errors import ConfigError, PodrunError, ServiceError, UsageError
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
-from podrun.vipu.client import VipuClient
-from podrun.vipu.machine_pool import LocalMachinePool
-from podrun.vipu.service import Service
-from podrun.vipu.store import Store
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.server.service import Service
+from podrun.partition.state.store import Store
 from tests.certificates import MISSING, Authority
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {MISSING}")
@@ -239,5 +239,8 @@ def test_files_that_do_not_fit_are_named(made: dict[str, dict[str, str]], tmp_pa
 def test_nothing_of_tls_is_imported_unless_it_is_asked_for() -> None:
     import subprocess
 
-    code = "import sys, podrun.core.access, podrun.vipu.client; sys.exit('podrun.core.tls' in sys.modules)"
+    code = (
+        "import sys, podrun.core.access, podrun.partition.client.vipu_client; "
+        "sys.exit('podrun.core.tls' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

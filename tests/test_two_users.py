@@ -18,14 +18,14 @@ import pytest
 from podrun.core import access
 from podrun.core.cluster import load_cluster
 from podrun.core.environment import runtime_directory
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.machines.pool import LocalMachinePool, MachineUse
+from podrun.partition.server.service import Service
+from podrun.partition.state.accounts import FrontDesk
+from podrun.partition.state.rights import Sharing
+from podrun.partition.state.store import Store
+from podrun.partition.state.values import Requirements
 from podrun.protos import ipuof_pb2
-from podrun.vipu.accounts import FrontDesk
-from podrun.vipu.client import VipuClient
-from podrun.vipu.machine_pool import LocalMachinePool, MachineUse
-from podrun.vipu.rights import Sharing
-from podrun.vipu.service import Service
-from podrun.vipu.store import Store
-from podrun.vipu.types import Requirements
 from tests import other_users, rpc_table
 from tests.other_users import ADMIN, ALICE, BOB
 from tests.rpc_table import ANYBODY, HARMLESS, OWNER, TABLE
@@ -37,8 +37,8 @@ pytestmark = [
 
 CREATE = """
 import json, sys
-from podrun.vipu.client import VipuClient
-from podrun.vipu.types import Requirements
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.state.values import Requirements
 with VipuClient("127.0.0.1", int(sys.argv[1]), 20) as client:
     client.create_partition(Requirements("alices", 4))
     print(json.dumps([info.owner for info in client.list_partitions()]))
@@ -116,8 +116,8 @@ def test_another_user_neither_removes_nor_sees_details(shared: _Pod) -> None:
     looks = """
 import json, sys
 from podrun.core.errors import DeniedError, ExhaustedError
-from podrun.vipu.client import VipuClient
-from podrun.vipu.types import Requirements
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.state.values import Requirements
 with VipuClient("127.0.0.1", int(sys.argv[1]), 20) as client:
     try:
         client.create_partition(Requirements("all", 16))
@@ -161,8 +161,8 @@ ATTACK_MEMORY = """
 import json, sys
 import grpc
 from podrun.protos import ipuof_pb2 as pb, ipuof_pb2_grpc as stubs
-from podrun.vipu.client import VipuClient
-from podrun.vipu.types import PartitionState, Requirements
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.state.values import PartitionState, Requirements
 port, programs = int(sys.argv[1]), sys.argv[2]
 with VipuClient("127.0.0.1", port, 20) as client:
     client.create_partition(Requirements("bobs", 4))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from podrun.core.errors import MissingPackageError
-from podrun.vipu import ray_session
+from podrun.partition.machines import ray_session
 from tests.conftest import ROOT
 
 

@@ -44,9 +44,9 @@ COMMANDS = (
         (f"podrun {name}", "podrun.upkeep.verbs", name)
         for name in ("doctor", "cache", "ps", "stop", "completion")
     ),
-    ("vipu", "podrun.vipu.cli_user", "vipu"),
-    ("vipu-admin", "podrun.vipu.cli_admin", "vipu_admin"),
-    ("vipu-server", "podrun.vipu.cli_server", "vipu_server"),
+    ("vipu", "podrun.partition.commands.vipu", "vipu"),
+    ("vipu-admin", "podrun.partition.commands.vipu_admin", "vipu_admin"),
+    ("vipu-server", "podrun.partition.commands.vipu_server", "vipu_server"),
     *(
         (f"gc-{name}", f"podrun.monitor.{module}", f"gc_{name}")
         for module, names in (

@@ -138,8 +138,8 @@ def strangers_server(where: str, uid: int | None = None) -> StrangersServerError
 
 
 def with_account(channel: grpc.Channel, account: tuple[str, str]) -> grpc.Channel:
-    """A channel whose calls name a user and show its access key (`podrun.vipu.accounts`). Returns the same channel if
-    both are empty.
+    """A channel whose calls name a user and show its access key (`podrun.partition.state.accounts`). Returns the same
+    channel if both are empty.
     """
     import grpc
 

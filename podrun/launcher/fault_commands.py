@@ -13,11 +13,11 @@ import click
 
 from podrun.core.errors import ConflictError, NotFoundError, ServiceError, UsageError
 from podrun.core.terminal import table
-from podrun.vipu.cli_common import HELP_OPTIONS, SuggestingGroup, json_text
+from podrun.partition.commands.common import HELP_OPTIONS, SuggestingGroup, json_text
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
-    from podrun.vipu.client import VipuClient
+    from podrun.partition.client.vipu_client import VipuClient
 
 TIMEOUT_S = 10.0
 _JOB = "JOB is a partition, or the process id of podrun or of one of its instances."
@@ -26,7 +26,7 @@ _JOB = "JOB is a partition, or the process id of podrun or of one of its instanc
 @contextmanager
 def job_at(job: str, host: str | None, port: int | None) -> Iterator[tuple[VipuClient, str]]:
     """The server and the partition of a job. Raises NotFoundError, ConflictError if several could be meant."""
-    from podrun.vipu.client import VipuClient
+    from podrun.partition.client.vipu_client import VipuClient
 
     found: list[tuple[str, int, bool, str]] = []
     names: list[str] = []
@@ -62,8 +62,8 @@ def _servers(host: str | None, port: int | None) -> list[tuple[str, int, bool, s
     """The servers to ask: address, whether the server has to prove that it is this user's, and the process id of its
     owner.
     """
-    from podrun.vipu.cli_common import find_server
-    from podrun.vipu.discovery import Registry
+    from podrun.partition.commands.common import find_server
+    from podrun.partition.host.discovery import Registry
 
     if host is None and port is None:
         entries = [entry for entry in Registry().entries() if entry.port]

@@ -54,11 +54,11 @@ class PlaceInPartition:
 
 class HoldOnPartition:
     """A launch's bond with the partition that it made: a thread tells the server that the launch lives, for a server
-    that cannot see this process (`podrun.vipu.holders`). ``say``: makes that call.
+    that cannot see this process (`podrun.partition.host.holders`). ``say``: makes that call.
     """
 
     def __init__(self, say: Callable[[], None]) -> None:
-        from podrun.vipu.endpoint_watch import Rounds
+        from podrun.partition.machines.endpoint_watch import Rounds
 
         def sign() -> None:
             # The server may be starting again; a client that was closed has a ValueError.

@@ -33,7 +33,7 @@ from podrun.launcher.server import choose_cluster, facts_of, find_server, pods_b
 from podrun.launcher.spec import InstanceSpec, LaunchSpec, PartitionAddress, instance_environment
 from podrun.launcher.status import LaunchStatus
 from podrun.launcher.supervise import Interrupted, LaunchOutcome, Runner, Stopping, Supervisor
-from podrun.vipu.ray_starts import AUTO
+from podrun.partition.machines.ray_starts import AUTO
 
 if TYPE_CHECKING:
     from podrun.launcher.recording import LaunchRecording

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from podrun.core.telemetry import MachineReport
     from podrun.faults import FaultSpec
-    from podrun.vipu.client import VipuClient
-    from podrun.vipu.types import PartitionInfo, PartitionState
+    from podrun.partition.client.vipu_client import VipuClient
+    from podrun.partition.state.values import PartitionInfo, PartitionState
 
 Number = TypeVar("Number", int, float)
 
@@ -147,17 +147,17 @@ class PartitionSession:
         return self.pod
 
     def _connect(self, address: ServerAddress, timeout: float | None = None) -> None:
-        from podrun.vipu.client import VipuClient
+        from podrun.partition.client.vipu_client import VipuClient
 
         self._client = VipuClient(
             address.host, address.port, timeout or self.spec.server.timeout, own=address.own
         )
 
     def _start_service(self) -> PodFacts:
-        from podrun.vipu.ray_pool import RayMachinePool
-        from podrun.vipu.ray_session import check_installed
-        from podrun.vipu.service import Service
-        from podrun.vipu.store import Store
+        from podrun.partition.machines.ray_pool import RayMachinePool
+        from podrun.partition.machines.ray_session import check_installed
+        from podrun.partition.server.service import Service
+        from podrun.partition.state.store import Store
 
         check_installed()
         cluster = choose_cluster(self.spec)
@@ -166,7 +166,7 @@ class PartitionSession:
             return self.pod  # The POD is too small: the caller refuses it, and nothing is started.
         ray = self.spec.server.ray
         if ray is not None:
-            from podrun.vipu.ray_starts import resolve
+            from podrun.partition.machines.ray_starts import resolve
 
             ray = resolve(ray, self.environ)
         self.token = make_token(self.environ, runtime_directory())
@@ -228,7 +228,7 @@ class PartitionSession:
             self._wait_active()
 
     def _wait_active(self) -> None:
-        from podrun.vipu.types import PartitionState
+        from podrun.partition.state.values import PartitionState
 
         started = time.monotonic()
         for attempt in range(1, self.wanted.attempts + 1):
@@ -254,7 +254,7 @@ class PartitionSession:
 
     def wait_again(self) -> None:
         """Wait until the partition is ACTIVE after a recovery. Raises ServiceError, DeadlineError."""
-        from podrun.vipu.types import PartitionState
+        from podrun.partition.state.values import PartitionState
 
         started = time.monotonic()
         with self._waiting:
@@ -276,7 +276,7 @@ class PartitionSession:
     def settled_state(self, clock: Callable[[], float] = time.monotonic) -> PartitionState:
         """ACTIVE, ERROR or REMOVED, once the partition is no longer on its way. A server that is away may come back.
         Raises ServiceError or DeadlineError after the time that a request may take."""
-        from podrun.vipu.types import PartitionState
+        from podrun.partition.state.values import PartitionState
 
         states = {PartitionState.ACTIVE, PartitionState.ERROR, PartitionState.REMOVED}
         end, away = clock() + self.spec.server.timeout, False
@@ -439,8 +439,8 @@ class PartitionSession:
         return f"podrun-{os.getpid()}"
 
     def _create(self) -> None:
-        from podrun.vipu.holders import this_holder
-        from podrun.vipu.types import PartitionState, Requirements, parse_sync_type
+        from podrun.partition.host.holders import this_holder
+        from podrun.partition.state.values import PartitionState, Requirements, parse_sync_type
 
         wanted = self.wanted
         needs = Requirements(
@@ -478,7 +478,7 @@ class PartitionSession:
             self._remove()
 
     def _remove(self) -> None:
-        from podrun.vipu.types import PartitionState
+        from podrun.partition.state.values import PartitionState
 
         self.client.remove_partition(self.name, force=True)
         self.client.wait_for_state(self.name, {PartitionState.REMOVED}, REMOVE_SECONDS)

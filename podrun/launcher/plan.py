@@ -29,7 +29,7 @@ from podrun.launcher.spec import (
     PodFacts,
     ServerSpec,
 )
-from podrun.vipu.ray_starts import check_form
+from podrun.partition.machines.ray_starts import check_form
 
 if TYPE_CHECKING:
     from podrun.faults import FaultSpec
@@ -297,8 +297,8 @@ def _server(values: Mapping[str, Any]) -> ServerSpec:
 
 
 def _partition(values: Mapping[str, Any], layout: LaunchLayout, context: LaunchContext) -> PartitionSpec:
-    from podrun.vipu.requirements import check_name
-    from podrun.vipu.types import parse_sync_type
+    from podrun.partition.state.requirements import check_name
+    from podrun.partition.state.values import parse_sync_type
 
     name = values["vipu-partition"] or context.environ.get("IPUOF_VIPU_API_PARTITION_ID") or None
     if name is not None:

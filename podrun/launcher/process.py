@@ -5,7 +5,7 @@ is known by its index. Nothing here prints: what happens comes out of `ProcessRu
 
 `Residue` is what a launch may leave behind. It is recorded before it exists, so that it is removed whatever happens:
 `Residue.end` removes it at an orderly end; after ``kill -9`` instances die with podrun and a guardian process ends the
-rest at once; if the guardian is gone too, the next command cleans up (`podrun.vipu.discovery`).
+rest at once; if the guardian is gone too, the next command cleans up (`podrun.partition.host.discovery`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from podrun.launcher.output import Log, OutputChannel
 from podrun.launcher.spec import LAUNCH_ID
-from podrun.vipu.discovery import (
+from podrun.partition.host.discovery import (
     LAUNCHER,
     ProcessId,
     Publication,
@@ -35,7 +35,7 @@ from podrun.vipu.discovery import (
     scratch_directory,
     this_process,
 )
-from podrun.vipu.guardian import Guardian, marked_processes
+from podrun.partition.host.guardian import Guardian, marked_processes
 
 if TYPE_CHECKING:
     from podrun.launcher.partition import PartitionSession

@@ -23,9 +23,9 @@ from podrun.core.documents import read_text
 from podrun.core.errors import ConfigError, DeadlineError, NotFoundError, ServiceError, UsageError
 from podrun.launcher.output import Log, OutputChannel
 from podrun.launcher.process import Command, Ended, Event, Printed, ProcessRunner
-from podrun.vipu.discovery import remove_scratch
-from podrun.vipu.guardian import Guardian, end_marked
-from podrun.vipu.ray_starts import ActorStart, start_together
+from podrun.partition.host.discovery import remove_scratch
+from podrun.partition.host.guardian import Guardian, end_marked
+from podrun.partition.machines.ray_starts import ActorStart, start_together
 
 START_SECONDS = 60.0
 """Seconds for a host to start its actor."""
@@ -184,13 +184,13 @@ def connect_hosts(
     environ: Mapping[str, str],
     scratch: str,
 ) -> list[RemoteRunner]:
-    """A runner for each host, a node of the Ray cluster at ``address`` (see `podrun.vipu.ray_starts`).
+    """A runner for each host, a node of the Ray cluster at ``address`` (see `podrun.partition.machines.ray_starts`).
 
     ``scratch``: as for `HostActor`. Raises NotFoundError that names hosts that are no nodes of the Ray cluster,
     ServiceError if there is no such cluster or a host's actor dies, and DeadlineError if an actor does not start.
     """
-    from podrun.vipu.ray_session import RaySession
-    from podrun.vipu.ray_starts import resolve
+    from podrun.partition.machines.ray_session import RaySession
+    from podrun.partition.machines.ray_starts import resolve
 
     try:
         ray = RaySession(resolve(address, environ)).ray

@@ -25,7 +25,7 @@ from podrun.launcher.recovery import (
     without_partition,
 )
 from podrun.launcher.spec import LaunchSpec
-from podrun.vipu.types import AgentState, PartitionState
+from podrun.partition.state.values import AgentState, PartitionState
 
 Replan = Callable[[int], LaunchSpec]
 """Returns the launch with another number of replicas. Raises UsageError if there is none."""

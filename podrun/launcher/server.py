@@ -20,8 +20,8 @@ from podrun.launcher.option_table import PORT_DEFAULT
 from podrun.launcher.spec import LaunchSpec, PodFacts, ServerSpec
 
 if TYPE_CHECKING:
-    from podrun.vipu.client import VipuClient
-    from podrun.vipu.types import PartitionInfo
+    from podrun.partition.client.vipu_client import VipuClient
+    from podrun.partition.state.values import PartitionInfo
 
 LOCAL = "127.0.0.1"
 _OF_A_LAUNCH = re.compile(r"podrun-(\d+)")
@@ -77,7 +77,7 @@ def _environment_port(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _published(server: ServerSpec) -> ServerAddress | None:
-    from podrun.vipu.discovery import VIPU_SERVER, Registry
+    from podrun.partition.host.discovery import VIPU_SERVER, Registry
 
     for entry in Registry().entries():
         if entry.kind != VIPU_SERVER or not entry.port:
@@ -95,7 +95,7 @@ def _answers(address: ServerAddress, cluster: str | None) -> bool:
             pass
     except OSError:
         return False
-    from podrun.vipu.client import VipuClient
+    from podrun.partition.client.vipu_client import VipuClient
 
     try:
         with VipuClient(address.host, address.port, timeout=2.0, own=True) as client:

@@ -22,12 +22,12 @@ from podrun import __version__
 from podrun.core.environment import environment
 from podrun.core.terminal import columns, in_lines, narrowed
 from podrun.monitor.devices import Device, View, diagnose
-from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
-from podrun.vipu.device_attributes import board_serial, reading
+from podrun.partition.client.device_attributes import board_serial, reading
+from podrun.partition.commands.common import HELP_OPTIONS, run, server_options
 
 if TYPE_CHECKING:
-    from podrun.vipu.client import VipuClient
-    from podrun.vipu.types import PartitionInfo
+    from podrun.partition.client.vipu_client import VipuClient
+    from podrun.partition.state.values import PartitionInfo
 
 
 DEVICE_COLUMNS = (
@@ -80,7 +80,7 @@ def headline(view: View) -> str:
 
 def _mark(view: View) -> str:
     """``[active]``, as in published output, at the partition that tools use; its state if it cannot be used."""
-    from podrun.vipu.types import PartitionState
+    from podrun.partition.state.values import PartitionState
 
     if view.info.state is not PartitionState.ACTIVE:
         return f" [{view.info.state.name.lower()}]"
@@ -421,7 +421,7 @@ def gc_monitor(
     """Show the IPUs of the active partition and the processes attached to them."""
     from podrun.core.errors import NotFoundError
     from podrun.monitor.devices import connect, on_stderr, views
-    from podrun.vipu.cli_common import follow
+    from podrun.partition.commands.common import follow
 
     def once(client: VipuClient) -> None:
         found = views(client, everything=all_partitions)
@@ -525,7 +525,7 @@ def gc_monitor_main() -> None:
 def gc_reset(device: int, force: bool, api_host: str | None, api_port: int | None) -> None:
     """Reset the IPUs of one device of the active partition. gc-info -l lists the devices."""
     from podrun.monitor.devices import active_partition, connect, ipus_of_device, no_partition, on_stderr
-    from podrun.vipu.cli_partitions import check_not_in_use
+    from podrun.partition.commands.partitions import check_not_in_use
 
     with connect(api_host, api_port, say=on_stderr, one=True) as client:
         partitions = client.list_partitions()

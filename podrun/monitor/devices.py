@@ -22,12 +22,12 @@ from podrun.core.errors import (
     ServiceError,
 )
 from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, UNRECOVERABLE, IpuReport, MachineReport
-from podrun.vipu.event_log import Mirror
+from podrun.partition.server.event_log import Mirror
 
 if TYPE_CHECKING:
-    from podrun.vipu.client import VipuClient
-    from podrun.vipu.discovery import ServiceEntry
-    from podrun.vipu.types import IpuofConfig, PartitionInfo
+    from podrun.partition.client.vipu_client import VipuClient
+    from podrun.partition.host.discovery import ServiceEntry
+    from podrun.partition.state.values import IpuofConfig, PartitionInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,11 @@ def ipus_of_device(device: int, ipus: int, reconfigurable: bool) -> tuple[int, .
 
 def attributes_of(view: View) -> list[dict[str, str]]:
     """Attributes of every IPU of a partition, in device order: id and target first, the rest by name."""
-    from podrun.vipu.device_attributes import hardware_attributes, live_attributes, partition_attributes
+    from podrun.partition.client.device_attributes import (
+        hardware_attributes,
+        live_attributes,
+        partition_attributes,
+    )
 
     result = []
     for device in view.devices:
@@ -160,9 +164,9 @@ def connect(
     any partition if the variable is not set; ``say`` then gets a note about which server that is and how to choose.
     ``one``, for commands that take IPUs away: raises ConflictError if several servers qualify.
     """
-    from podrun.vipu.cli_common import find_server
-    from podrun.vipu.client import VipuClient
-    from podrun.vipu.discovery import Registry
+    from podrun.partition.client.vipu_client import VipuClient
+    from podrun.partition.commands.common import find_server
+    from podrun.partition.host.discovery import Registry
 
     wanted = environment().get("IPUOF_VIPU_API_PARTITION_ID")
     where = find_server(host, port, partition=wanted)
@@ -199,7 +203,7 @@ def _listed(names: Sequence[str] | None) -> str:
 
 def _partitions_of(entry: ServiceEntry) -> tuple[str, ...] | None:
     """Names of a service's partitions; None if it does not answer."""
-    from podrun.vipu.client import VipuClient
+    from podrun.partition.client.vipu_client import VipuClient
 
     try:
         with VipuClient(entry.host, entry.port, TIMEOUT_S, own=True) as client:
@@ -282,7 +286,7 @@ def _view(
 
 def _configs(client: VipuClient, info: PartitionInfo) -> list[IpuofConfig]:
     """Where the IPUs of each GCD are; without addresses for those who may look and not use."""
-    from podrun.vipu.types import IpuofConfig
+    from podrun.partition.state.values import IpuofConfig
 
     try:
         return [client.ipuof_config(info.name, gcd) for gcd in range(info.num_gcds)]

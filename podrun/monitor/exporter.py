@@ -27,11 +27,11 @@ from podrun import commands
 from podrun.core.access import make_token, tls_asked_for
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.identity import user_of_peer
-from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
+from podrun.partition.commands.common import HELP_OPTIONS, run, server_options
 
 if TYPE_CHECKING:
     from podrun.monitor.devices import Followed
-    from podrun.vipu.client import VipuClient
+    from podrun.partition.client.vipu_client import VipuClient
 
 
 PATIENCE_S = 10.0

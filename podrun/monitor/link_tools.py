@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
+from podrun.partition.commands.common import HELP_OPTIONS, run, server_options
 
 if TYPE_CHECKING:
     from podrun.core.layout import IpuRange

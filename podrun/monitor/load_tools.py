@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
+from podrun.partition.commands.common import HELP_OPTIONS, run, server_options
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import IpuReport
@@ -155,7 +155,7 @@ def burn(
     from podrun.core.errors import ApplicationRuntimeError
     from podrun.monitor.tool_partition import attach
     from podrun.monitor.tool_programs import ProductsRun
-    from podrun.vipu.client import VipuClient
+    from podrun.partition.client.vipu_client import VipuClient
 
     ipus = partition.ipus_of(device)
     boards = boards_of(partition, set(ipus))

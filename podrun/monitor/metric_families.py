@@ -22,15 +22,15 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from podrun.vipu.types import PartitionState
+from podrun.partition.state.values import PartitionState
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import IpuReport, MachineReport
-    from podrun.vipu.types import ServiceMetrics
+    from podrun.partition.state.values import ServiceMetrics
 
 
 HEALTHS = ("up", "suspect", "unreachable", "cordoned", "draining", "failed")
-"""Of agents; see `podrun.vipu.types.AgentInfo`."""
+"""Of agents; see `podrun.partition.state.values.AgentInfo`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from typing import Any
 
-log = logging.getLogger("podrun.vipu")
+log = logging.getLogger("podrun.partition")
 
 SERVICES = ("start_monitor", "start_log_monitor", "start_api_server")
 """Methods of Ray's node that start a process each."""
@@ -113,7 +113,7 @@ def log_nowhere(directory: str) -> None:
     """Discard what Ray's core in this process writes to files under ``directory``.
 
     A driver has no option against its log in the session's directory. Whoever ends that session ends the processes that
-    write there (`podrun.vipu.guardian.end_writers`), and this process only visits.
+    write there (`podrun.partition.host.guardian.end_writers`), and this process only visits.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     for name in os.listdir("/proc/self/fd"):

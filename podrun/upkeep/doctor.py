@@ -69,7 +69,7 @@ class Finding:
 
 
 def _host_memory() -> int:
-    from podrun.vipu.ray_starts import available_bytes
+    from podrun.partition.machines.ray_starts import available_bytes
 
     return available_bytes()
 

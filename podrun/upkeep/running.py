@@ -1,8 +1,8 @@
 """``podrun ps`` and ``podrun stop``: whose run holds which IPUs since when, and how one's own is ended.
 
 A *run* is a launch by ``podrun`` or a partition of a server. Launches of this user publish themselves
-(`podrun.vipu.discovery`); partitions come from every server of this user that runs here, and from the one that the
-environment names. `stop` ends a launch as Ctrl-C does, and nothing else: a partition without a launch is
+(`podrun.partition.host.discovery`); partitions come from every server of this user that runs here, and from the one
+that the environment names. `stop` ends a launch as Ctrl-C does, and nothing else: a partition without a launch is
 removed by ``vipu remove partition``, another user's run by that user.
 """
 
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import ConflictError, DeadlineError, DeniedError, NotFoundError, PodrunError
-from podrun.vipu.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry
+from podrun.partition.host.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry
 
 if TYPE_CHECKING:
-    from podrun.vipu.client import VipuClient
+    from podrun.partition.client.vipu_client import VipuClient
 
 TIMEOUT_S = 5.0
 PATIENCE_SECONDS = 20.0
@@ -89,7 +89,7 @@ def changes(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> Ite
     followed: set[tuple[str, int]] = set()
 
     def follow(host: str, port: int, own: bool) -> None:
-        from podrun.vipu.client import VipuClient
+        from podrun.partition.client.vipu_client import VipuClient
 
         with contextlib.suppress(PodrunError), VipuClient(host, port, TIMEOUT_S, own=own) as client:
             for change in client.watch(("partition", "machine")):
@@ -123,7 +123,7 @@ def _of_launch(name: str, entry: ServiceEntry) -> Run:
 
 
 def _of_server(host: str, port: int, own: bool, launches: Mapping[str, ServiceEntry]) -> Iterator[Run]:
-    from podrun.vipu.client import VipuClient
+    from podrun.partition.client.vipu_client import VipuClient
 
     with VipuClient(host, port, TIMEOUT_S, own=own) as client:
         for info in client.list_partitions():

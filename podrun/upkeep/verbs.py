@@ -16,7 +16,7 @@ import click
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.core.terminal import TONES, columns, styled, table
-from podrun.vipu.cli_common import HELP_OPTIONS, json_text, run
+from podrun.partition.commands.common import HELP_OPTIONS, json_text, run
 
 if TYPE_CHECKING:
     from podrun.upkeep.cache import Cache
@@ -44,8 +44,8 @@ def _cache_names(context: click.Context, parameter: click.Parameter, incomplete:
 
 def _launch_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """For a shell: launches of this user, without a call to a server."""
+    from podrun.partition.host.discovery import Registry
     from podrun.upkeep.running import launches
-    from podrun.vipu.discovery import Registry
 
     return [name for name in launches(Registry()) if name.startswith(incomplete)]
 
@@ -138,8 +138,8 @@ def ps(form: str, watch: bool) -> None:
     if not watch:
         click.echo(_shown_runs(form), color=True)
         return
+    from podrun.partition.host.discovery import Registry
     from podrun.upkeep.running import changes
-    from podrun.vipu.discovery import Registry
 
     before = ""
     for _ in changes(Registry(), _servers()):
@@ -198,15 +198,15 @@ def stop(name: str, force: bool) -> None:
 
 
 def _runs() -> tuple[list[Run], list[str]]:
+    from podrun.partition.host.discovery import Registry
     from podrun.upkeep.running import runs
-    from podrun.vipu.discovery import Registry
 
     return runs(Registry(), _servers())
 
 
 def _servers() -> list[tuple[str, int, bool]]:
     """The server that the environment names, beside those that run here."""
-    from podrun.vipu.cli_common import find_server
+    from podrun.partition.commands.common import find_server
 
     named = find_server(None, None)
     return [] if named.source == "the default" else [(named.host, named.port, named.own)]

@@ -17,8 +17,8 @@ from podrun.core.documents import MAX_BYTES, parse_document, parse_json, read_by
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.launcher.config import read_config
 from podrun.launcher.remote import read_hostfile
+from podrun.partition.commands.common import read_hcl
 from podrun.report.document import load as load_profile
-from podrun.vipu.cli_common import read_hcl
 
 SCHEMA = {
     "type": "object",
@@ -153,9 +153,9 @@ def test_kept_plans_options_and_notes_of_servers_go_through_it(
 ) -> None:
     from podrun.costmodel import plan_cache
     from podrun.faults.plan_file import simulated_soc_errors
+    from podrun.partition.host.discovery import Registry
+    from podrun.partition.machines.keeper import MachineList
     from podrun.report.chrome_trace import log_of
-    from podrun.vipu.discovery import Registry
-    from podrun.vipu.keeper import MachineList
 
     kept = tmp_path / "plan"
     kept.write_text(f"{hashlib.sha256(DEEP.encode()).hexdigest()}\n{DEEP}")

@@ -25,10 +25,10 @@ from podrun.device.xla.pieces import PieceCache
 from podrun.faults import DISTURBANCES, EFFECTS, FaultSpec, FaultTarget, PlanOfALaunch, ProgramFaults
 from podrun.faults.effects import events_of, settings_of, strikes_in_batches
 from podrun.launcher.repair import planned_on
+from podrun.partition.server.request_faults import RequestFaults
 from podrun.popdist import collectives
-from podrun.vipu.request_faults import RequestFaults
 from tests.checkpoint.test_checkpoint_crashes import Program
-from tests.vipu.conftest import Pod as ServicePod
+from tests.partition.conftest import Pod as ServicePod
 
 from .campaign import LINKS, Training, live_through
 from .conftest import together

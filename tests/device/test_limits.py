@@ -22,12 +22,12 @@ from podrun.device.service import host_session, servicer, wire
 from podrun.device.service.control import MachineControl
 from podrun.device.service.host_session import SessionLimits
 from podrun.device.service.server import MachineServer
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.server.service import Service
+from podrun.partition.state.store import Store
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
-from podrun.vipu.client import VipuClient
-from podrun.vipu.machine_pool import LocalMachinePool
-from podrun.vipu.service import Service
-from podrun.vipu.store import Store
 from tests.conftest import wait_until
 
 OTHER = Caller(31003, own=False)

@@ -18,12 +18,12 @@ from podrun.launcher.output import Log
 from podrun.launcher.partition import PartitionSession, answers, work_since
 from podrun.launcher.plan import LaunchContext, plan_launch
 from podrun.launcher.server import usable_names
-from podrun.vipu.client import VipuClient
-from podrun.vipu.holders import SignsOfLife, this_holder
-from podrun.vipu.orphans import HolderWatch
-from podrun.vipu.types import PartitionState
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.host.holders import SignsOfLife, this_holder
+from podrun.partition.state.orphans import HolderWatch
+from podrun.partition.state.values import PartitionState
 from tests.conftest import wait_until
-from tests.vipu.conftest import Pod
+from tests.partition.conftest import Pod
 
 
 class Launches:

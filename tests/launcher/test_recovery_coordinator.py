@@ -42,8 +42,8 @@ from podrun.launcher.recovery import (
 from podrun.launcher.repair import Repairs, done_by_all, not_planned, remaining
 from podrun.launcher.spec import LaunchSpec
 from podrun.launcher.supervise import LaunchOutcome
-from podrun.vipu.types import PartitionState
-from tests.vipu.conftest import Pod
+from podrun.partition.state.values import PartitionState
+from tests.partition.conftest import Pod
 
 ALL_WELL = Damage()
 LINK = Damage(links=((2, 3),), words=("IPU-Link 2-3 down",))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from podrun.vipu.discovery import LAUNCHER, Registry, ServiceEntry, this_process
-from tests.vipu.conftest import Pod
+from podrun.partition.host.discovery import LAUNCHER, Registry, ServiceEntry, this_process
+from tests.partition.conftest import Pod
 
 
 @pytest.fixture

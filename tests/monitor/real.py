@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from podrun.core.cluster import load_cluster
-from podrun.vipu.client import VipuClient
-from podrun.vipu.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
-from podrun.vipu.machine_pool import LocalMachinePool
-from podrun.vipu.service import Service
-from podrun.vipu.store import Store
-from podrun.vipu.types import Requirements
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
+from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.server.service import Service
+from podrun.partition.state.store import Store
+from podrun.partition.state.values import Requirements
 
 
 class RealPod:

@@ -19,7 +19,7 @@ from podrun.core.telemetry import AttachedProcess
 from podrun.device.error_messages import machine_lost
 from podrun.monitor import exporter, gcipuinfo
 from podrun.monitor.exporter import make_server
-from tests.vipu.conftest import Pod
+from tests.partition.conftest import Pod
 
 
 @pytest.fixture(autouse=True)

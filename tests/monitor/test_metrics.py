@@ -15,8 +15,8 @@ import pytest
 from podrun.core.telemetry import AttachedProcess, MachineReport
 from podrun.monitor.exporter import make_server
 from podrun.monitor.metric_families import MetricsPage, agent_families, partition_families, service_families
-from podrun.vipu.types import CallInfo, ServiceMetrics, partition_json
-from tests.vipu.conftest import Pod
+from podrun.partition.state.values import CallInfo, ServiceMetrics, partition_json
+from tests.partition.conftest import Pod
 
 SAMPLE = re.compile(r'[a-z_]+(\{([a-z_]+="(\\.|[^"\\])*",?)+\})? -?[0-9.e+-]+')
 NO_BASE_UNITS = re.compile(

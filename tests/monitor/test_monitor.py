@@ -25,9 +25,9 @@ from podrun.monitor.device_tools import (
     whole,
 )
 from podrun.monitor.devices import Device, View, device_sets, diagnose
-from podrun.vipu.cli_common import run
-from podrun.vipu.types import IpuofConfig, PartitionInfo, PartitionState
-from tests.vipu.conftest import Pod
+from podrun.partition.commands.common import run
+from podrun.partition.state.values import IpuofConfig, PartitionInfo, PartitionState
+from tests.partition.conftest import Pod
 
 VERSIONS = {"IPUoF server": "1.11.0", "ICU firmware": "2.5.9", "IPU-M software": "2.6.0-028"}
 

@@ -22,8 +22,8 @@ from podrun.monitor import device_tools
 from podrun.monitor.devices import views
 from podrun.upkeep import verbs
 from podrun.upkeep.running import Run
+from tests.partition.conftest import Pod
 from tests.test_docs import COMMANDS
-from tests.vipu.conftest import Pod
 
 COLUMNS = 80
 STYLE = re.compile(r"\x1b\[[0-9;]*m")

@@ -11,9 +11,9 @@ import pytest
 from podrun.monitor.device_tools import gc_monitor, gc_reset
 from podrun.monitor.devices import connect
 from podrun.monitor.load_tools import gc_flops
-from podrun.vipu.cli_common import run
-from podrun.vipu.discovery import LAUNCHER, VIPU_SERVER, Registry, ServiceEntry, this_process
-from tests.vipu.conftest import Pod
+from podrun.partition.commands.common import run
+from podrun.partition.host.discovery import LAUNCHER, VIPU_SERVER, Registry, ServiceEntry, this_process
+from tests.partition.conftest import Pod
 
 ANY = ("VIPU_CLI_API_HOST", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT", "IPUOF_VIPU_API_PARTITION_ID")
 

@@ -18,11 +18,11 @@ from podrun.device.program.engine import Engine
 from podrun.launcher.cli import check_verb, main
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.profile import TRUST
+from podrun.partition.host import discovery
 from podrun.runtime.graph import Hints, Node
 from podrun.session.exceptions import popart_exception
 from podrun.session.parts.run import LabelRange, label_ranges, warn_of_strange_labels
 from podrun.session.program.lowering_models import near
-from podrun.vipu import discovery
 
 
 def classifier(
@@ -231,7 +231,7 @@ def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 
 
 def test_a_full_directory_for_temporary_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from podrun.vipu import ray_session
+    from podrun.partition.machines import ray_session
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     for make in (ray_session._short_scratch, discovery.scratch_directory):

@@ -123,7 +123,7 @@ export VIPU_CLI_API_HOST=127.0.0.1 VIPU_CLI_API_PORT={self.port} PODRUN_SLURM_TI
         words = [
             sys.executable,
             "-m",
-            "podrun.vipu.cli_server",
+            "podrun.partition.commands.vipu_server",
             "--cluster=pod16",
             f"--port={port}",
             "--in-process",
@@ -149,7 +149,7 @@ export VIPU_CLI_API_HOST=127.0.0.1 VIPU_CLI_API_PORT={self.port} PODRUN_SLURM_TI
         command = [
             sys.executable,
             "-m",
-            "podrun.vipu.cli_admin",
+            "podrun.partition.commands.vipu_admin",
             "--api-host=127.0.0.1",
             f"--api-port={self.port}",
         ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.vipu.discovery import Registry
+from podrun.partition.host.discovery import Registry
 from tests.conftest import Commands, run_and_check_for_leaks, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from podrun.vipu.guardian import SCRATCH_PREFIX
+from podrun.partition.host.guardian import SCRATCH_PREFIX
 from tests.conftest import BIN, LEAK_SECONDS, wait_until
 from tests.system.namespaces import NamespaceHost, needs, two_hosts
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.vipu.discovery import Registry
+from podrun.partition.host.discovery import Registry
 from tests.conftest import Commands, tagged, wait_until
 from tests.system.conftest import PARTITION, PROGRAMS
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.vipu.event_log import BOUNDS_S
+from podrun.partition.server.event_log import BOUNDS_S
 from tests.certificates import MISSING, Authority
 from tests.conftest import Commands
 

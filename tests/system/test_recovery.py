@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from podrun.partition.host.discovery import Registry
 from podrun.record.events import read_record
 from podrun.record.incidents import incidents_of
-from podrun.vipu.discovery import Registry
 from tests.conftest import LEAK_SECONDS, Commands, tagged, wait_until
 from tests.system.conftest import PARTITION, START_SECONDS, _listens
 

@@ -29,9 +29,9 @@ import json, sys
 from podrun.collectives import create
 from podrun.core.cluster import load_cluster
 from podrun.device.service.server import MachineServer
-from podrun.vipu.machine_pool import LocalMachinePool
-from podrun.vipu.service import Service
-from podrun.vipu.store import Store
+from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.server.service import Service
+from podrun.partition.state.store import Store
 address, secret = sys.argv[1:]
 cluster = load_cluster("pod16")
 service = Service(cluster, Store(None, "pod16"), LocalMachinePool(cluster))
@@ -95,7 +95,7 @@ import json, os, sys
 from podrun.collectives import join
 from podrun.core.errors import PodrunError
 from podrun.device.service.control import MachineControl
-from podrun.vipu.client import VipuClient
+from podrun.partition.client.vipu_client import VipuClient
 service, machine, token, secret = json.loads(sys.argv[1])
 os.environ["PODRUN_TOKEN"] = secret
 host, port = service.rsplit(":", 1)

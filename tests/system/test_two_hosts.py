@@ -57,7 +57,7 @@ def test_replicas_over_several_machines_lie_on_both_hosts(cluster: Cluster, repl
 
 LOOK = """
 import os, time
-from podrun.vipu.client import VipuClient
+from podrun.partition.client.vipu_client import VipuClient
 from podrun.core.errors import PodrunError
 host, port = os.environ["IPUOF_VIPU_API_HOST"], int(os.environ["IPUOF_VIPU_API_PORT"])
 name = os.environ["IPUOF_VIPU_API_PARTITION_ID"]

@@ -19,12 +19,12 @@ from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, DeadlineError, DeniedError, NotFoundError, UsageError
 from podrun.core.identity import user_name
 from podrun.core.terminal import error_lines, table
+from podrun.partition.host.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry, this_process
 from podrun.upkeep import verbs
 from podrun.upkeep.cache import caches, chosen, clear
 from podrun.upkeep.completion import launcher, script
 from podrun.upkeep.doctor import GIB, Finding, HostFacts, Soundness, check_numbers, cpu_flags, examine
 from podrun.upkeep.running import Run, described, find, runs, stop
-from podrun.vipu.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry, this_process
 
 GOOD_PROBE = (0, '{"sum": 21, "set": "avx2-0", "wanted": true, "onednn": true}\n', "")
 

@@ -1,0 +1,177 @@
+"""With whom a partition ends: the process that asked for it, and whether that process lives.
+
+A partition that ``podrun`` makes belongs to the launch, a request in the queue to the client that waits. Such a record
+carries its *holder*, which is stored with it, so that a server that starts can tell as well as the one before whose
+holder is gone. A server on the holder's host looks at the process: its number and its start time. For a holder that it
+cannot see, on another host or in another container, it counts the seconds since the last sign of life.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from podrun.core.errors import UsageError
+from podrun.partition.host.discovery import ProcessId, this_process
+from podrun.partition.state.values import Requirements
+
+HOLD_LEASE_S = 60.0
+"""Seconds without a sign of life after which a partition ends whose holder the server cannot see."""
+QUEUE_LEASE_S = 15.0
+"""Seconds after which a queued request that nobody asks about leaves the queue: its client has vanished."""
+_TEXT = re.compile(r"[^:\s]{1,255}:[0-9a-f-]{0,36}:[0-9]{0,20}:[0-9]{1,10}:[0-9]{1,20}")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process anywhere: its host, that host's boot, its process id namespace, its number there, its start time in
+    clock ticks since boot. `str` gives the text that travels and is stored.
+    """
+
+    host: str
+    boot: str
+    namespace: str
+    process: ProcessId
+
+    def __str__(self) -> str:
+        where = f"{self.host}:{self.boot}:{self.namespace}"
+        return f"{where}:{self.process.pid}:{self.process.start_ticks}"
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Where the process's number means something."""
+        return self.host, self.boot, self.namespace
+
+    @property
+    def in_words(self) -> str:
+        """The process as messages name it."""
+        return f"process {self.process.pid} on {self.host}"
+
+
+def this_holder() -> Holder:
+    """The calling process."""
+    return Holder(*here(), this_process())
+
+
+@cache
+def here() -> tuple[str, str, str]:
+    """This host, its boot, and this process's namespace of process numbers; empty where the kernel does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    try:
+        namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        namespace = ""
+    return socket.gethostname().replace(":", "_") or "localhost", boot, namespace
+
+
+def parse_holder(text: str) -> Holder:
+    """The holder of a text. Raises ValueError if it is none."""
+    if not _TEXT.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} names no process, as HOST:BOOT:PID-NAMESPACE:PID:START-TICKS does")
+    host, boot, namespace, pid, ticks = text.split(":")
+    return Holder(host, boot, namespace, ProcessId(int(pid), int(ticks)))
+
+
+def check_end(needs: Requirements) -> None:
+    """Raise UsageError for a request whose time limit or holder is none."""
+    if needs.limit_s < 0 or not math.isfinite(needs.limit_s):
+        raise UsageError(f"a partition cannot last {needs.limit_s:g} s", hint="Use --time-limit SECONDS.")
+    try:
+        if needs.holder:
+            parse_holder(needs.holder)
+    except ValueError as error:
+        raise UsageError(
+            str(error), hint="Leave it empty: the partition then stays until it is removed."
+        ) from None
+
+
+def lives(text: str) -> bool | None:
+    """Whether a holder's process runs; None if it cannot be seen from here."""
+    holder = parse_holder(text)
+    if holder.place != here():
+        return None
+    process = ProcessId.of(holder.process.pid)
+    if process is not None or os.path.exists(f"/proc/{holder.process.pid}"):
+        return process == holder.process  # Not so for a zombie, or a later process of its number.
+    try:
+        os.kill(holder.process.pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # Another user's, and /proc hides what is others'.
+    return None
+
+
+class SignsOfLife:
+    """When a client last asked about each queued request, and when each holder of a partition last gave a sign.
+    ``see``: see `lives`.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        see: Callable[[str], bool | None] = lives,
+    ) -> None:
+        self._clock, self._see = clock, see
+        self._lock = threading.Lock()
+        self._heard: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+        """When this server first looked at a name of which it had heard nothing."""
+
+    def note(self, name: str) -> None:
+        """Note a sign of life for the request or partition of this name."""
+        with self._lock:
+            self._heard[name] = self._clock()
+
+    def vanished(self, waiting: Mapping[str, str]) -> list[str]:
+        """Of requests in the queue, with their holders ("": none), those whose client is gone, or has not asked for
+        `QUEUE_LEASE_S`.
+        """
+        silent = self._silent(waiting, QUEUE_LEASE_S)
+        return [
+            name for name, text in waiting.items() if name in silent or (text and self._see(text) is False)
+        ]
+
+    def orphans(self, held: Mapping[str, str]) -> list[str]:
+        """Of partitions, with their holders, those whose holder is gone, or cannot be seen and has given no sign for
+        `HOLD_LEASE_S`.
+        """
+        silent = self._silent(held, HOLD_LEASE_S)
+        gone = {name: self._see(text) for name, text in held.items()}
+        return [name for name, alive in gone.items() if alive is False or (alive is None and name in silent)]
+
+    def absent(self, waiting: Mapping[str, str]) -> frozenset[str]:
+        """Of requests in the queue those that must not be served now: their client is gone, or it cannot be seen and
+        has not asked since the server started.
+        """
+        seen = {name: self._see(text) if text else None for name, text in waiting.items()}
+        with self._lock:
+            return frozenset(
+                name
+                for name, alive in seen.items()
+                if not alive and (alive is False or name not in self._heard)
+            )
+
+    def forget(self, but: Collection[str]) -> None:
+        """Forget all names but these."""
+        with self._lock:
+            self._heard = {name: at for name, at in self._heard.items() if name in but}
+            self._since = {name: at for name, at in self._since.items() if name in but}
+
+    def _silent(self, names: Iterable[str], lease: float) -> set[str]:
+        """Names of which nothing has been heard for so many seconds."""
+        with self._lock:
+            now = self._clock()
+            last = {name: self._heard.get(name, self._since.setdefault(name, now)) for name in names}
+        return {name for name, at in last.items() if now - at > lease}

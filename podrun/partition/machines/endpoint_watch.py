@@ -1,0 +1,253 @@
+"""Threads that watch whether machines still listen, and what is due every second.
+`call_error` says what a call that failed tells about who listens.
+
+`EndpointWatcher` detects at once that a process that listens on a TCP port has ended.
+
+The watcher keeps an idle connection to the port, which the kernel breaks when the process ends. Then it connects again:
+if that is refused, the process is gone; if it is accepted, only the connection was closed, as gRPC servers do after two
+idle minutes. (A process that is being killed may accept one more connection, which breaks in turn.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from podrun.core.access import tls_asked_for, why_unreachable
+from podrun.core.connections import GREETING
+from podrun.core.errors import DeadlineError, DeniedError, PodrunError, ServiceError, error_from_json
+
+
+def listens(endpoint: str, timeout: float = 1.0) -> bool:
+    """True iff a process accepts connections at host:port."""
+    connection = _connect(endpoint, timeout)
+    if connection is None:
+        return False
+    connection.close()
+    return True
+
+
+def _connect(endpoint: str, timeout: float = 1.0) -> socket.socket | None:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
+    except OSError:
+        return None
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setblocking(False)
+    return connection
+
+
+CLOSED_AT_ONCE_S = 0.1
+"""Least time between two connections to one endpoint."""
+
+
+def _connect_to_watch(endpoint: str) -> socket.socket | None:
+    """A connection that its server leaves open, except with TLS: such a server closes what is silent."""
+    connection = _connect(endpoint)
+    if connection is not None and not tls_asked_for():
+        with contextlib.suppress(OSError):  # That it is broken is found where connections are watched.
+            connection.send(GREETING)
+    return connection
+
+
+class NoServerError(ServiceError):
+    """No V-IPU server answers at an address; one may be starting again."""
+
+
+ERROR_METADATA_KEY = "podrun-error-bin"
+"""Trailing metadata with the error as JSON."""
+
+
+def call_error(error: Any, where: str, timeout: float) -> PodrunError:
+    """What a failed call to the V-IPU server at ``where`` (host:port) means. ``error``: gRPC's; ``timeout``: seconds
+    that the call was given."""
+    import grpc
+
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_METADATA_KEY:
+            return error_from_json(value)
+    if error.code() is grpc.StatusCode.UNAVAILABLE and (why := why_unreachable(where)):
+        return ServiceError(why)
+    if error.code() is grpc.StatusCode.UNAVAILABLE and listens(where):
+        return NoServerError(
+            f"the program at {where} accepts connections but does not answer as a V-IPU server",
+            hint="Check host and port: another program may use the port, or the server may be stopped.",
+        )
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return NoServerError(
+            f"no V-IPU server answers at {where}",
+            hint="Start one (vipu-server --cluster pod16), or name another host and port: --vipu-server-host and "
+            "--vipu-server-port in podrun, --api-host and --api-port in vipu.",
+        )
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return DeniedError(
+            f"the V-IPU server at {where} is another user's, or does not know this user's secret: "
+            f"{error.details()}",
+            hint="Use a server of your own (vipu-server, or podrun --private yes), or ask that user to share it.",
+        )
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return ServiceError(
+            f"the program at {where} is no V-IPU server, or one of another release: {error.details()}",
+            hint="Check host and port; vipu --server-version shows what is there.",
+        )
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(
+            f"the V-IPU server at {where} did not answer within {timeout:g} s",
+            hint="Allow more time (--vipu-server-timeout SECONDS in podrun, --timeout in vipu).",
+        )
+    return ServiceError(
+        f"the V-IPU server at {where} failed: {error.code().name}: {error.details()}",
+        hint="vipu-server --verbose logs what happens.",
+    )
+
+
+@dataclass(eq=False, slots=True)
+class _WatchedEndpoint:
+    endpoint: str
+    gone: Callable[[], None]
+    connection: socket.socket | None = None
+    since: float = 0.0
+
+
+class EndpointWatcher:
+    """Watches any number of endpoints with one thread, which ends with the last of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: set[_WatchedEndpoint] = set()
+        self._selector = selectors.DefaultSelector()
+        self._wake_up, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread: threading.Thread | None = None
+
+    def watch(self, endpoint: str, gone: Callable[[], None]) -> Callable[[], None]:
+        """Call ``gone`` once, from a thread, when no process listens there; returns a function that stops watching."""
+        entry = _WatchedEndpoint(endpoint, gone, _connect_to_watch(endpoint), time.monotonic())
+        with self._lock:
+            self._watched.add(entry)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="podrun-watch", daemon=True)
+                self._thread.start()
+        self._wake_up.send(b".")
+        return lambda: self._forget(entry)
+
+    def _forget(self, entry: _WatchedEndpoint) -> None:
+        with self._lock:
+            self._watched.discard(entry)
+        with contextlib.suppress(OSError):
+            self._wake_up.send(b".")
+
+    def _run(self) -> None:
+        """Wait for connections to break. Only this thread touches the selector."""
+        while self._update_selector():
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    self._woken.recv(64)
+                elif _broken(key.data.connection):
+                    self._reconnect(key.data)
+
+    def _update_selector(self) -> bool:
+        """Register and drop endpoints as they were added and removed; False, and the thread ends, if none is left."""
+        with self._lock:
+            watched = set(self._watched)
+        known = self._registered()
+        for entry in known - watched:
+            self._drop(entry)
+        for entry in watched - known:
+            if entry.connection is None:
+                self._report_gone(entry)
+            else:
+                self._selector.register(entry.connection, selectors.EVENT_READ, entry)
+        with self._lock:
+            # Whoever adds or removes one after this wakes the thread.
+            if self._watched or self._registered():
+                return True
+            self._thread = None
+            return False
+
+    def _registered(self) -> set[_WatchedEndpoint]:
+        return {key.data for key in self._selector.get_map().values() if key.data is not None}
+
+    def _drop(self, entry: _WatchedEndpoint) -> None:
+        if entry.connection is not None:
+            self._selector.unregister(entry.connection)
+            entry.connection.close()
+            entry.connection = None
+
+    def _reconnect(self, entry: _WatchedEndpoint) -> None:
+        self._drop(entry)
+        # A server that takes no more connections closes each at once.
+        time.sleep(max(0.0, min(CLOSED_AT_ONCE_S, entry.since + CLOSED_AT_ONCE_S - time.monotonic())))
+        entry.connection, entry.since = _connect_to_watch(entry.endpoint), time.monotonic()
+        # `_update_selector` registers the new connection, or reports that there is none.
+
+    def _report_gone(self, entry: _WatchedEndpoint) -> None:
+        with self._lock:
+            watched = entry in self._watched
+            self._watched.discard(entry)
+        if watched:
+            threading.Thread(target=entry.gone, name=f"podrun-lost-{entry.endpoint}", daemon=True).start()
+
+
+def _broken(connection: socket.socket | None) -> bool:
+    """True iff the other side ended the connection; data it sent are discarded."""
+    if connection is None:
+        return False
+    try:
+        return not connection.recv(4096)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+log = logging.getLogger("podrun.partition")
+
+ROUND_S = 1.0
+"""Seconds between two rounds."""
+HEARTBEAT_S = 5.0
+"""Seconds between two questions to every machine in use."""
+
+
+def steady_clock(
+    wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
+    """Seconds since 1970 at the call, and steady from then on, so that setting the clock ends no partitions or
+    reservations.
+    """
+    base = wall() - monotonic()
+    return lambda: base + monotonic()
+
+
+class Rounds:
+    """A thread that calls ``work`` every ``seconds`` until it is stopped. An error is logged and ends one call only."""
+
+    def __init__(self, name: str, seconds: float, work: Callable[[], None]) -> None:
+        self._seconds, self._work = seconds, work
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; waits for a call that is under way. Idempotent."""
+        self._stopped.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(10.0)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._seconds):
+            try:
+                self._work()
+            except Exception:
+                log.exception("%s failed", self._thread.name)

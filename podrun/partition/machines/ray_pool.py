@@ -1,0 +1,481 @@
+"""Machines as Ray actors: one for each IPU-M2000, or one for several if the host cannot hold a process for each.
+
+Actors of one start are created together. On one host, the actors of an IPU-Link domain share a placement group; over
+the nodes of a Ray cluster `podrun.partition.machines.ray_starts` chooses the node, and machines listen on their
+node's address and require podrun's token. Ray places and supervises; commands to machines go over gRPC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from podrun.core.access import make_token, tls_asked_for
+from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
+from podrun.core.environment import TLS_VARIABLES, environment, runtime_directory
+from podrun.core.errors import ServiceError
+from podrun.core.own_sockets import remove_server_socket, remove_stale_sockets
+from podrun.partition.machines.keeper import Keeper, ListedMachine, MachineList
+from podrun.partition.machines.pool import (
+    ADOPT_SECONDS,
+    NO_LEASE,
+    BasePool,
+    Control,
+    Lease,
+    OnLost,
+    _LeftMachine,
+    _Machine,
+)
+from podrun.partition.machines.ray_session import RaySession
+from podrun.partition.machines.ray_starts import (
+    PER_PROCESS_VARIABLE,
+    ActorStart,
+    Host,
+    available_bytes,
+    death_of_memory,
+    host_of_agents,
+    in_processes,
+    machines_per_process,
+    start_together,
+)
+
+log = logging.getLogger("podrun.partition")
+
+LOOPBACK = "127.0.0.1"
+SETTLE_SECONDS = 1.0
+"""Seconds from the start of a server until it joins Ray, so that waiting callers are answered first."""
+CPU_SHARE = 0.001
+"""CPUs that an actor reserves: little, since machines mostly wait and share the CPUs of the host."""
+_SHORT = (
+    "The host may be short of memory or processes; try a smaller POD or PODRUN_MACHINES_PER_PROCESS=4. "
+    "vipu-server --verbose logs what happens."
+)
+_IS_CLOSED = "the pool of machines was closed"
+
+
+class RayMachinePool(BasePool):
+    """A pool of Ray actors. ``address``: an existing Ray cluster to use; None: a private one on this host.
+
+    ``on_session`` is called once Ray runs. ``start_timeout``: seconds in which machines started together must be up.
+    ``options`` go to each machine. ``token``: the secret that callers of machines prove to know (by default this
+    user's). ``keeper``: keeps the private Ray of a pool that is opened with a lease; its machines are detached actors.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        address: str | None = None,
+        keep_spares: bool = False,
+        on_session: Callable[[RaySession], None] = lambda session: None,
+        start_timeout: float = 120.0,
+        options: Mapping[str, Any] | None = None,
+        token: str = "",
+        keeper: Keeper | None = None,
+    ) -> None:
+        super().__init__(cluster, keep_spares=keep_spares)
+        self.keeper = keeper
+        self._token = token or make_token(environment(), runtime_directory())
+        self._host_of: dict[str, Host] | None = None
+        self._address = address
+        self._start_timeout = start_timeout
+        self._on_session = on_session
+        self._options = dict(options or {})
+        self._session: RaySession | None = None
+        self._session_lock = threading.Lock()
+        self._groups: dict[tuple[str, ...], Any] = {}
+        self._numbers = itertools.count(1)
+        self._idle = threading.Condition()
+        self._users_of_ray = 0
+        self._list = MachineList(runtime_directory(), "")
+        self._watches_keeper = False
+        self._taken_over: frozenset[str] | None = None
+        self._closing, self._ray_is_closed = threading.Event(), False
+
+    def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
+        """See MachinePool. Ray itself starts with the first machine."""
+        super().open(on_lost, lease)
+        self._list = MachineList(runtime_directory(), lease.pod)
+
+    @property
+    def session(self) -> RaySession:
+        """The pool's Ray; started if it does not run. Raises ServiceError once the pool has ended it."""
+        with self._session_lock:
+            if self._ray_is_closed:
+                raise ServiceError(_IS_CLOSED)
+            if self._session is not None and not self._session.alive:
+                # Something else ended Ray, and its machines with it. Restarted machines get a new one.
+                self._session.close()
+                self._session = None
+                self._groups.clear()
+            if self._session is None:
+                kept = None
+                if self.keeper is not None and self.lease.epoch:
+                    kept = self.keeper.ensure()
+                    self._watch_keeper(self.keeper)
+                self._session = RaySession(self._address, keeper=kept, wanted=lambda: not self._closed)
+                self._on_session(self._session)
+            return self._session
+
+    def close(self, *, leave: bool = False) -> None:
+        """See MachinePool."""
+        self._closing.set()
+        super().close(leave=leave)
+        with self._idle:
+            # Ray must not end while a thread uses it; the thread soon notices that the pool is closed.
+            self._idle.wait_for(lambda: not self._users_of_ray, self._start_timeout)
+        with self._session_lock:
+            session, self._session, self._ray_is_closed = self._session, None, True
+        if session is not None:
+            for group in self._groups.values() if self._address is not None else ():
+                from ray.util.placement_group import remove_placement_group
+
+                try:
+                    remove_placement_group(group)
+                except Exception as error:  # Ray forgets its groups when it ends, in the next line.
+                    log.debug("a placement group was not removed: %s", error)
+            self._groups.clear()
+            session.close()
+        if not leave:
+            self._list.remove()
+        if self.keeper is not None and self.lease.epoch and not leave:
+            self.keeper.end()
+        remove_stale_sockets()  # Of machines that were lost.
+
+    def _watch_keeper(self, keeper: Keeper) -> None:
+        if not self._watches_keeper:
+            self._watches_keeper = True
+            keeper.watch(self._keeper_ended)
+
+    def _find_left(self) -> list[_LeftMachine] | None:
+        if self.keeper is not None:
+            if self.keeper.running() is None:
+                return None
+            self._watch_keeper(self.keeper)
+        listed = self._list.read()
+        if listed is None:
+            return self._ask_ray()
+        self._taken_over = frozenset(entry.actor for entry in listed)
+        return [
+            _LeftMachine(
+                entry.agent,
+                entry.endpoint,
+                _ActorMachine(entry.actor, self._namespace, entry.agent, entry.alone),
+                entry.partition,
+            )
+            for entry in listed
+        ]
+
+    def settle(self) -> None:
+        """See MachinePool. Joins Ray, and compares its actors with the list by which machines were taken over."""
+        if self._taken_over is not None:
+            threading.Thread(
+                target=self._compare_with_ray, args=[self._taken_over], name="podrun-settle", daemon=True
+            ).start()
+
+    def _compare_with_ray(self, listed: frozenset[str]) -> None:
+        """Report machines whose actor is gone, and end actors of earlier servers that no list names.
+
+        Machines are compared as the list had them: one that is changing hands, or that closing leaves to the next
+        server, is no stranger.
+        """
+        if self._closing.wait(SETTLE_SECONDS):
+            return
+        try:
+            with self._using_ray():
+                self._end_strangers(self.session.ray, listed)
+        except Exception as error:
+            if not self._closed:
+                log.warning("machines could not be compared with Ray's: %s", error)
+
+    def _end_strangers(self, ray: Any, listed: frozenset[str]) -> None:
+        there = {
+            entry["name"]
+            for entry in ray.util.list_named_actors(all_namespaces=True)
+            if entry["namespace"] == self._namespace
+        }
+        with self._lock:
+            machines = [*self._in_use.values(), *self._spares.values()]
+        for machine in machines:
+            if machine.handle.name in listed - there:
+                self._gone(machine)
+            elif (
+                machine.handle.actor is None
+            ):  # Ray forgets the name of an actor that ends, and so why it did.
+                actor = ray.get_actor(machine.handle.name, self._namespace)
+                machine.handle = replace(machine.handle, actor=actor)
+        for name in sorted(there - listed):
+            if name.split("-")[-2:-1] == [str(self.lease.epoch)]:
+                continue  # One of this server's own machines, which may be starting.
+            self._check_open()
+            log.info("actor %s of an earlier server is in no list: it is ended", name)
+            ray.kill(ray.get_actor(name, self._namespace))
+
+    def _why_ended(self, machine: _Machine) -> str:
+        """See BasePool. Ray is asked whether its memory monitor ended the machine: a Ray that podrun did not start has
+        one, which ends machines when any process of the host takes memory."""
+        ended = super()._why_ended(machine)
+        session, actor = self._session, machine.handle.actor
+        if session is None or actor is None or not session.alive:
+            return ended
+        try:
+            with self._using_ray():
+                return death_of_memory(session.ray, actor) or ended
+        except (
+            Exception
+        ) as error:  # The pool is closed, or Ray does not answer: the machine is lost in any case.
+            log.debug("Ray does not say why the machine of %s ended: %s", machine.agent_id, error)
+            return ended
+
+    @contextlib.contextmanager
+    def _using_ray(self) -> Iterator[None]:
+        """The pool does not end Ray in this context. Raises ServiceError if it is closed."""
+        with self._idle:
+            self._users_of_ray += 1
+        try:
+            self._check_open()
+            yield
+        finally:
+            with self._idle:
+                self._users_of_ray -= 1
+                self._idle.notify_all()
+
+    def _note_machines(self) -> None:
+        if not self.lease.epoch or self._closed:
+            return
+        uses = [(use.partition, machine) for use, machine in self._in_use.items()]
+        uses += [("", machine) for machine in self._spares.values()]
+        self._list.write(
+            ListedMachine(
+                machine.agent_id, machine.endpoint, partition, machine.handle.name, machine.handle.alone
+            )
+            for partition, machine in uses
+        )
+
+    def _ask_ray(self) -> list[_LeftMachine] | None:
+        """Ray's actors of machines that an earlier server left; actors that do not answer end."""
+        ray = self.session.ray
+        names = [
+            entry["name"]
+            for entry in ray.util.list_named_actors(all_namespaces=True)
+            if entry["namespace"] == self._namespace
+        ]
+        actors = [ray.get_actor(name, self._namespace) for name in names]
+        if not actors and self.keeper is None:
+            return None
+        asked = [actor.endpoints.remote() for actor in actors]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ADOPT_SECONDS) if asked else ([], [])
+        found: list[_LeftMachine] = []
+        for name, actor, answer in zip(names, actors, asked, strict=True):
+            try:
+                machines = ray.get(answer) if answer in answered else {}
+            except ray.exceptions.RayError as error:  # The actor's process has ended.
+                log.info("an actor of the last server does not answer: %s", error)
+                machines = {}
+            if not machines:
+                ray.kill(actor)
+            found += [
+                _LeftMachine(
+                    agent, endpoint, _ActorMachine(name, self._namespace, agent, len(machines) == 1, actor)
+                )
+                for agent, endpoint in machines.items()
+            ]
+        return found
+
+    def _keeper_ended(self) -> None:
+        if not self._closed:
+            self.on_keeper_ended()
+
+    @property
+    def _namespace(self) -> str:
+        return f"podrun-{self.lease.pod}"
+
+    def _lasting(self, name: str) -> dict[str, Any]:
+        """Options of an actor that outlives this process, if the pool has a lease."""
+        if not self.lease.epoch:
+            return {}
+        return {"name": name, "namespace": self._namespace, "lifetime": "detached"}
+
+    def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
+        with self._using_ray():
+            return self._start_actors(agents)
+
+    def _start_actors(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
+        ray = self.session.ray
+        self._check_open()
+        groups = self._groups_of(agents)
+        names = [f"{group[0]}-{self.lease.epoch}-{next(self._numbers)}" for group in groups]
+        running = start_together(
+            [
+                (f"machine {', '.join(group)}", partial(self._begin, group, name))
+                for group, name in zip(groups, names, strict=True)
+            ],
+            ray,
+            timeout=self._start_timeout,
+            hint=_SHORT,
+            check_wanted=self._check_open,
+        )
+        # In the order requested; an agent may occur more than once.
+        started: dict[str, list[tuple[str, Any]]] = {}
+        for group, name, (actor, endpoints) in zip(groups, names, running, strict=True):
+            for agent, endpoint in zip(group, endpoints, strict=True):
+                machine = _ActorMachine(name, self._namespace, agent, len(group) == 1, actor)
+                started.setdefault(agent, []).append((endpoint, machine))
+        return [started[agent].pop(0) for agent in agents]
+
+    def _begin(self, group: list[str], name: str) -> ActorStart:
+        """Make Ray start the machines of a group in an actor, without waiting."""
+        from podrun.device.service.server import machine_actor
+
+        actor = machine_actor().options(**self._place(group[0]), **self._lasting(name)).remote()
+        listen: dict[str, Any] = self._listen(group[0])
+        if self._address is not None:
+            listen["joined"] = listen.get("host") not in (None, self.own_address())
+        return ActorStart(actor, actor.start.remote(agent_ids=group, target=self.cluster.target, **listen))
+
+    def _groups_of(self, agents: Sequence[str]) -> list[list[str]]:
+        """Agents by process; logs a warning if any share one."""
+        hosts = self._hosts_of_agents()
+        share: dict[Host, int] = {}
+        for host in set(hosts.values()):
+            count = sum(hosts[agent] == host for agent in agents)
+            share[host] = machines_per_process(
+                count, host.cores, host.memory, environment().get(PER_PROCESS_VARIABLE, "")
+            )
+        groups = in_processes(agents, hosts, share)
+        shared = [group for group in groups if len(group) > 1]
+        if shared:
+            each = max(map(len, shared))
+            where = "this host" if len(share) == 1 else "its host"
+            log.warning(
+                "%d machines share a process on %s: %d machines in %d processes (%s=1 gives each its own)",
+                *(each, where, len(agents), len(groups), PER_PROCESS_VARIABLE),
+            )
+        return groups
+
+    # --- hosts ----------------------------------------------------------------------------------------------
+
+    def hosts(self) -> list[Host]:
+        """The nodes of the Ray cluster; starts or joins Ray first if needed."""
+        session = self.session
+        if self._address is None:
+            return [Host("", LOOPBACK, os.cpu_count() or 1, available_bytes())]
+        return [
+            Host(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                int(node["Resources"].get("CPU", 1)),
+                int(node["Resources"].get("memory", 0)) or available_bytes(),
+            )
+            for node in session.ray.nodes()
+            if node["Alive"]
+        ]
+
+    def own_address(self) -> str:
+        """The address at which other hosts reach this one; 127.0.0.1 if there are none."""
+        if len(self.hosts()) == 1:
+            return LOOPBACK
+        return str(self.session.ray.util.get_node_ip_address())
+
+    def _hosts_of_agents(self) -> dict[str, Host]:
+        placed = self._host_of or {}
+        complete = placed.keys() == self.cluster.agents_by_id.keys()
+        if not complete or any(host.node for host in placed.values()):
+            hosts = self.hosts()
+            known = {host.node for host in hosts}
+            if not complete or any(host.node not in known for host in placed.values()):
+                placed = self._host_of = host_of_agents(self.cluster, hosts)
+                if len(hosts) > 1:
+                    log.info("machines lie on %d hosts", len(hosts))
+        return placed
+
+    def _listen(self, agent: str) -> dict[str, Any]:
+        """Address, token and options of the machines in an agent's process."""
+        hosts = self._hosts_of_agents()
+        if len(set(hosts.values())) == 1 and len(self.hosts()) == 1:
+            return {**self._options, "host": LOOPBACK, "token": self._token}
+        tls = {"tls": [environment()[name] for name in TLS_VARIABLES]} if tls_asked_for() else {}
+        return {**self._options, **tls, "host": hosts[agent].address, "token": self._token}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ServiceError(_IS_CLOSED)
+
+    def _place(self, agent: str) -> dict[str, Any]:
+        """Options that place an agent's actor: with its IPU-Link domain, or on the host chosen for it."""
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        if len(self.hosts()) > 1:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            there = NodeAffinitySchedulingStrategy(node_id=self._hosts_of_agents()[agent].node, soft=False)
+            return {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": there}
+        if self.lease.epoch:  # A group would end with the driver that made it.
+            return {"num_cpus": 0, "max_restarts": 0}
+        description = self.cluster.agents_by_id[agent]
+        members = self.cluster.clusters_by_agent[agent].ilds[description.ild].agents
+        with self._session_lock:
+            key = tuple(member.id for member in members)
+            group = self._groups.get(key)
+            if group is None:
+                # A machine shared by partitions of one IPU has an actor for each, and one spare.
+                bundle = {"CPU": CPU_SHARE * (IPUS_PER_MACHINE + 1)}
+                group = placement_group([bundle] * len(members), strategy="PACK")
+                self._groups[key] = group
+        return {
+            "num_cpus": CPU_SHARE,
+            "max_restarts": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=description.position
+            ),
+        }
+
+    def _kill(self, machine: _Machine) -> None:
+        remove_server_socket(self._token, machine.endpoint)
+        if self._closed and self._address is None:
+            return  # A private Ray ends with everything in it; a kept Ray ends with its keeper.
+        machine_of_actor: _ActorMachine = machine.handle
+        try:
+            session = self._session
+            if session is None and machine_of_actor.actor is None:
+                session = self.session  # The machine was taken over before the server joined Ray.
+            if session is None or not session.alive:
+                return
+            actor = machine_of_actor.find(session.ray)
+            if (
+                machine_of_actor.alone
+                or session.ray.get(actor.stop.remote(machine_of_actor.agent), timeout=5.0) == 0
+            ):
+                session.ray.kill(actor)
+        except Exception as error:  # The actor may have ended already; Ray then raises.
+            log.debug("the machine of %s was not ended: %s", machine_of_actor.agent, error)
+
+    def _connect(self, endpoint: str) -> Control:
+        from podrun.device.service.control import MachineControl
+
+        control: Control = MachineControl(endpoint, token=self._token, epoch=self.lease.epoch)
+        return control
+
+
+@dataclass(frozen=True, slots=True)
+class _ActorMachine:
+    """One agent's machine in an actor. ``name``: the actor's, in its namespace; ``alone``: it runs no other machine;
+    ``actor``: Ray's handle, None if Ray has not been asked for it."""
+
+    name: str
+    namespace: str
+    agent: str
+    alone: bool
+    actor: Any = None
+
+    def find(self, ray: Any) -> Any:
+        """Ray's handle of the actor."""
+        return self.actor if self.actor is not None else ray.get_actor(self.name, self.namespace)

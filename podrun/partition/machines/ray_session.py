@@ -1,0 +1,436 @@
+"""A private Ray for this process: quiet, small, on 127.0.0.1, and ended with the process.
+
+Ray by itself joins any cluster that it finds in the environment or on the host. This session starts its own unless it
+gets an address: without dashboard, usage statistics and messages on the terminal, with token authentication. Its
+session directory is a scratch directory of podrun's, removed at the end; a guardian ends what outlives a ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import queue
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from podrun.core.errors import MissingPackageError, ServiceError
+from podrun.core.terminal import at
+from podrun.partition.host.discovery import (
+    ProcessId,
+    ServiceEntry,
+    remove_scratch,
+    scratch_directory,
+    scratch_parent,
+)
+from podrun.partition.host.guardian import SCRATCH_PREFIX, Guardian
+from podrun.private_apis import ray as private_ray
+from podrun.private_apis.ray import RayletEnded, only_what_machines_need
+
+log = logging.getLogger("podrun.partition")
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Ray's smallest usual object store: podrun moves tensors through shared memory of its own."""
+MAX_SOCKET_PATH = 107
+FEW_FILES = 256
+"""A lower limit of open files is the likely cause if Ray does not start (it started with 64, not with 40)."""
+_one_at_a_time = threading.Lock()
+"""Two threads (for machines, and for hosts of instances) may start the same Ray cluster at the same moment."""
+SLOW_SECONDS = 10.0
+"""A start of Ray that fails after this long was too slow: Ray gives its parts 15 and 30 s."""
+Parts = Callable[[], AbstractContextManager[None]]
+"""Makes a context in which Ray starts only certain parts."""
+RAY_DIRECTORY = "r"
+"""Ray's directory has mode 0777; it lies in a scratch directory of mode 0700."""
+SESSION_SUFFIX = len(f"/{RAY_DIRECTORY}/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    # A call after this session has ended is an error. By default it starts another Ray, which listens on the host's
+    # address and keeps its files in a directory of mode 0777.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+}
+
+_OWN_ENVIRONMENT = {
+    # Despite its name: Ray listens on 127.0.0.1 instead of the host's address.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Machines of a POD start together. Ray's default is one process for each CPU at a time, with a warning.
+    "RAY_worker_maximum_startup_concurrency": "64",
+    # Machines that share a process share its heap, so one machine's piece reuses what another's freed, still cached.
+    # By default glibc gives each thread a heap of its own, and cannot be told otherwise later.
+    "MALLOC_ARENA_MAX": "1",
+    # Ray's monitor ends actors when any process of the host takes memory, and all machines of a POD are actors. What is
+    # short of memory is for the kernel to decide, as it is for programs without Ray.
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+
+
+class RaySession:
+    """Ray, started or joined by this process. ``processes`` and ``directory`` must not outlive it. ``wanted``: whether
+    a second attempt to start it is still useful. ``keeper``: the process that holds the private Ray to join."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        num_cpus: int | None = None,
+        keeper: ServiceEntry | None = None,
+        wanted: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.address = address = keeper.address if keeper is not None else address
+        self._keeper = keeper
+        self._wanted, self._clock = wanted, clock
+        self.directory: Path | None = None
+        self.token_file = ""
+        self.processes: tuple[ProcessId, ...] = ()
+        self._core: tuple[ProcessId, ...] = ()
+        self._gcs: tuple[ProcessId, ...] = ()
+        self._owned = False
+        self._guardian: Guardian | None = None
+        self._saved: dict[str, str | None] = {}
+        self._closed = threading.Event()
+        with _one_at_a_time:
+            self._begin(address, num_cpus)
+
+    def _begin(self, address: str | None, num_cpus: int | None) -> None:
+        if _initialized():
+            import ray
+
+            self.ray: Any = ray
+            return
+        check_installed()
+        if not address:
+            _check_file_size()
+            _check_paths([os.path.abspath(os.curdir), tempfile.gettempdir(), *sys.argv[:1], *sys.path])
+        self._owned = True
+        try:
+            if address:
+                self._join(address)
+            else:
+                self._start_patiently(num_cpus)
+        except Exception as error:
+            self.close()
+            raise ServiceError(
+                f"Ray did not start: {type(error).__name__}: {error}",
+                hint=_what_to_try(),
+            ) from error
+
+    def close(self) -> None:
+        """End Ray and everything it started. Idempotent."""
+        if not self._owned:
+            return
+        self._owned = False
+        # If its GCS has ended, Ray waits a minute for it and then ends this process.
+        if _initialized() and all(process.alive for process in self._gcs):
+            # Ray would replace the handler of SIGTERM. Its processes are ended below in any case.
+            with _quiet_ray(), _keeping_sigterm(), contextlib.suppress(Exception):
+                self.ray.shutdown()
+        self._clear_up()
+        self._closed.set()
+
+    def _clear_up(self) -> None:
+        """End the processes, remove the directory, restore the environment."""
+        _end(self.processes)
+        self.processes = ()
+        if self.directory is not None:
+            remove_scratch(self.directory)
+            self.directory = None
+        if self._guardian is not None:
+            self._guardian.dismiss()
+            self._guardian = None
+        for key, value in self._saved.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+        self._saved.clear()
+
+    def _start_patiently(self, num_cpus: int | None) -> None:
+        """Start Ray; once more from the beginning if it was too slow on a busy host, or if its raylet rejected the
+        command that starts only what machines need."""
+        begin = self._clock()
+        at("starting Ray")
+        try:
+            self._start_in_keeper(num_cpus, only_what_machines_need)
+        except Exception as error:
+            took = self._clock() - begin
+            ended = isinstance(error, RayletEnded)
+            if isinstance(error, ServiceError) or not (ended or took >= SLOW_SECONDS) or not self._wanted():
+                raise
+            why = str(error) if ended else f"not up after {took:.0f} s (this host is very busy)"
+            log.warning("Ray did not start: %s; trying once more", why)
+            with _quiet_ray(), contextlib.suppress(Exception):
+                self.ray.shutdown()  # Ray may still hold a part of the failed start.
+            self._clear_up()
+            self._start_in_keeper(num_cpus, contextlib.nullcontext if ended else only_what_machines_need)
+
+    def _start_in_keeper(self, num_cpus: int | None, parts: Parts) -> None:
+        """Start Ray in a thread that lasts as long as the session.
+
+        Ray asks the kernel to kill its processes when their parent is gone (PR_SET_PDEATHSIG), which is when
+        the thread that started them ends: a worker thread would take Ray with it.
+        """
+        result: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def keep() -> None:
+            try:
+                self._start(num_cpus, parts)
+            except Exception as error:
+                result.put(error)
+                return
+            result.put(None)
+            self._closed.wait()
+
+        threading.Thread(target=keep, name="podrun-ray-keeper", daemon=True).start()
+        error = result.get()
+        if error is not None:
+            raise error
+
+    @property
+    def alive(self) -> bool:
+        """False once our own Ray has lost its core: asking it anything would then wait for a minute."""
+        kept = self._keeper is None or self._keeper.owner.alive
+        return kept and all(process.alive for process in self._core)
+
+    def _join(self, address: str) -> None:
+        self._set(_ENVIRONMENT)
+        if self._keeper is not None:
+            token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self._keeper.token_file}
+            self._set(_OWN_ENVIRONMENT | (token if self._keeper.token_file else {}))
+            self._core = self._gcs = tuple(p for p in self._keeper.processes if _name(p) == "gcs_server")
+        elif os.environ.get("RAY_AUTH_MODE") != "token":
+            log.warning(
+                "whoever reaches the Ray cluster at %s can run programs on its hosts; for authentication start it, and "
+                "podrun, with RAY_AUTH_MODE=token and one RAY_AUTH_TOKEN",
+                address,
+            )
+        self.ray = _import_ray()
+        with _quiet_ray(), _keeping_sigterm():
+            self.ray.init(
+                address=address,
+                namespace="podrun",
+                configure_logging=False,
+                log_to_driver=False,
+                logging_level="error",
+            )
+        for directory in self._keeper.directories if self._keeper is not None else ():
+            private_ray.log_nowhere(directory)
+
+    def _start(self, num_cpus: int | None, parts: Parts) -> None:
+        self._guardian = Guardian()
+        self.directory = _short_scratch(self._guardian.watch_directory)
+        token = self.directory / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32), encoding="ascii")
+        environment = _ENVIRONMENT | _OWN_ENVIRONMENT
+        if os.environ.get("RAY_AUTH_MODE", "token") == "token" and not os.environ.get("RAY_AUTH_TOKEN"):
+            environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+            self.token_file = str(token)
+        self._set(environment)
+        self.ray = _import_ray()
+        try:
+            with _quiet_ray(), parts(), _shielded_from_ctrl_c(), _keeping_sigterm():
+                self.ray.init(
+                    address="local",
+                    num_cpus=num_cpus,
+                    num_gpus=0,
+                    include_dashboard=False,
+                    configure_logging=False,
+                    log_to_driver=False,
+                    logging_level="error",
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    namespace="podrun",
+                    **private_ray.init_options(
+                        self.directory / RAY_DIRECTORY,
+                        # Ray wants its object store in /dev/shm whether or not it can write there.
+                        self.directory if _is_read_only("/dev/shm") else None,
+                        "127.0.0.1",
+                    ),
+                )
+        except Exception:
+            # Its processes would continue to start, and write to a directory that is removed.
+            self.processes = tuple(_started_for(self.directory))
+            raise
+        self.address = self.ray.get_runtime_context().gcs_address
+        self.processes = tuple(_descendants())
+        self._core = tuple(p for p in self.processes if _name(p) in ("gcs_server", "raylet"))
+        self._gcs = tuple(p for p in self._core if _name(p) == "gcs_server")
+        for process in self.processes:
+            self._guardian.watch_process(process.pid, process.start_ticks)
+
+    def _set(self, environment: Mapping[str, str]) -> None:
+        for key, value in environment.items():
+            if key in os.environ and key != "RAY_AUTH_TOKEN_PATH":
+                continue
+            self._saved.setdefault(key, os.environ.get(key))
+            os.environ[key] = value
+
+
+def _is_read_only(path: str) -> bool:
+    return os.path.isdir(path) and not os.access(path, os.W_OK)
+
+
+def _check_file_size() -> None:
+    """Raise ServiceError where files may not be as large as Ray's object store: it would wait a minute for itself."""
+    import resource
+
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if 0 <= most < OBJECT_STORE_BYTES:
+        raise ServiceError(
+            f"a file may have {most} bytes here (ulimit -f); machines need {OBJECT_STORE_BYTES}",
+            hint="Type ulimit -f unlimited and try again, or run the script without podrun.",
+        )
+
+
+def _check_paths(paths: Sequence[str]) -> None:
+    """Raise ServiceError for a path with characters that this locale lacks: Ray passes such paths on as UTF-8."""
+    for path in paths:
+        try:
+            path.encode("utf-8")
+        except UnicodeEncodeError:
+            shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+            raise ServiceError(
+                f"the locale of this terminal ({sys.getfilesystemencoding()}) cannot write the path {shown}",
+                hint="Type export PYTHONUTF8=1 (or LC_ALL=C.UTF-8) and try again.",
+            ) from None
+
+
+def _what_to_try() -> str:
+    """The most probable reason why Ray does not start, and what to type; Ray itself says little."""
+    import resource
+
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= files < FEW_FILES:
+        return f"Only {files} files may be open at a time; type ulimit -n 4096 and try again."
+    return "Free some memory or processes and try again; RAY_BACKEND_LOG_LEVEL=debug says more."
+
+
+def _initialized() -> bool:
+    """True iff this process uses Ray already. Does not import it."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def check_installed() -> None:
+    """Raise MissingPackageError if Ray is gone, although podrun is installed with it (``pip install --no-deps``)."""
+    if importlib.util.find_spec("ray") is None:
+        raise MissingPackageError(
+            "Ray is not installed, and podrun and vipu-server start machine processes with it",
+            hint="Install it: pip install ray (in a checkout: pip install -c constraints.txt .). "
+            "Without Ray, in one process: podrun compat PROGRAM",
+        )
+
+
+def _import_ray() -> Any:
+    """Ray, with its settings, authentication mode and token as the environment has them now."""
+    from podrun.device.service.server import without_garbage_collection
+
+    with without_garbage_collection():
+        import ray
+
+    private_ray.log_instead_of_printing()
+    private_ray.read_environment_again()
+    return ray
+
+
+def _short_scratch(announce: Callable[[str], None]) -> Path:
+    """A scratch directory whose path leaves room for Ray's sockets, whose length Linux limits."""
+    longest = MAX_SOCKET_PATH - len(SCRATCH_PREFIX) - 9 - SESSION_SUFFIX - 1
+    return scratch_directory(announce, scratch_parent(longest))
+
+
+def _descendants() -> Iterator[ProcessId]:
+    """Descendants of the calling process, without guardians."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        process = ProcessId.of(child.pid)
+        if process is not None and "guardian.py" not in " ".join(_cmdline(child)):
+            yield process
+
+
+def _started_for(directory: Path) -> Iterator[ProcessId]:
+    """Descendants of the calling process with the directory on their command line."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        process = ProcessId.of(child.pid)
+        if process is not None and any(str(directory) in word for word in _cmdline(child)):
+            yield process
+
+
+def _name(process: ProcessId) -> str:
+    return Path(f"/proc/{process.pid}/comm").read_text(encoding="ascii").strip() if process.alive else ""
+
+
+def _cmdline(process: Any) -> list[str]:
+    import psutil
+
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def _end(processes: tuple[ProcessId, ...], patience: float = 3.0) -> None:
+    """Wait ``patience`` seconds for processes to end, then kill them."""
+    end = time.monotonic() + patience
+    while any(process.alive for process in processes) and time.monotonic() < end:
+        time.sleep(0.02)
+    for process in processes:
+        if process.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, 9)
+
+
+@contextlib.contextmanager
+def _shielded_from_ctrl_c() -> Iterator[None]:
+    """Processes started in this context ignore Ctrl-C, which a terminal sends to all; their owner ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _quiet_ray() -> Iterator[None]:
+    """Keep Ray's messages about its start and end off the terminal, except errors."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Keep the process's handler of SIGTERM: Ray's core installs one that prints a stack trace.
+
+    Uses sigaction(2), since Python changes handlers from its main thread only.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    action = ctypes.create_string_buffer(512)  # Larger than any platform's struct sigaction.
+    known = libc.sigaction(signal.SIGTERM, None, action) == 0
+    try:
+        yield
+    finally:
+        if known:
+            libc.sigaction(signal.SIGTERM, action, None)

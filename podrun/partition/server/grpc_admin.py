@@ -1,0 +1,146 @@
+"""The gRPC interface of the V-IPU service for administrators; that for users is `grpc_service`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from podrun.core.cluster import GatewayTopology, LinkTopology, named_topology
+from podrun.core.errors import ConflictError
+from podrun.core.identity import Caller
+from podrun.faults import parse_fault
+from podrun.partition.server.grpc_service import Servicer, answers
+from podrun.partition.server.views import agent_message, user_message
+from podrun.partition.state import events as ev
+from podrun.partition.state.accounts import Account, Accounts, role_of
+from podrun.protos import vipu_pb2 as messages
+
+pb: Any = messages
+
+
+class AdminServicer(Servicer):
+    """podrun.vipu.v1.AdminService."""
+
+    @answers
+    def ListAgents(self, request: Any, caller: Caller) -> Any:
+        messages = self._agents.all(
+            (info.agent_id, info, partial(agent_message, info)) for info in self._service.agents()
+        )
+        reply = pb.ListAgentsResponse(agents=messages)
+        if not self.is_admin(caller):
+            for agent in reply.agents:
+                agent.ClearField("endpoints")
+        if not self.sees_all(caller):
+            for agent in reply.agents:
+                agent.partition_ids[:] = self.seen_names(caller, agent.partition_ids)
+        return reply
+
+    @answers
+    def SetMaintenance(self, request: Any, caller: Caller) -> Any:
+        self._service.set_maintenance(
+            request.agent_id, drain=request.drain, deadline_s=request.deadline_seconds, reason=request.reason
+        )
+        return pb.SetMaintenanceResponse()
+
+    @answers
+    def EndMaintenance(self, request: Any, caller: Caller) -> Any:
+        self._service.end_maintenance(request.agent_id)
+        return pb.EndMaintenanceResponse()
+
+    @answers
+    def CreateReservation(self, request: Any, caller: Caller) -> Any:
+        self._service.create_reservation(
+            request.reservation_id,
+            tuple(request.agent_ids),
+            begin_in_s=request.begin_in_seconds,
+            for_s=request.for_seconds,
+            asker=self.asker(caller, "CreateReservation"),
+        )
+        return pb.CreateReservationResponse()
+
+    @answers
+    def RemoveReservation(self, request: Any, caller: Caller) -> Any:
+        asker = self.asker(caller, "RemoveReservation")
+        self._service.remove_reservation(request.reservation_id, asker=asker)
+        return pb.RemoveReservationResponse()
+
+    @answers
+    def CreateAllocation(self, request: Any, caller: Caller) -> Any:
+        allocation = request.allocation
+        self._service.handle(ev.CreateAllocation(allocation.id, tuple(allocation.spec.agent_ids)))
+        return pb.CreateAllocationResponse()
+
+    @answers
+    def RemoveAllocation(self, request: Any, caller: Caller) -> Any:
+        self._service.handle(ev.RemoveAllocation(request.allocation_id))
+        return pb.RemoveAllocationResponse()
+
+    @answers
+    def CreateAgent(self, request: Any, caller: Caller) -> Any:
+        self._service.handle(ev.CreateAgent(request.agent_id, request.host, request.port))
+        return pb.CreateAgentResponse()
+
+    @answers
+    def RemoveAgent(self, request: Any, caller: Caller) -> Any:
+        self._service.handle(ev.RemoveAgent(request.agent_id))
+        return pb.RemoveAgentResponse()
+
+    @answers
+    def CreateCluster(self, request: Any, caller: Caller) -> Any:
+        asked = request.cluster
+        links = named_topology(LinkTopology, asked.ipu_link_topology or LinkTopology.MESH.value)
+        gateway = named_topology(GatewayTopology, asked.gateway_topology) if asked.gateway_topology else None
+        self._service.handle(
+            ev.CreateCluster(asked.cluster_id, tuple(asked.agent_ids), asked.num_ilds or 1, links, gateway)
+        )
+        return pb.CreateClusterResponse()
+
+    @answers
+    def RemoveCluster(self, request: Any, caller: Caller) -> Any:
+        self._service.handle(ev.RemoveCluster(request.cluster_id))
+        return pb.RemoveClusterResponse()
+
+    @answers
+    def PowerCycleAgent(self, request: Any, caller: Caller) -> Any:
+        self._service.handle(ev.PowerCycleAgent(request.agent_id, request.generation))
+        return pb.PowerCycleAgentResponse()
+
+    @answers
+    def RestartAgent(self, request: Any, caller: Caller) -> Any:
+        self._service.handle(ev.RestartAgent(request.agent_id, request.generation))
+        return pb.RestartAgentResponse()
+
+    @answers
+    def InjectFaults(self, request: Any, caller: Caller) -> Any:
+        asker = self.asker(caller, "InjectFaults")
+        if request.cancel:
+            gone = self._service.cancel_faults(request.partition_id, list(request.faults), asker=asker)
+            return pb.InjectFaultsResponse(cancelled=gone)
+        faults = [parse_fault(text) for text in request.faults]
+        self._service.inject_faults(request.partition_id, faults, asker=asker)
+        return pb.InjectFaultsResponse()
+
+    @answers
+    def CreateUser(self, request: Any, caller: Caller) -> Any:
+        user = request.user
+        for allocation in user.allocation_ids:
+            self._service.check_allocation(allocation)
+        account = Account(user.user_id, role_of(user.role), tuple(user.allocation_ids), user.may_inject)
+        return pb.CreateUserResponse(access_key=self._accounts().create(account))
+
+    @answers
+    def RemoveUser(self, request: Any, caller: Caller) -> Any:
+        self._accounts().remove(request.user_id)
+        return pb.RemoveUserResponse()
+
+    @answers
+    def ListUsers(self, request: Any, caller: Caller) -> Any:
+        return pb.ListUsersResponse(users=[user_message(account) for account in self._accounts().all()])
+
+    def _accounts(self) -> Accounts:
+        if self.desk.accounts is None:
+            raise ConflictError(
+                "this server has no users: it was started without --secure",
+                hint="Allocations divide the agents without users: vipu-admin create allocation NAME",
+            )
+        return self.desk.accounts

@@ -1,0 +1,253 @@
+"""Where a partition goes: aligned runs of free IPUs in one allocation, and which IPUs are free.
+
+IPUs are numbered through the POD. A partition of *n* IPUs in one IPU-Link domain (ILD) takes *n* consecutive
+IPUs that start at a multiple of *n* within the ILD, so that its own IPU-Links are those of a smaller POD. A
+partition over *d* ILDs takes the same *n/d* places in each of *d* neighbouring ILDs.
+
+The search looks at aligned blocks of whole domains as arrays: a millisecond for 65,536 IPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, LinkTopology
+from podrun.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from podrun.partition.state.events import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSlice:
+    """A partition's IPUs on one machine: ``count`` slots from ``first_slot`` (0 to 3, in device order)."""
+
+    agent_id: str
+    first_slot: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the IPUs of a partition are wired, in the words of V-IPU and of Poplar's target options."""
+
+    ild_routing: str
+    link_configuration: str
+    link_topology: str
+
+
+def is_power_of_two(number: int) -> bool:
+    """True for 1, 2, 4, 8, ..."""
+    return number > 0 and number & (number - 1) == 0
+
+
+def least_ilds(cluster: Cluster, size: int) -> int:
+    """The fewest ILDs of a V-IPU cluster that hold ``size`` IPUs."""
+    return max(1, size // cluster.topology.ild_ipus)
+
+
+def slices_of(cluster: Cluster, ipus: Iterable[int]) -> tuple[MachineSlice, ...]:
+    """IPUs of the POD as slices of machines, in partition order."""
+    by_agent: dict[str, list[int]] = {}
+    for ipu in ipus:
+        by_agent.setdefault(cluster.agent_of(ipu).id, []).append(ipu % IPUS_PER_MACHINE)
+    return tuple(MachineSlice(agent, slots[0], len(slots)) for agent, slots in by_agent.items())
+
+
+def ipus_of(cluster: Cluster, slices: Iterable[MachineSlice]) -> tuple[int, ...]:
+    """The IPUs of the POD in ``slices``, in partition order."""
+    agents = cluster.agents_by_id
+    return tuple(
+        agents[part.agent_id].first_ipu + part.first_slot + slot
+        for part in slices
+        for slot in range(part.count)
+    )
+
+
+DIRECT_IPUS = 16
+"""Most IPUs of a domain that are routed directly."""
+ROUTINGS = {
+    "DNC": Routing("DNC", "default", "mesh"),
+    "SWNC": Routing("SWNC", "slidingWindow", "mesh"),
+    "RINGSWNC": Routing("RINGSWNC", "slidingWindow", "torus"),
+    "BTNC": Routing("BTNC", "barleyTwist", "torus"),
+}
+"""By the name that V-IPU shows. BTNC has not been observed: what it stands for is inferred from its name."""
+NEEDS_TORUS = ("RINGSWNC", "BTNC")
+"""Routings of whole IPU-Link domains that are a torus."""
+
+
+def routing_named(text: str) -> str:
+    """V-IPU's name of a routing in any spelling (``ring-swnc``). Raises UsageError, which lists the names."""
+    plain = text.upper().replace("-", "").replace("_", "")
+    name = {"RINGSWNC": "RINGSWNC", "RINGSSWNC": "RINGSWNC"}.get(plain, plain)
+    if name not in ROUTINGS:
+        raise UsageError(f"there is no routing {text!r}", hint=f"There are: {', '.join(ROUTINGS)}.")
+    return name
+
+
+def place_of_index(cluster: Cluster, size: int, ilds: int, index: int) -> tuple[int, ...]:
+    """The IPUs of a V-IPU cluster's ``index``-th place of this size, from 1, in the order of its agents. Raises
+    UsageError if there are fewer."""
+    domain, share = cluster.topology.ild_ipus, size // ilds
+    per_group = domain // share
+    places = len(cluster.ilds) // ilds * per_group
+    if index > places:
+        raise UsageError(
+            f"{cluster.name} has {places} places for {size} IPUs, no place {index}",
+            hint=f"--index 1 to {places}",
+        )
+    return place_at(cluster, size, ilds, *divmod(index - 1, per_group))
+
+
+def routing_of(cluster: Cluster, size: int, ilds: int, wanted: str = "") -> Routing:
+    """Wiring of a partition of a V-IPU cluster; ``wanted``: the routing that was asked for.
+
+    A whole torus ILD is routed as rings (RINGSWNC), up to 16 IPUs directly (DNC), sizes between by sliding window
+    (SWNC). Observed on real systems: 4 IPUs default and mesh, 64 IPUs slidingWindow and torus; the rest is inferred.
+    """
+    if wanted:
+        return ROUTINGS[wanted]
+    share = size // ilds
+    if share == cluster.topology.ild_ipus and cluster.topology.ipu_links is LinkTopology.TORUS:
+        return Routing("RINGSWNC", "slidingWindow", "torus")
+    if share <= DIRECT_IPUS:
+        return Routing("DNC", "default", "mesh")
+    return Routing("SWNC", "slidingWindow", "mesh")
+
+
+Flags = NDArray[np.bool_]
+"""One flag for each IPU of the POD."""
+
+
+class IpuTable:
+    """The IPUs that partitions hold. ``taken``: whether each IPU is held; `holders`: the partitions on an agent."""
+
+    def __init__(self, cluster: Cluster, partitions: Iterable[Partition] = ()) -> None:
+        self._cluster = cluster
+        self.taken: Flags = np.zeros(cluster.ipu_count, bool)
+        self._holders: dict[str, tuple[str, ...]] = {}
+        self._masks: dict[str, tuple[Allocation, Flags]] = {}
+        for partition in partitions:
+            self.add(partition)
+
+    def copy(self) -> IpuTable:
+        """A table that may be changed without changing this one."""
+        other = IpuTable(self._cluster)
+        other.taken = self.taken.copy()
+        other._holders = dict(self._holders)
+        other._masks = self._masks
+        return other
+
+    def add(self, partition: Partition) -> None:
+        """The partition takes its IPUs."""
+        self.mark(partition.slices, True)
+        for agent in dict.fromkeys(part.agent_id for part in partition.slices):
+            self._holders[agent] = (*self._holders.get(agent, ()), partition.name)
+
+    def drop(self, partition: Partition) -> None:
+        """The partition gives its IPUs back."""
+        self.mark(partition.slices, False)
+        for agent in {part.agent_id for part in partition.slices}:
+            left = tuple(name for name in self._holders[agent] if name != partition.name)
+            if left:
+                self._holders[agent] = left
+            else:
+                del self._holders[agent]
+
+    def mark(self, slices: Iterable[MachineSlice], taken: bool) -> None:
+        """Set the flags of IPUs."""
+        for part in slices:
+            first = self._cluster.agents_by_id[part.agent_id].first_ipu + part.first_slot
+            self.taken[first : first + part.count] = taken
+
+    def holders(self, agent: str) -> tuple[str, ...]:
+        """Names of the partitions that hold IPUs of an agent."""
+        return self._holders.get(agent, ())
+
+    def all_holders(self) -> dict[str, tuple[str, ...]]:
+        """Names of the partitions on every agent that any partition holds."""
+        return dict(self._holders)
+
+    def of_allocation(self, allocation: Allocation, without: Collection[str] = ()) -> Flags:
+        """The IPUs of an allocation, except those of some agents. The caller may change the array."""
+        known = self._masks.get(allocation.name)
+        if known is None or known[0] is not allocation:
+            known = self._masks[allocation.name] = (allocation, self.of_agents(allocation.agents))
+        mask = known[1].copy()
+        for agent in without:
+            first = self._cluster.agents_by_id[agent].first_ipu
+            mask[first : first + IPUS_PER_MACHINE] = False
+        return mask
+
+    def of_agents(self, agents: Iterable[str]) -> Flags:
+        """The IPUs of some agents."""
+        mask: Flags = np.zeros(self._cluster.ipu_count, bool)
+        known = self._cluster.agents_by_id
+        for agent in agents:
+            first = known[agent].first_ipu
+            mask[first : first + IPUS_PER_MACHINE] = True
+        return mask
+
+
+def find_place(cluster: Cluster, size: int, ilds: int, usable: Flags) -> tuple[int, ...] | None:
+    """IPUs of a V-IPU cluster for a partition of ``size`` IPUs over ``ilds`` IPU-Link domains, among those usable; None
+    if there are none.
+
+    Best fit: of all places the one in the smallest free block, so that larger blocks stay whole; of equals the first.
+    """
+    domain, share = cluster.topology.ild_ipus, size // ilds
+    usable = usable[cluster.first_ipu : cluster.first_ipu + cluster.ipu_count]
+    if share < 1 or share > domain or len(usable) < domain * ilds:
+        return None
+    blocks: Flags = np.all(
+        usable.reshape(-1, share), axis=1
+    )  # Aligned blocks of one domain, in the POD's order.
+    groups = _in_groups(blocks, domain // share, ilds)
+    fits = np.all(groups, axis=1)
+    if not fits.any():
+        return None
+    enclosing = _in_groups(_free_block(blocks, share, domain), domain // share, ilds)[:, 0, :]
+    group, offset = divmod(int(np.where(fits, enclosing, domain + 1).argmin()), domain // share)
+    return place_at(cluster, size, ilds, group, offset)
+
+
+def largest_place(cluster: Cluster, usable: Flags) -> int:
+    """IPUs of the largest partition of a V-IPU cluster that could be made of the usable IPUs; 0 if none."""
+    count = int(usable[cluster.first_ipu : cluster.first_ipu + cluster.ipu_count].sum())
+    size = 1 << (max(count, 1).bit_length() - 1)
+    while size and find_place(cluster, size, least_ilds(cluster, size), usable) is None:
+        size //= 2
+    return size
+
+
+def place_at(cluster: Cluster, size: int, ilds: int, group: int, offset: int) -> tuple[int, ...]:
+    """The IPUs of block ``offset`` in each domain of a group of neighbouring domains of a V-IPU cluster, in partition
+    order."""
+    domain, share = cluster.topology.ild_ipus, size // ilds
+    first = cluster.first_ipu + group * ilds * domain + offset * share
+    return tuple(first + i * domain + place for i in range(ilds) for place in range(share))
+
+
+def _in_groups(values: NDArray[np.generic], per_domain: int, ilds: int) -> NDArray[np.generic]:
+    """Values of blocks as (group of domains, domain in the group, block); domains that make no whole group are left
+    out."""
+    by_domain = values.reshape(-1, per_domain)
+    whole = len(by_domain) // ilds * ilds
+    return by_domain[:whole].reshape(-1, ilds, per_domain)
+
+
+def _free_block(blocks: Flags, share: int, domain: int) -> NDArray[np.int64]:
+    """For each block, the IPUs of the largest aligned block of its domain that is free and holds it."""
+    sizes = np.full(len(blocks), share, np.int64)
+    free, size = blocks, share
+    while size < domain:
+        free = np.all(free.reshape(-1, 2), axis=1)
+        size *= 2
+        sizes[np.repeat(free, size // share)] = size
+    return sizes
