@@ -15,7 +15,8 @@ import pytest
 from podrun.core.telemetry import AttachedProcess, MachineReport
 from podrun.monitor.exporter import make_server
 from podrun.monitor.metric_families import MetricsPage, agent_families, partition_families, service_families
-from podrun.partition.state.values import CallInfo, ServiceMetrics, partition_json
+from podrun.partition.state.codec import to_json
+from podrun.partition.state.values import CallInfo, ServiceMetrics
 from tests.partition.conftest import Pod
 
 SAMPLE = re.compile(r'[a-z_]+(\{([a-z_]+="(\\.|[^"\\])*",?)+\})? -?[0-9.e+-]+')
@@ -54,7 +55,7 @@ def test_the_metrics_page(pod: Pod) -> None:
 
 def test_every_sample_of_the_metrics_page_is_unique_and_its_labels_stay(pod: Pod) -> None:
     def samples() -> list[str]:
-        told = {info.name: partition_json(info) for info in pod.client.list_partitions()}
+        told = {info.name: to_json(info) for info in pod.client.list_partitions()}
         page = MetricsPage(tuple(partition_families(told, pod.client.machine_reports(), 1))).text()
         return [line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")]
 
@@ -71,7 +72,7 @@ def test_every_sample_of_the_metrics_page_is_unique_and_its_labels_stay(pod: Pod
 def complete_page(pod: Pod) -> str:
     """A page with a sample of every family."""
     pod.active("p", 8)
-    told = {info.name: partition_json(info) for info in pod.client.list_partitions()}
+    told = {info.name: to_json(info) for info in pod.client.list_partitions()}
 
     def busy(report: MachineReport) -> MachineReport:
         return replace(report, ipus=tuple(replace(ipu, utilisation_percent=37.5) for ipu in report.ipus))

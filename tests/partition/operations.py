@@ -40,10 +40,11 @@ from podrun.partition.server.views import (
 from podrun.partition.state import events as ev
 from podrun.partition.state.accounts import Account, Accounts, Role
 from podrun.partition.state.allocator import Allocator
+from podrun.partition.state.codec import to_json
 from podrun.partition.state.placement import ROUTINGS
 from podrun.partition.state.queueing import planned_queue
 from podrun.partition.state.store import PLAN_KINDS, Store, _plain, _plain_entry, layout_rows
-from podrun.partition.state.values import PartitionState, Requirements, cluster_json, partition_json
+from podrun.partition.state.values import PartitionState, Requirements
 
 S = PartitionState
 
@@ -106,12 +107,12 @@ class World:
         """What those who begin to watch are told."""
         infos = [partition_info(self.cluster, entry) for entry in self.core.partitions.values()]
         infos += [queued_info(self.cluster, entry) for entry in self.core.queue.values()]
-        partitions = [("partition", i.name, json.dumps(partition_json(i)), i.allocation) for i in infos]
+        partitions = [("partition", i.name, json.dumps(to_json(i)), i.allocation) for i in infos]
         self.events.tell("cluster", self._clusters())
         return partitions + [("cluster", name, text, "") for name, text in self._clusters().items()]
 
     def _clusters(self) -> dict[str, str]:
-        return json_by_name(map(cluster_info, self.cluster.clusters), cluster_json)
+        return json_by_name(map(cluster_info, self.cluster.clusters))
 
     def watch(self, index: int) -> None:
         """A watcher comes back, catches up, knows what is there, and breaks off."""

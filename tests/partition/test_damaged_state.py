@@ -23,24 +23,24 @@ from podrun.partition.machines.pool import Lease
 from podrun.partition.server.views import (
     ipuof_config,
     partition_info,
-    partition_message,
     queue_info,
-    queue_message,
     queued_info,
-    status_message,
 )
 from podrun.partition.state import events as ev
 from podrun.partition.state.accounts import Account, Accounts, Role
 from podrun.partition.state.allocator import Allocator
+from podrun.partition.state.codec import to_json, to_message
 from podrun.partition.state.queueing import explain
 from podrun.partition.state.repair import diagnose, read_rows
 from podrun.partition.state.store import Store, fingerprint_of, state_of
 from podrun.partition.state.stored_rows import StateRows
-from podrun.partition.state.values import Requirements, partition_json
+from podrun.partition.state.values import Requirements
+from podrun.protos import vipu_pb2 as messages
 
 from .conftest import Pod
 
 POD = load_cluster("pod16")
+pb: Any = messages
 NESTED = "[" * 50_000
 ODD_VALUES: tuple[Any, ...] = (
     None,
@@ -185,14 +185,13 @@ def serve(rows: StateRows) -> None:
     )
     for partition in core.partitions.values():
         info = partition_info(pod, partition)
-        json.dumps(partition_json(info))
-        partition_message(info)
-        status_message(info)
+        json.dumps(to_json(info))
+        to_message(info, pb.Partition)
         ipuof_config(pod, partition, partition.num_gcds - 1, {})
     for entry in core.queue.values():
-        partition_message(queued_info(pod, entry))
+        to_message(queued_info(pod, entry), pb.Partition)
     for told in explain(core):
-        queue_message(queue_info(told))
+        to_message(queue_info(told), pb.QueuedRequest)
     for event in (
         ev.ServerStarted(frozenset()),
         ev.Tick(1.7e9),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -296,7 +297,7 @@ def test_a_partition_in_use_is_not_removed_without_force(pod16: Pod) -> None:
 def test_health_and_the_last_answer_of_a_silent_machine(pod16: Pod) -> None:
     pod16.active("p", 8)
     machine = pod16.pool.machine("ipum2", "p")
-    machine.process = AttachedProcess(4711, "ada", "train.py")
+    machine.process = AttachedProcess(os.getpid(), "ada", "train.py")
     pod16.service._ask_machines()
     machine.fail = "telemetry"
     answering, silent = pod16.client.machine_reports("p")
@@ -304,7 +305,7 @@ def test_health_and_the_last_answer_of_a_silent_machine(pod16: Pod) -> None:
     assert silent.state == "no answer"
     assert silent.stale_seconds is not None
     assert silent.ipus[0].process is not None
-    assert silent.ipus[0].process.pid == 4711  # As it said last.
+    assert silent.ipus[0].process.pid == os.getpid()  # As it said last.
     pod16.client.set_maintenance("ipum1", drain=True, deadline_s=60.0, reason="fan")
     pod16.client.set_maintenance("ipum3")
     pod16.pool.machine("ipum1", "p")

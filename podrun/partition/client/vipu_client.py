@@ -16,7 +16,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
@@ -28,29 +27,26 @@ from podrun.core.errors import (
     NotFoundError,
     PodrunError,
     ServiceError,
-    UsageError,
 )
 from podrun.core.known_servers import KnownServers
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.partition.host.discovery import DEFAULT_PORT
 from podrun.partition.machines.endpoint_watch import NoServerError, call_error
+from podrun.partition.state.codec import from_message, to_message, unsigned
 from podrun.partition.state.values import (
     AgentInfo,
-    AgentState,
     AllocationInfo,
-    CallInfo,
     ClusterInfo,
     IpuofConfig,
-    IpuofDevice,
     PartitionInfo,
     PartitionState,
+    PartitionStatus,
     QueueInfo,
     Requirements,
     ReservationInfo,
     ServerVersion,
     ServiceMetrics,
-    SyncType,
     UserInfo,
     WatchedChange,
 )
@@ -130,31 +126,8 @@ class VipuClient:
         Raises UsageError for an invalid request, NotFoundError for an unknown allocation, ExistsError if a partition
         has the name, ExhaustedError if other partitions hold the IPUs.
         """
-        requirements = self._pb.PartitionRequirements(
-            size=_unsigned(needs.size, "size"),
-            reconfigurable=needs.reconfigurable,
-            num_gcds=_unsigned(needs.num_gcds, "num-gcds"),
-            num_ilds=_unsigned(needs.num_ilds, "num-ilds"),
-            sync_type=self._pb.SyncType.Value(
-                needs.sync_type.wire_name if needs.sync_type else "ST_UNSPECIFIED"
-            ),
-            allocation_id=needs.allocation,
-            routing=needs.routing,
-            index=_unsigned(needs.index, "index"),
-            cluster_id=needs.cluster,
-        )
-        request = self._pb.CreatePartitionRequest(
-            partition_id=needs.name,
-            requirements=requirements,
-            disable_auto_reset=not needs.auto_reset,
-            faults=[str(fault) for fault in needs.faults],
-            relocatable=needs.relocatable,
-            limit_seconds=needs.limit_s,
-            reservation=needs.reservation,
-            wait=wait,
-            priority=priority,
-            holder=needs.holder,
-        )
+        request = to_message(needs, self._pb.CreatePartitionRequest)
+        request.wait, request.priority = wait, priority
         with contextlib.suppress(LostAnswerError):  # Whether it was carried out is seen at once.
             self._call(self._user.CreatePartition, request)
         return self.get_partition(needs.name)
@@ -163,19 +136,20 @@ class VipuClient:
         """One partition. Raises NotFoundError, which lists the partitions."""
         request = self._pb.GetPartitionRequest(partition_id=name)
         reply = self._call(self._user.GetPartition, request, again=True)
-        return self._partition(reply.partition)
+        return from_message(PartitionInfo, reply.partition)
 
     def list_partitions(self) -> list[PartitionInfo]:
         """All partitions, by name."""
         reply = self._call(self._user.ListPartitions, self._pb.ListPartitionsRequest())
-        return [self._partition(entry) for entry in reply.partitions]
+        return [from_message(PartitionInfo, entry) for entry in reply.partitions]
 
     def partition_state(self, name: str) -> tuple[PartitionState, str]:
         """State of a partition, and its error in state ERROR: cheap, for polling."""
         reply = self._call(
             self._user.GetPartitionStatus, self._pb.GetPartitionStatusRequest(partition_id=name)
         )
-        return self._state(reply.status.state), reply.status.error
+        status = from_message(PartitionStatus, reply.status)
+        return status.state, status.error
 
     def reset_partition(self, name: str, generation: int = 0) -> None:
         """Re-initialise IPUs and links; returns at once (then `wait_for_state`).
@@ -219,25 +193,12 @@ class VipuClient:
     def list_queue(self) -> list[QueueInfo]:
         """Requests that wait for IPUs, in the order in which they are served."""
         reply = self._call(self._user.ListQueue, self._pb.ListQueueRequest())
-        return [
-            QueueInfo(
-                name=entry.partition_id,
-                size=entry.size,
-                priority=entry.priority,
-                since=entry.since,
-                position=entry.position,
-                ahead=tuple(entry.ahead),
-                blockers=tuple(entry.blockers),
-                latest=entry.latest or None,
-                owner=entry.owner,
-            )
-            for entry in reply.requests
-        ]
+        return [from_message(QueueInfo, entry) for entry in reply.requests]
 
     def list_reservations(self) -> list[ReservationInfo]:
         """Reservations, by their begin."""
         reply = self._call(self._user.ListReservations, self._pb.ListReservationsRequest())
-        return [ReservationInfo(r.id, tuple(r.agent_ids), r.start, r.end) for r in reply.reservations]
+        return [from_message(ReservationInfo, entry) for entry in reply.reservations]
 
     def wait_for_state(
         self,
@@ -297,19 +258,10 @@ class VipuClient:
     def ipuof_config(self, name: str, gcd: int = 0) -> IpuofConfig:
         """How to reach the IPUs of GCD ``gcd`` of the partition."""
         request = self._pb.GetPartitionIpuofConfigRequest(
-            partition_id=name, gcd_id=self._pb.GcdId(id=_unsigned(gcd, "gcd"))
+            partition_id=name, gcd_id=self._pb.GcdId(id=unsigned(gcd, "gcd"))
         )
         config = self._call(self._user.GetPartitionIpuofConfig, request).ipuof_config
-        devices = tuple(
-            IpuofDevice(**{field.name: getattr(device, field.name) for field in fields(IpuofDevice)})
-            for device in config.devices
-        )
-        return IpuofConfig(
-            config.partition_id,
-            PartitionState[config.state],
-            devices,
-            dict(sorted(config.attributes.items())),
-        )
+        return from_message(IpuofConfig, config)
 
     # --- machines -------------------------------------------------------------------------------------------
 
@@ -323,7 +275,7 @@ class VipuClient:
     def reset_ipus(self, partition: str, ipus: Iterable[int]) -> None:
         """Reset IPUs (recovery action IPU_RESET) by their index in the partition. Links are not touched."""
         request = self._pb.ResetIpusRequest(
-            partition_id=partition, partition_ipus=[_unsigned(ipu, "ipu") for ipu in ipus]
+            partition_id=partition, partition_ipus=[unsigned(ipu, "ipu") for ipu in ipus]
         )
         self._call(self._user.ResetIpus, request)
 
@@ -347,17 +299,25 @@ class VipuClient:
     def server_version(self) -> ServerVersion:
         """Version, address and process id of the server."""
         reply = self._call(self._user.GetServerVersion, self._pb.GetServerVersionRequest())
-        return ServerVersion(reply.version, reply.host, reply.port, reply.pid)
+        return from_message(ServerVersion, reply)
 
     def cluster(self) -> ClusterInfo:
         """The POD behind the server; of one that was divided into several clusters the largest."""
         reply = self._call(self._user.GetCluster, self._pb.GetClusterRequest())
-        return _cluster(reply, reply.num_agents)
+        return ClusterInfo(
+            reply.cluster_id,
+            reply.target,
+            reply.num_ipus,
+            reply.num_ipus // reply.ipu_link_domain_size,
+            reply.ipu_link_domain_size,
+            reply.ipu_link_topology,
+            reply.gateway_topology,
+        )
 
     def list_clusters(self) -> list[ClusterInfo]:
         """The V-IPU clusters of the POD: agents that links join."""
         reply = self._call(self._user.ListClusters, self._pb.ListClustersRequest())
-        return [_cluster(entry, len(entry.agent_ids), tuple(entry.agent_ids)) for entry in reply.clusters]
+        return [from_message(ClusterInfo, entry) for entry in reply.clusters]
 
     def create_cluster(
         self, name: str, agents: Iterable[str], *, ilds: int = 1, ipu_links: str = "mesh", gateway: str = ""
@@ -367,7 +327,7 @@ class VipuClient:
         cluster = self._pb.Cluster(
             cluster_id=name,
             agent_ids=list(agents),
-            num_ilds=_unsigned(ilds, "num-ipulinkdomains"),
+            num_ilds=unsigned(ilds, "num-ipulinkdomains"),
             ipu_link_topology=ipu_links,
             gateway_topology=gateway,
         )
@@ -379,7 +339,7 @@ class VipuClient:
 
     def create_agent(self, name: str, host: str, port: int = 8080) -> None:
         """Add an IPU-M2000, in no cluster. ``host`` and ``port``: its modelled address."""
-        request = self._pb.CreateAgentRequest(agent_id=name, host=host, port=_unsigned(port, "port"))
+        request = self._pb.CreateAgentRequest(agent_id=name, host=host, port=unsigned(port, "port"))
         self._call(self._admin.CreateAgent, request)
 
     def remove_agent(self, name: str) -> None:
@@ -389,10 +349,7 @@ class VipuClient:
     def list_allocations(self) -> list[AllocationInfo]:
         """Allocations, by name."""
         reply = self._call(self._user.ListAllocations, self._pb.ListAllocationsRequest())
-        return [
-            AllocationInfo(entry.id, entry.spec.cluster_id, tuple(entry.spec.agent_ids))
-            for entry in reply.allocations
-        ]
+        return [from_message(AllocationInfo, entry) for entry in reply.allocations]
 
     def create_allocation(self, name: str, agents: Iterable[str]) -> None:
         """Make an allocation of agents that are in no other one."""
@@ -409,28 +366,7 @@ class VipuClient:
     def list_agents(self) -> list[AgentInfo]:
         """Agents of the POD in its order, one for each IPU-M2000."""
         reply = self._call(self._admin.ListAgents, self._pb.ListAgentsRequest())
-        states = {self._pb.AgentState.Value(f"AS_{state.name}"): state for state in AgentState}
-        # Fields in the order of `AgentInfo`: names would double the time, and a POD may have 16,384 agents.
-        return [
-            AgentInfo(
-                agent.agent_id,
-                agent.host,
-                agent.port,
-                agent.serial,
-                states[agent.state],
-                agent.ild,
-                agent.num_ipus,
-                tuple(agent.partition_ids),
-                tuple(agent.endpoints),
-                agent.health,
-                None if (stale := agent.stale_seconds) < 0 else stale,
-                agent.reason,
-                agent.deadline,
-                agent.cluster_id,
-                agent.attached_ipus,
-            )
-            for agent in reply.agents
-        ]
+        return [from_message(AgentInfo, agent) for agent in reply.agents]
 
     def set_maintenance(
         self, agent: str, *, drain: bool = False, deadline_s: float = 0.0, reason: str = ""
@@ -481,7 +417,7 @@ class VipuClient:
         self, name: str, role: str = "user", allocations: Iterable[str] = (), *, may_inject: bool = False
     ) -> str:
         """Add a user of a server that was started with --secure; returns the access key, which cannot be read again."""
-        user = self._pb.User(user_id=name, role=role, allocation_ids=list(allocations), may_inject=may_inject)
+        user = to_message(UserInfo(name, role, tuple(allocations), may_inject), self._pb.User)
         reply = self._call(self._admin.CreateUser, self._pb.CreateUserRequest(user=user))
         return str(reply.access_key)
 
@@ -492,17 +428,12 @@ class VipuClient:
     def list_users(self) -> list[UserInfo]:
         """The users, by name."""
         reply = self._call(self._admin.ListUsers, self._pb.ListUsersRequest())
-        return [
-            UserInfo(u.user_id, u.role, tuple(u.allocation_ids), u.may_inject, u.created) for u in reply.users
-        ]
+        return [from_message(UserInfo, user) for user in reply.users]
 
     def service_metrics(self) -> ServiceMetrics:
         """Figures of the service itself."""
         reply = self._call(self._user.GetServiceMetrics, self._pb.GetServiceMetricsRequest())
-        calls = tuple(CallInfo(c.call, c.count, c.errors, c.seconds, tuple(c.within)) for c in reply.calls)
-        return ServiceMetrics(
-            *(tuple(reply.bounds), calls, reply.queued, reply.free_ipus, reply.largest_free, reply.watchers)
-        )
+        return from_message(ServiceMetrics, reply)
 
     def watch(self, kinds: Iterable[str] = (), *, token: str = "") -> Iterator[WatchedChange]:
         """The stream of changes, without end: the present state, then a change of kind ``synced``, then each change.
@@ -531,33 +462,6 @@ class VipuClient:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _state(self, value: int) -> PartitionState:
-        return PartitionState[self._pb.PartitionState.Name(value).removeprefix("PS_")]
-
-    def _partition(self, entry: Any) -> PartitionInfo:
-        needs = entry.requirements
-        return PartitionInfo(
-            name=entry.partition_id,
-            cluster=entry.cluster_id,
-            allocation=entry.allocation_id,
-            size=needs.size,
-            state=self._state(entry.status.state),
-            reconfigurable=needs.reconfigurable,
-            num_gcds=needs.num_gcds,
-            sync_type=SyncType[self._pb.SyncType.Name(needs.sync_type).removeprefix("ST_")],
-            num_ilds=entry.num_ilds,
-            ild_routing=entry.ild_routing,
-            gw_routing=entry.gw_routing,
-            agents=tuple(entry.agent_ids),
-            error=entry.status.error,
-            generation=entry.status.generation,
-            created=entry.created,
-            owner=entry.owner,
-            ends=entry.ends or None,
-            relocatable=entry.relocatable,
-            holder=entry.holder,
-        )
-
     def _call(self, method: Any, request: Any, *, again: bool = False) -> Any:
         """``again``: carried out twice, the request has the effect that it has once, so that it is made again if its
         answer is lost.
@@ -575,22 +479,3 @@ class VipuClient:
 
     def _translate(self, error: Any) -> PodrunError:
         return call_error(error, f"{self.host}:{self.port}", self.timeout)
-
-
-def _cluster(entry: Any, num_agents: int, agents: tuple[str, ...] = ()) -> ClusterInfo:
-    return ClusterInfo(
-        name=entry.cluster_id,
-        target=entry.target,
-        num_agents=num_agents,
-        num_ipus=entry.num_ipus,
-        ipu_link_domain_size=entry.ipu_link_domain_size,
-        ipu_link_topology=entry.ipu_link_topology,
-        gateway_topology=entry.gateway_topology,
-        agents=agents,
-    )
-
-
-def _unsigned(value: int, what: str) -> int:
-    if not 0 <= value < 1 << 32:
-        raise UsageError(f"{what} {value} is out of range", hint="Use 0 to 4294967295.")
-    return value

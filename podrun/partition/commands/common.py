@@ -23,6 +23,7 @@ from podrun.core.documents import read_text
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, UnsupportedError, UsageError
 from podrun.core.terminal import error_lines, show_error
+from podrun.partition.state.codec import to_json
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
@@ -410,7 +411,7 @@ def open_context(ctx: click.Context, **options: Any) -> CliContext:
     if options["server_version"]:
         with cli.client() as client:
             version = client.server_version()
-        value = {"version": version.version, "host": version.host, "port": version.port, "pid": version.pid}
+        value = to_json(version)
         text = f"version: {version.version}\nhost: {version.host}:{version.port}"
         cli.show("server", value, lambda: text)
         ctx.exit(0)

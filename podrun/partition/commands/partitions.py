@@ -30,7 +30,7 @@ from podrun.partition.host.ipuof_files import (
     remove_dead,
     write_config,
 )
-from podrun.partition.state.values import allocation_json, cluster_json, partition_json
+from podrun.partition.state.codec import to_json
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
@@ -112,7 +112,7 @@ def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
         info = client.get_partition(name)
         if not (options["no_wait"] or options["no_ipuof_files"]):
             write_ipuof_files(client, info)
-    cli.show("partition", partition_json(info), lambda: f"create partition ({name}): success.")
+    cli.show("partition", to_json(info), lambda: f"create partition ({name}): success.")
 
 
 def _wait_in_queue(client: VipuClient, name: str) -> None:
@@ -135,7 +135,7 @@ def list_partitions(cli: CliContext) -> None:
         several = len({info.owner for info in found} | {user_name(os.getuid())}) > 1
         cli.show(
             "partitions",
-            [partition_json(info) for info in found],
+            [to_json(info) for info in found],
             lambda: table(
                 (*PARTITION_COLUMNS, *(["Owner"] * several)),
                 ((*partition_row(info), *([info.owner] * several)) for info in found),
@@ -154,7 +154,7 @@ def list_allocations(cli: CliContext) -> None:
         found = client.list_allocations()
         cli.show(
             "allocations",
-            [allocation_json(info) for info in found],
+            [to_json(info) for info in found],
             lambda: table(
                 ("Allocation ID", "Agents"), ((info.name, " ".join(info.agents)) for info in found)
             ),
@@ -182,7 +182,7 @@ def list_clusters(cli: CliContext) -> None:
             for info in found
         )
         header = ("Cluster", "ILDs", "IPUs", "Topology", "GW Topology", "Agents")
-        cli.show("clusters", [cluster_json(info) for info in found], lambda: table(header, rows))
+        cli.show("clusters", [to_json(info) for info in found], lambda: table(header, rows))
 
     cli.repeat(("cluster",), once)
 
@@ -235,7 +235,7 @@ def get_partition(cli: CliContext, name: str, gcd: int | None, ipuof_configs: bo
             ]
             cli.show("ipuof_configs", plain, lambda: "\n".join(texts))
         else:
-            cli.show("partition", partition_json(info), lambda: fields(partition_fields(info)))
+            cli.show("partition", to_json(info), lambda: fields(partition_fields(info)))
 
     cli.repeat(("partition",), once, name)
 
@@ -268,7 +268,7 @@ def reset_partition(cli: CliContext, name: str, no_wait: bool, generation: int, 
         info = client.get_partition(name)
         if not no_wait and ipuof_files(name, service_of(client, name)):
             write_ipuof_files(client, info)
-    cli.show("partition", partition_json(info), lambda: f"reset partition ({name}): success.")
+    cli.show("partition", to_json(info), lambda: f"reset partition ({name}): success.")
 
 
 @click.command("partition")

@@ -18,11 +18,10 @@ from podrun.partition.commands.common import (
     open_context,
     run,
 )
-from podrun.partition.state.values import reservation_json
+from podrun.partition.state.codec import to_json
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
-    from podrun.partition.state.values import QueueInfo
 
 NOT_KNOWN = "not known: what is in the way has no time limit"
 
@@ -48,7 +47,7 @@ def list_queue(cli: CliContext) -> None:
             for info in found
         )
         header = ("Position", "Partition", "Size", "Priority", "User", "Since", "Starts by", "Waits for")
-        cli.show("queue", [queue_json(info) for info in found], lambda: table(header, rows))
+        cli.show("queue", [to_json(info) for info in found], lambda: table(header, rows))
 
     cli.repeat(("partition",), once)
 
@@ -64,9 +63,8 @@ def explain(cli: CliContext, name: str) -> None:
         partition = None if name in waiting else client.get_partition(name)
         if partition is not None:
             from podrun.partition.commands.partitions import partition_fields
-            from podrun.partition.state.values import partition_json
 
-            cli.show("partition", partition_json(partition), lambda: fields(partition_fields(partition)))
+            cli.show("partition", to_json(partition), lambda: fields(partition_fields(partition)))
             return
         info = waiting[name]
         rows = [
@@ -77,7 +75,7 @@ def explain(cli: CliContext, name: str) -> None:
             ("Waits for", " ".join(info.blockers) or "-"),
             ("Starts by", NOT_KNOWN if info.latest is None else moment(info.latest)),
         ]
-        cli.show("request", queue_json(info), lambda: fields(rows))
+        cli.show("request", to_json(info), lambda: fields(rows))
 
     cli.repeat(("partition",), once, name)
 
@@ -92,7 +90,7 @@ def list_reservations(cli: CliContext) -> None:
         rows = ((r.name, " ".join(r.agents), moment(r.start), moment(r.end)) for r in found)
         cli.show(
             "reservations",
-            [reservation_json(entry) for entry in found],
+            [to_json(entry) for entry in found],
             lambda: table(("Reservation", "Agents", "From", "To"), rows),
         )
 
@@ -147,21 +145,6 @@ def drain_agent(cli: CliContext, name: str, deadline: float, reason: str) -> Non
 def moment(seconds: float) -> str:
     """A time as people read it, UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def queue_json(info: QueueInfo) -> dict[str, Any]:
-    """A queued request for --format json."""
-    return {
-        "id": info.name,
-        "size": info.size,
-        "priority": info.priority,
-        "owner": info.owner,
-        "since_s": info.since,
-        "position": info.position,
-        "ahead": list(info.ahead),
-        "blockers": list(info.blockers),
-        "starts_by_s": info.latest,
-    }
 
 
 def add_user_commands(root: click.Group) -> dict[str, click.Group]:

@@ -26,7 +26,8 @@ from podrun.partition.commands.vipu import (
     drain_agent,
     moment,
 )
-from podrun.partition.state.values import agent_json, user_json
+from podrun.partition.state.codec import to_json
+from podrun.partition.state.values import agent_json
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
@@ -209,7 +210,7 @@ def list_users(cli: CliContext) -> None:
         )
         cli.show(
             "users",
-            [user_json(user) for user in found],
+            [to_json(user) for user in found],
             lambda: table(("User", "Role", "Allocations", "May inject", "Since"), rows),
         )
 

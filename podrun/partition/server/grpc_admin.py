@@ -10,9 +10,10 @@ from podrun.core.errors import ConflictError
 from podrun.core.identity import Caller
 from podrun.faults import parse_fault
 from podrun.partition.server.grpc_service import Servicer, answers
-from podrun.partition.server.views import agent_message, user_message
+from podrun.partition.server.views import user_info
 from podrun.partition.state import events as ev
 from podrun.partition.state.accounts import Account, Accounts, role_of
+from podrun.partition.state.codec import to_message
 from podrun.protos import vipu_pb2 as messages
 
 pb: Any = messages
@@ -24,7 +25,7 @@ class AdminServicer(Servicer):
     @answers
     def ListAgents(self, request: Any, caller: Caller) -> Any:
         messages = self._agents.all(
-            (info.agent_id, info, partial(agent_message, info)) for info in self._service.agents()
+            (info.agent_id, info, partial(to_message, info, pb.Agent)) for info in self._service.agents()
         )
         reply = pb.ListAgentsResponse(agents=messages)
         if not self.is_admin(caller):
@@ -135,7 +136,9 @@ class AdminServicer(Servicer):
 
     @answers
     def ListUsers(self, request: Any, caller: Caller) -> Any:
-        return pb.ListUsersResponse(users=[user_message(account) for account in self._accounts().all()])
+        return pb.ListUsersResponse(
+            users=[to_message(user_info(account), pb.User) for account in self._accounts().all()]
+        )
 
     def _accounts(self) -> Accounts:
         if self.desk.accounts is None:

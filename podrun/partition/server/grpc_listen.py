@@ -23,7 +23,6 @@ from podrun.partition.server.grpc_admin import AdminServicer
 from podrun.partition.server.grpc_service import UserServicer
 from podrun.partition.server.views import json_by_name, user_info
 from podrun.partition.state.accounts import FrontDesk
-from podrun.partition.state.values import user_json
 from podrun.protos import vipu_pb2 as messages
 from podrun.protos import vipu_pb2_grpc
 
@@ -97,7 +96,7 @@ def serve(
 
 def _tell_of_users(service: Service, accounts: Accounts) -> None:
     """Tell those who watch which users there are."""
-    service.events.tell("user", json_by_name(map(user_info, accounts.all()), user_json))
+    service.events.tell("user", json_by_name(map(user_info, accounts.all())))
 
 
 def _listen(

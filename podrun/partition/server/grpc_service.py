@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +33,12 @@ from podrun.partition.machines.endpoint_watch import ERROR_METADATA_KEY
 from podrun.partition.server.event_log import BOUNDS_S, SYNCED, Change
 from podrun.partition.server.views import (
     ViewCache,
-    cluster_message,
-    partition_message,
-    queue_message,
     requirements_of,
-    status_message,
 )
 from podrun.partition.state.accounts import Account, AccountCaller, FrontDesk, Role
+from podrun.partition.state.codec import to_message
 from podrun.partition.state.rights import ITSELF, NOBODY, RIGHTS, Asker, Right, Sharing
-from podrun.partition.state.values import AgentInfo, PartitionInfo
+from podrun.partition.state.values import AgentInfo, CallInfo, PartitionInfo, PartitionStatus, ServiceMetrics
 from podrun.protos import vipu_pb2 as messages
 
 if TYPE_CHECKING:
@@ -242,10 +239,7 @@ class UserServicer(Servicer):
 
     @answers
     def GetServerVersion(self, request: Any, caller: Caller) -> Any:
-        version = self._service.version()
-        return pb.GetServerVersionResponse(
-            version=version.version, host=version.host, port=version.port, pid=version.pid
-        )
+        return to_message(self._service.version(), pb.GetServerVersionResponse)
 
     @answers
     def GetCluster(self, request: Any, caller: Caller) -> Any:
@@ -263,7 +257,9 @@ class UserServicer(Servicer):
 
     @answers
     def ListClusters(self, request: Any, caller: Caller) -> Any:
-        return pb.ListClustersResponse(clusters=[cluster_message(info) for info in self._service.clusters()])
+        return pb.ListClustersResponse(
+            clusters=[to_message(info, pb.Cluster) for info in self._service.clusters()]
+        )
 
     @answers
     def CreatePartition(self, request: Any, caller: Caller) -> Any:
@@ -281,16 +277,13 @@ class UserServicer(Servicer):
 
     @answers
     def GetPartition(self, request: Any, caller: Caller) -> Any:
-        return pb.GetPartitionResponse(
-            partition=partition_message(
-                self._service.partition(request.partition_id, asker=self.asker(caller, "GetPartition"))
-            )
-        )
+        info = self._service.partition(request.partition_id, asker=self.asker(caller, "GetPartition"))
+        return pb.GetPartitionResponse(partition=to_message(info, pb.Partition))
 
     @answers
     def ListPartitions(self, request: Any, caller: Caller) -> Any:
         messages = self._partitions.all(
-            (info.name, info, partial(partition_message, info)) for info in self._service.partitions()
+            (info.name, info, partial(to_message, info, pb.Partition)) for info in self._service.partitions()
         )
         seen = (
             messages if self.sees_all(caller) else [m for m in messages if self.sees(caller, m.allocation_id)]
@@ -301,7 +294,8 @@ class UserServicer(Servicer):
     def GetPartitionStatus(self, request: Any, caller: Caller) -> Any:
         asker = self.asker(caller, "GetPartitionStatus")
         info = self._service.partition(request.partition_id, asks_for_itself=True, asker=asker)
-        return pb.GetPartitionStatusResponse(status=status_message(info))
+        status = PartitionStatus(info.state, info.error, info.generation)
+        return pb.GetPartitionStatusResponse(status=to_message(status, pb.PartitionStatus))
 
     @answers
     def ListQueue(self, request: Any, caller: Caller) -> Any:
@@ -309,13 +303,14 @@ class UserServicer(Servicer):
         seen = set(self.seen_names(caller, [info.name for info in queue]))
         return pb.ListQueueResponse(
             requests=[
-                queue_message(
+                to_message(
                     replace(
                         info,
                         position=1 + len(self.seen_names(caller, info.ahead)),
                         ahead=tuple(self.seen_names(caller, info.ahead)),
                         blockers=tuple(self.seen_names(caller, info.blockers)),
-                    )
+                    ),
+                    pb.QueuedRequest,
                 )
                 for info in queue
                 if info.name in seen
@@ -326,7 +321,7 @@ class UserServicer(Servicer):
     def ListReservations(self, request: Any, caller: Caller) -> Any:
         return pb.ListReservationsResponse(
             reservations=[
-                pb.Reservation(id=info.name, agent_ids=list(info.agents), start=info.start, end=info.end)
+                to_message(info, pb.Reservation)
                 for info in self._service.reservations()
                 if self.sees_agents(caller, info.agents)
             ]
@@ -354,23 +349,13 @@ class UserServicer(Servicer):
     def GetPartitionIpuofConfig(self, request: Any, caller: Caller) -> Any:
         asker = self.asker(caller, "GetPartitionIpuofConfig")
         config = self._service.ipuof_config(request.partition_id, request.gcd_id.id, asker=asker)
-        devices = [pb.IpuofDevice(**asdict(device)) for device in config.devices]
-        return pb.GetPartitionIpuofConfigResponse(
-            ipuof_config=pb.PartitionConfig(
-                partition_id=config.partition,
-                state=config.state.name,
-                devices=devices,
-                attributes=dict(config.attributes),
-            )
-        )
+        return pb.GetPartitionIpuofConfigResponse(ipuof_config=to_message(config, pb.PartitionConfig))
 
     @answers
     def ListAllocations(self, request: Any, caller: Caller) -> Any:
         return pb.ListAllocationsResponse(
             allocations=[
-                pb.Allocation(
-                    id=info.name, spec=pb.AllocationSpec(cluster_id=info.cluster, agent_ids=list(info.agents))
-                )
+                to_message(info, pb.Allocation)
                 for info in self._service.allocations()
                 if self.sees(caller, info.name)
             ]
@@ -451,18 +436,12 @@ class UserServicer(Servicer):
     @answers
     def GetServiceMetrics(self, request: Any, caller: Caller) -> Any:
         queued, free, largest = self._service.room()
-        calls = [
-            pb.CallMetrics(call=name, count=f.count, errors=f.errors, seconds=f.seconds, within=f.within)
-            for name, f in self.meter.all()
-        ]
-        return pb.GetServiceMetricsResponse(
-            bounds=BOUNDS_S,
-            calls=calls,
-            queued=queued,
-            free_ipus=free,
-            largest_free=largest,
-            watchers=self._service.events.watchers,
+        calls = tuple(
+            CallInfo(name, f.count, f.errors, f.seconds, tuple(f.within)) for name, f in self.meter.all()
         )
+        watchers = self._service.events.watchers
+        metrics = ServiceMetrics(tuple(BOUNDS_S), calls, queued, free, largest, watchers)
+        return to_message(metrics, pb.GetServiceMetricsResponse)
 
     @answers
     def ResetIpus(self, request: Any, caller: Caller) -> Any:

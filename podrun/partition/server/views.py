@@ -1,21 +1,22 @@
 """Views of partitions: what `vipu` lists, and how clients reach their IPUs.
 
 Pure, from the POD's description, the allocator's `Partition` and the addresses of its machines. Values of
-`podrun.partition.state.values`, their JSON for those who watch, and their messages on the wire.
+`podrun.partition.state.values`, and their JSON for those who watch.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from podrun.core.cluster import Agent, Cluster, ipu_number
 from podrun.core.errors import UsageError
-from podrun.faults import parse_fault
 from podrun.partition.machines.pool import MachineUse
 from podrun.partition.server.event_log import Told
 from podrun.partition.state.accounts import Account
+from podrun.partition.state.codec import from_message, to_json
 from podrun.partition.state.events import Maintenance, Partition, Queued, StateChange
 from podrun.partition.state.placement import routing_named, routing_of
 from podrun.partition.state.queueing import Explanation
@@ -32,20 +33,13 @@ from podrun.partition.state.values import (
     QueueInfo,
     Requirements,
     ReservationInfo,
-    SyncType,
     UserInfo,
     agent_json,
-    allocation_json,
-    cluster_json,
-    partition_json,
-    reservation_json,
 )
-from podrun.protos import vipu_pb2 as messages
 
 if TYPE_CHECKING:
     from podrun.partition.state.allocator import Allocator
 
-pb: Any = messages
 Source = TypeVar("Source")
 Result = TypeVar("Result")
 Named = TypeVar("Named", AllocationInfo, ClusterInfo, PartitionInfo, ReservationInfo, UserInfo)
@@ -134,8 +128,8 @@ def cluster_info(cluster: Cluster) -> ClusterInfo:
     return ClusterInfo(
         name=cluster.name,
         target=cluster.target,
-        num_agents=len(cluster.agents),
         num_ipus=cluster.ipu_count,
+        num_ilds=cluster.ipu_count // topology.ild_ipus,
         ipu_link_domain_size=topology.ild_ipus,
         ipu_link_topology=topology.ipu_links.value,
         gateway_topology=topology.gateway.value,
@@ -323,16 +317,16 @@ def groups_json(
 ) -> dict[str, dict[str, str]]:
     """The groups of agents as those who watch are told, by kind and name."""
     return {
-        "cluster": json_by_name(clusters, cluster_json),
-        "allocation": json_by_name(allocations, allocation_json),
-        "reservation": json_by_name(reservations, reservation_json),
+        "cluster": json_by_name(clusters),
+        "allocation": json_by_name(allocations),
+        "reservation": json_by_name(reservations),
     }
 
 
 def all_told(partitions: Iterable[PartitionInfo], others: Mapping[str, Mapping[str, str]]) -> list[Told]:
     """The present state as those who begin to watch are told. ``others``: JSON by kind and name."""
     told: list[Told] = [
-        ("partition", info.name, json.dumps(partition_json(info)), info.allocation) for info in partitions
+        ("partition", info.name, json.dumps(to_json(info)), info.allocation) for info in partitions
     ]
     return told + [(kind, name, text, "") for kind, texts in others.items() for name, text in texts.items()]
 
@@ -345,14 +339,14 @@ def changes_told(
         text, allocation = "", allocations.get(name, "")
         if partition is not None:
             allocation = partition.allocation
-            text = json.dumps(partition_json(partition_info(pod, partition)))
+            text = json.dumps(to_json(partition_info(pod, partition)))
             if partition.state is PartitionState.ERROR:
                 told = {"partition": name, "allocation": allocation, "error": partition.error}
                 yield "incident", name, json.dumps({**told, "time_s": now}), allocation
         yield "partition", name, text, allocation
     for name, entry in change.queue.items():
         if entry is not None:
-            text = json.dumps(partition_json(queued_info(pod, entry)))
+            text = json.dumps(to_json(queued_info(pod, entry)))
             yield "partition", name, text, entry.needs.allocation
         elif name not in change.partitions:
             yield "partition", name, "", allocations.get(name, "")
@@ -363,142 +357,23 @@ def agent_text(info: AgentInfo) -> str:
     return json.dumps(agent_json(info))
 
 
-def json_by_name(entries: Iterable[Named], plain: Callable[[Named], dict[str, Any]]) -> dict[str, str]:
+def json_by_name(entries: Iterable[Named]) -> dict[str, str]:
     """The JSON of values, by name, for those who watch."""
-    return {entry.name: json.dumps(plain(entry)) for entry in entries}
+    return {entry.name: json.dumps(to_json(entry)) for entry in entries}
 
 
 # --- on the wire -------------------------------------------------------------------------------------------------
 
 
-def agent_message(info: AgentInfo) -> Any:
-    """An agent on the wire."""
-    return pb.Agent(
-        agent_id=info.agent_id,
-        host=info.host,
-        port=info.port,
-        serial=info.serial,
-        state=pb.AgentState.Value(f"AS_{info.state.name}"),
-        partition_ids=list(info.partitions),
-        endpoints=list(info.endpoints),
-        ild=info.ild,
-        num_ipus=info.num_ipus,
-        health=info.health,
-        stale_seconds=-1.0 if info.stale_seconds is None else info.stale_seconds,
-        reason=info.reason,
-        deadline=info.deadline,
-        cluster_id=info.cluster,
-        attached_ipus=info.attached_ipus,
-    )
-
-
-def status_message(info: PartitionInfo) -> Any:
-    """The state of a partition on the wire."""
-    state = pb.PartitionState.Value(info.state.wire_name)
-    return pb.PartitionStatus(state=state, error=info.error, generation=info.generation)
-
-
-def partition_message(info: PartitionInfo) -> Any:
-    """A partition on the wire."""
-    assert info.state is not PartitionState.REMOVED, "a removed partition is not described"
-    return pb.Partition(
-        partition_id=info.name,
-        cluster_id=info.cluster,
-        allocation_id=info.allocation,
-        requirements=pb.PartitionRequirements(
-            size=info.size,
-            reconfigurable=info.reconfigurable,
-            num_gcds=info.num_gcds,
-            sync_type=pb.SyncType.Value(info.sync_type.wire_name),
-            allocation_id=info.allocation,
-            num_ilds=info.num_ilds,
-        ),
-        status=status_message(info),
-        num_ilds=info.num_ilds,
-        ild_routing=info.ild_routing,
-        gw_routing=info.gw_routing,
-        agent_ids=list(info.agents),
-        created=info.created,
-        owner=info.owner,
-        ends=info.ends or 0.0,
-        relocatable=info.relocatable,
-        holder=info.holder,
-    )
-
-
 def requirements_of(request: Any, owner: int) -> Requirements:
     """The request of a CreatePartitionRequest by user ``owner``. Raises UsageError for values that there are not."""
-    needs = request.requirements
-    try:
-        sync = pb.SyncType.Name(needs.sync_type)
-    except ValueError as error:
-        raise UsageError(
-            f"there is no sync type {needs.sync_type}",
-            hint=f"There are: {', '.join(pb.SyncType.keys())}.",
-        ) from error
-    return Requirements(
-        name=request.partition_id,
-        size=needs.size,
-        allocation=needs.allocation_id,
-        reconfigurable=needs.reconfigurable,
-        num_gcds=needs.num_gcds or 1,
-        num_ilds=needs.num_ilds,
-        sync_type=None if sync == "ST_UNSPECIFIED" else SyncType[sync.removeprefix("ST_")],
-        auto_reset=not request.disable_auto_reset,
-        faults=tuple(map(parse_fault, request.faults)),
-        owner=owner,
-        limit_s=request.limit_seconds,
-        relocatable=request.relocatable,
-        reservation=request.reservation,
-        routing=routing_named(needs.routing) if needs.routing else "",
-        index=needs.index,
-        cluster=needs.cluster_id,
-        holder=request.holder,
-    )
-
-
-def cluster_message(info: ClusterInfo) -> Any:
-    """A V-IPU cluster on the wire."""
-    return pb.Cluster(
-        cluster_id=info.name,
-        agent_ids=list(info.agents),
-        num_ilds=info.num_ipus // info.ipu_link_domain_size,
-        ipu_link_topology=info.ipu_link_topology,
-        gateway_topology=info.gateway_topology,
-        num_ipus=info.num_ipus,
-        ipu_link_domain_size=info.ipu_link_domain_size,
-        target=info.target,
-    )
-
-
-def queue_message(info: QueueInfo) -> Any:
-    """A queued request on the wire."""
-    return pb.QueuedRequest(
-        partition_id=info.name,
-        size=info.size,
-        priority=info.priority,
-        since=info.since,
-        position=info.position,
-        ahead=list(info.ahead),
-        blockers=list(info.blockers),
-        latest=info.latest or 0.0,
-        owner=info.owner,
-    )
+    needs = from_message(Requirements, request)
+    routing = routing_named(needs.routing) if needs.routing else ""
+    return replace(needs, owner=owner, routing=routing, num_gcds=needs.num_gcds or 1)
 
 
 def user_info(account: Account) -> UserInfo:
     """A user as `vipu-admin list users` shows it."""
     return UserInfo(
         account.name, account.role.value, account.allocations, account.may_inject, account.created
-    )
-
-
-def user_message(account: Account) -> Any:
-    """A user on the wire."""
-    return pb.User(
-        user_id=account.name,
-        role=account.role.value,
-        allocation_ids=account.allocations,
-        may_inject=account.may_inject,
-        created=account.created,
     )

@@ -1,17 +1,20 @@
-"""Values that the V-IPU service, its client and its commands exchange. Imports neither gRPC nor Ray."""
+"""Values that the V-IPU service, its client and its commands exchange. Imports neither gRPC nor Ray.
+
+Messages on the wire and JSON are derived from these dataclasses (`codec`); a field's metadata says how it is spelled
+there, where that is not its name. JSON has the keys in the order of the fields.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from podrun.faults import FaultSpec
+from podrun.faults import FaultSpec
+from podrun.partition.state.codec import spelled, to_json
 
 
 class PartitionState(enum.Enum):
@@ -39,22 +42,12 @@ class PartitionState(enum.Enum):
         """True iff only a request or a failure ends this state, so that polling may stop."""
         return self in (PartitionState.ACTIVE, PartitionState.ERROR, PartitionState.REMOVED)
 
-    @property
-    def wire_name(self) -> str:
-        """The name on the wire: ``PS_ACTIVE``. People read ``name``."""
-        return f"PS_{self.name}"
-
 
 class SyncType(enum.Enum):
     """How the IPUs of a partition synchronise; values are the command line's spelling."""
 
     C2_COMPATIBLE = "c2-compatible"
     POD_NATIVE_DEFAULT = "pod-native-default"
-
-    @property
-    def wire_name(self) -> str:
-        """The spelling on the wire, which PopRun's --sync-type uses: ``ST_POD_NATIVE_DEFAULT``."""
-        return f"ST_{self.name}"
 
 
 def parse_sync_type(text: str) -> SyncType:
@@ -77,27 +70,27 @@ class Requirements:
     errors of IPUs stay until they are reset. ``faults`` are planned before the partition becomes active. ``owner``: the
     user id of who asks; the server fills it in."""
 
-    name: str
-    size: int
-    allocation: str = ""
-    reconfigurable: bool = False
-    num_gcds: int = 1
-    num_ilds: int = 0
-    sync_type: SyncType | None = None
-    auto_reset: bool = True
+    name: str = field(metadata=spelled("partition_id"))
+    size: int = field(metadata=spelled("requirements.size"))
+    allocation: str = field(default="", metadata=spelled("requirements.allocation_id"))
+    reconfigurable: bool = field(default=False, metadata=spelled("requirements.reconfigurable"))
+    num_gcds: int = field(default=1, metadata=spelled("requirements.num_gcds"))
+    num_ilds: int = field(default=0, metadata=spelled("requirements.num_ilds"))
+    sync_type: SyncType | None = field(default=None, metadata=spelled("requirements.sync_type"))
+    auto_reset: bool = field(default=True, metadata=spelled("disable_auto_reset", negated=True))
     faults: tuple[FaultSpec, ...] = ()
-    limit_s: float = 0.0
+    limit_s: float = field(default=0.0, metadata=spelled("limit_seconds"))
     """Seconds after which the partition is removed; 0: no limit."""
     relocatable: bool = False
     """Whether the server may move the partition to other IPUs when a machine of it fails."""
     reservation: str = ""
     """The reservation whose IPUs it may use."""
-    owner: int = NO_USER
-    routing: str = ""
+    owner: int = field(default=NO_USER, metadata=spelled(on_wire=False))
+    routing: str = field(default="", metadata=spelled("requirements.routing"))
     """``DNC``, ``SWNC`` or ``RINGSWNC``; empty: the best one for the size and the POD's links."""
-    index: int = 0
+    index: int = field(default=0, metadata=spelled("requirements.index"))
     """Which of the V-IPU cluster's places of this size, from 1; 0: the server chooses."""
-    cluster: str = ""
+    cluster: str = field(default="", metadata=spelled("requirements.cluster_id"))
     """The V-IPU cluster it is to lie in; empty: the server chooses."""
     holder: str = ""
     """The process with which the request and the partition end (`podrun.partition.host.holders`); empty: none."""
@@ -115,23 +108,34 @@ class AgentState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """What changes about a partition, and is polled."""
+
+    state: PartitionState
+    error: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionInfo:
     """A partition as the service describes it."""
 
-    name: str
-    cluster: str
-    allocation: str
-    size: int
-    state: PartitionState
-    reconfigurable: bool = False
-    num_gcds: int = 1
-    sync_type: SyncType = SyncType.POD_NATIVE_DEFAULT
-    num_ilds: int = 1
+    name: str = field(metadata=spelled("partition_id"))
+    cluster: str = field(metadata=spelled("cluster_id"))
+    allocation: str = field(metadata=spelled("allocation_id", "requirements.allocation_id"))
+    size: int = field(metadata=spelled("requirements.size"))
+    state: PartitionState = field(metadata=spelled("status.state"))
+    reconfigurable: bool = field(default=False, metadata=spelled("requirements.reconfigurable"))
+    num_gcds: int = field(default=1, metadata=spelled("requirements.num_gcds"))
+    sync_type: SyncType = field(
+        default=SyncType.POD_NATIVE_DEFAULT, metadata=spelled("requirements.sync_type")
+    )
+    num_ilds: int = field(default=1, metadata=spelled("num_ilds", "requirements.num_ilds"))
     ild_routing: str = "DNC"
     gw_routing: str = "DEFAULT"
-    agents: tuple[str, ...] = ()
-    error: str = ""
-    generation: int = 0
+    agents: tuple[str, ...] = field(default=(), metadata=spelled("agent_ids"))
+    error: str = field(default="", metadata=spelled("status.error", null_if_empty=True))
+    generation: int = field(default=0, metadata=spelled("status.generation"))
     """Goes up by one whenever the partition becomes active."""
     created: float = 0.0
     ends: float | None = None
@@ -161,7 +165,7 @@ class IpuofDevice:
 class IpuofConfig:
     """How clients reach the IPUs of one GCD of a partition."""
 
-    partition: str
+    partition: str = field(metadata=spelled("partition_id"))
     state: PartitionState
     devices: tuple[IpuofDevice, ...]
     attributes: Mapping[str, str] = field(default_factory=dict)
@@ -171,75 +175,85 @@ class IpuofConfig:
 class AllocationInfo:
     """Agents that users have access to; partitions do not span allocations."""
 
-    name: str
-    cluster: str
-    agents: tuple[str, ...]
+    name: str = field(metadata=spelled("id", json="id"))
+    cluster: str = field(metadata=spelled("spec.cluster_id"))
+    agents: tuple[str, ...] = field(metadata=spelled("spec.agent_ids"))
 
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
     """One IPU-M2000. ``host`` and ``port`` are modelled addresses; its processes listen at ``endpoints``."""
 
-    agent_id: str
+    agent_id: str = field(metadata=spelled("agent_id", json="id"))
     host: str
     port: int
     serial: str
     state: AgentState
-    ild: int
-    num_ipus: int = IPUS_PER_MACHINE
-    partitions: tuple[str, ...] = ()
-    endpoints: tuple[str, ...] = ()
     health: str = "up"
     """``up``, ``suspect``, ``unreachable``, ``cordoned``, ``draining`` or ``failed``."""
-    stale_seconds: float | None = None
+    stale_seconds: float | None = field(default=None, metadata=spelled(none=-1.0))
     """Seconds since its machine answered last; None if it answers, or has none."""
-    reason: str = ""
-    deadline: float = 0.0
-    cluster: str = ""
+    reason: str = field(default="", metadata=spelled(null_if_empty=True))
+    deadline: float = field(default=0.0, metadata=spelled(json="deadline_s", null_if_empty=True))
+    cluster: str = field(default="", metadata=spelled("cluster_id", null_if_empty=True))
     """The V-IPU cluster it is in, or empty."""
+    ild: int = 0
     attached_ipus: int = 0
     """IPUs that processes hold, as its machines said last."""
+    num_ipus: int = IPUS_PER_MACHINE
+    partitions: tuple[str, ...] = field(default=(), metadata=spelled("partition_ids"))
+    endpoints: tuple[str, ...] = ()
+
+
+def agent_json(info: AgentInfo) -> dict[str, Any]:
+    """An agent for --format json: outside of a cluster it is in no IPU-Link domain."""
+    return to_json(info) | ({} if info.cluster else {"ild": None})
 
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
     """A request that waits for IPUs, and what it waits for. Times are seconds since 1970."""
 
-    name: str
+    name: str = field(metadata=spelled("partition_id", json="id"))
     size: int
     priority: int
-    since: float
+    owner: str
+    since: float = field(metadata=spelled(json="since_s"))
     position: int
     ahead: tuple[str, ...] = ()
     blockers: tuple[str, ...] = ()
-    latest: float | None = None
+    latest: float | None = field(default=None, metadata=spelled(json="starts_by_s"))
     """When it starts at the latest; None: unknown."""
-    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReservationInfo:
     """Agents kept for partitions that name the reservation. Times are seconds since 1970."""
 
-    name: str
-    agents: tuple[str, ...]
-    start: float
-    end: float
+    name: str = field(metadata=spelled("id", json="id"))
+    agents: tuple[str, ...] = field(metadata=spelled("agent_ids"))
+    start: float = field(metadata=spelled(json="start_s"))
+    end: float = field(metadata=spelled(json="end_s"))
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
     """The POD behind a server, or a V-IPU cluster of it."""
 
-    name: str
+    name: str = field(metadata=spelled("cluster_id", json="id"))
     target: str
-    num_agents: int
     num_ipus: int
+    num_ilds: int
     ipu_link_domain_size: int
     ipu_link_topology: str
     gateway_topology: str
-    agents: tuple[str, ...] = ()
+    agents: tuple[str, ...] = field(default=(), metadata=spelled("agent_ids"))
     """Of a V-IPU cluster of the POD, in the order of their links."""
+
+    @property
+    def num_agents(self) -> int:
+        """How many IPU-M2000s it has."""
+        return self.num_ipus // IPUS_PER_MACHINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +270,9 @@ class ServerVersion:
 class UserInfo:
     """A user of a server that was started with --secure. ``allocations``: whose partitions it may use; empty: all."""
 
-    name: str
+    name: str = field(metadata=spelled("user_id", json="name"))
     role: str
-    allocations: tuple[str, ...] = ()
+    allocations: tuple[str, ...] = field(default=(), metadata=spelled("allocation_ids"))
     may_inject: bool = False
     created: float = 0.0
 
@@ -267,7 +281,7 @@ class UserInfo:
 class CallInfo:
     """Calls of one name: how many, with an error, seconds in all, and how many within each bound."""
 
-    name: str
+    name: str = field(metadata=spelled("call"))
     count: int
     errors: int
     seconds: float
@@ -299,68 +313,3 @@ class WatchedChange:
     time: float
     initial: bool = False
     """It tells what is there already, before ``synced``; what was known before no longer counts."""
-
-
-# --- as JSON, for --format json and for those who watch ---------------------------------------------------------
-
-
-def partition_json(info: PartitionInfo) -> dict[str, Any]:
-    """A partition for --format json."""
-    plain = asdict(info)
-    return {
-        **plain,
-        "state": info.state.name,
-        "sync_type": info.sync_type.value,
-        "agents": list(info.agents),
-        "error": info.error or None,
-    }
-
-
-def agent_json(info: AgentInfo) -> dict[str, Any]:
-    """An agent for --format json."""
-    return {
-        "id": info.agent_id,
-        "host": info.host,
-        "port": info.port,
-        "serial": info.serial,
-        "state": info.state.name,
-        "health": info.health,
-        "stale_seconds": info.stale_seconds,
-        "reason": info.reason or None,
-        "deadline_s": info.deadline or None,
-        "cluster": info.cluster or None,
-        "ild": info.ild if info.cluster else None,
-        "attached_ipus": info.attached_ipus,
-        "num_ipus": info.num_ipus,
-        "partitions": list(info.partitions),
-        "endpoints": list(info.endpoints),
-    }
-
-
-def cluster_json(info: ClusterInfo) -> dict[str, Any]:
-    """A cluster for --format json."""
-    return {
-        "id": info.name,
-        "target": info.target,
-        "num_ipus": info.num_ipus,
-        "num_ilds": info.num_ipus // info.ipu_link_domain_size,
-        "ipu_link_domain_size": info.ipu_link_domain_size,
-        "ipu_link_topology": info.ipu_link_topology,
-        "gateway_topology": info.gateway_topology,
-        "agents": list(info.agents),
-    }
-
-
-def allocation_json(info: AllocationInfo) -> dict[str, Any]:
-    """An allocation for --format json."""
-    return {"id": info.name, "cluster": info.cluster, "agents": list(info.agents)}
-
-
-def reservation_json(info: ReservationInfo) -> dict[str, Any]:
-    """A reservation for --format json."""
-    return {"id": info.name, "agents": list(info.agents), "start_s": info.start, "end_s": info.end}
-
-
-def user_json(info: UserInfo) -> dict[str, Any]:
-    """A user for --format json."""
-    return {**asdict(info), "allocations": list(info.allocations)}
