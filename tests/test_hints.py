@@ -17,6 +17,7 @@ from podrun.estimate import command as estimate
 from podrun.faults import EFFECTS
 from podrun.monitor.exporter import exporter
 from podrun.report import __main__ as report
+from podrun.upkeep.pages import pages
 from tests.conftest import ROOT
 from tests.sources import syntax_tree
 from tests.test_docs import COMMANDS, PAGES
@@ -173,3 +174,29 @@ def test_counts_on_pages_are_those_of_the_records() -> None:
     names = (ROOT / "tests/popart/public_names.txt").read_text(encoding="utf-8").splitlines()
     count = sum(bool(name.strip()) and not name.startswith("#") for name in names)
     assert f"the {count} public names" in _page("reference/popart.md")
+
+
+_CHECKOUT = re.compile(r"\b(?:docs|examples|cluster_configs|benchmarks|website)/[\w{]|\b[\w-]+\.md\b")
+_TOPIC = re.compile(r"podrun help (?!TOPIC|topics|\{)([a-z][\w/-]*)")
+
+
+def _docstrings(tree: ast.AST) -> set[int]:
+    """The strings that stand as statements of their own, which no user sees."""
+    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+
+
+def test_messages_name_only_what_every_installation_has() -> None:
+    """A wheel has no docs/ and no examples/; ``podrun help TOPIC`` shows pages everywhere."""
+    wrong, topics = [], set()
+    for path in sorted((ROOT / "podrun").rglob("*.py")):
+        tree = syntax_tree(path)
+        unseen = _docstrings(tree)
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in unseen:
+                continue
+            topics |= set(_TOPIC.findall(node.value))
+            if path.name != "pages.py" and _CHECKOUT.search(node.value):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.value[:60]}")
+    assert wrong == []
+    assert {"faults", "security", "onnx"} <= topics
+    assert topics - set(pages()) == set()

@@ -65,7 +65,7 @@ def test_the_wheel_works_from_another_folder(tmp_path: Path) -> None:
     source = tmp_path / "source"
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, names.stdout.split("\0")):
-        if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/", "website/", "benchmarks/")):
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "website/", "benchmarks/")):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), "."]
@@ -76,7 +76,7 @@ def test_the_wheel_works_from_another_folder(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("podrun-*.whl")
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)
-    for data in ("report/page.js", "report/page.css", "py.typed", "_cluster_configs"):
+    for data in ("report/page.js", "report/page.css", "py.typed", "_cluster_configs", "_docs/faults.md"):
         assert (installed / "podrun" / data).exists(), data
     environ = {**os.environ, "PYTHONPATH": str(installed), "PODRUN_CACHE_DIR": str(tmp_path / "cache")}
     elsewhere = tmp_path / "elsewhere"
@@ -86,6 +86,7 @@ def test_the_wheel_works_from_another_folder(tmp_path: Path) -> None:
         ["-c", where],
         ["-m", "podrun.compat", str(ROOT / "examples/first_run/train.py")],
         ["-m", "podrun.launcher.cli", "--help"],
+        ["-m", "podrun.launcher.cli", "help", "reference/faults"],
     ):
         done = subprocess.run(
             [sys.executable, *words],

@@ -43,7 +43,7 @@ the program; what follows it is the program's own:
                         others, for PYTHONPATH, and end
   -h, --help            print this and end
 
-Examples: python -m podrun.compat --num-replicas 16 examples/digits/train.py
+Examples: python -m podrun.compat --num-replicas 16 train.py
           python -m podrun.compat -m pytest tests
           PYTHONPATH=$(python -m podrun.compat --print-path) jupyter lab"""
 

@@ -130,7 +130,7 @@ class _Marked:
         return ConfigError(f"{self.path}:{line}: {_dotted(at)} {problem}", hint=_SEE)
 
 
-_SEE = "docs/vipu.md describes the keys; cluster_configs/pod16.yaml is an example."
+_SEE = "podrun help vipu describes the keys, with an example."
 
 
 def _dotted(at: Path_) -> str:

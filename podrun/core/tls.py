@@ -30,7 +30,7 @@ VARIABLES = TLS_VARIABLES
 CERT, KEY, CA = VARIABLES
 PROBE_S = 2.0
 """Seconds that `explain` waits for a server."""
-_HOW = "docs/security.md shows how to make certificates: TLS between hosts"
+_HOW = "podrun help security shows how to make certificates: TLS between hosts"
 _NAME_CODES = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _EXPIRED, _NOT_YET, _PURPOSE = 10, 9, 26  # X509_V_ERR_*
 

@@ -57,7 +57,9 @@ def show(found: Estimate) -> str:
     lines += _ipus(found)
     lines += _modules(found)
     lines += [f"Bounded, no planner: {name} x {entry['count']}" for name, entry in found.bounds.items()]
-    return "\n".join(printable(line) for line in [*lines, "Modelled, not measured: see docs/fidelity.md."])
+    return "\n".join(
+        printable(line) for line in [*lines, "Modelled, not measured: podrun help fidelity says how well."]
+    )
 
 
 def _ipus(found: Estimate) -> list[str]:

@@ -35,7 +35,7 @@ from podrun.faults.effects import EVENTS, PROGRAM_EVENTS, REQUESTS, WHERE, kinds
 from podrun.faults.spec import MOST_REPEATS, FaultSpec, make_fault, parse_fault, parse_faults
 
 VERSION = 1
-HINT = "As in: {version: 1, faults: [{target: {ipu: 5}, when: {batch: 17}, effect: tile-parity}]} (docs/faults.md)."
+HINT = "As in: {version: 1, faults: [{target: {ipu: 5}, when: {batch: 17}, effect: tile-parity}]} (podrun help faults)."
 
 
 def plan_schema() -> dict[str, Any]:

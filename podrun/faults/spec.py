@@ -425,7 +425,7 @@ class _Moment:
         return value
 
     def _refuse(self, why: str) -> None:
-        raise UsageError(f"fault {self._text!r}: {why}", hint="docs/reference/faults.md has the forms.")
+        raise UsageError(f"fault {self._text!r}: {why}", hint="podrun help reference/faults has the forms.")
 
 
 def _pairs(text: str, given: str) -> dict[str, str]:

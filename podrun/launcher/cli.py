@@ -76,7 +76,7 @@ def check_verb(word: str) -> None:
 def run_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Carry out ``podrun VERB ...``. Raises PodrunError."""
     if verb == "help":
-        return run(parse_command_line(["--help"]), environ)
+        return _help(words, environ)
     if verb == "compat":
         # `compat` runs in this process, because the program becomes its __main__.
         os.execv(sys.executable, [sys.executable, "-m", "podrun.compat", *words])
@@ -99,6 +99,21 @@ def run_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int
     from podrun.estimate import command
 
     return command.main(words)
+
+
+def _help(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """``podrun help``: the table of options; with a topic a page of the guide, with another verb that verb's help."""
+    from podrun.upkeep.pages import page_text, pages, table_of_topics
+
+    if not words:
+        return run(parse_command_line(["--help"]), environ)
+    if words[0] == "topics":
+        sys.stdout.write(table_of_topics())
+        return 0
+    if words[0] in VERBS and words[0] not in pages():
+        return run_verb(words[0], ["--help"], environ)
+    sys.stdout.write(page_text(words[0]))
+    return 0
 
 
 def run(line: CommandLine, environ: Mapping[str, str]) -> int:

@@ -297,6 +297,7 @@ VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("podrun ps, podrun stop NAME", "whose run holds which IPUs; end one of yours"),
         ("podrun cache info|clear", "what is kept between runs"),
         ("podrun completion SHELL", "for bash, zsh and fish"),
+        ("podrun help TOPIC", "a page of the guide; help topics lists all"),
     ),
 }
 """Commands by purpose; each has a --help of its own."""

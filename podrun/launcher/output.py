@@ -17,6 +17,7 @@ import errno
 import logging
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -39,6 +40,9 @@ LAST_LINES = 20
 """Lines shown of a failing instance that printed no traceback."""
 HOLD_SECONDS = 1.5
 TRACEBACK = b"Traceback (most recent call last):"
+_SYNTAX_ERROR = b'  File "'
+"""What a traceback of Python's begins with where no frame was entered."""
+_ERROR = re.compile(rb"[\w.]+(Error|Exception|_exception|Interrupt|Warning)\b")
 _CHAINED = (
     b"During handling of the above exception, another exception occurred:",
     b"The above exception was the direct cause of the following exception:",
@@ -93,7 +97,8 @@ class OutputMixer:
     writes them.
 
     A traceback is held back for a moment (`HOLD_SECONDS`): if its instance ends with it, and is the one
-    that fails the launch, it comes last on the screen, once, instead of between what the others print.
+    that fails the launch, it comes last on the screen, once, instead of between what the others print. What another
+    instance has said in the same words is told in one line.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class OutputMixer:
         }
         self._errors: list[deque[bytes]] = [deque(maxlen=REMEMBERED_LINES) for _ in range(instances)]
         self._held: dict[int, tuple[float, list[bytes]]] = {}
+        self._said: dict[tuple[bytes, ...], int] = {}
         self._written = 0
         self._last_error_at = [-1] * instances
         self._files = _open_files(directory, instances) if directory else {}
@@ -135,7 +141,8 @@ class OutputMixer:
     def release(self, instance: int) -> None:
         """Write the lines of an instance that are held back."""
         if instance in self._held:
-            self._emit(instance, OutputChannel.STDERR, self._held.pop(instance)[1])
+            lines = self._held.pop(instance)[1]
+            self._emit(instance, OutputChannel.STDERR, self._once(instance, lines))
 
     def keep(self, instance: int) -> None:
         """Keep the held lines of the failing instance, for `show_failure`."""
@@ -150,6 +157,8 @@ class OutputMixer:
 
     def release_all(self, *, but: int | None = None) -> None:
         """Write the held lines of all instances except ``but``."""
+        if but in self._held:
+            self._said.setdefault(tuple(self._held[but][1]), but)
         for instance in sorted(self._held.keys() - {but}):
             self.release(instance)
 
@@ -167,6 +176,7 @@ class OutputMixer:
         if not lines:
             return False
         if held is not None or self._last_error_at[instance] < 0:
+            lines = self._once(instance, lines)
             self._write(
                 OutputChannel.STDERR, b"".join(tag(instance, OutputChannel.STDERR, line) for line in lines)
             )
@@ -178,6 +188,13 @@ class OutputMixer:
         """True iff the instance's last words are a traceback, or a Python error without one (SyntaxError)."""
         lines = self._errors[instance]
         return bool(last_traceback(lines)) or (bool(lines) and b"Error: " in lines[-1])
+
+    def _once(self, instance: int, lines: list[bytes]) -> list[bytes]:
+        """The lines; in place of those that another instance says as well, one line."""
+        if self._only not in (None, instance):
+            return lines
+        first = self._said.setdefault(tuple(lines), instance)
+        return lines if first == instance else [b"%s (the same as of instance %d)" % (_named(lines), first)]
 
     def note_written(self) -> None:
         """Note that something else was written to the screen."""
@@ -211,7 +228,7 @@ class OutputMixer:
         """Hold back a traceback and the lines after it; returns the lines before it."""
         held = self._held.get(instance)
         if held is None:
-            start = next((i for i, line in enumerate(lines) if line.startswith(TRACEBACK)), len(lines))
+            start = next((i for i, line in enumerate(lines) if _begins(line)), len(lines))
             lines, kept = lines[:start], lines[start:]
             if kept:
                 self._held[instance] = (self._clock(), kept)
@@ -229,6 +246,16 @@ class OutputMixer:
         self._written += 1
         if channel is OutputChannel.STDERR:
             self._last_error_at[instance] = self._written
+
+
+def _begins(line: bytes) -> bool:
+    """True for the first line of a traceback, or of a SyntaxError, which has none."""
+    return line.startswith((TRACEBACK, _SYNTAX_ERROR))
+
+
+def _named(lines: Sequence[bytes]) -> bytes:
+    """The line of a traceback that names the error."""
+    return next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
 
 
 def last_words(lines: Sequence[bytes]) -> list[bytes]:

@@ -69,7 +69,7 @@ class RestartPolicy:
 
 
 EXAMPLE = (
-    "As in: version: 1, max-restarts: 3, after: {machine-lost: [spare, fewer-replicas]} (docs/faults.md)."
+    "As in: version: 1, max-restarts: 3, after: {machine-lost: [spare, fewer-replicas]} (podrun help faults)."
 )
 
 

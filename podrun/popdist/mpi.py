@@ -211,7 +211,7 @@ class Comm:
 def _refused(name: str) -> UnsupportedError:
     return UnsupportedError(
         f"mpi4py.MPI.{name} is not there under podrun, whose instances are no processes of mpirun",
-        hint="Collectives of MPI.COMM_WORLD are (docs/popart.md, PopDist).",
+        hint="Collectives of MPI.COMM_WORLD are (podrun help popart).",
     )
 
 

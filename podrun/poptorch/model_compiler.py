@@ -228,7 +228,7 @@ def capture_module(
         raise Error(
             f"operator {node.operator} is not supported on the IPU",
             location=f"module '{node.origin.module}', {node.origin.line}",
-            hint="docs/reference/poptorch.md lists the operators; poptorch.custom_op takes one of your own.",
+            hint="podrun help reference/poptorch lists the operators; poptorch.custom_op takes one of your own.",
         )
     return found
 

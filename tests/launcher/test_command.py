@@ -120,7 +120,7 @@ def test_exit_codes(commands: Commands, words: tuple[str, ...], code: int) -> No
         (("--vipu-partition=a", "--vipu-partition=b", "true"), "given twice", "--vipu-partition=b"),
         (("nowhere.py",), "there is no script nowhere.py", "relative to where podrun runs"),
         ((), "no program to run", "train.py"),
-        (("--fault", "ipu:5@batch=17:meltdown", "true"), "has no fault 'meltdown'", "tile-parity"),
+        (("--fault", "ipu:5@batch=17:meltdown", "true"), "has no fault 'meltdown'", "podrun faults kinds"),
         (("--dry-run", "--fault", "foo", "true"), "fault 'foo' is not of the form", "tile-parity"),
         (("--dry-run", "--fault", "machine:1@batch=1:lost", "true"), "no machine 1", "count from 0"),
         (("--fault", "ipu:5@batch=17:tile-parity", "--num-replicas=4", "true"), "no IPU 5", "count from 0"),

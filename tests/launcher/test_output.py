@@ -109,6 +109,44 @@ def test_a_traceback_of_an_instance_that_goes_on_is_written_soon() -> None:
     assert screen.text == TAGGED * 2
 
 
+def test_what_several_instances_say_in_the_same_words_is_told_once() -> None:
+    screen = Screen()
+    mixer = OutputMixer(3, screen)
+    for instance in range(3):
+        mixer.feed(instance, ERR, TRACE)
+    mixer.keep(1)
+    mixer.release_all(but=1)
+    assert mixer.show_failure(1)
+    same = "ValueError: x (the same as of instance 1)\n"
+    assert screen.text == f"[1,0]<stderr>:{same}[1,2]<stderr>:{same}{TAGGED}"
+
+
+def test_what_was_shown_before_an_instance_failed_is_not_said_again_by_another() -> None:
+    now = [0.0]
+    screen = Screen()
+    mixer = OutputMixer(2, screen, clock=lambda: now[0])
+    mixer.feed(1, ERR, TRACE)
+    now[0] = HOLD_SECONDS
+    mixer.release_due()
+    mixer.feed(0, ERR, TRACE)
+    mixer.keep(0)
+    mixer.release_all(but=0)
+    assert mixer.show_failure(0)
+    assert screen.text == TAGGED + "[1,0]<stderr>:ValueError: x (the same as of instance 1)\n"
+
+
+def test_a_syntax_error_comes_last_too() -> None:
+    screen = Screen()
+    mixer = OutputMixer(2, screen)
+    mixer.feed(1, ERR, b'  File "train.py", line 1\n    x = (\n        ^\nSyntaxError: never closed\n')
+    mixer.feed(0, OUT, b"meanwhile\n")
+    mixer.keep(1)
+    mixer.release_all(but=1)
+    assert mixer.show_failure(1)
+    assert screen.text.endswith("[1,1]<stderr>:SyntaxError: never closed\n")
+    assert screen.text.startswith("[1,0]<stdout>:meanwhile\n")
+
+
 def test_an_endless_traceback_is_not_held_for_ever() -> None:
     screen = Screen()
     mixer = OutputMixer(1, screen)

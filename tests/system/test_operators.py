@@ -178,7 +178,7 @@ def test_users_and_tls_from_a_shell(commands: Commands, tmp_path: Path) -> None:
     assert [entry["name"] for entry in json.loads(listed.stdout)["partitions"]] == ["p-left"]
     denied = run("--config", str(commands.home / "of-left.vipu-cli.hcl"), "remove", "partition", "p-right")
     assert denied.returncode != 0
-    assert "allocation right, which is not of of-left" in denied.stderr
+    assert "there is no partition 'p-right'" in denied.stderr
     shown = commands.run("gc-monitor", env={**files, **account(commands.home / "of-left.vipu-cli.hcl")})
     assert "Partition: p-left [active] has 4 IPUs" in shown.stdout, shown.stderr
     audit = (tmp_path / "state.sqlite.audit.jsonl").read_text()

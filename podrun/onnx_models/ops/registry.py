@@ -109,7 +109,7 @@ def lookup(node: Node) -> Operator:
     if found is None:
         raise UnimplementedError(
             f"operator {node.domain}.{node.op_type} of opset {node.opset} is not implemented: {node.describe()}",
-            hint="docs/onnx.md lists the operators; register your own with podrun.popart.register_op",
+            hint="podrun help onnx lists the operators; register your own with podrun.popart.register_op",
         )
     return found
 

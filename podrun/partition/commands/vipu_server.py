@@ -304,7 +304,7 @@ def _desk(options: dict[str, Any], service: Any) -> FrontDesk:
     if options["secure"] and not is_loopback(options["host"]) and not tls_asked_for():
         raise UsageError(
             "--secure needs TLS, or a loopback address: access keys would cross the network in the clear",
-            hint="Leave out --host, or see docs/security.md for certificates.",
+            hint="Leave out --host, or make certificates: podrun help security.",
         )
     if options["secure"] and path is None and state is not None:
         path = state.with_name(f"{state.name}.audit.jsonl")

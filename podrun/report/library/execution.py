@@ -40,7 +40,8 @@ class Partial:
         kind = type(self).__name__.removeprefix("Library")
         if name in self.refused:
             raise NotModelledError(
-                f"{kind}.{name} is not modelled: {self.refused[name]}", hint="docs/report.md"
+                f"{kind}.{name} is not modelled: {self.refused[name]}",
+                hint="podrun help report says what a report has instead.",
             )
         raise AttributeError(f"{kind!r} has no attribute {name!r}")
 
