@@ -41,6 +41,7 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_RUNTIME_DIR": "Directory of files that say where servers of this user listen, and of the user's secret.",
     "PODRUN_OWN_SERVER": "Set by `podrun`: 1 where the partition service must prove to be the same user's.",
     "PODRUN_RESTART_COUNT": "Set by `podrun`: how often the instances were started again; 0 at first.",
+    "PODRUN_SUPERVISED": "Set by `podrun` for a launch that starts again what fails: hints do not advise it then.",
     "PODRUN_STANDALONE_IPUS": "IPUs that a script without `podrun` finds; 64.",
     "PODRUN_TOKEN": "The user's secret instead of that in the runtime directory, for servers on other hosts.",
     "PODRUN_TLS_CERT": "PEM file with this host's certificate: connections use TLS then. See *Security*.",

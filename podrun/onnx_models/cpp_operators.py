@@ -106,6 +106,7 @@ def explain_compilers() -> None:
 
     start._podrun = True  # type: ignore[attr-defined]
     subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+    run.__module__ = "os"  # Where pickle finds it.
     os.system = run
 
 

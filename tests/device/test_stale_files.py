@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.errors import ConfigError
+from podrun.core.errors import ConfigError, TakenBy
 from podrun.device.connection import config_files, connect
 from podrun.device.host import stale_files
 from podrun.device.service.control import MachineControl
@@ -76,7 +76,7 @@ def test_a_file_is_used_for_as_long_as_its_partition_lives(
         named = {**home, "IPUOF_CONFIG_PATH": str(path)}
         with pytest.raises(ConfigError, match=rf"p_ipuof.conf is out of date: .* {why}"):
             connect(named)
-    control.power_cycle(removed=True)
+    control.power_cycle(TakenBy.REMOVAL)
     stale_files._told.clear()
     assert config_files(home) == ()
     assert "is in no partition" in capfd.readouterr().err

@@ -91,7 +91,7 @@ def test_two_reports_are_shown_side_by_side_without_a_run(
     words = ["--compare", str(before), "--report-directory", "out", str(after.with_name("profile.json"))]
     assert main(words, {}) == 0
     assert "Side by side: out/comparison.html" in capsys.readouterr().out
-    assert (tmp_path / "out/comparison.html").read_text().count("<section>") == 2
+    assert (tmp_path / "out/comparison.html").read_text().count("<section><h2>") == 2
     with pytest.raises(ConfigError, match="cannot be read"):
         main(["--compare", str(before), "gone.json"], {})
     (tmp_path / "file").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 from pathlib import Path
 
@@ -55,6 +56,10 @@ def test_the_program_is_told_file_operator_and_call(sources: Path) -> None:
         with pytest.raises(popart_exception, match=r"cube\.cpp.*custom\.ops\.Cube version 1") as caught:
             start()
         assert 'register_op("custom.ops", "Cube", 1, function)' in str(caught.value.hint)
+
+
+def test_a_function_that_is_looked_at_is_pickled_by_its_name(sources: Path) -> None:
+    assert pickle.dumps(os.system).endswith(b"system\x94\x93\x94.")
 
 
 def test_nothing_is_compiled_where_a_file_stands_for_the_operators(
