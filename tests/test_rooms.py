@@ -26,15 +26,14 @@ ALLOWED: dict[str, set[str]] = {
     "device": BASE | {"faults", "collectives", "costmodel", "private_apis"},
     "compiler": BASE
     | {"costmodel", "collectives", "private_apis", "device.xla.clients", "device.xla.instruction_set"},
-    "runtime": BASE | {"compiler"},
-    "session": BASE
-    | {"runtime", "compiler", "collectives", "costmodel", "popdist", "report", "onnx_models"}
-    | {"device.connection", "device.xla.clients", "record"},
-    "onnx_models": BASE | {"runtime", "session", "compiler", "collectives"},
-    "popart": BASE | {"session", "onnx_models"},
-    "poptorch": BASE | {"runtime", "session", "onnx_models", "popdist", "private_apis"},
-    "models": BASE | {"popart", "session"},
-    "popdist": BASE | {"session", "device.connection", "collectives", "record", "faults"},
+    "runtime": BASE
+    | {"compiler", "costmodel", "popdist", "report", "record"}
+    | {"device.connection", "device.xla.clients"},
+    "onnx_models": BASE | {"runtime", "popart", "compiler", "collectives"},
+    "popart": BASE | {"runtime", "onnx_models", "popdist", "report", "compiler", "costmodel"},
+    "poptorch": BASE | {"runtime", "popart", "onnx_models", "popdist", "private_apis"},
+    "models": BASE | {"popart"},
+    "popdist": BASE | {"popart", "device.connection", "collectives", "record", "faults"},
     "onnx_backend": BASE | {"onnx_models", "runtime", "compiler", "device.xla"},
     "partition": BASE | {"faults", "device", "private_apis"},
     # The test tools hold IPUs and run programs on them, as front ends do.
@@ -43,12 +42,11 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"commands"},  # python -m podrun.
     "launcher": BASE | {"faults", "partition", "report", "estimate", "record", "upkeep"},
     "upkeep": BASE | {"partition", "launcher", "estimate", "compat.__main__"},
-    "estimate": BASE | {"onnx_models", "poptorch", "runtime", "session", "report", "costmodel", "commands"},
+    "estimate": BASE | {"onnx_models", "poptorch", "runtime", "popart", "report", "costmodel", "commands"},
     "report": BASE | {"costmodel.target", "commands"},
     "record": BASE | {"faults", "device.connection"},
     "checkpoint": BASE | {"popdist", "record", "faults"},
-    "compat": BASE
-    | {"poptorch", "popart", "session", "onnx_models", "popdist", "monitor", "report", "commands"},
+    "compat": BASE | {"poptorch", "popart", "onnx_models", "popdist", "monitor", "report", "commands"},
 }
 
 

@@ -69,6 +69,10 @@ class UsageError(PodrunError):
     exit_code = 2
 
 
+class CallError(UsageError):
+    """A call that is wrong at the moment it is made: sizes or names of a run's data, weights that were not sent."""
+
+
 class ConfigError(UsageError):
     """A file with wrong content. The message names the file, the key, the line and what was expected."""
 

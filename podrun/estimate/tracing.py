@@ -22,9 +22,9 @@ from podrun.costmodel.schedule import PlanOptions
 from podrun.costmodel.target import Chip
 from podrun.estimate.layout import Layer, ProgramLayout, check_counts, layers_of
 from podrun.runtime.digest import GraphDigest
+from podrun.runtime.environment import import_jax
 from podrun.runtime.graph import Model
-from podrun.session.environment import import_jax
-from podrun.session.names import STATE_PREFIXES
+from podrun.runtime.tensor_names import STATE_PREFIXES
 
 if TYPE_CHECKING:
     import onnx

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from podrun.onnx_models.custom import FILES, files
-from podrun.session.exceptions import popart_unsupported
+from podrun.popart.exceptions import popart_unsupported
 
 _COMPILERS = re.compile(r"(.*-)?(g\+\+|gcc|c\+\+|cc|clang\+\+|clang|popc)(-\d+)?")
 _BUILDERS = ("make", "ninja", "cmake")

@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podrun.core.environment import environment
-from podrun.session.exceptions import popart_exception, popart_unsupported
-from podrun.session.tensor_info import TensorInfo, data_type_of
+from podrun.popart.exceptions import popart_exception, popart_unsupported
+from podrun.popart.tensor_info import TensorInfo, data_type_of
 
 Function = Callable[..., Any]
 """``function(*inputs, **attributes) -> array or tuple of arrays``, traceable by JAX."""
@@ -81,7 +81,7 @@ def register_op(
         return tuple(results) if isinstance(results, (list, tuple)) else results
 
     run.__name__ = run.__qualname__ = f"{domain}.{name}"
-    operator(domain, name, since=(version,))(run)
+    operator(domain, name, since=(version,), fixed=False)(run)
     _registered.setdefault((domain, name), {})[version] = function
 
 

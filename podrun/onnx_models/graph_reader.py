@@ -16,9 +16,9 @@ from podrun.core.errors import UnsupportedError, UsageError
 from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.ops.registry import ONNX, OPERATORS, find
 from podrun.onnx_models.tensor_proto import to_array
-from podrun.runtime.graph import Hints, Model, Node, OperatorGraph, Place, TensorType, VariableGroups
-from podrun.session.enums import CommGroupType, RecomputeType, VariableRetrievalMode
-from podrun.session.names import (
+from podrun.popart.dataflow import BESIDE
+from podrun.popart.enums import CommGroupType, ExchangeStrategy, RecomputeType, VariableRetrievalMode
+from podrun.popart.names import (
     AVAILABLE_MEMORY,
     BROADCAST_KEY,
     EXECUTION_PHASE,
@@ -28,6 +28,7 @@ from podrun.session.names import (
     VARIABLE_KEY,
     VIRTUAL_GRAPH,
 )
+from podrun.runtime.graph import Hints, Model, Node, OperatorGraph, Place, TensorType, VariableGroups
 
 
 def session_model(light: LightModel) -> Model:
@@ -38,7 +39,7 @@ def session_model(light: LightModel) -> Model:
         read_model(light.proto, light.values),
         OPERATORS,
         broadcast=frozenset(noted[BROADCAST_KEY]),
-        transfers=noted[TRANSFERS_KEY],
+        transfers={name: BESIDE[ExchangeStrategy[kind]] for name, kind in noted[TRANSFERS_KEY].items()},
         groups={
             name: VariableGroups(CommGroupType(kind).name, size, VariableRetrievalMode(mode).name)
             for name, (kind, size, mode) in noted[VARIABLE_KEY].items()

@@ -25,9 +25,9 @@ from podrun.onnx_models.tensor_proto import (
     typed_data,
     unpacked,
 )
-from podrun.session.enums import DataType
-from podrun.session.exceptions import popart_exception
-from podrun.session.tensor_info import data_type_of, onnx_data_type
+from podrun.popart.enums import DataType
+from podrun.popart.exceptions import popart_exception
+from podrun.popart.tensor_info import data_type_of, onnx_data_type
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

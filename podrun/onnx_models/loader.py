@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import UsageError
 from podrun.onnx_models.light_model import MOST_HELD, LightModel
-from podrun.session import names
-from podrun.session.exceptions import popart_exception
-from podrun.session.tensor_info import InputShapeInfo, TensorInfo
+from podrun.popart.exceptions import popart_exception
+from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
+from podrun.runtime.tensor_names import STATE_PREFIXES, reserved_prefix_of
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -202,8 +202,8 @@ def _shorten(text: str) -> str:
 def _check_names(graph: GraphProto) -> None:
     initializers = {tensor.name for tensor in graph.initializer}
     for name in _all_names(graph):
-        prefix = names.reserved_prefix_of(name)
-        if prefix is None or (name in initializers and prefix in names.STATE_PREFIXES):
+        prefix = reserved_prefix_of(name)
+        if prefix is None or (name in initializers and prefix in STATE_PREFIXES):
             continue
         raise popart_exception(
             f"Tensor {name!r} starts with {prefix!r}, which PopART reserves for tensors that it makes "

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from podrun.session.environment import import_jax
+from podrun.runtime.environment import import_jax
 
 import_jax()
 

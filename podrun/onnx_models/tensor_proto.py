@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.session.enums import DataType
-from podrun.session.exceptions import popart_exception
-from podrun.session.tensor_info import TensorInfo, data_type_from_onnx, data_type_of, onnx_data_type
+from podrun.popart.enums import DataType
+from podrun.popart.exceptions import popart_exception
+from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx, data_type_of, onnx_data_type
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

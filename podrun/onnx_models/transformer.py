@@ -23,10 +23,10 @@ import numpy as np
 from podrun.onnx_models import loader
 from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.tensor_proto import raw_data, to_array, to_proto
-from podrun.session import names
-from podrun.session.enums import DataType
-from podrun.session.exceptions import popart_exception
-from podrun.session.tensor_info import numpy_name, onnx_data_type
+from podrun.popart.enums import DataType
+from podrun.popart.exceptions import popart_exception
+from podrun.popart.tensor_info import numpy_name, onnx_data_type
+from podrun.runtime.tensor_names import STATE_PREFIXES
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
@@ -315,7 +315,7 @@ class ExternalFiles:
         """The place of a tensor; with length -1 for optimizer state that has no place yet."""
         if name in self._places:
             return self._places[name]
-        weight = next((name.removeprefix(p) for p in names.STATE_PREFIXES if name.startswith(p)), "")
+        weight = next((name.removeprefix(p) for p in STATE_PREFIXES if name.startswith(p)), "")
         return replace(self._places[weight], length=-1) if weight in self._places else None
 
     def _end(self, path: Path) -> int:

@@ -1,7 +1,7 @@
 """The PopART front end: PopART's public Python API over podrun's compiler and machines.
 
 `import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. Only the API and its checks may
-enter. Models that `Builder` makes go to sessions (`podrun.session`); `podrun.onnx_models` reads ONNX models.
+enter. Models that `Builder` makes go to sessions (`session`); `podrun.onnx_models` reads ONNX models.
 
 `graph_builder` holds the model as it grows, with `node_inference` for shapes, and reads and writes it. `attributes`
 sets attributes of nodes, such as their placement. `opsets` has one method per operator, made from `schemas` (ONNX's)
@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Never
 
 from podrun.onnx_models.custom import register_op
 from podrun.onnx_models.transformer import GraphTransformer, NumericsReport
+from podrun.popart import enums as _enums
+from podrun.popart import session as session
 from podrun.popart.builder import Builder
+from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
 from podrun.popart.debug import (
     DebugContext,
     DebugInfo,
@@ -28,27 +31,10 @@ from podrun.popart.debug import (
     versionString,
 )
 from podrun.popart.debug import configure as _configure_log
-from podrun.popart.former_losses import AnchorReturnTypes, IdentityLoss, L1Loss, NllLoss
-from podrun.popart.graph_builder import (
-    DEFAULT_OPSET,
-    AttributeContextManager,
-    KeyValueContextManager,
-    NameContextManager,
-)
-from podrun.popart.schemas import (
-    OpDefinition,
-    OperatorIdentifier,
-    getSupportedOperations,
-    getSupportedOperationsDefinition,
-    getUnsupportedOperations,
-)
-from podrun.session import enums as _enums
-from podrun.session import session as session
-from podrun.session.dataflow import AnchorReturnType, DataFlow, InputSettings
-from podrun.session.device import DeviceInfo
-from podrun.session.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
-from podrun.session.enums import *  # noqa: F403
-from podrun.session.exceptions import (
+from podrun.popart.device import DeviceInfo
+from podrun.popart.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
+from podrun.popart.enums import *  # noqa: F403
+from podrun.popart.exceptions import (
     OutOfMemoryError,
     OutOfMemoryException,
     popart_exception,
@@ -63,9 +49,16 @@ from podrun.session.exceptions import (
     poplar_unrecoverable_runtime_error,
     poplibs_exception,
 )
-from podrun.session.names import ACCESSORS as _ACCESSORS
-from podrun.session.names import missing
-from podrun.session.optimizers import (
+from podrun.popart.former_losses import AnchorReturnTypes, IdentityLoss, L1Loss, NllLoss
+from podrun.popart.graph_builder import (
+    DEFAULT_OPSET,
+    AttributeContextManager,
+    KeyValueContextManager,
+    NameContextManager,
+)
+from podrun.popart.names import ACCESSORS as _ACCESSORS
+from podrun.popart.names import missing
+from podrun.popart.optimizers import (
     SGD,
     Adam,
     Adaptive,
@@ -75,7 +68,7 @@ from podrun.session.optimizers import (
     OptimizerValue,
     OptimizerValueMap,
 )
-from podrun.session.option_groups import (
+from podrun.popart.option_groups import (
     AccumulateOuterFragmentSettings,
     AutodiffSettings,
     AutomaticLossScalingSettings,
@@ -87,12 +80,19 @@ from podrun.session.option_groups import (
     TensorLocation,
     TensorLocationSettings,
 )
-from podrun.session.patterns import Patterns, register_pattern
-from podrun.session.session import InferenceSession, Session, TrainingSession
-from podrun.session.session_options import SessionOptions
-from podrun.session.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
-from podrun.session.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
-from podrun.session.variables import CommGroup, ReplicaGrouping, VariableSettings
+from podrun.popart.patterns import Patterns, register_pattern
+from podrun.popart.schemas import (
+    OpDefinition,
+    OperatorIdentifier,
+    getSupportedOperations,
+    getSupportedOperationsDefinition,
+    getUnsupportedOperations,
+)
+from podrun.popart.session import InferenceSession, Session, TrainingSession
+from podrun.popart.session_options import SessionOptions
+from podrun.popart.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
+from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
+from podrun.popart.variables import CommGroup, ReplicaGrouping, VariableSettings
 
 globals().update(_ACCESSORS)
 _configure_log()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.popart.enums import RecomputeType
+from podrun.popart.exceptions import popart_exception
 from podrun.popart.graph_builder import Pushed
-from podrun.session.enums import RecomputeType
-from podrun.session.exceptions import popart_exception
-from podrun.session.names import (
+from podrun.popart.names import (
     AVAILABLE_MEMORY,
     COMM_GROUP,
     CONV_DITHERING,
@@ -33,7 +33,7 @@ from podrun.session.names import (
     SERIALIZE_PRECISION,
     VIRTUAL_GRAPH,
 )
-from podrun.session.option_groups import TensorLocation
+from podrun.popart.option_groups import TensorLocation
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -21,7 +21,10 @@ import numpy as np
 
 from podrun.onnx_models.tensor_proto import check_initializer
 from podrun.popart.attributes import NodeAttributes
+from podrun.popart.dataflow import InputSettings
 from podrun.popart.debug import TRACE, note
+from podrun.popart.enums import ExchangeStrategy, ReplicatedStreamMode
+from podrun.popart.exceptions import popart_exception
 from podrun.popart.graph_builder import (
     DEFAULT_OPSET,
     GRAPHCORE_DOMAIN,
@@ -32,14 +35,11 @@ from podrun.popart.graph_builder import (
     load,
 )
 from podrun.popart.graphcore_ops import GraphcoreOp
+from podrun.popart.names import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY, FormerBuilder
 from podrun.popart.node_inference import check_windows, infer_custom, infer_graphcore
 from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name, takes_debug_prefix
-from podrun.session.dataflow import InputSettings
-from podrun.session.enums import ExchangeStrategy, ReplicatedStreamMode
-from podrun.session.exceptions import popart_exception
-from podrun.session.names import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY, FormerBuilder
-from podrun.session.tensor_info import TensorInfo
-from podrun.session.variables import VariableSettings
+from podrun.popart.tensor_info import TensorInfo
+from podrun.popart.variables import VariableSettings
 
 _log = logging.getLogger("podrun.popart.builder")
 

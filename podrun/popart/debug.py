@@ -18,7 +18,8 @@ from types import FrameType
 from typing import Any, TextIO
 
 from podrun import __version__
-from podrun.session.environment import LOG_DESTINATION, LOG_LEVEL, ours
+from podrun.popart.popart_environment import LOG_DESTINATION, LOG_LEVEL
+from podrun.runtime.environment import ours
 
 _PACKAGE = os.path.dirname(__file__)
 """Frames in files below this directory do not belong to the program."""

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from podrun.popart.builder import Builder
-from podrun.session.dataflow import AnchorReturnType
-from podrun.session.enums import ReductionType
-from podrun.session.exceptions import popart_exception
+from podrun.popart.dataflow import AnchorReturnType
+from podrun.popart.enums import ReductionType
+from podrun.popart.exceptions import popart_exception
 
 
 class FormerLoss:

@@ -26,9 +26,9 @@ import numpy as np
 
 from podrun.onnx_models.light_model import LightModel, put_beside
 from podrun.onnx_models.tensor_proto import info_from_type, to_array, to_proto, type_proto
-from podrun.session.exceptions import popart_exception
-from podrun.session.names import UNNAMED
-from podrun.session.tensor_info import TensorInfo, data_type_from_onnx
+from podrun.popart.exceptions import popart_exception
+from podrun.popart.names import UNNAMED
+from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto, TypeProto

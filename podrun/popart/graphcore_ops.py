@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.session.enums import DataType, InitType, ReductionType, ScatterReduction, TensorRemapType
-from podrun.session.exceptions import popart_exception
-from podrun.session.names import COLLECTIVE_OPERATOR, COMM_GROUP
-from podrun.session.tensor_info import TensorInfo, data_type_from_onnx, onnx_data_type, parse_data_type
+from podrun.popart.enums import DataType, InitType, ReductionType, ScatterReduction, TensorRemapType
+from podrun.popart.exceptions import popart_exception
+from podrun.popart.names import COLLECTIVE_OPERATOR, COMM_GROUP
+from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx, onnx_data_type, parse_data_type
 
 Infos = Sequence[TensorInfo | None]
 Attributes = Mapping[str, Any]

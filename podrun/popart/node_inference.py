@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from podrun.core.errors import PodrunError
 from podrun.onnx_models import custom
 from podrun.onnx_models.tensor_proto import info_from_type, type_proto
+from podrun.popart.exceptions import popart_exception
 from podrun.popart.graph_builder import GRAPHCORE_DOMAIN, GraphScope
 from podrun.popart.graphcore_ops import OPS, GraphcoreOp
-from podrun.session.exceptions import popart_exception
-from podrun.session.tensor_info import TensorInfo, data_type_of
+from podrun.popart.tensor_info import TensorInfo, data_type_of
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import numpy as np
 
 from podrun.popart.debug import DebugContext, note
+from podrun.popart.exceptions import popart_exception
 from podrun.popart.graphcore_ops import NODE_NAMES, OPS, REQUIRED, GraphcoreOp, attribute_value
 from podrun.popart.node_inference import multi_convolution
 from podrun.popart.schemas import AUTO_PAD, Unfit, onnx_methods, onnx_parameters, onnx_value
-from podrun.session.exceptions import popart_exception
 
 if TYPE_CHECKING:
     from podrun.popart.builder import Builder

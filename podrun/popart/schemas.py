@@ -14,7 +14,7 @@ import numpy as np
 
 from podrun.onnx_models.tensor_proto import to_proto
 from podrun.popart.graphcore_ops import REQUIRED
-from podrun.session.tensor_info import onnx_data_type, parse_data_type
+from podrun.popart.tensor_info import onnx_data_type, parse_data_type
 
 _LOGICAL = {
     "And": "logical_and",

@@ -12,14 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.environment import environment
+from podrun.popart.exceptions import popart_unsupported
+from podrun.popart.session import TrainingSession
 from podrun.popdist import collectives, core
 from podrun.popdist.core import popdist_error
-from podrun.session.exceptions import popart_unsupported
-from podrun.session.session import TrainingSession
 
 if TYPE_CHECKING:
-    from podrun.session.device import DeviceInfo
-    from podrun.session.session_options import SessionOptions
+    from podrun.popart.device import DeviceInfo
+    from podrun.popart.session_options import SessionOptions
 
 
 def configureSessionOptions(opts: SessionOptions) -> SessionOptions:
@@ -43,8 +43,8 @@ def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None, *
 
     popdist_error if the program asks for another number of IPUs for each replica than ``podrun`` got.
     """
-    from podrun.session.device_manager import DeviceManager
-    from podrun.session.enums import DeviceConnectionType
+    from podrun.popart.device_manager import DeviceManager
+    from podrun.popart.enums import DeviceConnectionType
 
     if kwargs:
         raise TypeError(f"getDevice() has no argument {next(iter(kwargs))!r}.")
@@ -128,7 +128,7 @@ class DistributedTrainingSession(TrainingSession):
 
     def __init__(self, *args: Any, enableEngineCaching: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        options = self.parts.source.options
+        options = self._options
         if core.getNumInstances() > 1 and not options.enableDistributedReplicatedGraphs:
             raise popdist_error(
                 f"There are {core.getNumInstances()} instances, but the session's options are those of one.",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from podrun.popart.stepio import PyStepIO, PyWeightsIO
 from podrun.poptorch.calls import BatchDimensions
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphValue
@@ -21,8 +22,7 @@ from podrun.poptorch.errors import translated
 from podrun.poptorch.session_model import SessionModel
 from podrun.poptorch.session_optimizers import session_optimizer, shown_scalars
 from podrun.poptorch.watching import CallStamps
-from podrun.session.enums import VariableRetrievalMode
-from podrun.session.stepio import PyStepIO, PyWeightsIO
+from podrun.runtime.replica_groups import ALL_REPLICAS
 
 
 @dataclass(slots=True)
@@ -130,8 +130,8 @@ class CompiledModel:
 
     def _returned_rows(self, name: str) -> int:
         """Rows of a parameter that is read of all replicas; 0 for any other."""
-        settings = self.session.parts.model.built.settings.get(name)
-        if settings is None or settings.getRetrievalMode() is not VariableRetrievalMode.AllReplicas:
+        settings = self.session.parts.model.built.groups.get(name)
+        if settings is None or settings.retrieval != ALL_REPLICAS:
             return 0
         return int(self.session.parts.model.built.program.replicas)
 
@@ -178,18 +178,18 @@ class CompiledModel:
     @property
     def attached(self) -> bool:
         """Whether the model holds its IPUs."""
-        return bool(self.session.parts.program.device.isAttached)
+        return bool(self.session.device.isAttached)
 
     def attach(self) -> None:
         """Take IPUs and load the program."""
         with translated("attaching to a device"):
-            self.session.parts.program.device.attach()
+            self.session.device.attach()
             self.session.loadEngineAndConnectStreams()
 
     def detach(self) -> None:
         """Release the IPUs."""
         with translated("detaching from the device"):
-            self.session.parts.program.device.detach()
+            self.session.device.detach()
 
     @property
     def random_state(self) -> list[int]:

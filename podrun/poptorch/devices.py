@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from podrun.core.environment import environment
+from podrun.popart.device_manager import DeviceManager
+from podrun.popart.enums import DeviceConnectionType
 from podrun.poptorch.enums import ConnectionType
 from podrun.poptorch.errors import Error, translated
-from podrun.session.device_manager import DeviceManager
-from podrun.session.enums import DeviceConnectionType
 
 MOST_IPUS = 64
 """IPUs that one process can use."""

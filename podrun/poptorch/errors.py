@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from podrun.core.errors import Fault, PodrunError, PoplarError
-from podrun.session.exceptions import popart_internal_exception
+from podrun.popart.exceptions import popart_internal_exception
 
 LONGEST_MESSAGE = 80
 """Lines of a message; a longer one goes to a file."""

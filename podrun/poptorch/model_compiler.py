@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from podrun.popart.dataflow import DataFlow
+from podrun.popart.session import InferenceSession, TrainingSession
 from podrun.poptorch.annotations import BlockPlacement, CaptureAnnotations, following
 from podrun.poptorch.calls import BatchDimensions
 from podrun.poptorch.capture.capture import Capture, capture
@@ -45,8 +47,6 @@ from podrun.poptorch.session_optimizers import session_optimizer
 from podrun.poptorch.session_options import anchor_type, session_options, session_patterns
 from podrun.poptorch.strategies import PHASED, PIPELINED, PipelinedExecution
 from podrun.private_apis.torch import unvalidated_distributions
-from podrun.session.dataflow import DataFlow
-from podrun.session.session import InferenceSession, TrainingSession
 
 IDENTITY_LOSS = "podrun.identity_loss.default"
 

@@ -12,6 +12,7 @@ import torch
 from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError
+from podrun.popart.enums import SyntheticDataMode
 from podrun.poptorch import enums
 from podrun.poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from podrun.poptorch.option_parts import (
@@ -25,7 +26,6 @@ from podrun.poptorch.option_parts import (
 )
 from podrun.poptorch.strategies import ExecutionStrategy, PipelinedExecution
 from podrun.poptorch.watching import logger
-from podrun.session.enums import SyntheticDataMode
 
 DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
 """Environment variable: a JSON object of options that every `Options` starts with."""

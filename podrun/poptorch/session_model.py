@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from podrun.popart.dataflow import BESIDE
 from podrun.poptorch.annotations import BlockPlacement
 from podrun.poptorch.capture.graph import CapturedGraph, GraphNode, GraphValue
 from podrun.poptorch.enums import OverlapMode
@@ -90,7 +91,7 @@ def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) 
     initial = {n: np.asarray(source.values[n]) for n in graph.parameters if n in used}
     initial |= {names[number]: data for number, (_, data) in graph.constants.items() if names[number] in used}
     inputs = {names[v.number]: TensorType(dtype_named(v.dtype), v.shape) for v in graph.inputs.values()}
-    crossing = {n: STRATEGIES[mode].name for n, mode in overlaps(graph).items()}
+    crossing = {n: BESIDE[STRATEGIES[mode]] for n, mode in overlaps(graph).items()}
     main = OperatorGraph(
         name,
         tuple(nodes),

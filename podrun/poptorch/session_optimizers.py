@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from podrun.popart.enums import AdamMode, AdaptiveMode, DataType, SGDAccumulatorAndMomentum, WeightDecayMode
+from podrun.popart.optimizers import SGD, Adam, Adaptive, ClipNormSettings
 from podrun.poptorch import optim
-from podrun.session.enums import AdamMode, AdaptiveMode, DataType, SGDAccumulatorAndMomentum, WeightDecayMode
-from podrun.session.optimizers import SGD, Adam, Adaptive, ClipNormSettings
-from podrun.session.optimizers.adam import AdamRule
-from podrun.session.optimizers.base import UpdateContext
-from podrun.session.optimizers.rules import Clip, Rule
-from podrun.session.optimizers.sgd import SgdRule
+from podrun.runtime.optimizers.adam import AdamForm
+from podrun.runtime.optimizers.sgd import SgdForm
 
 SUPPORTED = (
     torch.optim.SGD,
@@ -165,8 +164,8 @@ def _clipping(optimizer: Any) -> list[ClipNormSettings]:
 class _GradientClippingSgd(SGD):
     """SGD that clips gradients as torch.nn.utils.clip_grad_norm_ does; PopART clips steps."""
 
-    def rule(self, context: UpdateContext) -> Rule:
-        return _GradientClippingRule(self, context)
+    def form(self) -> SgdForm:
+        return replace(super().form(), clips_gradient=True)
 
     def _modes(self) -> tuple[Any, ...]:
         return (
@@ -175,49 +174,11 @@ class _GradientClippingSgd(SGD):
         )  # The bound of the norm is a constant of the program.
 
 
-class _GradientClippingRule(SgdRule):
-    """Clips the gradient without its loss scaling; where gradients are added up, also divided by their number."""
-
-    def update(
-        self,
-        name: str,
-        weight: Any,
-        gradient: Any,
-        state: Mapping[str, Any],
-        factors: Mapping[str, Any],
-        clip: Clip,
-    ) -> tuple[Any, dict[str, Any]]:
-        scale = self.optimizer.lossScaling.val() * self.context.divisor
-        clipped = clip(gradient / scale) * scale
-        return super().update(name, weight, clipped, state, factors, _as_it_is)
-
-
 class _GradientClippingAdam(Adam):
     """Adam that clips gradients before the weight decay is added, as torch.nn.utils.clip_grad_norm_ does."""
 
-    def rule(self, context: UpdateContext) -> Rule:
-        return _AdamGradientClippingRule(self, context)
-
-
-class _AdamGradientClippingRule(AdamRule):
-    """Clips the gradient without its loss scaling; where gradients are added up, also divided by their number."""
-
-    def update(
-        self,
-        name: str,
-        weight: Any,
-        gradient: Any,
-        state: Mapping[str, Any],
-        factors: Mapping[str, Any],
-        clip: Clip,
-    ) -> tuple[Any, dict[str, Any]]:
-        scale = factors["lossScaling"] * self.context.divisor
-        clipped = clip(gradient / scale) * scale
-        return super().update(name, weight, clipped, state, factors, _as_it_is)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+    def form(self) -> AdamForm:
+        return replace(super().form(), clips_gradient=True)
 
 
 def _type(optimizer: Any, name: str) -> DataType:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from podrun.popart import enums as session_enums
+from podrun.popart.dataflow import AnchorReturnType
+from podrun.popart.patterns import Patterns
+from podrun.popart.session_options import SessionOptions
 from podrun.poptorch.enums import MeanReductionStrategy, OutputMode, OverlapMode, ReductionType
 from podrun.poptorch.errors import Error
 from podrun.poptorch.strategies import PHASED, PIPELINED
-from podrun.session import enums as session_enums
-from podrun.session.dataflow import AnchorReturnType
-from podrun.session.patterns import Patterns
-from podrun.session.session_options import SessionOptions
 
 
 def session_options(options: Any, training: bool, ipus_per_replica: int, phases: int) -> SessionOptions:

@@ -15,6 +15,7 @@ import numpy as np
 from podrun.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from podrun.compiler.program import Beside
     from podrun.runtime.operators import OperatorTable
 
 
@@ -217,6 +218,22 @@ class VariableGroups:
     size: int
     retrieval: str
 
+    def stride_and_size(self, replicas: int) -> tuple[int, int]:
+        """The distance between members of a group, and their number. UsageError for groups that do not divide the
+        replicas.
+        """
+        if self.kind == "All":
+            return 1, replicas
+        if self.kind == "Ungrouped":
+            return 1, 1
+        if self.size < 1 or replicas % self.size:
+            raise UsageError(f"A group of {self.size} replicas does not divide the {replicas} replicas.")
+        return (1 if self.kind == "Consecutive" else replicas // self.size), self.size
+
+    def count(self, replicas: int) -> int:
+        """The number of groups."""
+        return replicas // self.stride_and_size(replicas)[1]
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -225,7 +242,7 @@ class Model:
     ``operators``: the functions of the graph's operators. ``trained``: the variables that are trained (None: all
     floating-point ones that lead to the loss). ``updates``: tensors that replace variables after each micro-batch,
     whether or not anything reads them. ``broadcast``: inputs of which every replica gets the whole. ``transfers``: what
-    the transfer of an input overlaps with, by the name of an exchange strategy. ``groups``: variables that groups of
+    runs while an input crosses. ``groups``: variables that groups of
     replicas keep for themselves.
     """
 
@@ -234,7 +251,7 @@ class Model:
     trained: frozenset[str] | None = None
     updates: tuple[str, ...] = ()
     broadcast: frozenset[str] = frozenset()
-    transfers: Mapping[str, str] = field(default_factory=dict)
+    transfers: Mapping[str, Beside] = field(default_factory=dict)
     groups: Mapping[str, VariableGroups] = field(default_factory=dict)
 
     def with_graph(self, graph: OperatorGraph) -> Model:

@@ -6,13 +6,14 @@ A front end has an `OperatorTable`, which finds the function of a node. Function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from podrun.core.errors import PodrunError
+from podrun.core.executable import TensorSpec, numpy_dtype
 
 if TYPE_CHECKING:
     from podrun.runtime.graph import Node
@@ -29,6 +30,7 @@ class InputMismatch(ValueError):
 class Operator:
     """A function of a table. ``since``: the version of the domain from which on it has this meaning. ``folds``: also
     computes on NumPy arrays (through ``ctx.xp``), used for shapes. ``random``: may draw random numbers.
+    ``fixed``: False for a function of the user's program, whose meaning its name does not determine.
     """
 
     domain: str
@@ -37,6 +39,7 @@ class Operator:
     function: OperatorFunction
     folds: bool = False
     random: bool = False
+    fixed: bool = True
 
 
 class OperatorTable(Protocol):
@@ -53,13 +56,27 @@ class Form:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
+    @classmethod
+    def of(cls, spec: TensorSpec) -> Form:
+        """Type and shape of a tensor."""
+        return cls(numpy_dtype(spec.dtype), spec.shape)
+
     @property
     def rank(self) -> int:
         return len(self.shape)
 
+    @property
+    def kind(self) -> str:
+        """The type's name in messages: FLOAT for float32, FLOAT16, INT32."""
+        return {"float32": "FLOAT"}.get(self.dtype.name, self.dtype.name.upper())
+
+    @property
+    def described(self) -> str:
+        """Type and shape in messages about a program's data: ``TensorInfo(FLOAT, [2, 3])``."""
+        return f"TensorInfo({self.kind}, {list(self.shape)})"
+
     def __str__(self) -> str:
-        kind = {"float32": "FLOAT"}.get(self.dtype.name, self.dtype.name.upper())
-        return f"{kind:<8}[{' '.join(str(d) for d in self.shape)}]"
+        return f"{self.kind:<8}[{' '.join(str(d) for d in self.shape)}]"
 
 
 class Dialect(Protocol):
@@ -70,6 +87,9 @@ class Dialect(Protocol):
 
     def check(self, node: Node, forms: Sequence[Form | None]) -> None:
         """Raise `UsageError`, in the SDK's words, if the operator does not take these inputs and attributes."""
+
+    def check_training(self, nodes: Iterable[Node], differentiated: set[str]) -> None:
+        """Raise `UsageError` for operators that cannot be part of a training graph."""
 
     def unknown_value(self, node: Node, index: int) -> PodrunError | None:
         """The SDK's error for an input whose value is not known while compiling; None for the general one."""

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 import podrun.popart as popart
 from podrun.checkpoint import Checkpoints
 from podrun.core.environment import environment
+from podrun.core.errors import UsageError
 from podrun.faults import parse_faults
-from podrun.session.device_manager import DeviceManager
-from podrun.session.environment import check_replicas
-from podrun.session.parts.replica_check import IpuDigest, differing, odd_ones
+from podrun.popart.device_manager import DeviceManager
+from podrun.runtime.environment import check_replicas
+from podrun.runtime.replica_check import IpuDigest, differing, odd_ones
 
 BATCHES, REPLICAS, EVERY = 9, 16, 3
 OPTIMIZERS: Mapping[str, Callable[[], popart.Optimizer]] = {
@@ -61,7 +62,7 @@ class Training:
     def flip(self, *ipus: int) -> None:
         """Flip a bit of ``w`` in the memory of IPUs, before the next batch."""
         for ipu in ipus:
-            port = self.device.connection._ports[ipu // 4]  # type: ignore[attr-defined]
+            port = self.device.device.connection._ports[ipu // 4]  # type: ignore[attr-defined]
             port._machine.plan_faults(parse_faults(f"ipu:{ipu}@batch=+0:corrupt,tensor=w,bit=10"))
 
 
@@ -156,5 +157,5 @@ def test_a_number_of_batches_that_is_none_is_refused() -> None:
     assert check_replicas({}) == 0
     assert check_replicas({"PODRUN_CHECK_REPLICAS": "5"}) == 5
     for text in ("-1", "often", "1.5", "9" * 20):
-        with pytest.raises(popart.popart_exception, match="must be a number of batches"):
+        with pytest.raises(UsageError, match="must be a number of batches"):
             check_replicas({"PODRUN_CHECK_REPLICAS": text})

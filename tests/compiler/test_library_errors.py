@@ -12,7 +12,7 @@ import podrun.popart as popart
 from podrun.compiler import jaxprs as jaxprs_module
 from podrun.core.errors import InternalError, UsageError
 from podrun.core.names import library_errors_named
-from podrun.onnx_models.lowering import evaluate
+from podrun.runtime import tracing
 
 
 def session() -> popart.TrainingSession:
@@ -65,7 +65,7 @@ def test_an_error_while_tracing_names_the_operator(monkeypatch: pytest.MonkeyPat
     def broken(*_: Any) -> Any:
         raise RuntimeError("inside")
 
-    monkeypatch.setattr(evaluate, "_call", broken)
+    monkeypatch.setattr(tracing, "_call", broken)
     monkeypatch.setitem(globals(), "__name__", "jax.broken")
     with pytest.raises(popart.popart_internal_exception, match=r"'?head/MatMul:0'?.*RuntimeError: inside"):
         session()

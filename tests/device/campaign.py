@@ -57,7 +57,7 @@ from podrun.launcher.recovery import (
     RestartPolicy,
     damage_of,
 )
-from podrun.session.parts.replica_check import IpuDigest, differing, odd_ones
+from podrun.runtime.replica_check import IpuDigest, differing, odd_ones
 
 from .conftest import together
 from .programs import data, first_weights, linear

@@ -23,7 +23,7 @@ from podrun.compat import COMPAT_PATH
 from podrun.compat.__main__ import Request, main, parse
 from podrun.compat._start import install, lines, report, report_of_thread, report_unraisable
 from podrun.core.errors import PodrunError
-from podrun.session.exceptions import surfaced
+from podrun.popart.exceptions import surfaced
 
 COMMAND = [sys.executable, "-m", "podrun.compat"]
 
@@ -72,8 +72,8 @@ def _keep_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         (["."], [". is a folder without __main__.py"]),
         (["-m", "not_there.at_all"], ["there is no module not_there.at_all"]),
         (
-            ["-m", "podrun.session"],
-            ["podrun.session is a package without __main__", "-m podrun.session.MODULE"],
+            ["-m", "podrun.runtime"],
+            ["podrun.runtime is a package without __main__", "-m podrun.runtime.MODULE"],
         ),
     ],
 )

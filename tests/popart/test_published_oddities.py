@@ -241,7 +241,7 @@ def test_files_stand_in_for_a_library_that_cannot_be_loaded(
 
 
 def test_jax_is_silent_in_a_program_that_logs_what_happens() -> None:
-    from podrun.session.environment import import_jax
+    from podrun.runtime.environment import import_jax
 
     import_jax()
     for name in ("jax._src.compiler", "jaxlib.xla_client"):

@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as arrays
 
 from podrun.compat import COMPAT_PATH
 from podrun.core.errors import UnsupportedError
+from podrun.popart.exceptions import popart_unsupported
 from podrun.popdist import mpi, popart
 from podrun.popdist.collectives import decode, encode
-from podrun.session.exceptions import popart_unsupported
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 OBJECTS = st.recursive(

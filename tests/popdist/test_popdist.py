@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from podrun import popdist
 from podrun.core.errors import UnimplementedError
 from podrun.popdist import collectives, core
-from podrun.session.device import device_ids
+from podrun.runtime.device import device_ids
 
 NAMES = (core.TOTAL, core.LOCAL, core.IPUS, core.OFFSET, core.LOCAL_INSTANCE, core.UNIFORM)
 

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 from podrun import poptorch
 from podrun.core import errors
+from podrun.popart import exceptions
 from podrun.poptorch.errors import translated
-from podrun.session import exceptions
 from tests.conftest import ROOT, Commands
 
 PROGRAM = Path(__file__).parent / "programs" / "recovering.py"

@@ -13,8 +13,8 @@ from podrun.onnx_models.custom import explain_libraries as _explain_libraries
 from podrun.onnx_models.custom import load_files as _load_files
 from podrun.popart import *  # noqa: F403
 from podrun.popart import __all__ as __all__
+from podrun.popart import session as session
 from podrun.popart.debug import POPART_VERSION
-from podrun.session import session as session
 
 __version__ = POPART_VERSION
 _install()

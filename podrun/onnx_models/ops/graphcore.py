@@ -18,9 +18,9 @@ from podrun.core.layout import GroupKind, replica_groups
 from podrun.onnx_models.ops.common import Array, ints, onnx_dtype, rounds_once, same_dtype, widen
 from podrun.onnx_models.ops.registry import GRAPHCORE, operator
 from podrun.onnx_models.ops.training import reduction_of
+from podrun.popart.names import COLLECTIVE_OPERATOR, COMM_GROUP
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context, InputMismatch
-from podrun.session.names import COLLECTIVE_OPERATOR, COMM_GROUP
 
 
 @operator(GRAPHCORE, "Init")
@@ -81,7 +81,7 @@ def normalize_image(ctx: Context, node: Node, x: Array, offsets: Array, scales: 
 
 @operator(GRAPHCORE, "Abort")
 def abort(ctx: Context, node: Node, *inputs: Array) -> Any:
-    """Refused in a subgraph; sessions carry out those of the main graph (`podrun.session.program.observers`)."""
+    """Refused in a subgraph; sessions carry out those of the main graph (`podrun.runtime.observers`)."""
     raise UnimplementedError(f"{node.describe()}: a program cannot stop itself inside a subgraph yet")
 
 

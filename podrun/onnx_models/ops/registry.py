@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from podrun.core.errors import UnimplementedError
+from podrun.runtime.environment import import_jax
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Operator, OperatorFunction
-from podrun.session.environment import import_jax
 
 ONNX = "ai.onnx"
 GRAPHCORE = "ai.graphcore"
@@ -61,13 +61,15 @@ RANDOM = frozenset(
 _table: dict[tuple[str, str], dict[int, Operator]] = {}
 
 
-def operator(domain: str, name: str, since: Sequence[int] = (1,), *, folds: bool = False) -> Callable[[F], F]:
+def operator(
+    domain: str, name: str, since: Sequence[int] = (1,), *, folds: bool = False, fixed: bool = True
+) -> Callable[[F], F]:
     """Register the decorated function as operator ``name`` of ``domain`` for the versions in ``since``."""
 
     def register(function: F) -> F:
         versions = _table.setdefault((domain, name), {})
         for version in since:
-            versions[version] = Operator(domain, name, version, function, folds, name in RANDOM)
+            versions[version] = Operator(domain, name, version, function, folds, name in RANDOM, fixed)
         return function
 
     return register

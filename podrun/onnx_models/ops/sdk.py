@@ -17,9 +17,9 @@ import numpy as np
 
 from podrun.core.errors import UsageError
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, lookup
+from podrun.popart.names import SERIALIZE_FACTOR, SERIALIZE_MODE
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Form
-from podrun.session.names import SERIALIZE_FACTOR, SERIALIZE_MODE
 
 NEWEST_OPSET = 11
 """The newest ai.onnx opset that the SDK has."""
@@ -39,6 +39,10 @@ class Sdk:
     def check(self, node: Node, forms: Forms) -> None:
         """See the function `check`."""
         check(node, forms)
+
+    def check_training(self, nodes: Iterable[Node], differentiated: set[str]) -> None:
+        """See the function `detached_or_training`."""
+        detached_or_training(nodes, differentiated)
 
     def unknown_value(self, node: Node, index: int) -> UsageError | None:
         """See the function `unknown_value`."""

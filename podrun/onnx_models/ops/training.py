@@ -2,7 +2,7 @@
 
 **Steps of optimizers** (domain ai.onnx.preview.training) are for models that hold their own training. Every operator
 takes a learning rate R, a count of updates T, and then n tensors of each kind: X1..Xn, their gradients G1..Gn and their
-states. Sessions have their own optimizers (`podrun.session.optimizers`) and do not use these.
+states. Sessions have their own optimizers (`podrun.popart.optimizers`) and do not use these.
 """
 
 from __future__ import annotations

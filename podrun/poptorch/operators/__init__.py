@@ -5,6 +5,6 @@ because an operator is known by its name. `table` finds an operator's function b
 graph with them, for `podrun.poptorch.session_model`.
 """
 
-from podrun.session.environment import import_jax
+from podrun.runtime.environment import import_jax
 
 import_jax()  # Before any module here imports it in JAX's own way.

@@ -8,10 +8,10 @@ from popart_sessions import linear
 
 import podrun.popart as popart
 from podrun.core import errors
-from podrun.core.errors import error_from_dict, error_to_dict
+from podrun.core.errors import UsageError, error_from_dict, error_to_dict
 from podrun.core.layout import IpuRange
-from podrun.session.device import device_ids
-from podrun.session.exceptions import surfaced
+from podrun.popart.exceptions import surfaced
+from podrun.runtime.device import device_ids
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def test_on_demand_devices_attach_when_they_are_used(manager):
     device = manager.acquireAvailableDevice(1, connectionType=popart.DeviceConnectionType.OnDemand)
     assert not device.isAttached
     assert device.version == "<unknown-ipu-unattached>"
-    with manager.acquireAvailableDevice(4), pytest.raises(popart.popart_exception, match="Failed to attach"):
-        device.ensure_attached()
+    with manager.acquireAvailableDevice(4), pytest.raises(UsageError, match="Failed to attach"):
+        device.device.ensure_attached()
     with device:
-        device.ensure_attached()
+        device.device.ensure_attached()
         assert device.isAttached
     device.detach()
 
@@ -88,7 +88,7 @@ def test_random_devices_on_demand_leave_what_the_process_holds(manager):
                 total // 2, connectionType=kinds[0], selectionCriterion=kinds[1]
             )
             with device:
-                device.ensure_attached()
+                device.device.ensure_attached()
 
 
 def test_other_devices(manager):
@@ -101,7 +101,7 @@ def test_other_devices(manager):
     for call in (offline.attach, offline.detach):
         with pytest.raises(popart.popart_exception, match="offline device"):
             call()
-    assert manager.createOfflineIpuFromSystemString("bow-pod16", 16).target == "bow"
+    assert manager.createOfflineIpuFromSystemString("bow-pod16", 16).device.target == "bow"
     assert popart.syncPatternToString(popart.SyncPattern.SinglePipeline) == "singlePipeline"
     assert popart.syncPatternFromString("replicaAndLadder") is popart.SyncPattern.ReplicaAndLadder
 

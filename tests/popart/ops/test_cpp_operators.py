@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from podrun.onnx_models.cpp_operators import explain_compilers, operators_in, sdk_sources
-from podrun.session.exceptions import popart_exception
+from podrun.popart.exceptions import popart_exception
 
 SOURCE = """
 #include <popart/op.hpp>

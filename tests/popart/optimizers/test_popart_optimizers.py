@@ -12,7 +12,7 @@ from popart_sessions import INPUTS, MICRO_BATCH, gradient, linear, replicated, t
 
 import podrun.popart as popart
 from podrun.core.executable import TensorSpec, numpy_dtype
-from podrun.session.optimizers import UpdateContext
+from podrun.runtime.optimizers.hyperparameters import UpdateContext
 
 STEPS = 40
 SHAPE = (5, 3)

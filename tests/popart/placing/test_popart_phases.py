@@ -7,7 +7,8 @@ import pytest
 from popart_sessions import options, replicated
 
 import podrun.popart as popart
-from podrun.session.virtual_graphs import phases_of
+from podrun.popart.run_settings import run_settings
+from podrun.runtime.placing import phases_of
 
 WIDTH, LAYERS = 32, 6
 PHASED = popart.VirtualGraphMode.ExecutionPhases
@@ -224,7 +225,7 @@ def test_the_schedule_batches_what_updates_need():
     assert found["Batch"][1] > found["Interleaving"][1]
     alone = phased(LAYERS, stages=1)
     alone.executionPhaseSettings.schedule = popart.ExecutionPhaseSchedule.Batch
-    assert not phases_of(alone).batched, "one IPU has nobody to take turns with"
+    assert not phases_of(run_settings(alone)).batched, "one IPU has nobody to take turns with"
 
 
 @pytest.mark.parametrize(("phases", "streams"), [([0, 0, 0, 1, 1, 1], False), ([0, 0, 1, 1, 2, 2], True)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import podrun.popart as popart
-from podrun.session.parts.run import LossWatch
+from podrun.runtime.runner import LossWatch
 
 TYPES = ["All", "Final", "EveryN", "Sum"]
 

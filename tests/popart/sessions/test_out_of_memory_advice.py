@@ -62,7 +62,7 @@ class Layers:
         with builder.virtualGraph(self.stages - 1), builder.pipelineStage(self.stages - 1):
             loss = builder.aiGraphcore.l1loss([h], 0.1, reduction=popart.ReductionType.Mean)
         device = popart.DeviceManager().createOfflineIPUDevice({"numIPUs": str(self.stages * self.replicas)})
-        device.target = TARGET
+        device.device.target = TARGET
         steps = self.stages if not self.train else 1
         flow = popart.DataFlow(steps, [loss, *(anchors if self.anchor_all else [])])
         assert x

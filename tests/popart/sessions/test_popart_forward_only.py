@@ -166,6 +166,6 @@ def test_what_it_refuses(device_of):
     io = popart.PyStepIO({x: data(0)}, session.initAnchorArrays())
     with pytest.raises(popart.popart_runtime_error, match="no custom program 'other'"):
         session.run("other", io)
-    session.parts.source.options.createImplicitPipeliningFwdOnlyProgram = False
+    session._options.createImplicitPipeliningFwdOnlyProgram = False
     with pytest.raises(popart.popart_runtime_error, match="no custom program"):
         session.run("implicitPipeliningFwdOnly", io)

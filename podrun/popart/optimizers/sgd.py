@@ -1,0 +1,107 @@
+"""PopART's SGD and ConstSGD; the formulas are `podrun.runtime.optimizers.sgd`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from podrun.popart.enums import DataType, SGDAccumulatorAndMomentum
+from podrun.popart.exceptions import popart_exception
+from podrun.popart.optimizers.base import ClipNormSettings, Optimizer, OptimizerValueMap, state_type
+from podrun.runtime.optimizers.hyperparameters import UpdateContext
+from podrun.runtime.optimizers.rules import Rule
+from podrun.runtime.optimizers.sgd import SgdForm, SgdRule
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent: ``SGD({"defaultLearningRate": (0.1, False), "defaultMomentum": (0.9,
+    True)})``.
+    """
+
+    NAME = "SGD"
+    DEFAULTS = {  # noqa: RUF012 (read only; typed as a Mapping in the base)
+        "learningRate": 0.1,
+        "weightDecay": 0.0,
+        "momentum": 0.0,
+        "dampening": 0.0,
+        "velocityScaling": 1.0,
+        "nesterov": 0.0,
+    }
+    NOT_NEGATIVE = ("learningRate", "weightDecay", "momentum", "dampening")
+    POSITIVE = ("velocityScaling",)
+    GLOBAL = ("nesterov",)
+
+    def __init__(
+        self,
+        pyd: Mapping[str, Any],
+        clip_norm_settings: Sequence[ClipNormSettings] = (),
+        accumulatorAndMomentum: SGDAccumulatorAndMomentum = SGDAccumulatorAndMomentum.Combined,
+        accumType: DataType = DataType.UNDEFINED,
+        accl1Type: DataType = DataType.UNDEFINED,
+        debugContext: Any = "sgd",
+    ) -> None:
+        super().__init__(pyd, clip_norm_settings)
+        self.accumulatorAndMomentum = accumulatorAndMomentum
+        self.accumType = accumType
+        self.accl1Type = accl1Type
+
+    def _check(self, where: str, values: Mapping[str, Any]) -> None:
+        super()._check(where, values)
+        if values["nesterov"].val() and values["dampening"].val() > 0:
+            raise popart_exception(f"SGD, {where}: nesterov momentum goes without dampening.")
+
+    def _modes(self) -> tuple[Any, ...]:
+        return (*super()._modes(), self.accumulatorAndMomentum, self.accumType, self.accl1Type)
+
+    def rule(self, context: UpdateContext) -> Rule:
+        return SgdRule(self, context, self.form())
+
+    def form(self) -> SgdForm:
+        """The form of the update rule."""
+        combined = self.accumulatorAndMomentum is SGDAccumulatorAndMomentum.Combined
+        gradients, velocity = state_type(self.accumType), state_type(self.accl1Type)
+        return SgdForm(combined, gradient_type=gradients, state_type=velocity)
+
+    def learningRates(self) -> OptimizerValueMap:
+        """Learning rates."""
+        return self._maps["learningRate"]
+
+    def weightDecays(self) -> OptimizerValueMap:
+        """Weight decays."""
+        return self._maps["weightDecay"]
+
+    def momentums(self) -> OptimizerValueMap:
+        """Momenta."""
+        return self._maps["momentum"]
+
+    def dampenings(self) -> OptimizerValueMap:
+        """Dampenings."""
+        return self._maps["dampening"]
+
+    def velocityScalings(self) -> OptimizerValueMap:
+        """Velocity scalings."""
+        return self._maps["velocityScaling"]
+
+    def nesterov(self) -> OptimizerValueMap:
+        """Whether nesterov momentum is on (not 0)."""
+        return self._maps["nesterov"]
+
+
+class ConstSGD(SGD):
+    """SGD with a constant learning rate, weight decay and loss scaling, and no momentum."""
+
+    def __init__(
+        self,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        loss_scaling: float = 1.0,
+        clip_norm_settings: Sequence[ClipNormSettings] = (),
+    ) -> None:
+        super().__init__(
+            {
+                "defaultLearningRate": (learning_rate, True),
+                "defaultWeightDecay": (weight_decay, True),
+                "lossScaling": (loss_scaling, True),
+            },
+            clip_norm_settings,
+        )

@@ -1,0 +1,237 @@
+"""From SessionOptions to the runtime's settings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from podrun.compiler.program import Locations, PipelineOrder
+from podrun.core.names import gradient_buffer
+from podrun.costmodel.tile_memory import Location
+from podrun.popart.enums import (
+    AccumulateOuterFragmentSchedule,
+    ExecutionPhaseIOSchedule,
+    ExecutionPhaseSchedule,
+    GradientTensorTrackingMethod,
+    Instrumentation,
+    MeanReductionStrategy,
+    PipelineSchedule,
+    RecomputationType,
+    ReductionType,
+    ReplicatedTensorSharding,
+    SyntheticDataMode,
+    TensorStorage,
+    VirtualGraphMode,
+)
+from podrun.popart.exceptions import popart_exception
+from podrun.popart.option_groups import TensorLocation, TensorLocationSettings
+from podrun.runtime.graph import Node, OperatorGraph
+from podrun.runtime.session_reports import INNER, OUTER
+from podrun.runtime.settings import (
+    AdaptiveLossScale,
+    PhaseSettings,
+    PlacedBy,
+    Recomputation,
+    RunSettings,
+    SyntheticData,
+    TrackedGradients,
+)
+from podrun.runtime.tensor_names import PREFIXES, gradient
+
+if TYPE_CHECKING:
+    from podrun.popart.session_options import SessionOptions
+
+_PLACEMENTS = {
+    VirtualGraphMode.Off: PlacedBy.ONE_IPU,
+    VirtualGraphMode.Manual: PlacedBy.BY_HAND,
+    VirtualGraphMode.Auto: PlacedBy.AUTOMATIC,
+    VirtualGraphMode.ExecutionPhases: PlacedBy.IN_PHASES,
+}
+_ORDERS = {
+    PipelineSchedule.Grouped: PipelineOrder.GROUPED,
+    PipelineSchedule.Interleaved: PipelineOrder.INTERLEAVED,
+    PipelineSchedule.Sequential: None,
+}
+_RECOMPUTATIONS = {
+    RecomputationType.NoRecompute: Recomputation.NOTHING,
+    RecomputationType.Standard: Recomputation.STANDARD,
+    RecomputationType.NormOnly: Recomputation.NORMS,
+    RecomputationType.Pipeline: Recomputation.PIPELINE,
+    RecomputationType.RecomputeAll: Recomputation.ALL,
+}
+_SYNTHETIC = {
+    SyntheticDataMode.Off: SyntheticData.OFF,
+    SyntheticDataMode.Zeros: SyntheticData.ZEROS,
+    SyntheticDataMode.RandomNormal: SyntheticData.NORMAL,
+    SyntheticDataMode.RandomUniform: SyntheticData.UNIFORM,
+}
+_COUNTERS = {Instrumentation.Outer: OUTER, Instrumentation.Inner: INNER}
+_PARTIALS = {"float": "float32", "half": "float16"}
+
+
+def run_settings(options: SessionOptions) -> RunSettings:
+    """The settings that options stand for. popart_exception for a partials type other than float and half."""
+    from podrun.onnx_models.ops.sdk import Sdk
+
+    products = options.partialsTypeMatMuls or options.matmulOptions.get("partialsType", "float")
+    convolutions = options.convolutionOptions.get("partialsType", "float")
+    for given in (products, convolutions):
+        if given not in _PARTIALS:
+            raise popart_exception(f"A partials type is 'float' or 'half', not {given!r}.")
+    mean = options.accumulationAndReplicationReductionType is ReductionType.Mean
+    strategy = options.meanAccumulationAndReplicationReductionStrategy
+    scaling = options.automaticLossScalingSettings
+    counted = frozenset(_COUNTERS[kind] for kind in options.hardwareInstrumentations if kind in _COUNTERS)
+    return RunSettings(
+        replicas=options.getGlobalReplicationFactor(),
+        local_replicas=options.local_replicas,
+        first_replica=options.globalReplicaOffset if options.enableDistributedReplicatedGraphs else 0,
+        accumulates=options.enableGradientAccumulation,
+        accumulation=options.accumulationFactor,
+        mean=mean,
+        running_mean=mean and strategy is MeanReductionStrategy.Running,
+        placement=_PLACEMENTS[options.virtualGraphMode],
+        split_ratios=tuple(options.virtualGraphSplitRatios),
+        phases=_phases(options),
+        pipelined=options.enablePipelining,
+        order=_ORDERS[options.pipelineSchedule],
+        checks_restores=not (options.enableExplicitMainLoops or options.explicitRecomputation),
+        clips_serially=options.accumulateOuterFragmentSettings.schedule
+        is AccumulateOuterFragmentSchedule.Serial,
+        recomputation=_RECOMPUTATIONS[options.autoRecomputation],
+        outlining=options.enableOutlining,
+        locations=locations_of(options),
+        io_tiles=options.numIOTiles,
+        partials=_PARTIALS[products],
+        convolution_partials=_PARTIALS[convolutions],
+        constant_weights=options.constantWeights,
+        synthetic=_SYNTHETIC[options.syntheticDataMode],
+        stochastic_rounding=options.enableStochasticRounding,
+        floating_point_checks=options.enableFloatingPointChecks,
+        keeps_random_state=options.enableLoadAndOffloadRNGState,
+        keeps_replica_state=options.createImplicitPipeliningFwdOnlyProgram,
+        casting=options.enableSupportedDataTypeCasting,
+        casting_hint="SessionOptions.enableSupportedDataTypeCasting",
+        loss_scale=_loss_scale(options) if scaling.enabled else None,
+        wide_loss_scale=options.ensureFp32LossScaleTensor,
+        cache_directory=options.cachePath if options.enableEngineCaching else "",
+        engine_options=dict(options.engineOptions),
+        cycle_counters=counted if options.instrumentWithHardwareCycleCounter else None,
+        dialect=Sdk(strided_groups=options.groupNormStridedChannelGrouping),
+        rewrite=None if scaling.enabled else joined_losses,
+    )
+
+
+_TRACKED = {
+    GradientTensorTrackingMethod.AllNonViewChangingGradientTensors: TrackedGradients.ALL_BUT_VIEWS,
+    GradientTensorTrackingMethod.ConvAndMatmulGradients: TrackedGradients.PRODUCTS,
+    GradientTensorTrackingMethod.GradientsOfUserSpecifiedTensors: TrackedGradients.NAMED,
+}
+
+
+def _loss_scale(options: SessionOptions) -> AdaptiveLossScale:
+    scaling = options.automaticLossScalingSettings
+    return AdaptiveLossScale(
+        tracked=_TRACKED[scaling.gradientTensorTrackingMethod],
+        names=None if scaling.toTrackTensors is None else tuple(scaling.toTrackTensors),
+        edge=scaling.binEdgeLocation,
+        threshold=scaling.thresholdUpperCountProportion,
+        period=scaling.updatePeriod,
+    )
+
+
+def _phases(options: SessionOptions) -> PhaseSettings:
+    settings = options.executionPhaseSettings
+    wanted = (settings.weightIOSchedule, settings.activationIOSchedule)
+    return PhaseSettings(
+        settings.phases,
+        settings.stages,
+        preload=all(schedule is ExecutionPhaseIOSchedule.Preload for schedule in wanted),
+        batched=settings.schedule is not ExecutionPhaseSchedule.Interleaving,
+    )
+
+
+def joined_losses(graph: OperatorGraph, anchors: Collection[str]) -> OperatorGraph:
+    """The graph in which every Nll whose probabilities come from a Softmax has the logits as a third input.
+
+    PopART's default patterns do the same, unless the gradient of the probabilities is anchored.
+    """
+    from podrun.onnx_models.ops.training import SOFTMAX_AXIS
+
+    makers = {output: node for node in graph.nodes for output in node.outputs}
+
+    def joined(node: Node) -> Node:
+        maker = makers.get(node.inputs[0]) if node.op_type == "Nll" and len(node.inputs) == 2 else None
+        if maker is None or maker.op_type != "Softmax" or gradient(node.inputs[0]) in anchors:
+            return node
+        if node.get("inputIsLogProbability") or node.place != maker.place:
+            return node
+        axis = maker.get("axis", -1 if maker.opset >= 13 else 1)
+        return replace(
+            node, inputs=(*node.inputs, maker.inputs[0]), attributes={**node.attributes, SOFTMAX_AXIS: axis}
+        )
+
+    return graph.each_node(joined)
+
+
+def locations_of(options: SessionOptions) -> Locations:
+    """Where a session's variables live. Sharding is over the replicas of the sharding domain (default: all)."""
+    replicas = options.getGlobalReplicationFactor()
+    if replicas == 1:
+        _warn_of_sharding(options)
+    return Locations(
+        _location(options.weightTensorLocationSettings, replicas),
+        _location(options.optimizerStateTensorLocationSettings, replicas),
+        _location(options.accumulatorTensorLocationSettings, replicas),
+        _location(options.activationTensorLocationSettings, replicas),
+        {
+            _own_name(name): _place(where, replicas, 0, 0)
+            for name, where in sorted(options.tensorLocationSettingsOverride.items())
+            if isinstance(where, TensorLocation)
+        },
+    )
+
+
+def _warn_of_sharding(options: SessionOptions) -> None:
+    """Warn once, as PopART does, that sharding over one replica cuts nothing."""
+    settings = {
+        name: getattr(options, name).location
+        for name in (
+            "weightTensorLocationSettings",
+            "optimizerStateTensorLocationSettings",
+            "accumulatorTensorLocationSettings",
+        )
+    }
+    chosen = [
+        n for n, where in settings.items() if where.replicatedTensorSharding is ReplicatedTensorSharding.On
+    ]
+    if chosen:
+        logging.getLogger("podrun.popart").warning(
+            "%s ask for replicated tensor sharding, but the session has one replica: tensors stay whole.",
+            ", ".join(chosen),
+        )
+
+
+def _own_name(name: str) -> str:
+    """The compiler's name of an accumulator that PopART's name stands for; any other name unchanged."""
+    accumulator = PREFIXES["Accum"]
+    return gradient_buffer(name.removeprefix(accumulator)) if name.startswith(accumulator) else name
+
+
+def _location(settings: TensorLocationSettings, replicas: int) -> Location:
+    return _place(
+        settings.location,
+        replicas,
+        settings.minElementsForOffChip,
+        settings.minElementsForReplicatedTensorSharding,
+    )
+
+
+def _place(where: TensorLocation, replicas: int, off_chip: int, sharded: int) -> Location:
+    """popart_exception for a sharding domain that does not divide the replicas."""
+    shards = 1
+    if where.replicatedTensorSharding is ReplicatedTensorSharding.On:
+        shards = where.shardingDomain.toReplicaGrouping(replicas).groupSize
+    return Location(where.storage is TensorStorage.OffChip, shards, off_chip, sharded)

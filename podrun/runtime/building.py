@@ -1,0 +1,508 @@
+"""From a model and a session's options to a Program for the compiler, with the TensorInfo of every tensor.
+
+This is the front end's only place that knows both sides: on PopART's side the tensors with reserved names
+(`podrun.popart.names`), trainable weights and the optimizer's rule, on the compiler's side
+`podrun.compiler.program.Program`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.compiler.program import (
+    FACTOR,
+    RNG,
+    AnchorSpec,
+    AutomaticScaling,
+    Beside,
+    Forward,
+    InputSpec,
+    ParameterSpec,
+    Program,
+    Tensors,
+    Transfers,
+)
+from podrun.compiler.program import PipelineOrder as Order
+from podrun.core.errors import UsageError
+from podrun.core.executable import BATCHES_PER_PASS, Reduction, Retrieval, TensorSpec
+from podrun.core.names import NORM_ANCHOR, in_float32
+from podrun.costmodel.recompute import NOTHING, Recompute
+from podrun.costmodel.schedule import PlanOptions
+from podrun.runtime.derived_anchors import (
+    ACCUM,
+    REDUCED,
+    Derived,
+    derived_anchors,
+    program_anchors,
+    returned,
+    scaling_anchors,
+    update_anchors,
+    update_specs,
+)
+from podrun.runtime.environment import import_jax
+from podrun.runtime.graph import Node, VariableGroups
+from podrun.runtime.loss_scaling import automatic_scaling, returning, scaling_type, widening
+from podrun.runtime.model_lowering import (
+    Request,
+    UpdateSource,
+    differentiable,
+    lower_model,
+    near,
+    take_state,
+    trainable,
+)
+from podrun.runtime.observers import Observer, observers_of, seen
+from podrun.runtime.observers import tensors as observed_tensors
+from podrun.runtime.optimizers.hyperparameters import UpdateContext
+from podrun.runtime.optimizers.sgd import SgdRule
+from podrun.runtime.pipelining import RESTORED, restoring, stage_count, stashed
+from podrun.runtime.placing import phases_of
+from podrun.runtime.replica_groups import (
+    ReplicaStateRows,
+    check_variables,
+    for_one_replica,
+    group_of,
+    host_values,
+    replica_state_rows,
+)
+from podrun.runtime.settings import Recomputation, RunPlan, RunSettings
+from podrun.runtime.tensor_names import PREFIXES, default_scalar
+
+if TYPE_CHECKING:
+    from podrun.runtime.graph import Model
+    from podrun.runtime.lowering import Lowered
+    from podrun.runtime.optimizers.rules import Rule
+
+
+_SCALAR = TensorSpec("", "float32", ())
+"""Type and shape of a streamed scalar."""
+GRADIENT = PREFIXES["Gradient"]
+UPDATED = PREFIXES["UpdatedVar"]
+
+
+def tensor_infos(
+    lowered: Lowered,
+    trained: Collection[str],
+    rule: Rule | None,
+    loss: str | None,
+    loss_scaling: float | str,
+    accumulates: bool,
+) -> dict[str, TensorSpec]:
+    """Infos of the graph's tensors, and of gradients, updated weights, optimizer state and streamed scalars."""
+    infos = dict(lowered.tensors)
+    if loss is None:
+        return infos
+    infos |= {GRADIENT + name: infos[name] for name in differentiable(lowered, loss)}
+    if isinstance(loss_scaling, str):
+        infos[loss_scaling] = _SCALAR
+        if rule is not None and rule.context.automatic:
+            infos[FACTOR] = _SCALAR
+        for name in scaling_anchors(rule, sorted(trained), scaling_type(lowered, loss)):
+            infos[name] = TensorSpec(name, "float16" if name.endswith("FLOAT16") else "float32", ())
+    if rule is not None:
+        groups = range(len(rule.values.clipping))
+        infos |= {f"{NORM_ANCHOR}{number}": _SCALAR for number in groups}
+    for name in trained:
+        infos |= _of_weight(name, lowered.parameters[name], rule, accumulates)
+    return infos
+
+
+def _of_weight(name: str, spec: TensorSpec, rule: Rule | None, accumulates: bool) -> dict[str, TensorSpec]:
+    """Infos of what an update reads and writes of one weight."""
+    found = {UPDATED + name: spec}
+    if rule is None:
+        return found
+    form = rule.form(name) if isinstance(rule, SgdRule) else None
+    gradient = TensorSpec(name, rule.gradient_dtype(spec), spec.shape)
+    if form == 0:
+        found[REDUCED + name] = gradient
+    if accumulates and form != 1:
+        found[ACCUM + name] = gradient
+    found |= {state.name: state for state, _ in rule.state(spec).values()}
+    found |= update_specs(rule, spec)
+    return found | dict.fromkeys(rule.scalars(name).keys() - {RNG}, _SCALAR)
+
+
+def check_anchors(anchors: Iterable[str], infos: Mapping[str, TensorSpec]) -> None:
+    """UsageError for an anchor that is not a tensor, with the reason where it is known."""
+    for anchor in anchors:
+        if anchor in infos:
+            continue
+        hint = ""
+        if anchor.startswith(GRADIENT):
+            subject = anchor.removeprefix(GRADIENT)
+            hint = (
+                f" No gradient path leads from the loss to {subject!r}."
+                if subject in infos
+                else f" There is no tensor {subject!r} either."
+            )
+        elif anchor.startswith(PREFIXES["Stashed"]):
+            hint = f" A stash is a ring in an IPU's memory: {RESTORED + anchor[10:]} is what comes out of it."
+        raise UsageError(f"Anchor tensor `{anchor}' not in Ir Tensors.{hint}{near(anchor, infos)}")
+
+
+def anchor_alias(anchor: str, inputs: Container[str]) -> str:
+    """The name of an anchor in the Program: its own, except for inputs, because the streams to the device have their
+    names.
+    """
+    return f"Input___{anchor}" if anchor in inputs else anchor
+
+
+def updated_when_copied(plan: RunPlan, trained: Collection[str], settings: RunSettings) -> set[str]:
+    """The anchored weights that have been updated when they are copied to the host.
+
+    Weights are copied when the backward pass is done, with Final when the step is. Without gradient accumulation the
+    update is part of the backward pass, in a pipeline of that of the weight's stage; with it, the update comes after
+    the last micro-batch. (Source: graphcore/popart, willow/src/popx/irlowering.cpp: copies wait for the weight's update
+    and come with the highest stage that reads it; and tests/integration/external_tensorproto_data_test.py.)
+    """
+    early, final = not settings.accumulates, Retrieval.FINAL
+    return {n for n, kind in plan.returned.items() if n in trained and (early or kind.retrieval is final)}
+
+
+def aliasing(lowered: Lowered, anchors: Sequence[str]) -> Forward:
+    """The forward function that also gives anchored inputs, under their aliases."""
+    anchored = [anchor for anchor in anchors if anchor in lowered.inputs]
+    if not anchored:
+        return lowered.forward
+
+    def forward(parameters: Tensors, inputs: Tensors, key: Any) -> dict[str, Any]:
+        values = lowered.forward(parameters, inputs, key)
+        return values | {anchor_alias(name, lowered.inputs): inputs[name] for name in anchored}
+
+    return forward
+
+
+@dataclass
+class BuiltModel:
+    """What a session works with: the program, its tensors, and the first values of weights and state."""
+
+    program: Program
+    lowered: Lowered
+    rule: Rule | None
+    infos: dict[str, TensorSpec]
+    weights: dict[str, np.ndarray]
+    state: dict[str, np.ndarray]
+    """Optimizer state that starts from something else than its initial constant, by name."""
+    wanted: dict[str, AnchorSpec]
+    """The session's anchors, as they are to be returned."""
+    derived: dict[str, Derived]
+    """The anchors among them that the host computes."""
+    groups: Mapping[str, VariableGroups] = field(default_factory=dict)
+    observers: tuple[Observer, ...] = ()
+    """The operators that print or abort."""
+    replica_state: dict[str, ReplicaStateRows] = field(default_factory=dict)
+    """Variables of which replicas keep values of their own."""
+
+    def info(self, name: str) -> TensorSpec:
+        """Type and shape of a tensor on the device. UsageError for an unknown one."""
+        if name not in self.infos:
+            raise UsageError(f"The session has no tensor {name!r}.")
+        return self.infos[name]
+
+    def observed(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tensors that observers look at, from what the program returned."""
+        inputs = self.program.inputs
+        return {
+            o.tensor: given[anchor_alias(o.tensor, inputs)] for o in self.observers if o.tensor is not None
+        }
+
+    def anchor(self, name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
+        """An anchor's values of one run, from what the program returned."""
+        spec = self.wanted[name]
+        if name in self.derived:
+            assert self.rule is not None
+            return returned(self.derived[name].value(given, self.rule), spec)
+        value = given[spec.name]
+        program = next(item for item in self.program.anchors if item.name == spec.name)
+        return value if program == spec else returned(value, spec)
+
+    @property
+    def trained(self) -> list[str]:
+        """Weights that the optimizer changes."""
+        return [name for name, parameter in self.program.parameters.items() if parameter.trainable]
+
+
+def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> int | None:
+    """The leading dimension that all inputs share, which PopART models use for samples. None if inputs differ."""
+    leading = {spec.shape[0] for name, spec in lowered.inputs.items() if spec.shape and name not in broadcast}
+    return leading.pop() if len(leading) == 1 else None
+
+
+def build(model: Model, request: Request) -> BuiltModel:
+    """Lower and check a placed model. UsageError for what the model or its anchors cannot be."""
+    from podrun.device.xla.clients import on_one_thread_device
+
+    import_jax()
+    with on_one_thread_device():
+        return _built(model, request)
+
+
+def _built(model: Model, request: Request) -> BuiltModel:
+    plan, settings, loss, optimizer = request.plan, request.settings, request.loss, request.optimizer
+    found = _read(model, request)
+    lowered = found.lowered
+    trained = trainable(lowered, loss, found.trained) if loss is not None else set()
+    _check_clipping(optimizer, trained, settings)
+    rule = (
+        optimizer.rule(_update_context(settings, loss, request.own_copies)) if optimizer is not None else None
+    )
+    scale = _loss_scaling(optimizer)
+    stashes = stashed(model.graph, settings, training=loss is not None)
+    infos = tensor_infos(lowered, trained, rule, loss, scale, settings.accumulates)
+    infos |= {RESTORED + n: infos[n] for n in stashes if n in infos}
+    check_anchors(plan.returned, infos)
+    watching = seen(found.watching, infos)
+    derived = _derived(lowered, request, trained, rule, found.grouped)
+    scaling = _automatic_scaling(lowered, request, trained)
+    lowered = returning(lowered, scaling)
+    wanted = _wanted(plan, lowered, updated_when_copied(plan, trained, settings))
+    program = Program(
+        name=request.name,
+        forward=_forward(lowered, plan, watching, stashes),
+        parameters=found.parameters(trained),
+        inputs={n: InputSpec(spec, n in found.broadcast) for n, spec in lowered.inputs.items()},
+        anchors=program_anchors(wanted, derived, _hidden(watching, lowered)),
+        loss=in_float32(loss) if loss is not None and lowered.wide else loss,
+        update=rule,
+        loss_scaling=scale,
+        automatic_scaling=scaling,
+        state_updates=lowered.state_updates,
+        uses_random=lowered.uses_random,
+        rounds_stochastically=settings.stochastic_rounding,
+        recompute=recompute_of(lowered.graph.nodes, settings) if loss is not None else NOTHING,
+        ipus_per_replica=_filled(request.ipus_per_replica),
+        updates_each_micro_batch=settings.overlaps_batches and bool(trained),
+        metadata=_step_metadata(plan, lowered, found.broadcast, settings),
+        plans=plans_of(lowered.graph.nodes, settings),
+        transfers=_transfers(model.transfers, lowered, plan, settings),
+        **_arrangement(settings, plan, stage_count(model.graph)),
+    )
+    return BuiltModel(
+        program=program,
+        lowered=lowered,
+        rule=rule,
+        infos=infos,
+        weights=host_values(lowered.initial, found.grouped),
+        state=found.state,
+        wanted=wanted,
+        derived=derived,
+        groups=model.groups,
+        observers=watching,
+        replica_state=found.replica_state,
+    )
+
+
+def _forward(
+    lowered: Lowered, plan: RunPlan, watching: Sequence[Observer], stash: Mapping[str, tuple[int, int]]
+) -> Forward:
+    """The function of a micro-batch, which also returns anchored, watched and restored tensors under separate names."""
+    restored = {name: place for name, place in stash.items() if RESTORED + name in plan.returned}
+    return restoring(aliasing(lowered, [*plan.returned, *observed_tensors(watching)]), restored)
+
+
+def _automatic_scaling(lowered: Lowered, request: Request, trained: set[str]) -> AutomaticScaling | None:
+    if request.loss is None or request.optimizer is None or request.settings.loss_scale is None:
+        return None
+    able = differentiable(lowered, request.loss)
+    return automatic_scaling(lowered, able, trained, request.loss, request.settings.loss_scale)
+
+
+def _derived(
+    lowered: Lowered,
+    request: Request,
+    trained: set[str],
+    rule: Rule | None,
+    grouped: Mapping[str, np.ndarray],
+) -> dict[str, Derived]:
+    """Anchors that the host computes."""
+    weights = {n: lowered.parameters[n] for n in sorted(trained)}
+    loss_type = scaling_type(lowered, request.loss) if request.loss is not None else "float32"
+    derived = derived_anchors(request.plan.returned, weights, rule, grouped, loss_type)
+    return derived | update_anchors(request.plan, weights, rule, request.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A model as one replica sees it, lowered, and what was taken out of it."""
+
+    lowered: Lowered
+    state: dict[str, np.ndarray]
+    grouped: dict[str, np.ndarray]
+    replica_state: dict[str, ReplicaStateRows]
+    group_of: dict[str, tuple[int, ...]]
+    watching: tuple[Observer, ...]
+    broadcast: frozenset[str]
+    trained: frozenset[str] | None
+    """The names of the trained parameters, if the model states them."""
+
+    def parameters(self, trained: Collection[str]) -> dict[str, ParameterSpec]:
+        """The program's parameters: whether they are trained, and which replicas share them."""
+        specs = self.lowered.parameters
+        return {n: ParameterSpec(spec, n in trained, self.group_of[n]) for n, spec in specs.items()}
+
+
+def _read(model: Model, request: Request) -> _Read:
+    settings, loss = request.settings, request.loss
+    replicas, sharing = settings.replicas, model.groups
+    state, pruned = take_state(model)
+    pruned, grouped = for_one_replica(pruned, sharing, replicas)
+    watching = observers_of(pruned.graph.nodes)
+    lowered = lower_model(pruned, request, [*observed_tensors(watching), *model.updates])
+    if loss is not None and settings.wide_loss_scale:
+        lowered = widening(lowered, loss, request.plan.returned)
+    needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
+    check_variables(grouped, lowered.parameters, needed)
+    forward_only = request.as_in_training or settings.keeps_replica_state
+    replica_state = replica_state_rows(sharing, lowered.state_updates, replicas, all_needed=forward_only)
+    groups = {
+        n: replica_state[n].program if n in replica_state else group_of(sharing, n, replicas)
+        for n in lowered.parameters
+    }
+    facts = (watching, model.broadcast, model.trained)
+    return _Read(lowered, state, grouped, replica_state, groups, *facts)
+
+
+def _wanted(plan: RunPlan, lowered: Lowered, updated: Collection[str]) -> dict[str, AnchorSpec]:
+    """The role of each anchor in the program. ``updated``: weights that are copied after their update."""
+    return {
+        name: kind.spec(UPDATED + name if name in updated else anchor_alias(name, lowered.inputs))
+        for name, kind in plan.returned.items()
+    }
+
+
+def _step_metadata(
+    plan: RunPlan, lowered: Lowered, broadcast: Collection[str], settings: RunSettings
+) -> dict[str, Any]:
+    """Facts about a step for summaries and tools."""
+    overlapped = {BATCHES_PER_PASS: plan.batches} if settings.overlaps_batches else {}
+    return overlapped | {
+        "anchors": list(plan.returned),
+        "batches_per_step": plan.batches,
+        "samples_per_micro_batch": _samples_per_micro_batch(lowered, broadcast),
+    }
+
+
+def _filled(ipus_per_replica: int) -> int:
+    """The IPUs that fill machines: a power of two, so that a model of three IPUs becomes one of four with an
+    idle one.
+    """
+    return 1 << (ipus_per_replica - 1).bit_length()
+
+
+def _arrangement(settings: RunSettings, plan: RunPlan, stages: int) -> dict[str, Any]:
+    """The parts of a Program that settings determine: replicas, micro-batches, their order, locations in memory."""
+    return {
+        "replicas": settings.replicas,
+        # The batches of a run that are in a pipeline together are the micro-batches of one run.
+        "accumulation_factor": plan.batches if settings.overlaps_batches else settings.micro_batches,
+        # In one stage micro-batches of a batch follow each other, pipelined or not: then it is not, to the last bit.
+        "pipelined": settings.overlaps and (stages > 1 or settings.overlaps_batches),
+        "pipeline_schedule": settings.order or Order.GROUPED,
+        "phases": phases_of(settings),
+        "reduction": Reduction.MEAN if settings.mean and settings.running_mean else Reduction.SUM,
+        "locations": settings.locations,
+    }
+
+
+def _transfers(
+    inputs: Mapping[str, Beside], lowered: Lowered, plan: RunPlan, settings: RunSettings
+) -> Transfers | None:
+    """How transfers are arranged: by inputs, tensors that come back, and tiles for input and output. None if nothing
+    says so."""
+    beside = dict(inputs)
+    for name, kind in plan.returned.items():
+        beside[anchor_alias(name, lowered.inputs)] = kind.beside
+    beside = {name: what for name, what in beside.items() if what is not Beside.NOTHING}
+    return Transfers(settings.io_tiles, beside) if beside or settings.io_tiles else None
+
+
+def _update_context(settings: RunSettings, loss: str | None, own_copies: bool) -> UpdateContext:
+    return UpdateContext(
+        replicas=settings.replicas,
+        accumulation=settings.micro_batches,
+        mean=settings.mean,
+        running=settings.mean and settings.running_mean,
+        stochastic=settings.stochastic_rounding and loss is not None,
+        automatic=settings.loss_scale is not None and loss is not None,
+        own_copies=own_copies,
+    )
+
+
+def _hidden(watching: Sequence[Observer], lowered: Lowered) -> list[str]:
+    """The additional anchors that printing and aborting need."""
+    return [anchor_alias(item.tensor, lowered.inputs) for item in watching if item.tensor is not None]
+
+
+def _check_clipping(optimizer: UpdateSource | None, trainable: set[str], settings: RunSettings) -> None:
+    """UsageError for clipping of weights that are not trained, or with a schedule that cannot clip."""
+    if optimizer is None or not optimizer.clipping:
+        return
+    for group in optimizer.clipping:
+        for name in group.weights or ():
+            if name not in trainable:
+                raise UsageError(
+                    f"ClipNormSettings: could not find a varupdate for {name!r}; the weights that are "
+                    f"trained are {sorted(trainable)}."
+                )
+    if settings.pipelined and settings.clips_serially:
+        raise UsageError(
+            "Gradient clipping of a pipelined program needs another accumulateOuterFragmentSettings.schedule "
+            "than Serial."
+        )
+    if settings.overlaps_batches:
+        raise UsageError(
+            "Gradient clipping of a pipelined program needs gradient accumulation: without, stages update their "
+            "weights at different times, and there is no norm over all of them.",
+            hint="Set enableGradientAccumulation and accumulationFactor.",
+        )
+
+
+def _loss_scaling(optimizer: UpdateSource | None) -> float | str:
+    if optimizer is None:
+        return 1.0
+    scaling = optimizer.loss_scaling
+    return scaling.value if scaling.constant else default_scalar("lossScaling")
+
+
+NORMS = frozenset({"BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization"})
+NONLINEARITIES = frozenset(
+    {"Relu", "Gelu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Selu", "Softplus", "Swish"}
+)
+
+
+def plans_of(nodes: Iterable[Node], settings: RunSettings) -> PlanOptions:
+    """How products are planned: partials by setting, memory proportions by the hints of ``nodes``."""
+    hinted = ((node.label, node.hints.available_memory) for node in nodes)
+    own = {label: round(float(value), 6) for label, value in hinted if value is not None}
+    return PlanOptions(
+        partials_type=settings.partials,
+        convolution_partials=settings.convolution_partials,
+        proportions=tuple(sorted(own.items())),
+    )
+
+
+def recompute_of(nodes: Iterable[Node], settings: RunSettings) -> Recompute:
+    """What is computed again in the backward pass: by setting, and by the hints of ``nodes``."""
+    listed = list(nodes)
+    scopes = {node.label for node in listed if node.hints.recompute}
+    kept = {node.label for node in listed if node.hints.recompute is False}
+    rule = settings.recomputation
+    if rule is Recomputation.NORMS:
+        scopes |= _norms(listed) - kept
+    name = "none" if rule is Recomputation.NORMS else rule.value
+    return Recompute(name, frozenset(scopes), frozenset(kept), outlined=settings.outlining)
+
+
+def _norms(nodes: list[Node]) -> set[str]:
+    """Norms, and non-linearities that read them directly."""
+    normed = {output for node in nodes if node.kind in NORMS for output in node.outputs if output}
+    return {
+        node.label
+        for node in nodes
+        if node.kind in NORMS or (node.kind in NONLINEARITIES and not normed.isdisjoint(node.inputs))
+    }

@@ -1,0 +1,238 @@
+"""A session's compiled program and its device: compile it or find it in a cache, load it, send its first values.
+
+`DeviceProgram` is what the other parts of a session read, write and ask. `ProgramCompiler` makes the program,
+`ProgramLoader` brings it and its first values to the device. `Hyperparameters` are the optimizer's streamed scalars.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from podrun.compiler.program import RNG
+from podrun.core.errors import PoplarError, UsageError
+from podrun.core.executable import FLOATING_POINT_EXCEPTIONS, Executable, VariableRole
+from podrun.core.terminal import at
+from podrun.runtime.building import BuiltModel
+from podrun.runtime.device import DeviceKind, RunDevice
+from podrun.runtime.digest import GraphDigest
+from podrun.runtime.environment import shared_cache
+from podrun.runtime.graph import Model
+
+if TYPE_CHECKING:
+    from podrun.runtime.optimizers.hyperparameters import Hyperparameters
+    from podrun.runtime.random_state import RandomState
+    from podrun.runtime.session_reports import SessionReports
+    from podrun.runtime.settings import RunSettings
+    from podrun.runtime.weights import HostWeights
+
+_log = logging.getLogger("podrun.popart.devicex")
+
+
+class DeviceProgram:
+    """The program of a session. ``session``: the object by which the device knows whose program it holds."""
+
+    def __init__(self, device: RunDevice, session: object) -> None:
+        self.device = device
+        self.executable: Executable | None = None
+        """None before prepareDevice."""
+        self._session = weakref.ref(session)  # A session without references releases its device at once.
+
+    def prepared(self, call: str) -> Executable:
+        """The compiled program. UsageError before prepareDevice, which names ``call``."""
+        if self.executable is None:
+            raise UsageError(
+                f"Devicex::prepare() must be called before {call} is called.", hint="session.prepareDevice()"
+            )
+        return self.executable
+
+    def profiled(self) -> Executable:
+        """The compiled program for a report. UsageError before prepareDevice, PoplarError on a device
+        without profiling."""
+        if self.executable is None:
+            raise UsageError("Session must have been prepared before a report can be fetched")
+        if self.device.kind is DeviceKind.CPU:
+            raise PoplarError("Profiling is disabled for current device type.")
+        return self.executable
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the device holds this program, and not another session's."""
+        return self.device.loaded is self._session()
+
+    @on_device.setter
+    def on_device(self, value: bool) -> None:
+        self.device.loaded = self._session() if value else None
+
+    def write(self, values: Mapping[str, np.ndarray]) -> None:
+        """Write variables on the device."""
+        if values:
+            self.device.connection.write_variables(values)
+
+    def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Variables as they stand on the device."""
+        return self.device.connection.read_variables(list(names))
+
+
+class StreamedScalars:
+    """The optimizer's values as the program reads them. ``changed`` since they were last sent."""
+
+    def __init__(self, built: BuiltModel) -> None:
+        self._built = built
+        self.changed = False
+
+    def replace(self, values: Hyperparameters) -> None:
+        """Take other values; the front end has checked that only those that are not constant differ."""
+        assert self._built.rule is not None
+        self._built.rule.values = values
+        self.changed = True
+
+    def values(self, executable: Executable) -> dict[str, np.ndarray]:
+        """The scalar variables of a program, in the program's types."""
+        scalars = {name: v for name, v in executable.variables.items() if v.role is VariableRole.SCALAR}
+        current: dict[str, float] = {}
+        if self._built.rule is not None:
+            for weight in self._built.trained:
+                current |= self._built.rule.scalars(weight)
+            if isinstance(self._built.program.loss_scaling, str):
+                current[self._built.program.loss_scaling] = self._built.rule.values.loss_scaling.value
+        return {
+            name: np.asarray(current[name], variable.spec.dtype).reshape(variable.spec.shape)
+            for name, variable in scalars.items()
+            if name != RNG
+        }
+
+
+class ProgramCompiler:
+    """Makes a session's program. ``placed``: the model with places, as it was built."""
+
+    def __init__(self, name: str, placed: Model, built: BuiltModel, settings: RunSettings) -> None:
+        self._name, self._placed, self._built, self._settings = name, placed, built, settings
+        self.compiled_here = False
+        """True iff this session has compiled its program; False if it came from a cache or a file."""
+
+    def compile(self, device: RunDevice) -> Executable:
+        """The program for a device: from a cache, or compiled."""
+        from podrun.compiler.compile import CompileOptions, compile_program
+
+        folder = self._cache_directory(device)
+        digest = fingerprint(self._placed, self._built) if folder is not None else None
+        options = CompileOptions(cache_directory=folder, program_digest=digest, on_compile=self._starting)
+        executable = compile_program(self._built.program, target=device.target, options=options)
+        if not self.compiled_here:
+            _log.debug("Loading serialized PopART executable from the cache %s", folder)
+        return executable
+
+    def _starting(self) -> None:
+        _log.debug("Starting compilation of %r", self._name)
+        self.compiled_here = True
+
+    def _cache_directory(self, device: RunDevice) -> Path | None:
+        """The session's own directory if caching is on, else the one that ``podrun`` gives all its instances."""
+        if device.kind not in (DeviceKind.IPU, DeviceKind.OFFLINE):
+            return None
+        if self._settings.cache_directory:
+            return Path(self._settings.cache_directory).expanduser()
+        shared = shared_cache()
+        return Path(shared) if shared else None
+
+
+class ProgramLoader:
+    """Brings a session's program to its device, with the values that it starts with.
+
+    ``weights_sent``: whether the host's weights went to the device since the program was loaded or they changed.
+    """
+
+    def __init__(
+        self,
+        program: DeviceProgram,
+        compiler: ProgramCompiler,
+        weights: HostWeights,
+        random: RandomState,
+        scalars: StreamedScalars,
+        reports: SessionReports,
+    ) -> None:
+        self.program, self.compiler, self._weights = program, compiler, weights
+        self._random, self._scalars, self._reports = random, scalars, reports
+        self.weights_sent = False
+
+    def compile(self) -> None:
+        """Compile, unless there is a program."""
+        if self.program.executable is None:
+            at("tracing")
+            self.program.executable = self.compiler.compile(self.program.device)
+            _log.info("Graph compiled")
+
+    def load(self) -> None:
+        """`Session.loadEngineAndConnectStreams`."""
+        executable, device = self.program.executable, self.program.device
+        if executable is None:
+            raise UsageError(
+                "Cannot load an engine onto the device: there is no compiled engine.",
+                hint="session.prepareDevice()",
+            )
+        device.hold(executable.layout.ipus)
+        device.ensure_attached()
+        if self._reports.stops_at_exceptions():
+            metadata = {**executable.metadata, FLOATING_POINT_EXCEPTIONS: True}
+            executable = replace(executable, metadata=metadata)
+        device.connection.load(executable)
+        self.program.on_device = True
+        _log.info("Engine loaded")
+        self.weights_sent = False
+        self.program.write(self._start_values(executable))
+
+    def _start_values(self, executable: Executable) -> dict[str, np.ndarray]:
+        """The values that the host gives on its own: constant weights, streamed scalars, the seed."""
+        constant = self._weights.device_values() if self._weights.constant else {}
+        return constant | self._scalars.values(executable) | self._random.values()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the device has the program and belongs to this process."""
+        return self.program.on_device and self.program.device.is_attached
+
+    def ensure_loaded(self) -> None:
+        """Load again if another session has used the device since, or an error has cost the device its memory."""
+        self.program.prepared("run")
+        if self.program.device.kind is DeviceKind.OFFLINE:
+            raise UsageError("The device is an offline device: a session can be compiled for it, not run.")
+        if not self.loaded:
+            self.load()
+
+
+def fingerprint(placed: Model, built: BuiltModel) -> str | None:
+    """Equal digests mean equal forward functions and update rules. None where the model does not determine them: with
+    operators of the program's own.
+
+    Values of weights are left out where the program does not bake them in, so training can continue from a checkpoint
+    without compiling again.
+    """
+    if any(not built.lowered.operators.lookup(node).fixed for node in built.lowered.graph.nodes):
+        return None
+    digest = GraphDigest()
+    digest.graph(placed.graph, without_values=built.program.parameters)
+    digest.add(sorted(built.program.inputs.items()))
+    digest.add((built.lowered.options.training, sorted(built.lowered.outputs)))
+    if built.rule is not None:
+        digest.add(repr(_rule(built)))
+    return digest.hexdigest()
+
+
+def _rule(built: BuiltModel) -> tuple[object, ...]:
+    rule = built.rule
+    assert rule is not None
+    weights = []
+    for name in sorted(built.trained):
+        spec = built.program.parameters[name].spec
+        state = sorted((prefix, repr(value)) for prefix, value in rule.state(spec).items())
+        weights.append(
+            (name, rule.group_key(name), state, sorted(rule.scalars(name)), rule.gradient_dtype(spec))
+        )
+    return (type(rule).__name__, rule.form_key(), tuple(rule.values.clipping), rule.context, tuple(weights))

@@ -1,0 +1,80 @@
+"""The environment variables that the runtime reads, and an import of JAX that leaves no trace in the user's process.
+
+Variables are read here, at the moment that they count. Everything else is given a mapping: a device keeps the one it
+was made with, and `ours` returns the process's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import warnings
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from podrun.core.environment import environment
+from podrun.core.errors import UsageError
+from podrun.core.terminal import reporting
+
+SHARED_CACHE = "POPDIST_EXECUTABLE_CACHE_PATH"
+"""Variable that names the executable cache which all instances of a launch share."""
+
+CHECK_REPLICAS = "PODRUN_CHECK_REPLICAS"
+"""Variable with the number of batches after which replicas compare digests of their weights."""
+
+
+def ours(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """``environ``, or the environment of this process if it is None."""
+    return environment(environ)
+
+
+def shared_cache(environ: Mapping[str, str] | None = None) -> str:
+    """The directory that ``podrun`` gives all instances of a launch, or empty."""
+    return ours(environ).get(SHARED_CACHE, "")
+
+
+def check_replicas(environ: Mapping[str, str] | None = None) -> int:
+    """Batches after which replicas compare their weights: PODRUN_CHECK_REPLICAS; 0 for never. UsageError for an
+    invalid number.
+    """
+    text = ours(environ).get(CHECK_REPLICAS, "") or "0"
+    if not text.isdecimal() or len(text) > 12:
+        raise UsageError(f"{CHECK_REPLICAS} must be a number of batches, not {text!r}.")
+    return int(text)
+
+
+def progress(what: str, environ: Mapping[str, str] | None = None) -> AbstractContextManager[None]:
+    """Report on standard error how far ``what`` is, if it takes long (`podrun.core.terminal`): in the first instance
+    of a program only, and not at all if PODRUN_PROGRESS is ``off``.
+    """
+    found = ours(environ)
+    first = found.get("POPDIST_REPLICA_INDEX_OFFSET", "0") == "0"
+    if not first or found.get("PODRUN_PROGRESS") == "off" or sys.stderr is None:
+        return nullcontext()
+    file = found.get("PODRUN_PROGRESS_FILE")
+    return reporting(what, sys.stderr, file=Path(file) if file else None)
+
+
+def import_jax() -> None:
+    """Import JAX as podrun needs it, without a trace in the program that imports podrun. No-op if JAX is imported.
+
+    The import draws from NumPy's global generator, often between a program's ``np.random.seed`` and its data, so the
+    generator is put back into its state. From then on JAX warns of every fork; the warning is silenced for forks of
+    ``multiprocessing`` and of data loaders, whose children compute nothing with JAX.
+    """
+    if "jax" in sys.modules:
+        return
+    import numpy as np
+
+    state = np.random.get_state()
+    for name in ("jax", "jaxlib"):
+        log = logging.getLogger(name)
+        if log.level == logging.NOTSET:  # A program that logs at INFO or DEBUG need not hear what JAX does.
+            log.setLevel(logging.WARNING)
+    try:
+        importlib.import_module("jax")
+    finally:
+        np.random.set_state(state)
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)

@@ -1,0 +1,101 @@
+"""Compiled programs in files: written, read, and held against the model of the session that reads them."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from podrun.compiler.arenas import stored
+from podrun.core.errors import UsageError
+from podrun.core.executable import Executable, StreamDirection
+from podrun.runtime.building import BuiltModel
+from podrun.runtime.device import DeviceKind
+from podrun.runtime.device_program import DeviceProgram
+
+_log = logging.getLogger("podrun.popart.devicex")
+
+
+class ExecutableFiles:
+    """Writes and reads the compiled program and the variables of a session."""
+
+    def __init__(self, program: DeviceProgram, built: BuiltModel) -> None:
+        self._program, self._built = program, built
+
+    def save(self, path: str) -> None:
+        """Write the compiled program. UsageError before it is compiled, and for a device without executables."""
+        from podrun.core import executable_file
+
+        self.check_can_save()
+        executable_file.write(self._program.prepared("saveExecutable"), path)
+
+    def check_can_save(self) -> None:
+        """UsageError for a device whose executables cannot be saved."""
+        if self._program.device.kind not in (DeviceKind.IPU, DeviceKind.OFFLINE):
+            raise UsageError(
+                f"Executables for device type {self._program.device.kind.value} cannot be saved: use an IPU or an "
+                "offline IPU."
+            )
+
+    def load(self, filename: str) -> None:
+        """`Session.loadExecutable`. Take a program that compileAndExport wrote, in place of compiling; before
+        prepareDevice.
+
+        UsageError if it is damaged or not the program of this session's model.
+        """
+        from podrun.core import executable_file
+
+        if self._program.executable is not None:
+            raise UsageError("loadExecutable comes before prepareDevice.")
+        path = in_folder(filename, "executable.popef")
+        if not os.path.isfile(path):
+            raise UsageError(f"There is no executable {filename!r}.")
+        _log.debug("Loading serialized PopART executable %s", path)
+        executable = executable_file.read(path)
+        self._check_fits(executable, filename)
+        self._program.executable = executable
+
+    def _check_fits(self, executable: Executable, filename: str) -> None:
+        """UsageError unless inputs, anchors, weights and replication are those of this session."""
+        program = self._built.program
+        found = {
+            "inputs": {
+                n: s.spec for n, s in executable.streams.items() if s.direction is StreamDirection.TO_DEVICE
+            },
+            "anchors": sorted(
+                n for n, s in executable.streams.items() if s.direction is StreamDirection.TO_HOST
+            ),
+            "weights": {n: v.host_spec for n, v in executable.variables.items() if n in program.parameters},
+            "replication": (executable.layout.replicas, executable.layout.ipus_per_replica),
+            "accumulation": executable.accumulation_factor,
+            "training": executable.training,
+        }
+        wanted = {
+            "inputs": {name: item.spec for name, item in program.inputs.items()},
+            "anchors": sorted(anchor.name for anchor in program.anchors),
+            "weights": {name: stored(item) for name, item in program.parameters.items()},
+            "replication": (program.replicas, program.ipus_per_replica),
+            "accumulation": program.accumulation_factor,
+            "training": program.training,
+        }
+        for what, value in wanted.items():
+            if found[what] != value:
+                raise UsageError(
+                    f"The executable {filename!r} is not the program of this session: its {what} are "
+                    f"{found[what]}, the session's {value}."
+                )
+
+
+def check_writable(filename: str) -> str:
+    """The path of a file to write; its folder is made. Raises OSError if the file cannot be written."""
+    path = os.path.expanduser(filename)
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    os.makedirs(folder or ".", exist_ok=True)
+    if not os.access(folder or ".", os.W_OK):
+        raise OSError(f"Unable to write to {folder or '.'}")
+    return path
+
+
+def in_folder(path: str, name: str) -> str:
+    """The file of that name in a folder, or the path itself if it is no folder."""
+    expanded = os.path.expanduser(path)
+    return os.path.join(expanded, name) if os.path.isdir(expanded) else expanded

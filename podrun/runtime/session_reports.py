@@ -1,0 +1,98 @@
+"""What a session reports: cycle counts, summaries and report files."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import datetime
+
+from podrun.core.errors import UsageError
+from podrun.costmodel.cost import bounds_of, check_planned, check_program
+from podrun.report.document import origin_of_process, profile_of, write_report
+from podrun.report.engine_options import EngineOptions, engine_options
+from podrun.report.model import Profile
+from podrun.report.text import summary
+from podrun.runtime.device import DeviceKind
+from podrun.runtime.device_program import DeviceProgram
+from podrun.runtime.environment import ours
+from podrun.runtime.settings import RunSettings
+
+OUTER, INNER = "outer", "inner"
+"""Cycle counters: of a run, and of each IPU."""
+NAMED_RUNS = 2
+"""Number of runs that a report shows apart (autoReport.executionProfileProgramRunCount)."""
+
+
+class SessionReports:
+    """Cycle counts and reports of a session's program. ``ipus``: of a replica. ``name``: the session's."""
+
+    def __init__(self, program: DeviceProgram, settings: RunSettings, ipus: int, name: str) -> None:
+        self._program, self._settings, self._ipus, self._name = program, settings, ipus, name
+        self._run_names: list[str] = []
+        self.cycles: int | None = None
+        """Modelled cycles of the last run."""
+
+    def name_run(self, name: str) -> None:
+        """Note the ``debugName`` of a run; reports show the first ones apart."""
+        if len(self._run_names) < NAMED_RUNS:
+            self._run_names.append(name or self._name)
+
+    def cycle_count(self, id: str) -> int:
+        """`Session.getCycleCount`."""
+        kinds = self._settings.cycle_counters
+        if kinds is None:
+            raise UsageError(
+                "SessionOption 'instrumentWithHardwareCycleCounter' must be set to True in order to measure cycles."
+            )
+        if self.cycles is None:
+            raise UsageError("Must call run before getCycleCount.")
+        ids = [""] if OUTER in kinds else []
+        if INNER in kinds:
+            ids += [f"inner_ipu_{ipu}" for ipu in range(self._ipus)]
+        if id not in ids:
+            raise UsageError(
+                f"There is no cycle counter {id!r}; this session has {ids}. Make sure you have set "
+                "SessionOption::hardwareInstrumentations correctly."
+            )
+        return self.cycles
+
+    def profile(self) -> Profile:
+        """`Session.getReport`."""
+        executable = self._program.profiled()
+        return replace(profile_of(executable), run_names=tuple(self._run_names))
+
+    def summary(self) -> str:
+        """`Session.getSummaryReport`."""
+        return summary(self.profile())
+
+    def engine_settings(self) -> EngineOptions:
+        """The settings from POPLAR_ENGINE_OPTIONS and SessionOptions.engineOptions; PoplarError for
+        invalid ones.
+        """
+        return engine_options(self._settings.engine_options, ours())
+
+    def stops_at_exceptions(self) -> bool:
+        """Whether tiles stop at floating-point exceptions: an option of the session or of the engine."""
+        return self._settings.floating_point_checks or self.engine_settings().floating_point_exceptions
+
+    def after_compile(self, settings: EngineOptions) -> None:
+        """Write the requested reports, then check that the program fits its tiles.
+
+        GraphMemoryAllocationError if it does not, unless debug.allowOutOfMemory; UsageError for equations that no
+        planner knows, if podrun.strict. The reports are written in any case.
+        """
+        executable = self._program.prepared("getReport")
+        if self._program.device.kind is DeviceKind.CPU or "segments" not in executable.tile_report:
+            return
+        path = ""
+        if settings.reports:
+            folder = settings.directory / self._name
+            now = datetime.now().astimezone()
+            origin = origin_of_process(ours(), sys.orig_argv, now)
+            found = profile_of(executable)
+            written = write_report(found, folder, trace=settings.execution_profile, origin=origin)
+            path = str(written)
+        if settings.strict:
+            check_planned(bounds_of(executable.tile_report))
+        if not settings.allow_out_of_memory:
+            check_program(executable.tile_report, profile_path=path)
