@@ -13,7 +13,7 @@ import click
 
 from podrun.core.errors import ConflictError, NotFoundError, ServiceError, UsageError
 from podrun.core.terminal import table
-from podrun.partition.commands.common import HELP_OPTIONS, SuggestingGroup, json_text
+from podrun.partition.commands.groups import HELP_OPTIONS, SuggestingGroup, json_text
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
@@ -62,7 +62,7 @@ def _servers(host: str | None, port: int | None) -> list[tuple[str, int, bool, s
     """The servers to ask: address, whether the server has to prove that it is this user's, and the process id of its
     owner.
     """
-    from podrun.partition.commands.common import find_server
+    from podrun.partition.commands.which_server import find_server
     from podrun.partition.host.discovery import Registry
 
     if host is None and port is None:

@@ -23,7 +23,8 @@ from podrun.core.environment import environment
 from podrun.core.terminal import columns, in_lines, narrowed
 from podrun.monitor.devices import Device, View, diagnose
 from podrun.partition.client.device_attributes import board_serial, reading
-from podrun.partition.commands.common import HELP_OPTIONS, run, server_options
+from podrun.partition.commands.groups import HELP_OPTIONS, run
+from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
@@ -421,7 +422,7 @@ def gc_monitor(
     """Show the IPUs of the active partition and the processes attached to them."""
     from podrun.core.errors import NotFoundError
     from podrun.monitor.devices import connect, on_stderr, views
-    from podrun.partition.commands.common import follow
+    from podrun.partition.commands.context import follow
 
     def once(client: VipuClient) -> None:
         found = views(client, everything=all_partitions)
@@ -525,7 +526,7 @@ def gc_monitor_main() -> None:
 def gc_reset(device: int, force: bool, api_host: str | None, api_port: int | None) -> None:
     """Reset the IPUs of one device of the active partition. gc-info -l lists the devices."""
     from podrun.monitor.devices import active_partition, connect, ipus_of_device, no_partition, on_stderr
-    from podrun.partition.commands.partitions import check_not_in_use
+    from podrun.partition.commands.reset import check_not_in_use
 
     with connect(api_host, api_port, say=on_stderr, one=True) as client:
         partitions = client.list_partitions()

@@ -165,7 +165,7 @@ def connect(
     ``one``, for commands that take IPUs away: raises ConflictError if several servers qualify.
     """
     from podrun.partition.client.vipu_client import VipuClient
-    from podrun.partition.commands.common import find_server
+    from podrun.partition.commands.which_server import find_server
     from podrun.partition.host.discovery import Registry
 
     wanted = environment().get("IPUOF_VIPU_API_PARTITION_ID")

@@ -27,7 +27,8 @@ from podrun import commands
 from podrun.core.access import make_token, tls_asked_for
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.identity import user_of_peer
-from podrun.partition.commands.common import HELP_OPTIONS, run, server_options
+from podrun.partition.commands.groups import HELP_OPTIONS, run
+from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
     from podrun.monitor.devices import Followed

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.partition.commands.common import HELP_OPTIONS, run, server_options
+from podrun.partition.commands.groups import HELP_OPTIONS, run
+from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import IpuReport

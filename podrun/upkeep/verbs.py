@@ -16,7 +16,7 @@ import click
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.core.terminal import TONES, columns, styled, table
-from podrun.partition.commands.common import HELP_OPTIONS, json_text, run
+from podrun.partition.commands.groups import HELP_OPTIONS, json_text, run
 
 if TYPE_CHECKING:
     from podrun.upkeep.cache import Cache
@@ -206,7 +206,7 @@ def _runs() -> tuple[list[Run], list[str]]:
 
 def _servers() -> list[tuple[str, int, bool]]:
     """The server that the environment names, beside those that run here."""
-    from podrun.partition.commands.common import find_server
+    from podrun.partition.commands.which_server import find_server
 
     named = find_server(None, None)
     return [] if named.source == "the default" else [(named.host, named.port, named.own)]

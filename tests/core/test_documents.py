@@ -17,7 +17,7 @@ from podrun.core.documents import MAX_BYTES, parse_document, parse_json, read_by
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.launcher.config import read_config
 from podrun.launcher.remote import read_hostfile
-from podrun.partition.commands.common import read_hcl
+from podrun.partition.commands.which_server import read_hcl
 from podrun.report.document import load as load_profile
 
 SCHEMA = {

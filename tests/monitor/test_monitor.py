@@ -25,7 +25,7 @@ from podrun.monitor.device_tools import (
     whole,
 )
 from podrun.monitor.devices import Device, View, device_sets, diagnose
-from podrun.partition.commands.common import run
+from podrun.partition.commands.groups import run
 from podrun.partition.state.values import IpuofConfig, PartitionInfo, PartitionState
 from tests.partition.conftest import Pod
 

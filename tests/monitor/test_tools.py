@@ -26,7 +26,7 @@ from podrun.monitor.link_tools import gc_iputraffictest, gc_links
 from podrun.monitor.load_tools import gc_flops, gc_powertest
 from podrun.monitor.tool_partition import Route, attach, find_partition, route
 from podrun.monitor.tool_programs import LinkCheck
-from podrun.partition.commands.common import run
+from podrun.partition.commands.groups import run
 from tests.monitor.real import RealPod
 
 VARIABLES = (

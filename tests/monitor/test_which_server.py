@@ -11,7 +11,7 @@ import pytest
 from podrun.monitor.device_tools import gc_monitor, gc_reset
 from podrun.monitor.devices import connect
 from podrun.monitor.load_tools import gc_flops
-from podrun.partition.commands.common import run
+from podrun.partition.commands.groups import run
 from podrun.partition.host.discovery import LAUNCHER, VIPU_SERVER, Registry, ServiceEntry, this_process
 from tests.partition.conftest import Pod
 

@@ -38,7 +38,7 @@ from podrun.core.errors import (
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest, Connection, connect
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.commands.common import read_hcl
+from podrun.partition.commands.which_server import read_hcl
 from podrun.partition.host.discovery import ProcessId, Registry
 from podrun.partition.machines.keeper import keepers
 from podrun.partition.server.event_log import Mirror

@@ -22,7 +22,7 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.commands.common import read_hcl, write_account
+from podrun.partition.commands.which_server import read_hcl, write_account
 from podrun.partition.state.accounts import NEEDED, WRONG_KEYS, Account, Accounts, AuditLog, Role
 from podrun.partition.state.store import Store
 from podrun.partition.state.values import Requirements

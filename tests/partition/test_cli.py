@@ -15,11 +15,13 @@ import pytest
 from podrun.core.errors import ConfigError, UsageError
 from podrun.core.telemetry import AttachedProcess
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.commands.common import find_server, partition_names, read_hcl, run
-from podrun.partition.commands.partitions import get_partition
+from podrun.partition.commands.context import partition_names
+from podrun.partition.commands.get import get_partition
+from podrun.partition.commands.groups import run
 from podrun.partition.commands.vipu import vipu
 from podrun.partition.commands.vipu_admin import vipu_admin
 from podrun.partition.commands.vipu_server import vipu_server
+from podrun.partition.commands.which_server import find_server, read_hcl
 from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
 from podrun.partition.host.holders import this_holder
 
@@ -311,7 +313,7 @@ def served(line: list[str], monkeypatch: pytest.MonkeyPatch, directory: Path) ->
     monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(directory))
     stop = threading.Event()
     stop.set()
-    monkeypatch.setattr("podrun.partition.commands.vipu_server._stop_on_signals", lambda: stop)
+    monkeypatch.setattr("podrun.partition.commands.serve.stop_on_signals", lambda: stop)
     return run(vipu_server, ["--port", "0", "--in-process", "--no-state", *line])
 
 
@@ -360,12 +362,12 @@ def test_the_server_lists_pods_and_refuses_unknown_ones(capsys: pytest.CaptureFi
 
 
 def test_a_server_under_nohup_goes_on_when_the_terminal_closes() -> None:
-    from podrun.partition.commands.vipu_server import _stop_on_signals
+    from podrun.partition.commands.serve import stop_on_signals
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        stop = _stop_on_signals()
+        stop = stop_on_signals()
         os.kill(os.getpid(), signal.SIGHUP)
         assert not stop.is_set()
         os.kill(os.getpid(), signal.SIGTERM)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.partition.commands.partitions import write_ipuof_files
+from podrun.partition.commands.config_files import write_ipuof_files
 from podrun.partition.host.discovery import ProcessId
 from podrun.partition.host.holders import Holder, here, this_holder
 from podrun.partition.host.ipuof_files import IpuofFiles, read_mark, remove_dead

@@ -13,7 +13,7 @@ import pytest
 from podrun.core.cluster import load_cluster
 from podrun.core.errors import ConflictError, ExhaustedError, ExistsError, NotFoundError, UsageError
 from podrun.core.telemetry import AttachedProcess
-from podrun.partition.commands.common import run
+from podrun.partition.commands.groups import run
 from podrun.partition.commands.vipu import vipu
 from podrun.partition.commands.vipu_admin import vipu_admin
 from podrun.partition.host.holders import QUEUE_LEASE_S, SignsOfLife

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podrun.core.errors import NotFoundError
-from podrun.partition.commands.common import run
+from podrun.partition.commands.groups import run
 from podrun.partition.commands.vipu_server import vipu_server
 from podrun.partition.state.values import PartitionState, Requirements
 
@@ -143,7 +143,7 @@ def test_options_before_a_verb_are_the_verbs(
         asked.append((port, cluster))
         raise NotFoundError("no server")
 
-    monkeypatch.setattr("podrun.partition.commands.vipu_server.choose", choose)
+    monkeypatch.setattr("podrun.partition.commands.stop.choose_server", choose)
     monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path / "run"))
     for line in (
         ["--port", "9000", "--cluster", "pod64", "stop"],

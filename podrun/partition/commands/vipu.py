@@ -1,150 +1,29 @@
-"""`vipu`: partitions, queue and reservations, for users; and the verbs of `vipu-admin` about agents out of service."""
+"""`vipu`: partitions, queue and reservations, for users."""
 
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from podrun.core.terminal import fields, table
-from podrun.partition.commands import partitions
-from podrun.partition.commands.common import (
-    HELP_OPTIONS,
-    CliContext,
-    SuggestingGroup,
-    global_options,
-    open_context,
-    run,
+from podrun.partition.commands.context import open_context
+from podrun.partition.commands.create import create_partition
+from podrun.partition.commands.get import explain, get_partition
+from podrun.partition.commands.groups import HELP_OPTIONS, SuggestingGroup, run
+from podrun.partition.commands.listing import (
+    list_allocations,
+    list_clusters,
+    list_ipu_attrs,
+    list_partitions,
+    list_queue,
+    list_reservations,
 )
-from podrun.partition.state.codec import to_json
+from podrun.partition.commands.remove import remove_partition
+from podrun.partition.commands.reset import reset_partition
+from podrun.partition.commands.shared_options import global_options
 
-if TYPE_CHECKING:
-    from podrun.partition.client.vipu_client import VipuClient
-
-NOT_KNOWN = "not known: what is in the way has no time limit"
-
-
-@click.command("queue")
-@click.pass_obj
-def list_queue(cli: CliContext) -> None:
-    """List requests that wait for IPUs, in the order in which they are served."""
-
-    def once(client: VipuClient) -> None:
-        found = client.list_queue()
-        rows = (
-            (
-                str(info.position),
-                info.name,
-                str(info.size),
-                str(info.priority),
-                info.owner,
-                moment(info.since),
-                "-" if info.latest is None else moment(info.latest),
-                " ".join(info.blockers) or "-",
-            )
-            for info in found
-        )
-        header = ("Position", "Partition", "Size", "Priority", "User", "Since", "Starts by", "Waits for")
-        cli.show("queue", [to_json(info) for info in found], lambda: table(header, rows))
-
-    cli.repeat(("partition",), once)
-
-
-@click.command("explain")
-@click.argument("name")
-@click.pass_obj
-def explain(cli: CliContext, name: str) -> None:
-    """Say what a request waits for and when it starts at the latest, or what a partition is doing."""
-
-    def once(client: VipuClient) -> None:
-        waiting = {info.name: info for info in client.list_queue()}
-        partition = None if name in waiting else client.get_partition(name)
-        if partition is not None:
-            from podrun.partition.commands.partitions import partition_fields
-
-            cli.show("partition", to_json(partition), lambda: fields(partition_fields(partition)))
-            return
-        info = waiting[name]
-        rows = [
-            ("Partition", f"{info.name} ({info.size} IPUs), not there yet"),
-            ("Waits since", moment(info.since)),
-            ("Position", f"{info.position} of {len(waiting)} (priority {info.priority})"),
-            ("Behind", " ".join(info.ahead) or "-"),
-            ("Waits for", " ".join(info.blockers) or "-"),
-            ("Starts by", NOT_KNOWN if info.latest is None else moment(info.latest)),
-        ]
-        cli.show("request", to_json(info), lambda: fields(rows))
-
-    cli.repeat(("partition",), once, name)
-
-
-@click.command("reservations")
-@click.pass_obj
-def list_reservations(cli: CliContext) -> None:
-    """List reservations of agents."""
-
-    def once(client: VipuClient) -> None:
-        found = client.list_reservations()
-        rows = ((r.name, " ".join(r.agents), moment(r.start), moment(r.end)) for r in found)
-        cli.show(
-            "reservations",
-            [to_json(entry) for entry in found],
-            lambda: table(("Reservation", "Agents", "From", "To"), rows),
-        )
-
-    cli.repeat(("reservation",), once)
-
-
-@click.command("reservation")
-@click.argument("name")
-@click.option("--agents", required=True, metavar="A,B,...", help="Agents, separated by commas.")
-@click.option("--begin-in", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="From now [0].")
-@click.option(
-    "--for", "seconds", type=click.FloatRange(1), required=True, metavar="SECONDS", help="How long."
-)
-@click.pass_obj
-def create_reservation(cli: CliContext, name: str, agents: str, begin_in: float, seconds: float) -> None:
-    """Keep agents for partitions created with --reservation NAME."""
-    with cli.client() as client:
-        names = [agent.strip() for agent in agents.split(",") if agent.strip()]
-        client.create_reservation(name, names, begin_in_s=begin_in, for_s=seconds)
-    cli.show("created", name, lambda: f"create reservation ({name}): success.")
-
-
-@click.command("agent")
-@click.argument("name")
-@click.option("--reason", default="", help="Shown in the list of agents.")
-@click.pass_obj
-def cordon_agent(cli: CliContext, name: str, reason: str) -> None:
-    """Make no new partitions on an agent; those on it stay."""
-    with cli.client() as client:
-        client.set_maintenance(name, reason=reason)
-    cli.show("cordoned", name, lambda: f"cordon agent ({name}): success.")
-
-
-@click.command("agent")
-@click.argument("name")
-@click.option(
-    "--deadline",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Then remove the partitions on it, or move them if they are relocatable [never].",
-)
-@click.option("--reason", default="", help="Shown in the list of agents.")
-@click.pass_obj
-def drain_agent(cli: CliContext, name: str, deadline: float, reason: str) -> None:
-    """Make no new partitions on an agent, and end those on it at the deadline."""
-    with cli.client() as client:
-        client.set_maintenance(name, drain=True, deadline_s=deadline, reason=reason)
-    cli.show("draining", name, lambda: f"drain agent ({name}): success.")
-
-
-def moment(seconds: float) -> str:
-    """A time as people read it, UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+_LISTS = (list_partitions, list_allocations, list_clusters, list_ipu_attrs, list_queue, list_reservations)
 
 
 def add_user_commands(root: click.Group) -> dict[str, click.Group]:
@@ -168,16 +47,12 @@ def add_user_commands(root: click.Group) -> dict[str, click.Group]:
     }
     for verb in verbs.values():
         root.add_command(verb)
-    verbs["create"].add_command(partitions.create_partition)
-    verbs["list"].add_command(partitions.list_partitions)
-    verbs["list"].add_command(partitions.list_allocations)
-    verbs["list"].add_command(partitions.list_clusters)
-    verbs["list"].add_command(partitions.list_ipu_attrs)
-    verbs["list"].add_command(list_queue)
-    verbs["list"].add_command(list_reservations)
-    verbs["get"].add_command(partitions.get_partition)
-    verbs["reset"].add_command(partitions.reset_partition)
-    verbs["remove"].add_command(partitions.remove_partition)
+    verbs["create"].add_command(create_partition)
+    for listing in _LISTS:
+        verbs["list"].add_command(listing)
+    verbs["get"].add_command(get_partition)
+    verbs["reset"].add_command(reset_partition)
+    verbs["remove"].add_command(remove_partition)
     root.add_command(explain)
     return dict(verbs)
 

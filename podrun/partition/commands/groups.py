@@ -1,0 +1,142 @@
+"""Groups of commands with suggestions, their errors, and their JSON.
+
+Nothing here imports gRPC, Ray or anything else that is slow: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import click
+
+from podrun.core.errors import PodrunError, UnsupportedError
+from podrun.core.terminal import error_lines, show_error
+
+JSON_SCHEMA_VERSION = 1
+"""Version of what --format json prints."""
+
+
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+"""Settings of every command: -h means --help."""
+
+
+@runtime_checkable
+class PrintsJson(Protocol):
+    """A command's context that knows whether --format json was given."""
+
+    json: bool
+
+
+class SuggestingGroup(click.Group):
+    """A group that answers an unknown command with the nearest one, and accepts other names for commands.
+
+    ``refused``: commands of the real tool that podrun does not have, with what to do instead.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        aliases: Mapping[str, str] | None = None,
+        refused: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        self.other_names = dict(aliases or {})
+        self.refused = dict(refused or {})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, self.other_names.get(cmd_name, cmd_name))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PodrunError as error:
+            if ctx.parent is None and isinstance(ctx.obj, PrintsJson) and ctx.obj.json:
+                plain = {"type": type(error).__name__, "message": error.message, "hint": error.hint or None}
+                click.echo(json_text("error", plain))
+            raise
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.parent is None:
+            args = self._globals_first(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _globals_first(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move the root's options before the command: users may put them anywhere, as in the real tools. A command's
+        own option of the same name stays where it is."""
+        known = {
+            name: option
+            for option in self.params
+            if isinstance(option, click.Option)
+            for name in option.opts
+            if name not in ("-h", "--help", "--version")
+        }
+        front: list[str] = []
+        rest: list[str] = []
+        command: click.Command = self
+        queue = list(args)
+        while queue:
+            word = queue.pop(0)
+            if word == "--":
+                return [*front, *rest, word, *queue]
+            if not word.startswith("-"):
+                if isinstance(command, click.Group):
+                    command = command.get_command(ctx, word) or command
+                rest.append(word)
+                continue
+            name, equals, _ = word.partition("=")
+            own = {} if command is self else {o: p for p in command.params for o in p.opts}
+            into = front if name in known and name not in own else rest
+            option = known.get(name) if into is front else own.get(name)
+            into.append(word)
+            if isinstance(option, click.Option) and not (equals or option.is_flag) and queue:
+                into.append(queue.pop(0))
+        return front + rest
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if hint := self.refused.get(self.other_names.get(name, name)):
+            raise UnsupportedError(f"podrun does not have {ctx.command_path} {name}", hint=hint)
+        unknown = args and not name.startswith("-") and self.get_command(ctx, name) is None
+        if unknown and not ctx.resilient_parsing:  # A shell that asks for completions wants no error.
+            known = self.list_commands(ctx)
+            others = [other for other, real in self.other_names.items() if real in known]
+            close = difflib.get_close_matches(name, [*known, *others], n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Commands: {', '.join(known)}."
+            raise click.UsageError(f"no such command {name!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def run(command: click.Command, args: list[str] | None = None) -> int:
+    """Run a command; prints errors to stderr and returns the exit code (0, 1, 2, or 130 after Ctrl-C)."""
+    name = command.name or ""
+    try:
+        result = command.main(args=args, prog_name=name, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else name
+        message = error.format_message()
+        sys.stderr.write(error_lines(name, message[:1].lower() + message[1:], f"{where} --help"))
+        return error.exit_code
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except PodrunError as error:
+        show_error(name, error)
+        return error.exit_code
+    return int(result) if isinstance(result, int) else 0
+
+
+def json_text(key: str, value: Any) -> str:
+    """One JSON object with the schema version and ``value`` under ``key``."""
+    return json.dumps({"schema_version": JSON_SCHEMA_VERSION, key: value}, indent=2)

@@ -1,0 +1,79 @@
+"""The verb ``remove``."""
+
+from __future__ import annotations
+
+import contextlib
+
+import click
+
+from podrun.partition.commands.config_files import ipuof_files, service_of
+from podrun.partition.commands.context import CliContext, partition_names, without_suggestions
+from podrun.partition.commands.named import command_on_name
+
+
+@click.command("partition")
+@click.argument("name", shell_complete=partition_names)
+@click.option("--force", is_flag=True, help="Also if processes are attached: they lose their IPUs.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the partition is gone.")
+@click.pass_obj
+def remove_partition(cli: CliContext, name: str, force: bool, no_wait: bool) -> None:
+    """Give the IPUs of a partition back, or give up a request that waits in the queue.
+
+    Its files in ~/.ipuof.conf.d are removed too.
+    """
+    from podrun.partition.state.values import PartitionState
+
+    with cli.client() as client, without_suggestions(name):
+        service = service_of(client, name)
+        client.remove_partition(name, force=force)
+        if not no_wait:
+            client.wait_for_state(name, {PartitionState.REMOVED}, cli.timeout)
+    for path in ipuof_files(name, service):
+        with contextlib.suppress(OSError):
+            path.unlink()
+    cli.show("removed", name, lambda: f"remove partition ({name}): success.")
+
+
+remove_user = command_on_name(
+    "remove",
+    "user",
+    "removed",
+    "Remove a user; its access key becomes invalid.",
+    lambda client, name: client.remove_user(name),
+)
+
+
+remove_agent = command_on_name(
+    "remove",
+    "agent",
+    "removed",
+    "Remove an IPU-M2000 that is in no cluster.",
+    lambda client, name: client.remove_agent(name),
+)
+
+
+remove_cluster = command_on_name(
+    "remove",
+    "cluster",
+    "removed",
+    "Remove a cluster without partitions, and the allocation of its name.",
+    lambda client, name: client.remove_cluster(name),
+)
+
+
+remove_reservation = command_on_name(
+    "remove",
+    "reservation",
+    "removed",
+    "End a reservation; partitions in it stay.",
+    lambda client, name: client.remove_reservation(name),
+)
+
+
+remove_allocation = command_on_name(
+    "remove",
+    "allocation",
+    "removed",
+    "Remove an allocation that has no partitions.",
+    lambda client, name: client.remove_allocation(name),
+)
