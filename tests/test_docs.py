@@ -16,8 +16,8 @@ import pytest
 
 from podrun.core.errors import PodrunError
 from podrun.faults.spec import parse_fault
+from podrun.launcher.commands.profile import split_options
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.profile import split_options
 from podrun.monitor.device_tools import gc_info, gc_inventory, gc_monitor, gc_reset
 from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest
 from podrun.monitor.host_tools import gc_hostsynclatencytest, gc_hosttraffictest

@@ -24,7 +24,7 @@ SAME_NAMES = {
 }
 """Names of values that PopTorch and PopART both publish. PopTorch's are integers or take setters, PopART's do not."""
 SMALL_FILES = 12
-"""Files under 70 lines. May only go down."""
+"""Files under 70 lines, besides those in ``commands``, which hold one verb each. May only go down."""
 LONGEST = 600
 
 
@@ -65,7 +65,9 @@ def test_files_are_neither_tiny_nor_long() -> None:
         name: len(path.read_text(encoding="utf-8").splitlines()) for name, (path, _) in modules().items()
     }
     small = [
-        name for name, count in lines.items() if count < 70 and not name.endswith(("__init__", "__main__"))
+        name
+        for name, count in lines.items()
+        if count < 70 and not name.endswith(("__init__", "__main__")) and ".commands." not in name
     ]
     assert len(small) <= SMALL_FILES, small
     assert {name: count for name, count in lines.items() if count > LONGEST} == {}

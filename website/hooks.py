@@ -38,12 +38,10 @@ SEARCH_BOOSTS = {
 }
 """Pages that search puts before others (guides, texts of errors), or behind (what is about podrun's own work)."""
 COMMANDS = (
-    ("podrun faults", "podrun.launcher.fault_commands", "faults"),
-    ("podrun inject", "podrun.launcher.fault_commands", "inject"),
-    *(
-        (f"podrun {name}", "podrun.upkeep.verbs", name)
-        for name in ("doctor", "cache", "ps", "stop", "completion")
-    ),
+    ("podrun faults", "podrun.launcher.commands.faults", "faults_verb"),
+    ("podrun inject", "podrun.launcher.commands.inject", "inject_verb"),
+    *((f"podrun {name}", "podrun.upkeep.verbs", name) for name in ("doctor", "cache", "ps", "stop")),
+    ("podrun completion", "podrun.launcher.commands.completion", "completion_verb"),
     ("vipu", "podrun.partition.commands.vipu", "vipu"),
     ("vipu-admin", "podrun.partition.commands.vipu_admin", "vipu_admin"),
     ("vipu-server", "podrun.partition.commands.vipu_server", "vipu_server"),
@@ -118,7 +116,7 @@ def plain_pipes(markdown: str) -> str:
 
 def command_reference() -> str:
     """The help of every installed command, in one page."""
-    from podrun.launcher.options import markdown_table
+    from podrun.launcher.help_text import markdown_table
 
     parts = [
         "# Commands\n\nThe text that `--help` shows, for each command. `poprun` is another name of `podrun`.\n",
@@ -136,17 +134,21 @@ def command_reference() -> str:
 
 
 def _own_helps() -> Iterator[tuple[str, str]]:
-    """The helps of commands that are not made with click."""
+    """The helps of commands that are written as podrun's own, not as click's."""
     from podrun.compat.__main__ import USAGE
-    from podrun.estimate import command
-    from podrun.launcher import profile, recording
+    from podrun.estimate.command import parser as estimate_parser
+    from podrun.launcher.cli import RECORD_VERBS
+    from podrun.launcher.commands.click_verbs import RecordCommand, verb_command
+    from podrun.launcher.commands.profile import HELP
     from podrun.report import __main__ as report
 
     yield "podrun compat", USAGE
-    yield "podrun profile", profile.HELP
-    yield "podrun estimate", command.parser().format_help()
-    for verb in recording.USAGE:
-        yield f"podrun {verb}", recording.help_text(verb)
+    yield "podrun profile", HELP
+    yield "podrun estimate", estimate_parser().format_help()
+    for verb in RECORD_VERBS:
+        command = verb_command(verb)
+        assert isinstance(command, RecordCommand)
+        yield f"podrun {verb}", command.help_page
     yield "python -m podrun.report", report.parser().format_help()
 
 

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from podrun.launcher.spec import LaunchSpec
 
 RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
-UPKEEP_VERBS = ("doctor", "cache", "ps", "stop", "completion")
-VERBS = ("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS, "help")
+UPKEEP_VERBS = ("doctor", "cache", "ps", "stop")
+VERBS = (
+    *("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS),
+    *("completion", "help"),
+)
 """Verbs. ``podrun -- profile`` runs a program of that name instead."""
 COMPLETES = {"_PODRUN_COMPLETE", "_POPRUN_COMPLETE"}
 """Variables through which a shell asks for completions."""
@@ -39,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if COMPLETES & environment().keys():
-            from podrun.upkeep import completion
+            from podrun.launcher.commands.completion import answer_shell, asking_command
 
-            return completion.answer(completion.asked())
+            return answer_shell(asking_command())
         if words and words[0] in VERBS:
             return run_verb(words[0], words[1:], environment())
         if words:
@@ -85,20 +88,33 @@ def run_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int
 
         return verbs.main(verb, words)
     if verb == "profile":
-        from podrun.launcher import profile
+        from podrun.launcher.commands import profile
 
         return profile.main(words, environ)
-    if verb in RECORD_VERBS:
-        from podrun.launcher import recording
+    if verb == "estimate":
+        from podrun.estimate import command
 
-        return recording.main(verb, words, environ)
-    if verb in ("faults", "inject"):
-        from podrun.launcher import fault_commands
+        return command.main(words)
+    return _run_click_verb(verb, words, environ)
 
-        return fault_commands.main(verb, words)
-    from podrun.estimate import command
 
-    return command.main(words)
+def _run_click_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Carry out a verb whose module in `podrun.launcher.commands` has a click command."""
+    from podrun.launcher.commands.click_verbs import (
+        RecordCommand,
+        RecordContext,
+        run_click_verb,
+        verb_command,
+    )
+
+    command = verb_command(verb)
+    if isinstance(command, RecordCommand):
+        return command.run_words(words, RecordContext(environ))
+    if verb == "completion":
+        from podrun.partition.commands.groups import run as run_command
+
+        return run_command(command, list(words))
+    return run_click_verb(command, words)
 
 
 def _help(words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -119,12 +135,12 @@ def _help(words: Sequence[str], environ: Mapping[str, str]) -> int:
 def run(line: CommandLine, environ: Mapping[str, str]) -> int:
     """Carry out a command line. Raises PodrunError."""
     if line.given.get("help"):
-        from podrun.launcher.options import help_text
+        from podrun.launcher.help_text import help_text
 
         sys.stdout.write(help_text())
         return 0
     if line.given.get("version") or "version-format" in line.given:
-        from podrun.launcher.options import version_text
+        from podrun.launcher.help_text import version_text
 
         sys.stdout.write(version_text(line.given.get("version-format", "text")))
         return 0
@@ -135,7 +151,7 @@ def _configured(line: CommandLine) -> Mapping[str, Any]:
     """The given options over those of --import-config, written to a file if --export-config asks for it."""
     if not {"import-config", "export-config"} & line.given.keys():
         return line.given
-    from podrun.launcher.config import current_directory, merge_config, write_config
+    from podrun.launcher.config_file import current_directory, merge_config, write_config
 
     here = Path(current_directory())
     given = merge_config(line.given, here)
@@ -146,14 +162,15 @@ def _configured(line: CommandLine) -> Mapping[str, Any]:
 
 
 def _launch(given: Mapping[str, Any], program: tuple[str, ...], environ: Mapping[str, str]) -> int:
-    from podrun.launcher.config import current_directory
-    from podrun.launcher.plan import LaunchContext, plan_launch
+    from podrun.launcher.config_file import current_directory
+    from podrun.launcher.plan import plan_launch
+    from podrun.launcher.program import LaunchContext
 
     if not program and given.get("export-config"):
         return 0
     spec = plan_launch(given, program, LaunchContext(environ, current_directory(), sys.executable))
     if given.get("dry-run"):
-        from podrun.launcher.launch import preview
+        from podrun.launcher.dry_run import preview
 
         for warning in spec.warnings:
             Log(spec.verbosity).warning(warning)

@@ -21,38 +21,23 @@ from podrun.core.terminal import above_status
 from podrun.faults import UNSTRUCK_EXIT_CODE, PlanOfALaunch, report_unstruck
 from podrun.faults.effects import SUPERVISED
 from podrun.faults.in_program import FILE
+from podrun.launcher.host_names import LOCAL_HOST, is_this_host
 from podrun.launcher.output import Log, LogHandler, OutputChannel, OutputMixer, error_text, silence
 from podrun.launcher.partition import Closed, PartitionSession
-from podrun.launcher.plan import fit_to_pod
+from podrun.launcher.placement import fit_to_pod
 from podrun.launcher.process import Command, ProcessRunner, Residue
-from podrun.launcher.profile import counted, describe, summary, topology_table
 from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery, RestartPolicy, Step, Verdict
-from podrun.launcher.remote import LOCAL_HOST
 from podrun.launcher.repair import Repairs, Replan
-from podrun.launcher.server import choose_cluster, facts_of, find_server, pods_by_size
+from podrun.launcher.server import pods_by_size
 from podrun.launcher.spec import InstanceSpec, LaunchSpec, PartitionAddress, instance_environment
 from podrun.launcher.status import LaunchStatus
+from podrun.launcher.summary import counted, launch_summary
 from podrun.launcher.supervise import Interrupted, LaunchOutcome, Runner, Stopping, Supervisor
+from podrun.launcher.topology import topology_table
 from podrun.partition.machines.ray_starts import AUTO
 
 if TYPE_CHECKING:
     from podrun.launcher.recording import LaunchRecording
-
-
-def preview(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
-    """The text of ``--dry-run``. Asks a running server for its POD; starts nothing."""
-    if spec.partition is None:
-        return describe(spec, None, "")
-    address = find_server(spec.server, environ)
-    if address is None:
-        pod = facts_of(choose_cluster(spec))
-        return describe(fit_to_pod(spec, pod, pods_by_size), pod, "podrun starts one for the run")
-    session = PartitionSession(spec, environ, Log(-1))
-    try:
-        pod = session.connect()
-    finally:
-        session.close()
-    return describe(fit_to_pod(spec, pod), pod, str(address))
 
 
 def launch(spec: LaunchSpec, environ: Mapping[str, str], replan: Replan | None = None) -> int:
@@ -455,7 +440,7 @@ class _Launch:
             reports = self.session.reports() if self.session else []
             first = self.spec.instances[0]
             words = [str(Path(first.directory, word)) for word in first.command]
-            for line in summary(self.spec.layout, reports, time.monotonic() - self.started, words):
+            for line in launch_summary(self.spec.layout, reports, time.monotonic() - self.started, words):
                 self.log.progress(line)
 
     def _unstruck_faults(self) -> str:
@@ -505,17 +490,6 @@ def _how_failed(outcome: LaunchOutcome, seconds: float) -> Attempt:
     assert failed is not None
     cause = f"instance {failed.instance} ended with {failed.in_words}"
     return Attempt(cause, failed.code, Damage(), seconds=seconds)
-
-
-def is_this_host(name: str) -> bool:
-    """True iff the name is this host's; podrun starts such instances directly."""
-    import socket
-
-    if name in (LOCAL_HOST, "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().split(".")[0]):
-        return True
-    import psutil
-
-    return any(name == a.address for addresses in psutil.net_if_addrs().values() for a in addresses)
 
 
 def choose_exchange_point(hosts: Sequence[str]) -> str:

@@ -301,7 +301,7 @@ class PartitionSession:
         """Remove the partition and create one of the same name, for ``spec`` if given, without lost machines. Raises
         ExhaustedError if there is no room; the previous partition is gone by then.
         """
-        from podrun.launcher.plan import fit_to_pod
+        from podrun.launcher.placement import fit_to_pod
 
         faults = self.wanted.faults if faults is None else faults
         if spec is not None:

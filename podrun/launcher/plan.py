@@ -10,23 +10,23 @@ import dataclasses
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.errors import NotFoundError, UsageError
-from podrun.core.shadowing import check_script_name
-from podrun.launcher.config import MpiArguments, parse_instance_arguments, parse_mpi_arguments
-from podrun.launcher.option_table import BY_NAME, OPTIONS, ValueKind
+from podrun.core.errors import UsageError
+from podrun.launcher.mpi_arguments import MpiArguments, parse_instance_arguments, parse_mpi_arguments
+from podrun.launcher.option_kinds import ValueKind
+from podrun.launcher.option_table import BY_NAME, OPTIONS
 from podrun.launcher.options import settle
-from podrun.launcher.remote import LOCAL_HOST, parse_hosts, read_hostfile
+from podrun.launcher.placement import plan_layout
+from podrun.launcher.program import LaunchContext, _interpreter_warning, resolve_program
 from podrun.launcher.spec import (
     InstanceSpec,
     LaunchLayout,
     LaunchSpec,
     OutputSpec,
     PartitionSpec,
-    PodFacts,
     ServerSpec,
 )
 from podrun.partition.machines.ray_starts import check_form
@@ -35,19 +35,8 @@ if TYPE_CHECKING:
     from podrun.faults import FaultSpec
     from podrun.launcher.recovery import RestartPolicy
 
-MAX_IPUS_PER_INSTANCE = 64
-"""The most IPUs that one process drives: those of an IPU-POD64."""
 _OURS = re.compile("num-|ipus-per|vipu-|mpi-|only-output|print-topology|fault$|offline-mode|.*-partition$")
 """Options whose names programs rarely use themselves. After the program they cause a warning."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LaunchContext:
-    """What planning reads apart from options: the environment, the working directory, the interpreter for .py files."""
-
-    environ: Mapping[str, str]
-    directory: str
-    python: str
 
 
 def plan_launch(given: Mapping[str, Any], program: tuple[str, ...], context: LaunchContext) -> LaunchSpec:
@@ -90,164 +79,6 @@ def plan_launch(given: Mapping[str, Any], program: tuple[str, ...], context: Lau
         record=values["record"] and str(Path(context.directory, values["record"])),
         warnings=tuple(_warnings(given, [everywhere, local, *single.values()], context, command)),
     )
-
-
-def plan_layout(values: Mapping[str, Any]) -> LaunchLayout:
-    """Replicas over instances over hosts. Raises UsageError naming the numbers that do not divide."""
-    replicas, instances = values["num-replicas"], values["num-instances"]
-    if replicas % instances:
-        fitting = _near([n for n in range(1, replicas + 1) if replicas % n == 0], instances)
-        raise UsageError(
-            f"{replicas} replicas cannot be divided evenly among {instances} instances",
-            hint=f"Type --num-instances {' or '.join(map(str, fitting))}.",
-        )
-    hosts = _hosts(values)
-    if instances % len(hosts):
-        fitting = _near(
-            [n for n in range(1, replicas + 1) if replicas % n == 0 and n % len(hosts) == 0], instances
-        )
-        choice = f"Type --num-instances {' or '.join(map(str, fitting))}." if fitting else "Name fewer hosts."
-        raise UsageError(
-            f"{instances} instances cannot be divided evenly among {len(hosts)} hosts", hint=choice
-        )
-    layout = LaunchLayout(replicas, values["ipus-per-replica"], instances, hosts, values["num-ilds"] or 1)
-    if layout.instances % layout.ilds:
-        raise UsageError(
-            f"{instances} instances cannot be divided evenly among {layout.ilds} IPU-Link domains",
-            hint=f"No instance spans IPU-Link domains: type --num-instances {layout.ilds} or a multiple.",
-        )
-    if not values["offline-mode"]:
-        _check_size(layout)
-    return layout
-
-
-def _check_size(layout: LaunchLayout) -> None:
-    size, each = layout.ipus, layout.ipus_per_replica
-    if size & (size - 1):
-        powers = [1 << bit for bit in range(22) if (1 << bit) % each == 0]
-        fitting = _near([power // each for power in powers], layout.replicas)
-        words = " or ".join(f"--num-replicas {n} ({n * each} IPUs)" for n in fitting)
-        raise UsageError(
-            f"{layout.replicas} replicas of {each} IPUs need {size} IPUs, and a partition has a power of two",
-            hint=f"Type {words}." if fitting else "Make --ipus-per-replica a power of two.",
-        )
-    if layout.ipus_per_instance > MAX_IPUS_PER_INSTANCE:
-        needed = size // MAX_IPUS_PER_INSTANCE
-        raise UsageError(
-            f"an instance would drive {layout.ipus_per_instance} IPUs; {MAX_IPUS_PER_INSTANCE} is the most",
-            hint=f"Type --num-instances {max(needed, 1)} or more.",
-        )
-
-
-def fit_to_pod(
-    spec: LaunchSpec, pod: PodFacts, pods: Callable[[], Mapping[str, int]] | None = None
-) -> LaunchSpec:
-    """The launch with its IPU-Link domains settled on this POD. ``pods``: IPUs of the PODs one could ask for
-    instead.
-
-    Raises UsageError if the POD is too small, its IPU-Link domains do not hold whole instances, or it lacks what a
-    planned fault hits.
-    """
-    layout = spec.layout
-    if layout.ipus > pod.ipus:
-        larger = [name for name, ipus in (pods() if pods else {}).items() if ipus >= layout.ipus]
-        raise UsageError(
-            f"the run needs {layout.ipus} IPUs; {pod.name} has {pod.ipus}",
-            hint=f"Type --cluster {larger[0]}, or fewer replicas." if larger else "Type fewer replicas.",
-        )
-    least = -(-layout.ipus // pod.ild_ipus)
-    asked = spec.partition.num_ilds if spec.partition else None
-    ilds = asked or least
-    if ilds < least or ilds * pod.ild_ipus > pod.ipus:
-        raise UsageError(
-            f"{layout.ipus} IPUs do not lie on {ilds} IPU-Link domain{'s' if ilds > 1 else ''} of "
-            f"{pod.name}, which has {pod.ipus // pod.ild_ipus} of {pod.ild_ipus} IPUs",
-            hint=f"Type --num-ilds {least}, or leave it out.",
-        )
-    if layout.instances % ilds:
-        raise UsageError(
-            f"{layout.ipus} IPUs lie on {ilds} IPU-Link domains of {pod.ild_ipus}, which {layout.instances} "
-            f"instance{'s' if layout.instances > 1 else ''} cannot share evenly",
-            hint=f"No instance spans IPU-Link domains: type --num-instances {ilds} or a multiple.",
-        )
-    _check_faults(spec, pod, ilds)
-    settled = dataclasses.replace(layout, ilds=ilds)
-    # A GCD lies in one IPU-Link domain: with several there is one GCD for each instance, as PopRun makes them.
-    several = ilds > 1
-    instances = tuple(
-        dataclasses.replace(i, ild=settled.ild_of(i.index), gcd=i.index if several else 0)
-        for i in spec.instances
-    )
-    partition = spec.partition
-    if partition is not None and several:
-        partition = dataclasses.replace(partition, num_gcds=layout.instances)
-    return dataclasses.replace(spec, layout=settled, instances=instances, partition=partition)
-
-
-def resolve_program(
-    program: tuple[str, ...], context: LaunchContext, layout: LaunchLayout
-) -> tuple[str, ...]:
-    """The words to execute: a .py file runs with podrun's interpreter. Raises UsageError, NotFoundError.
-
-    A program is looked up here only if instances run on this host.
-    """
-    if not program:
-        raise UsageError("no program to run", hint="Type podrun --num-replicas 16 train.py")
-    name, rest = program[0], program[1:]
-    if not name:
-        raise UsageError("the program's name is empty", hint="Type podrun --num-replicas 16 train.py")
-    if not name.endswith(".py"):
-        if layout.hosts == (LOCAL_HOST,) and not _command_exists(name, context):
-            if Path(context.directory, name).is_dir():
-                raise UsageError(f"{name} is a directory", hint="Name the program or the script in it.")
-            raise NotFoundError(f"there is no program {name}", hint=_program_hint(name, context))
-        return program
-    path = Path(context.directory, name)
-    if layout.hosts == (LOCAL_HOST,):
-        if path.is_dir():
-            raise UsageError(f"{name} is a directory", hint="Name the script in it.")
-        if not path.is_file():
-            raise NotFoundError(f"there is no script {name} in {context.directory}", hint=_script_hint(path))
-    check_script_name(Path(name))
-    return (context.python, name, *rest)
-
-
-def _command_exists(name: str, context: LaunchContext) -> bool:
-    import shutil
-
-    if os.sep in name:
-        path = Path(context.directory, name)
-        return path.is_file() and os.access(path, os.X_OK)
-    return shutil.which(name, path=context.environ.get("PATH")) is not None
-
-
-def _program_hint(name: str, context: LaunchContext) -> str:
-    if Path(context.directory, name + ".py").is_file():
-        return f"Did you mean {name}.py?"
-    if Path(context.directory, name).is_file():
-        called = name if os.sep in name else f"./{name}"
-        return f"{name} is a file but no command: type {called} and make it executable (chmod +x {name})."
-    if name.isalnum():
-        return "Name a script or a command; podrun --help lists podrun's own commands."
-    return "Options of podrun come before the program, its own arguments after it."
-
-
-def _script_hint(path: Path) -> str:
-    import difflib
-
-    there = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, there, n=1)
-    return f"Did you mean {close[0]}?" if close else "Check the path; it is relative to where podrun runs."
-
-
-def _hosts(values: Mapping[str, Any]) -> tuple[str, ...]:
-    if values["host"] and values["hostfile"]:
-        raise UsageError("--host and --hostfile exclude each other", hint="Keep one of them.")
-    if values["host"]:
-        return parse_hosts(values["host"])
-    if values["hostfile"]:
-        return read_hostfile(Path(values["hostfile"]))
-    return (LOCAL_HOST,)
 
 
 def _instance(
@@ -387,19 +218,6 @@ def _plan_or_record(path: Path) -> tuple[FaultSpec, ...]:
     return read_plan(path)
 
 
-def _check_faults(spec: LaunchSpec, pod: PodFacts, ilds: int) -> None:
-    """Raise UsageError for a fault whose IPU, machine or IPU-Link the partition does not have."""
-    if spec.partition is None or not spec.partition.faults:
-        return
-    from podrun.core.cluster import LinkTopology
-    from podrun.faults import partition_links, validate
-
-    ipus = spec.layout.ipus
-    # An IPU-Link domain that the partition does not fill has no links between its ends.
-    topology = LinkTopology(pod.topology) if ipus // ilds == pod.ild_ipus else LinkTopology.MESH
-    validate(spec.partition.faults, ipus=ipus, links=partition_links(ipus, ilds, topology), ilds=ilds)
-
-
 def _check_placement_options(values: Mapping[str, Any]) -> None:
     placement, subnet = values["process-placement"], values["host-subnet"]
     if placement != "disabled":
@@ -451,20 +269,6 @@ def _misplaced(given: Mapping[str, Any], command: tuple[str, ...]) -> list[str]:
     return [f"{', '.join(ours)} after the program {verb} of the program: podrun's options come before it"]
 
 
-def _interpreter_warning(command: tuple[str, ...], context: LaunchContext) -> list[str]:
-    """Warn of a Python other than podrun's, which may not find podrun."""
-    import shutil
-
-    if os.path.basename(command[0]) not in ("python", "python3") or command[0] == context.python:
-        return []
-    found = shutil.which(command[0], path=context.environ.get("PATH")) or command[0]
-    if os.path.dirname(os.path.abspath(found)) == os.path.dirname(os.path.abspath(context.python)):
-        return []
-    return [
-        f"{command[0]} is {found}, which may not find podrun; without it the script runs with {context.python}"
-    ]
-
-
 def _cache_directory(given: str | None, context: LaunchContext) -> str | None:
     """The absolute path of the executable cache. Raises UsageError if no directory can exist there."""
     if not given:
@@ -477,10 +281,3 @@ def _cache_directory(given: str | None, context: LaunchContext) -> str | None:
             hint="Name a directory, or leave it out.",
         )
     return str(path)
-
-
-def _near(values: list[int], wanted: int) -> list[int]:
-    """The closest value below and above ``wanted``, if any."""
-    below = [value for value in values if value < wanted]
-    above = [value for value in values if value > wanted]
-    return [*below[-1:], *above[:1]]

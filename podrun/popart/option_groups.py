@@ -32,9 +32,6 @@ from podrun.popart.enums import (
 from podrun.popart.tensor_info import boolean, integer, number
 from podrun.popart.variables import CommGroup
 
-if TYPE_CHECKING:
-    pass
-
 _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((bool, boolean), (int, integer), (float, number))
 
 

@@ -1,4 +1,4 @@
-"""The verbs as users type them: `podrun doctor`, `cache`, `ps`, `stop`, `completion`.
+"""The verbs as users type them: `podrun doctor`, `cache`, `ps`, `stop`.
 
 Each prints a table or lines for people, and with ``--format json`` one object with a schema version.
 """
@@ -212,29 +212,7 @@ def _servers() -> list[tuple[str, int, bool]]:
     return [] if named.source == "the default" else [(named.host, named.port, named.own)]
 
 
-@click.command("podrun completion", context_settings=HELP_OPTIONS)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print a script that completes podrun, vipu and the gc tools in a shell.
-
-    \b
-    bash: eval "$(podrun completion bash)" in ~/.bashrc
-          (or write it to a file once, and read that in ~/.bashrc: . FILE)
-    zsh:  eval "$(podrun completion zsh)" in ~/.zshrc
-    fish: podrun completion fish > ~/.config/fish/conf.d/podrun.fish
-    """
-    from podrun.upkeep.completion import script
-
-    click.echo(script(shell), nl=False)
-
-
-VERBS: dict[str, click.Command] = {
-    "doctor": doctor,
-    "cache": cache,
-    "ps": ps,
-    "stop": stop,
-    "completion": completion,
-}
+VERBS: dict[str, click.Command] = {"doctor": doctor, "cache": cache, "ps": ps, "stop": stop}
 """Commands by the word after ``podrun``."""
 
 

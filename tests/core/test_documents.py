@@ -15,8 +15,8 @@ import podrun
 from podrun.core.cluster_file import read_cluster
 from podrun.core.documents import MAX_BYTES, parse_document, parse_json, read_bytes, read_document
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
-from podrun.launcher.config import read_config
-from podrun.launcher.remote import read_hostfile
+from podrun.launcher.config_file import read_config
+from podrun.launcher.host_names import read_hostfile
 from podrun.partition.commands.which_server import read_hcl
 from podrun.report.document import load as load_profile
 

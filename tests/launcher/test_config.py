@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.errors import ConfigError, ConflictError, NotFoundError
-from podrun.launcher.config import (
+from podrun.launcher.config_file import (
     CONFIGURABLE,
     config_text,
     current_directory,

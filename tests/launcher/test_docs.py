@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from podrun.launcher.options import markdown_table
-from podrun.launcher.profile import NETWORK_MEDIAN, NETWORK_WORST
+from podrun.launcher.help_text import markdown_table
+from podrun.launcher.summary import NETWORK_MEDIAN, NETWORK_WORST
 from tests.conftest import ROOT
 
 

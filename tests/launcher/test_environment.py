@@ -8,7 +8,8 @@ import pytest
 
 from podrun.core.errors import UsageError
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.plan import LaunchContext, plan_launch
+from podrun.launcher.plan import plan_launch
+from podrun.launcher.program import LaunchContext
 from podrun.launcher.spec import (
     PartitionAddress,
     compat_directory,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.errors import UsageError
-from podrun.launcher.config import parse_instance_arguments, parse_mpi_arguments
-from podrun.launcher.remote import parse_hosts, read_hostfile
+from podrun.launcher.host_names import parse_hosts, read_hostfile
+from podrun.launcher.mpi_arguments import parse_instance_arguments, parse_mpi_arguments
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.errors import UsageError
-from podrun.launcher.option_table import BY_NAME, OPTIONS, Option, ValueKind
-from podrun.launcher.options import (
-    default_text,
-    find_option,
-    help_text,
-    nearest_option,
-    parse_command_line,
-    settle,
-    show_value,
-)
+from podrun.launcher.help_text import default_text, help_text
+from podrun.launcher.option_kinds import Option, ValueKind
+from podrun.launcher.option_table import BY_NAME, OPTIONS
+from podrun.launcher.options import find_option, nearest_option, parse_command_line, settle, show_value
 
 REFERENCE_DEFAULTS = {
     "num-replicas": 1,

@@ -16,7 +16,8 @@ from podrun.launcher import partition
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.output import Log
 from podrun.launcher.partition import PartitionSession, answers, work_since
-from podrun.launcher.plan import LaunchContext, plan_launch
+from podrun.launcher.plan import plan_launch
+from podrun.launcher.program import LaunchContext
 from podrun.launcher.server import usable_names
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.holders import SignsOfLife, this_holder

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.errors import NotFoundError, PodrunError, UsageError
-from podrun.launcher.config import merge_config
-from podrun.launcher.option_table import OPTIONS, Option
+from podrun.launcher.config_file import merge_config
+from podrun.launcher.option_kinds import Option
+from podrun.launcher.option_table import OPTIONS
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.plan import LaunchContext, fit_to_pod, plan_launch
+from podrun.launcher.placement import fit_to_pod
+from podrun.launcher.plan import plan_launch
+from podrun.launcher.program import LaunchContext
 from podrun.launcher.recording import words_of
 from podrun.launcher.spec import LaunchSpec, PodFacts
 from podrun.record.events import Event, LaunchHeader, Record, to_lines

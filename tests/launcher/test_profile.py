@@ -10,8 +10,9 @@ import pytest
 from podrun.core.errors import ConfigError, InvalidOptionError, UsageError
 from podrun.core.telemetry import IpuReport, MachineReport
 from podrun.launcher import cli
-from podrun.launcher.profile import main, reporting, split_options, summary
+from podrun.launcher.commands.profile import main, reporting, split_options
 from podrun.launcher.spec import LaunchLayout
+from podrun.launcher.summary import launch_summary
 from podrun.report.document import write_report
 from tests.report.profiles import pipeline_profile
 
@@ -138,7 +139,7 @@ def test_a_program_is_profiled_compared_and_missed(
 @pytest.mark.parametrize(("used", "said"), [(1, True), (4, False), (0, False)])
 def test_ipus_that_a_program_does_not_use_are_said(used: int, said: bool) -> None:
     ipus = tuple(IpuReport(i, i, batches_done=3 if i < used else 0) for i in range(4))
-    lines = summary(LaunchLayout(4, 1, 1, ("localhost",)), [MachineReport("ipum1", ipus=ipus)], 1.0)
+    lines = launch_summary(LaunchLayout(4, 1, 1, ("localhost",)), [MachineReport("ipum1", ipus=ipus)], 1.0)
     assert ("the program used 1 of 4 IPUs" in lines[-1]) is said
 
 
@@ -154,5 +155,5 @@ def test_advice_names_the_front_end_of_the_program(tmp_path: Path, text: str, ad
     script.write_text(text)
     ipus = tuple(IpuReport(i, i, batches_done=3 if i < 2 else 0) for i in range(4))
     reports = [MachineReport("ipum1", ipus=ipus)]
-    lines = summary(LaunchLayout(4, 1, 1, ("localhost",)), reports, 1.0, ("python", str(script)))
+    lines = launch_summary(LaunchLayout(4, 1, 1, ("localhost",)), reports, 1.0, ("python", str(script)))
     assert advice in lines[1]

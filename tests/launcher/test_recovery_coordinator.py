@@ -18,8 +18,9 @@ from podrun.launcher.launch import _Launch
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.output import Log, OutputMixer
 from podrun.launcher.partition import BETWEEN_ATTEMPTS_SECONDS, PartitionSession
-from podrun.launcher.plan import LaunchContext, plan_launch
+from podrun.launcher.plan import plan_launch
 from podrun.launcher.process import Ended
+from podrun.launcher.program import LaunchContext
 from podrun.launcher.recovery import (
     Answer,
     Attempt,

@@ -9,18 +9,12 @@ from pathlib import Path
 import pytest
 
 from podrun.core.errors import NotFoundError, UsageError
+from podrun.launcher.cli import RECORD_VERBS
+from podrun.launcher.commands.click_verbs import RecordCommand, RecordContext, verb_command
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.recording import (
-    USAGE,
-    LaunchRecording,
-    check_file,
-    fresh_partition,
-    main,
-    step_in_words,
-    words_in,
-    words_of,
-)
+from podrun.launcher.recording import LaunchRecording, check_file, step_in_words, words_of
 from podrun.launcher.recovery import GoOnWithFewer, PowerCycleMachine, ResetThePartition, ResetTheseIpus
+from podrun.launcher.relaunch import fresh_partition, words_in
 from podrun.record.events import Event, LaunchHeader, Record, read_record, to_lines
 
 FAULTS = ("ipu:0@batch=1:overflow", "ipu:1@batch=2:trap:optional", "link:0-1@batch=3:down")
@@ -51,6 +45,12 @@ class FakeLaunches:
         return int(fails)
 
 
+def record_command(verb: str) -> RecordCommand:
+    command = verb_command(verb)
+    assert isinstance(command, RecordCommand)
+    return command
+
+
 @pytest.fixture
 def launches(tmp_path: Path) -> FakeLaunches:
     """A record ``r`` of a launch that fails by two of its three faults."""
@@ -67,7 +67,8 @@ Run = Callable[..., int]
 @pytest.fixture
 def run(launches: FakeLaunches, tmp_path: Path) -> Run:
     def call(verb: str, *words: str | Path) -> int:
-        return main(verb, [str(word) for word in words], {"PODRUN_FAULTS": "ipu:0@batch=9:trap"}, launches)
+        context = RecordContext({"PODRUN_FAULTS": "ipu:0@batch=9:trap"}, launches)
+        return record_command(verb).run_words([str(word) for word in words], context)
 
     return call
 
@@ -157,16 +158,16 @@ def test_records_are_compared_and_told(run: Run, tmp_path: Path, capsys: pytest.
     assert '"schema_version": 1' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", USAGE)
+@pytest.mark.parametrize("verb", RECORD_VERBS)
 def test_usage_errors_show_the_usage(verb: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(verb, "--help") == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"Usage: podrun {verb} ")
-    assert all(option in shown for option in re.findall(r"--\w+", USAGE[verb]))
+    assert all(option in shown for option in re.findall(r"--\w+", record_command(verb).usage))
     for words in ([], ["a", "b", "c"], ["--no-such", "a"]):
         with pytest.raises(UsageError) as refusal:
             run(verb, *words)
-        assert refusal.value.hint == USAGE[verb]
+        assert refusal.value.hint == record_command(verb).usage
     with pytest.raises(NotFoundError, match="there is no record"):
         run(verb, *["no-such-file"] * (2 if verb == "diff" else 1))
 

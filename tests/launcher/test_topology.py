@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.launcher.profile import topology_table
 from podrun.launcher.spec import LaunchLayout
+from podrun.launcher.topology import topology_table
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUTS = {

@@ -15,7 +15,11 @@ from podrun.compat.__main__ import USAGE as COMPAT_HELP
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.core.terminal import table
 from podrun.estimate.command import parser as estimate_parser
-from podrun.launcher import options, profile, recording
+from podrun.launcher import help_text, summary
+from podrun.launcher.cli import RECORD_VERBS
+from podrun.launcher.commands import profile
+from podrun.launcher.commands.click_verbs import RecordCommand, verb_command
+from podrun.launcher.commands.completion import completion_verb
 from podrun.launcher.output import Log
 from podrun.launcher.spec import LaunchLayout
 from podrun.monitor import device_tools
@@ -46,6 +50,12 @@ def too_wide(text: str) -> list[str]:
     return [line for line in STYLE.sub("", text).splitlines() if len(line) > COLUMNS]
 
 
+def record_help(verb: str) -> str:
+    command = verb_command(verb)
+    assert isinstance(command, RecordCommand)
+    return command.help_page
+
+
 def subcommands(command: click.Command, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     if not isinstance(command, click.Group):
         return [words]
@@ -53,9 +63,9 @@ def subcommands(command: click.Command, words: tuple[str, ...] = ()) -> list[tup
     return [words, *(path for paths in inner for path in paths)]
 
 
-@pytest.mark.parametrize("name", sorted({**COMMANDS, **verbs.VERBS}))
+@pytest.mark.parametrize("name", sorted({**COMMANDS, **verbs.VERBS, "completion": completion_verb}))
 def test_help_of_commands(name: str) -> None:
-    command = {**COMMANDS, **verbs.VERBS}[name]
+    command = {**COMMANDS, **verbs.VERBS, "completion": completion_verb}[name]
     for words in subcommands(command):
         done = CliRunner().invoke(command, [*words, "--help"], prog_name=name)
         assert done.exit_code == 0, done.output
@@ -65,9 +75,9 @@ def test_help_of_commands(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        lambda: options.help_text(),
+        lambda: help_text.help_text(),
         lambda: profile.HELP,
-        *(lambda verb=verb: recording.help_text(verb) for verb in recording.USAGE),
+        *(lambda verb=verb: record_help(verb) for verb in RECORD_VERBS),
         lambda: COMPAT_HELP,
         lambda: estimate_parser().format_help(),
     ],
@@ -90,7 +100,7 @@ def test_lines_of_a_launch() -> None:
     layout = LaunchLayout(256, 1, 64, ("host",))
     what = "256 replicas, 64 instances; partition podrun-4194304 on a bow-pod256 of its own"
     log.progress(what)
-    for line in profile.summary(layout, [report(10**6)] * 64, 86400.0):
+    for line in summary.launch_summary(layout, [report(10**6)] * 64, 86400.0):
         log.progress(line)
     log.progress("partition podrun-1 was created anew on other machines: " + "ipum12, " * 20)
     shown = STYLE.sub("", screen.getvalue())
@@ -98,7 +108,7 @@ def test_lines_of_a_launch() -> None:
     assert shown.startswith("podrun: 256 replicas, ")
     assert " ".join(shown.split()).startswith(f"podrun: {what} podrun: done in 86400.0 s: 256 replicas")
     assert all(line.startswith(("podrun: ", "        ")) for line in shown.splitlines())
-    assert f"podrun: ({profile.TRUST})\n" in shown
+    assert f"podrun: ({summary.TRUST})\n" in shown
 
 
 def test_in_a_pipe_lines_stay_whole() -> None:

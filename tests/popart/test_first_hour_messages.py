@@ -17,7 +17,7 @@ from podrun.core.errors import ConfigError, ServiceError, UsageError
 from podrun.device.program.engine import Engine
 from podrun.launcher.cli import check_verb, main
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.profile import TRUST
+from podrun.launcher.summary import TRUST
 from podrun.partition.host import discovery
 from podrun.popart.exceptions import popart_exception
 from podrun.runtime.graph import Hints, Node

@@ -19,10 +19,11 @@ from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, DeadlineError, DeniedError, NotFoundError, UsageError
 from podrun.core.identity import user_name
 from podrun.core.terminal import error_lines, table
+from podrun.launcher.commands.completion import completion_script, completion_verb, launcher_command
+from podrun.partition.commands.groups import run
 from podrun.partition.host.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry, this_process
 from podrun.upkeep import verbs
 from podrun.upkeep.cache import caches, chosen, clear
-from podrun.upkeep.completion import launcher, script
 from podrun.upkeep.doctor import GIB, Finding, HostFacts, Soundness, check_numbers, cpu_flags, examine
 from podrun.upkeep.running import Run, described, find, runs, stop
 
@@ -344,7 +345,9 @@ def test_a_server_that_does_not_answer_is_a_note(tmp_path: Path) -> None:
     ],
 )
 def test_completions(words: list[str], incomplete: str, expected: list[str]) -> None:
-    found = BashComplete(launcher(), {}, "podrun", "_PODRUN_COMPLETE").get_completions(words, incomplete)
+    found = BashComplete(launcher_command(), {}, "podrun", "_PODRUN_COMPLETE").get_completions(
+        words, incomplete
+    )
     assert [item.value for item in found if item.type == "plain"] == expected
 
 
@@ -352,20 +355,20 @@ def test_launches_complete_what_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
     registry = Registry(tmp_path)
     registry.publish(ServiceEntry(LAUNCHER, "", 0, this_process(), partition="p16"))
-    complete = BashComplete(launcher(), {}, "podrun", "_PODRUN_COMPLETE")
+    complete = BashComplete(launcher_command(), {}, "podrun", "_PODRUN_COMPLETE")
     assert [item.value for item in complete.get_completions(["stop"], "p")] == ["p16"]
     assert complete.get_completions(["stop"], "x") == []
 
 
 def test_a_word_that_no_verb_begins_with_completes_to_files() -> None:
-    complete = BashComplete(launcher(), {}, "podrun", "_PODRUN_COMPLETE")
+    complete = BashComplete(launcher_command(), {}, "podrun", "_PODRUN_COMPLETE")
     for words, incomplete in (([], "trai"), (["train.py"], "da"), (["estimate"], "mod")):
         assert [item.type for item in complete.get_completions(words, incomplete)] == ["file"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_scripts_know_every_command(shell: str) -> None:
-    text = script(shell)
+    text = completion_script(shell)
     for variable in ("_PODRUN_COMPLETE", "_VIPU_COMPLETE", "_GC_MONITOR_COMPLETE"):
         assert f"{variable}={shell}_complete" in text
 
@@ -401,6 +404,6 @@ def test_errors_of_click_have_the_same_form(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == (
         "podrun ps: error: no such option '--formt'. Did you mean '--format'?\nhint: podrun ps --help\n"
     )
-    assert verbs.main("completion", ["tcsh"]) == 2
+    assert run(completion_verb, ["tcsh"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("podrun completion: error: invalid value for")

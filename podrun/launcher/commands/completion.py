@@ -15,7 +15,9 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from podrun.core.environment import environment
-from podrun.launcher.option_table import OPTIONS, Option, ValueKind
+from podrun.launcher.option_kinds import Option, ValueKind
+from podrun.launcher.option_table import OPTIONS
+from podrun.partition.commands.groups import HELP_OPTIONS
 
 NAMES = ("podrun", "poprun")
 _BEFORE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i; }\n"}
@@ -23,12 +25,12 @@ _BEFORE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && comp
 _FILES = re.compile(r"FILE|DIR|PATH")
 
 
-def variable(command: str) -> str:
+def completion_variable(command: str) -> str:
     """The environment variable by which a shell asks a command for completions, as click names it."""
     return f"_{command}_COMPLETE".replace("-", "_").upper()
 
 
-def script(shell: str) -> str:
+def completion_script(shell: str) -> str:
     """The script that a shell has to read, for every installed command."""
     kind = get_completion_class(shell)
     assert kind is not None, "the shells of the command line are click's"
@@ -36,36 +38,49 @@ def script(shell: str) -> str:
         entry.name for entry in metadata.distribution("podrun").entry_points.select(group="console_scripts")
     ]
     return _BEFORE.get(shell, "") + (
-        "\n".join(kind(click.Command(name), {}, name, variable(name)).source() for name in sorted(names))
+        "\n".join(
+            kind(click.Command(name), {}, name, completion_variable(name)).source() for name in sorted(names)
+        )
         + "\n"
     )
 
 
-def asked() -> str:
+def asking_command() -> str:
     """The name of podrun's command (of two) that the shell completes."""
-    return next(name for name in NAMES if environment().get(variable(name)))
+    return next(name for name in NAMES if environment().get(completion_variable(name)))
 
 
-def answer(command: str) -> int:
+def answer_shell(command: str) -> int:
     """Answer a shell that asks `podrun`."""
-    launcher().main(args=[], prog_name=command, complete_var=variable(command), standalone_mode=False)
+    launcher_command().main(
+        args=[], prog_name=command, complete_var=completion_variable(command), standalone_mode=False
+    )
     return 0
 
 
-def launcher() -> click.Group:
+def launcher_command() -> click.Group:
     """The command line of ``podrun`` as click describes commands: options, verbs, a program and its arguments."""
-    from podrun.launcher.fault_commands import faults, inject
+    command = _Launcher("podrun", params=[_option(option) for option in OPTIONS], add_help_option=False)
+    for name, verb in _click_verbs().items():
+        command.add_command(verb, name)
+    for name, text in _helps().items():
+        command.add_command(_by_help(name, text))
+    profile = command.commands["profile"]
+    known = {word for param in profile.params for word in param.opts}
+    profile.params[:0] = [option for option in command.params if not known & set(option.opts)]
+    return command
+
+
+def _click_verbs() -> dict[str, click.Command]:
+    """The verbs that are made with click."""
+    from podrun.launcher.cli import RECORD_VERBS
+    from podrun.launcher.commands.click_verbs import verb_command
     from podrun.upkeep.verbs import VERBS
 
-    made = _Launcher("podrun", params=[_option(option) for option in OPTIONS], add_help_option=False)
-    for name, verb in {**VERBS, "faults": faults, "inject": inject}.items():
-        made.add_command(verb, name)
-    for name, text in _helps().items():
-        made.add_command(_by_help(name, text))
-    profile = made.commands["profile"]
-    known = {word for param in profile.params for word in param.opts}
-    profile.params[:0] = [option for option in made.params if not known & set(option.opts)]
-    return made
+    return {
+        **VERBS,
+        **{verb: verb_command(verb) for verb in ("faults", "inject", "completion", *RECORD_VERBS)},
+    }
 
 
 class _Launcher(click.Group):
@@ -87,10 +102,9 @@ def _helps() -> dict[str, str]:
     """The help texts of verbs that are not made with click."""
     from podrun.compat.__main__ import USAGE
     from podrun.estimate.command import parser
-    from podrun.launcher import profile, recording
+    from podrun.launcher.commands.profile import HELP
 
-    texts = {"profile": profile.HELP, "compat": USAGE, "estimate": parser().format_help(), "help": ""}
-    return texts | recording.USAGE
+    return {"profile": HELP, "compat": USAGE, "estimate": parser().format_help(), "help": ""}
 
 
 class PodName(click.ParamType[str]):
@@ -146,3 +160,17 @@ def _option(option: Option) -> click.Option:
     elif _FILES.search(option.metavar):
         kind = click.Path()
     return click.Option(names, type=kind, multiple=option.repeatable, help=option.help)
+
+
+@click.command("podrun completion", context_settings=HELP_OPTIONS)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_verb(shell: str) -> None:
+    """Print a script that completes podrun, vipu and the gc tools in a shell.
+
+    \b
+    bash: eval "$(podrun completion bash)" in ~/.bashrc
+          (or write it to a file once, and read that in ~/.bashrc: . FILE)
+    zsh:  eval "$(podrun completion zsh)" in ~/.zshrc
+    fish: podrun completion fish > ~/.config/fish/conf.d/podrun.fish
+    """
+    click.echo(completion_script(shell), nl=False)

@@ -1,0 +1,115 @@
+"""How ``podrun`` carries out verbs that are made with click, and the form of help and errors of those that read records
+(`RecordCommand`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from podrun.core.errors import UsageError
+from podrun.launcher.relaunch import StartWords, start_podrun
+
+F = TypeVar("F", bound=Callable[..., Any] | click.Command)
+
+
+def verb_command(verb: str) -> click.Command:
+    """The click command of a verb that has a file of its name in this folder."""
+    command: click.Command = getattr(import_module(f"podrun.launcher.commands.{verb}"), f"{verb}_verb")
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class RecordContext:
+    """What a verb needs besides its words: the environment of launches, and how they start."""
+
+    environ: Mapping[str, str]
+    start: StartWords = start_podrun
+
+
+class RecordCommand(click.Command):
+    """A verb that takes ``records`` records. Its help is written in the form of ``podrun profile --help``, and a wrong
+    word is answered with the usage line.
+    """
+
+    def __init__(self, *args: Any, usage: str, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "add_help_option": False})
+        self.usage = usage
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Usage, what the verb does, and its options, as `podrun.launcher` writes help."""
+        options = [
+            (" ".join(filter(None, [param.opts[0], param.metavar])), param.help or "")
+            for param in self.params
+            if isinstance(param, click.Option)
+        ]
+        rows = "".join(f"  {name:<18}{text}\n" for name, text in [*options, ("-h, --help", "this text")])
+        return (
+            f"Usage: {self.usage}\n\n{self.help}\n\n"
+            f"RECORD is a file that podrun --record FILE has written.\n\nOptions:\n{rows}"
+        )
+
+    @property
+    def help_page(self) -> str:
+        """What ``--help`` shows."""
+        return self.get_help(click.Context(self))
+
+    def run_words(self, words: Sequence[str], context: RecordContext) -> int:
+        """Carry out ``podrun VERB words``; the exit code. Raises UsageError, whose hint is the usage line."""
+        if list(words) in (["-h"], ["--help"]):
+            sys.stdout.write(self.help_page)
+            return 0
+        name = f"podrun {self.name}"
+        try:
+            return int(self.main(list(words), prog_name=name, standalone_mode=False, obj=context))
+        except click.NoSuchOption as error:
+            raise UsageError(f"{name} has no option {error.option_name}", hint=self.usage) from error
+        except click.BadOptionUsage as error:
+            raise UsageError(f"{name}: {error.option_name} needs a value", hint=self.usage) from error
+
+
+def records_argument(count: int) -> Callable[[F], F]:
+    """The argument ``records``: so many paths, whose number is checked."""
+
+    def check(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> Sequence[Path]:
+        if len(files) != count:
+            assert isinstance(context.command, RecordCommand)
+            what = ("one record", "two records")[count - 1]
+            raise UsageError(
+                f"podrun {context.command.name} takes {what}, not {len(files)}", hint=context.command.usage
+            )
+        return files
+
+    return click.argument("records", nargs=-1, type=click.Path(path_type=Path), callback=check)
+
+
+RECORD_OPTION = click.option(
+    "--record", "keep", metavar="FILE", help="record of the new launch (shrink: of the smallest)"
+)
+DIRECTORY_OPTION = click.option(
+    "--directory", metavar="DIR", help="folder for relative paths (shrink: a new one each)"
+)
+
+
+def run_click_verb(command: click.Command, words: Sequence[str]) -> int:
+    """Carry out ``podrun VERB words``; the exit code. Raises PodrunError."""
+    name = f"podrun {command.name}"
+    try:
+        command.main(args=list(words), prog_name=name, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.UsageError as error:
+        message = error.format_message()
+        raise UsageError(message[:1].lower() + message[1:], hint=f"{name} --help") from error
+    except click.Abort:
+        sys.stderr.write("interrupted\n")
+        return 130
+    return 0

@@ -1,0 +1,61 @@
+"""``podrun replay RECORD``: launch again what was recorded, and compare."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from podrun.launcher.commands.click_verbs import (
+    DIRECTORY_OPTION,
+    RECORD_OPTION,
+    RecordCommand,
+    RecordContext,
+    records_argument,
+)
+from podrun.launcher.relaunch import DIFFERENT, Relaunch, new_record
+from podrun.record.compare import first_difference
+from podrun.record.events import (
+    read_record,
+)
+from podrun.record.incidents import incidents_json, incidents_of
+
+
+def replay_launch(file: Path, keep: str | None, relaunch: Relaunch) -> int:
+    """Repeat a recorded launch with the same faults, and compare. ``keep``: where to write the new record."""
+    before = read_record(file)
+    with new_record(keep) as place:
+        relaunch.launch(before, before.header.faults, place)
+        after = read_record(place)
+    if incidents_json(before) == incidents_json(after):
+        count = len(incidents_of(before))
+        sys.stdout.write(f"replay: the same {count} incident{'' if count == 1 else 's'}\n")
+        found = first_difference(before, after)
+        if found is not None:
+            sys.stdout.write(f"the events differ otherwise: {found.text}\n")
+        return 0
+    sys.stdout.write("replay: the incidents differ\n")
+    found = first_difference(before, after)
+    sys.stdout.write(f"{found.text}\n" if found is not None else "")
+    return DIFFERENT
+
+
+@click.command(
+    "replay",
+    cls=RecordCommand,
+    usage="podrun replay RECORD [--record FILE] [--directory DIR]",
+    help="""Launches what was recorded again: the same words, folder and faults. Ends with
+0 if the incidents are the same to the byte, else with 1, and names the first
+event that differs.""",
+)
+@records_argument(1)
+@RECORD_OPTION
+@DIRECTORY_OPTION
+@click.pass_obj
+def replay_verb(
+    context: RecordContext, records: Sequence[Path], keep: str | None, directory: str | None
+) -> int:
+    """``podrun replay``."""
+    return replay_launch(records[0], keep, Relaunch(context.start, context.environ, directory))
