@@ -26,12 +26,13 @@ ALLOWED: dict[str, set[str]] = {
     "device": BASE | {"faults", "collectives", "costmodel", "private_apis"},
     "compiler": BASE
     | {"costmodel", "collectives", "private_apis", "device.xla.clients", "device.xla.instruction_set"},
+    "numerics": {"core"},
     "runtime": BASE
     | {"compiler", "costmodel", "popdist", "report", "record"}
     | {"device.connection", "device.xla.clients"},
-    "onnx_models": BASE | {"runtime", "popart", "compiler", "collectives"},
+    "onnx_models": BASE | {"numerics", "runtime", "popart", "compiler", "collectives"},
     "popart": BASE | {"runtime", "onnx_models", "popdist", "report", "compiler", "costmodel"},
-    "poptorch": BASE | {"runtime", "popart", "onnx_models", "popdist", "private_apis"},
+    "poptorch": BASE | {"numerics", "runtime", "popart", "onnx_models", "popdist", "private_apis"},
     "models": BASE | {"popart"},
     "popdist": BASE | {"popart", "device.connection", "collectives", "record", "faults"},
     "onnx_backend": BASE | {"onnx_models", "runtime", "compiler", "device.xla"},

@@ -62,6 +62,10 @@ class PodrunError(Exception):
         return self.message
 
 
+class InputMismatch(ValueError):
+    """An operator's complaint about its inputs or attributes; the node's name and its inputs are put before it."""
+
+
 class UsageError(PodrunError):
     """A command line, configuration or argument that cannot be right. Nothing was started; exit code 2."""
 

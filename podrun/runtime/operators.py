@@ -22,10 +22,6 @@ OperatorFunction = Callable[..., Any]
 """``function(ctx, node, *inputs) -> array or tuple of arrays``, traceable by JAX."""
 
 
-class InputMismatch(ValueError):
-    """An operator's complaint about its inputs or attributes; the node's name and its inputs are put before it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Operator:
     """A function of a table. ``since``: the version of the domain from which on it has this meaning. ``folds``: also

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.core.errors import InternalError, PodrunError, UnsupportedError, UsageError
+from podrun.core.errors import InputMismatch, InternalError, PodrunError, UnsupportedError, UsageError
 from podrun.core.names import LOCAL, operator_scopes, place_scopes
 from podrun.runtime.graph import Node, OperatorGraph, captured
-from podrun.runtime.operators import Dialect, InputMismatch, Operator, OperatorTable
+from podrun.runtime.operators import Dialect, Operator, OperatorTable
 from podrun.runtime.traced_tensor import NO_ORIGINS, TooWide, TracedTensor, lift
 
 

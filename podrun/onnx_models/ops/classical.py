@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import Array, axis_in, onnx_dtype, rounds_once
+from podrun.core.errors import InputMismatch, UnsupportedError
+from podrun.numerics.precision import rounds_once
+from podrun.onnx_models.ops.common import Array, axis_in, onnx_dtype
 from podrun.onnx_models.ops.registry import ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 ML = "ai.onnx.ml"
 

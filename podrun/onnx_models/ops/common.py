@@ -1,87 +1,19 @@
-"""Small things that operators share: axes, dtypes, rounding once."""
+"""Small things that operators share: axes, dtypes, the size of what is folded."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.core.errors import UnsupportedError
-from podrun.runtime.operators import InputMismatch
+from podrun.core.errors import InputMismatch, UnsupportedError
 from podrun.runtime.traced_tensor import device_dtype
 
 Array = Any
 """A ``jax.Array`` (or tracer), or a ``numpy.ndarray`` while folding."""
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-HALVES = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
-"""Types that are computed in float32 and rounded once."""
-
-
-def is_half(x: Array) -> bool:
-    """True for float16 and bfloat16 arrays (and the 8-bit floats, which follow the same rule)."""
-    return jnp.issubdtype(x.dtype, jnp.floating) and np.dtype(x.dtype).itemsize < 4
-
-
-def is_float(x: Array) -> bool:
-    """True for arrays of any floating type."""
-    return bool(jnp.issubdtype(x.dtype, jnp.floating))
-
-
-def widen(x: Array) -> Array:
-    """Float32 of a half array; any other unchanged."""
-    return x.astype(jnp.float32) if x is not None and is_half(x) else x
-
-
-@jax.custom_jvp
-def absolute(x: Array) -> Array:
-    """abs(x), whose gradient at 0 is 0, as PopART's is (JAX's own is 1)."""
-    return jnp.abs(x)
-
-
-absolute.defjvp(lambda x, tangent: (jnp.abs(x[0]), jnp.sign(x[0]) * tangent[0]))
-
-
-def rounds_once(function: F) -> F:
-    """Compute halves (float16 or bfloat16) in float32, and round each result once to the first input's type.
-
-    This is how the hardware computes composite functions: float32 inside, one rounding at the end. Float32 results
-    become the half type of the first half input; results of other types (masks, indices) stay.
-    """
-
-    @functools.wraps(function)
-    def wrapped(ctx: Any, node: Any, *inputs: Array) -> Any:
-        half = next(
-            (x.dtype for x in inputs if x is not None and not isinstance(x, tuple) and is_half(x)), None
-        )
-        if half is None:
-            return function(ctx, node, *inputs)
-        results = function(ctx, node, *[x if isinstance(x, tuple) else widen(x) for x in inputs])
-        one = not isinstance(results, tuple)
-        rounded = tuple(
-            r.astype(half) if r is not None and r.dtype == jnp.float32 else r
-            for r in ((results,) if one else results)
-        )
-        return rounded[0] if one else rounded
-
-    return wrapped  # type: ignore[return-value]
-
-
-@jax.custom_jvp
-def with_gradient(value: Array, carrier: Array) -> Array:
-    """``value``, whose gradient goes to ``carrier`` (of the same shape and type), whatever value that has."""
-    return value
-
-
-@with_gradient.defjvp
-def _with_gradient_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    return with_gradient(*primals), tangents[1]
 
 
 def axis_in(axis: int, rank: int, what: str = "axis") -> int:

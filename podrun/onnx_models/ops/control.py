@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.core.errors import UnsupportedError
+from podrun.core.errors import InputMismatch, UnsupportedError
 from podrun.onnx_models.ops.common import Array, axis_in, ints
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.onnx_models.ops.sdk import called
 from podrun.onnx_models.ops.shaping import split_sizes
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 _VERSIONS = (1, 11, 13, 16, 19, 21, 23, 24, 25)
 

@@ -1,31 +1,23 @@
-"""Convolution: plain, grouped, transposed, deformable, causal with state, and folding columns into images.
-
-XLA on CPUs is slow where groups are many, and slowest in their weight gradients (docs/decisions.md, 1). So:
-
-* one group, or any number where the library computes it and nothing is differentiated (``ctx.grouped``): a
-  plain convolution; `podrun.device.xla.rewrite` finds the library when it is compiled;
-* depthwise (one input channel a group): a sum over kernel positions of shifted products;
-* two groups: two convolutions; more: shifted patches of all kernel positions stacked, then one batched
-matrix product.
-
-All differentiate and batch by JAX's own rules: under ``vmap`` with unbatched weights the batch folds into N.
+"""Convolution (ONNX and PopART), computed by `podrun.numerics.convolution`: plain, transposed, deformable, causal with
+state, several at once, and folding columns into images.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
-from podrun.onnx_models.ops.common import Array, ints, is_half, rounds_once, same_dtype, widen
-from podrun.onnx_models.ops.pooling import Window, padded, shifted, window_of
+from podrun.core.errors import InputMismatch
+from podrun.numerics.convolution import along_channels, convolved, deformed, image_of, transposed
+from podrun.numerics.precision import rounds_once, widen
+from podrun.numerics.windows import Window, fitted_window
+from podrun.onnx_models.ops.common import Array, ints, same_dtype
+from podrun.onnx_models.ops.pooling import window_of
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 
 @operator(ONNX, "Conv", since=(1, 11, 22))
@@ -34,93 +26,12 @@ def conv(ctx: Context, node: Node, x: Array, w: Array, bias: Array = None) -> Ar
     (ONNX Conv).
     """
     same_dtype(*(t for t in (x, w, bias) if t is not None))
-    return convolve(node, x, w, bias, ctx.grouped)
-
-
-def convolve(node: Node, x: Array, w: Array, bias: Array = None, grouped: bool = False) -> Array:
-    """The convolution that a node's attributes describe, in float32 for halves and rounded once.
-
-    ``grouped``: as one, however many groups there are.
-    """
-    groups = node.get("group", 1)
-    if x.ndim != w.ndim or x.ndim < 3:
-        raise InputMismatch(f"input and weights must have one rank of at least 3, not {x.ndim} and {w.ndim}")
-    if x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
-        raise InputMismatch(f"{groups} groups do not fit {x.shape[1]} channels and weights {w.shape}")
     kernel = node.get("kernel_shape")
     if kernel and tuple(kernel) != w.shape[2:]:
         raise InputMismatch(f"kernel_shape {tuple(kernel)} is not that of the weights, {w.shape[2:]}")
     window = window_of(node, x.shape[2:], w.shape[2:])
-    dtype = x.dtype
-    half = is_half(x)
-    if half and node.get("__partials_type") == "HALF":
-        y = _grouped(x, w, groups, window, half=True)
-    else:
-        y = correlate(widen(x), widen(w), groups, window, grouped and x.ndim == 4)
-    if bias is not None:
-        y = y + widen(bias).reshape((1, -1) + (1,) * (x.ndim - 2)).astype(y.dtype)
-    return y.astype(dtype)
-
-
-def correlate(x: Array, w: Array, groups: int, window: Window, grouped: bool = False) -> Array:
-    """``[N, C, *in]`` with ``[M, C/groups, *kernel]``, the formulation picked by the number of groups."""
-    if groups == 1 or grouped:
-        return lax.conv_general_dilated(
-            x,
-            w,
-            window.strides,
-            window.pads,
-            rhs_dilation=window.dilations,
-            dimension_numbers=_layout(x.ndim),
-            feature_group_count=groups,
-        )
-    if w.shape[1] == 1:
-        return _depthwise(x, w, groups, window)
-    if groups == 2:
-        parts = zip(jnp.split(x, 2, axis=1), jnp.split(w, 2, axis=0), strict=True)
-        return jnp.concatenate([correlate(a, b, 1, window) for a, b in parts], axis=1)
-    return _grouped(x, w, groups, window)
-
-
-def _layout(rank: int) -> lax.ConvDimensionNumbers:
-    order = tuple(range(rank))
-    return lax.ConvDimensionNumbers(order, order, order)
-
-
-def _depthwise(x: Array, w: Array, groups: int, window: Window) -> Array:
-    """Sum over kernel positions of shifted input times one weight per channel; ``M/groups`` outputs per
-    channel.
-    """
-    x = padded(x, window, jnp.zeros((), x.dtype))
-    multiplier = w.shape[0] // groups
-    if multiplier > 1:
-        x = jnp.repeat(x, multiplier, axis=1)
-    total: Any = None
-    for position in window.positions():
-        weights = w[(slice(None), 0, *position)].reshape((1, -1) + (1,) * (x.ndim - 2))
-        term = shifted(x, window, position) * weights
-        total = term if total is None else total + term
-    return total
-
-
-def _grouped(x: Array, w: Array, groups: int, window: Window, half: bool = False) -> Array:
-    """Patches ``[N, groups, C/groups * positions, out]`` times weights ``[groups, M/groups, C/groups *
-    positions]``.
-    """
-    x = padded(x, window, jnp.zeros((), x.dtype))
-    patches = jnp.stack([shifted(x, window, position) for position in window.positions()], axis=2)
-    batch, channels, count, *out = patches.shape
-    each = channels // groups * count
-    patches = patches.reshape(batch, groups, each, math.prod(out))
-    weights = w.reshape(groups, w.shape[0] // groups, each)
-    if half:
-        from podrun.onnx_models.ops.matmul import half_partials
-
-        y = half_partials(weights[None], patches)
-    else:
-        one = batch == 1  # no axis to fold: the product as it stands, without transposes
-        y = jnp.matmul(weights[None], patches) if one else jnp.einsum("gmk,ngko->ngmo", weights, patches)
-    return y.reshape(batch, w.shape[0], *out)
+    half_sums = node.get("__partials_type") == "HALF"
+    return convolved(x, w, bias, node.get("group", 1), window, half_sums=half_sums, grouped=ctx.grouped)
 
 
 def _transposed_pads(
@@ -156,37 +67,14 @@ def conv_transpose(ctx: Context, node: Node, x: Array, w: Array, bias: Array = N
     same_dtype(x, w)
     rank, groups = x.ndim - 2, node.get("group", 1)
     kernel = w.shape[2:]
-    if x.shape[1] != w.shape[0]:
-        raise InputMismatch(f"{x.shape[1]} channels do not fit weights {w.shape}")
     strides = ints(node.get("strides") or (1,) * rank)
     dilations = ints(node.get("dilations") or (1,) * rank)
     extra = ints(node.get("output_padding") or (0,) * rank)
     extents = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
     cuts = _transposed_pads(node, x.shape[2:], extents, strides, extra, ctx.sdk is not None)
-    pads = [(e - 1 - b, e - 1 - a + o) for e, (b, a), o in zip(extents, cuts, extra, strict=True)]
-    flipped = jnp.flip(w, tuple(range(2, w.ndim)))
-    flipped = flipped.reshape(groups, w.shape[0] // groups, w.shape[1], *kernel)
-    flipped = jnp.swapaxes(flipped, 1, 2)
-    order = tuple(range(x.ndim))
-    layout = lax.ConvDimensionNumbers(order, order, order)
-
-    def one(part: Array, weights: Array) -> Array:
-        return lax.conv_general_dilated(
-            part,
-            weights,
-            (1,) * rank,
-            pads,
-            lhs_dilation=strides,
-            rhs_dilation=dilations,
-            dimension_numbers=layout,
-        )
-
-    if groups == 1:
-        y = one(x, flipped[0])
-    else:
-        parts = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
-        y = jnp.concatenate([one(parts[:, g], flipped[g]) for g in range(groups)], axis=1)
-    return y if bias is None else y + bias.reshape((1, -1) + (1,) * rank)
+    window = Window(tuple(kernel), strides, dilations, cuts, (0,) * rank)
+    y = transposed(x, w, groups, window, extra, one_by_one=True)
+    return y if bias is None else y + along_channels(bias, x.ndim)
 
 
 @operator(GRAPHCORE, "MultiConv")
@@ -202,14 +90,14 @@ def multi_conv(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
     results = []
     for x, w, b in groups:
         rank = x.ndim - 2
-        attributes: dict[str, Any] = {"group": x.shape[1] // w.shape[1]}
+        own: dict[str, tuple[int, ...]] = {"strides": (), "dilations": (), "pads": ()}
         for name, length in (("strides", rank), ("dilations", rank), ("pads", 2 * rank)):
             flat = _flat(node.get(name) or ())
             if flat:
-                attributes[name] = flat[at[name] : at[name] + length]
+                own[name] = flat[at[name] : at[name] + length]
                 at[name] += length
-        part = Node(node.op_type, node.domain, node.name, node.inputs, node.outputs, attributes, node.opset)
-        results.append(convolve(part, x, w, b))
+        window = fitted_window(x.shape[2:], w.shape[2:], own["strides"], own["dilations"], own["pads"])
+        results.append(convolved(x, w, b, x.shape[1] // w.shape[1], window))
     return tuple(results)
 
 
@@ -238,32 +126,12 @@ def causal_conv_with_state(
     width = w.shape[-1]
     before = jnp.zeros((*x.shape[:2], width - 1), x.dtype) if past is None else past
     line = jnp.concatenate([before, x], axis=2)
-    attributes = {"group": x.shape[1]}
-    part = Node("Conv", ONNX, node.name, node.inputs, node.outputs, attributes, node.opset)
-    y = convolve(part, line, w, bias)
+    window = fitted_window(line.shape[2:], w.shape[2:])
+    y = convolved(line, w, bias, x.shape[1], window)
     if node.get("activation", "none") in ("silu", "swish"):
-        wide = y.astype(jnp.float32) if y.dtype.itemsize < 4 else y
+        wide = widen(y)
         y = (wide * jax.nn.sigmoid(wide)).astype(y.dtype)
     return y, line[..., line.shape[2] - (width - 1) :]
-
-
-def bilinear(image: Array, position: tuple[Array, ...]) -> Array:
-    """``image [C, *spatial]`` at fractional positions, linear along each axis, 0 outside: ``[C,
-    *positions]``.
-    """
-    total: Any = 0
-    floors = [jnp.floor(p) for p in position]
-    for corner in np.ndindex(*(2,) * len(position)):
-        weight: Any = 1
-        inside: Any = True
-        index = []
-        for side, p, low, size in zip(corner, position, floors, image.shape[1:], strict=True):
-            at = low + side
-            weight = weight * (1 - jnp.abs(p - at))
-            inside = inside & (at >= 0) & (at <= size - 1)
-            index.append(jnp.clip(at, 0, size - 1).astype(jnp.int32))
-        total = total + jnp.where(inside, weight, 0) * image[(slice(None), *index)]
-    return total
 
 
 @operator(ONNX, "DeformConv", since=(19, 22))
@@ -275,52 +143,14 @@ def deform_conv(
     DeformConv).
     """
     window = window_of(node, x.shape[2:], w.shape[2:])
-    groups, offset_groups = node.get("group", 1), node.get("offset_group", 1)
-    rank, out = x.ndim - 2, window.output(x.shape[2:])
-    count = int(np.prod(window.kernel))
-    offset = offset.reshape(x.shape[0], offset_groups, count, rank, *out)
-    weights = None if mask is None else mask.reshape(x.shape[0], offset_groups, count, *out)
-    base = np.meshgrid(
-        *(np.arange(o) * s - b for o, s, (b, _) in zip(out, window.strides, window.pads, strict=True)),
-        indexing="ij",
-    )
-    steps = np.asarray(list(window.positions())) * np.asarray(window.dilations)
-
-    def sample(image: Array, moved: Array) -> Array:
-        places = tuple(
-            jnp.asarray(base[a][None] + steps[:, a].reshape((-1,) + (1,) * rank), x.dtype) + moved[:, a]
-            for a in range(rank)
-        )
-        return bilinear(image, places)
-
-    parts = x.reshape(x.shape[0], offset_groups, x.shape[1] // offset_groups, *x.shape[2:])
-    patches = jax.vmap(jax.vmap(sample))(parts, offset)
-    if weights is not None:
-        patches = patches * weights[:, :, None]
-    each = x.shape[1] // groups * count
-    patches = patches.reshape(x.shape[0], groups, each, int(np.prod(out)))
-    y = jnp.einsum("gmk,ngko->ngmo", w.reshape(groups, w.shape[0] // groups, each), patches)
-    y = y.reshape(x.shape[0], w.shape[0], *out)
-    return y if bias is None else y + bias.reshape((1, -1) + (1,) * rank)
+    groups = node.get("group", 1), node.get("offset_group", 1)
+    y = deformed(x, w, offset, mask, window, groups)
+    return y if bias is None else y + along_channels(bias, x.ndim)
 
 
 @operator(ONNX, "Col2Im", since=(18,))
 def col2im(ctx: Context, node: Node, x: Array, image_shape: Array, block_shape: Array) -> Array:
     """Columns ``[N, C * block, L]`` summed back to where they came from in an image (ONNX Col2Im)."""
     image, block = ints(ctx.constant(1)), ints(ctx.constant(2))
-    attributes = {k: v for k, v in node.attributes.items() if k in ("dilations", "pads", "strides")}
-    part = Node("Col2Im", ONNX, node.name, node.inputs, node.outputs, attributes, node.opset)
-    window = window_of(part, image, block)
-    out = window.output(image)
-    taps = int(np.prod(block))
-    columns = x.reshape(x.shape[0], x.shape[1] // taps, taps, *out)
-    wide = tuple(n + b + a for n, (b, a) in zip(image, window.pads, strict=True))
-    total = jnp.zeros((*columns.shape[:2], *wide), x.dtype)
-    for k, position in enumerate(window.positions()):
-        cut = tuple(
-            slice(p * d, p * d + (c - 1) * s + 1, s)
-            for p, d, c, s in zip(position, window.dilations, out, window.strides, strict=True)
-        )
-        total = total.at[(slice(None), slice(None), *cut)].add(columns[:, :, k])
-    inner = tuple(slice(b, b + n) for n, (b, _) in zip(image, window.pads, strict=True))
-    return total[(slice(None), slice(None), *inner)]
+    strides, dilations, pads = (ints(node.get(name) or ()) for name in ("strides", "dilations", "pads"))
+    return image_of(x, image, fitted_window(image, block, strides, dilations, pads))

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.core.errors import UnsupportedError
+from podrun.core.errors import InputMismatch, UnsupportedError
 from podrun.onnx_models.ops.common import Array, fold_module, index_dtype, ints, onnx_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 from podrun.runtime.traced_tensor import device_dtype
 
 

@@ -9,10 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.onnx_models.ops.common import Array, absolute, is_float, rounds_once, same_dtype, with_gradient
+from podrun.core.errors import InputMismatch
+from podrun.numerics.gradients import absolute, with_gradient
+from podrun.numerics.precision import is_float, rounds_once
+from podrun.onnx_models.ops.common import Array, same_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 
 def _aligned(node: Node, a: Array, b: Array) -> tuple[Array, Array]:

@@ -13,14 +13,15 @@ import numpy as np
 from jax import lax
 
 from podrun.compiler import model_collectives
-from podrun.core.errors import UnimplementedError, UsageError
+from podrun.core.errors import InputMismatch, UnimplementedError, UsageError
 from podrun.core.layout import GroupKind, replica_groups
-from podrun.onnx_models.ops.common import Array, ints, onnx_dtype, rounds_once, same_dtype, widen
+from podrun.numerics.precision import rounds_once, widen
+from podrun.onnx_models.ops.common import Array, ints, onnx_dtype, same_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, operator
 from podrun.onnx_models.ops.training import reduction_of
 from podrun.popart.names import COLLECTIVE_OPERATOR, COMM_GROUP
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 
 @operator(GRAPHCORE, "Init")

@@ -12,10 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import Array, axis_in, ints, is_float, same_dtype, with_gradient
+from podrun.core.errors import InputMismatch
+from podrun.numerics.gradients import equals_carrier, product_carrier, with_gradient
+from podrun.numerics.precision import is_float
+from podrun.onnx_models.ops.common import Array, axis_in, ints, same_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 
 def from_front(indices: Array, size: int) -> Array:
@@ -253,32 +256,11 @@ def combine(ctx: Context, x: Array, at: Any, updates: Array, reduction: str) -> 
             if not differentiated:
                 return place.multiply(updates)
             product = lax.stop_gradient(x).at[at].multiply(lax.stop_gradient(updates))
-            return with_gradient(product, _product_carrier(x, at, updates))
+            return with_gradient(product, product_carrier(x, at, updates))
         case "max" | "min":
             result = place.max(updates) if reduction == "max" else place.min(updates)
-            return (
-                with_gradient(result, _equals_carrier(x, at, updates, result)) if differentiated else result
-            )
+            return with_gradient(result, equals_carrier(x, at, updates, result)) if differentiated else result
     raise InputMismatch(f"reduction '{reduction}' is none of none, add, mul, max, min")
-
-
-def _equals_carrier(x: Array, at: Any, updates: Array, result: Array) -> Array:
-    zero = jnp.zeros((), x.dtype)
-    return jnp.where(x == result, x, zero).at[at].add(jnp.where(updates == result[at], updates, zero))
-
-
-def _product_carrier(x: Array, at: Any, updates: Array) -> Array:
-    """Each factor times the product of the others, which is 0 beside two zeros, and beside one for all but that."""
-    fixed, factors = lax.stop_gradient(x), lax.stop_gradient(updates)
-    one = jnp.ones((), x.dtype)
-    zeros = (fixed == 0).astype(jnp.int32).at[at].add((factors == 0).astype(jnp.int32))
-    others = jnp.where(fixed == 0, one, fixed).at[at].multiply(jnp.where(factors == 0, one, factors))
-
-    def rest(factor: Array, others: Array, zeros: Array) -> Array:
-        clear = zeros == (factor == 0)
-        return jnp.where(clear, others / jnp.where(factor == 0, one, factor), jnp.zeros((), x.dtype))
-
-    return (x * rest(fixed, others, zeros)).at[at].add(updates * rest(factors, others[at], zeros[at]))
 
 
 @operator(ONNX, "Scatter", since=(9, 11))

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import Array, is_float, is_half, onnx_dtype, rounds_once, same_dtype, widen
+from podrun.core.errors import InputMismatch
+from podrun.numerics.precision import half_partials, is_float, is_half, rounds_once, widen
+from podrun.onnx_models.ops.common import Array, onnx_dtype, same_dtype
 from podrun.onnx_models.ops.registry import ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 
 def product(node: Node, a: Array, b: Array) -> Array:
@@ -29,29 +31,6 @@ def product(node: Node, a: Array, b: Array) -> Array:
             return half_partials(a, b)
         return jnp.matmul(a, b, preferred_element_type=jnp.float32).astype(a.dtype)
     return jnp.matmul(a, b)
-
-
-AMP_TERMS = 16
-"""Products that the accumulating matrix product unit sums before it rounds a half partial (float16
-inputs).
-"""
-
-
-def half_partials(a: Array, b: Array) -> Array:
-    """``a @ b`` whose running sum is rounded to half after every `AMP_TERMS` products."""
-    if a.ndim == 1 or b.ndim == 1:
-        left = a[None, :] if a.ndim == 1 else a
-        right = b[:, None] if b.ndim == 1 else b
-        result = half_partials(left, right)
-        result = result[..., 0, :] if a.ndim == 1 else result
-        return result[..., 0] if b.ndim == 1 else result
-    depth = a.shape[-1]
-    total: Any = None
-    for start in range(0, depth, AMP_TERMS):
-        stop = min(start + AMP_TERMS, depth)
-        part = jnp.matmul(a[..., start:stop], b[..., start:stop, :], preferred_element_type=jnp.float32)
-        total = part.astype(a.dtype) if total is None else (total.astype(jnp.float32) + part).astype(a.dtype)
-    return total
 
 
 @operator(ONNX, "MatMul", since=(1, 9, 13))

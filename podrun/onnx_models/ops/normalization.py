@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import Array, axis_in, ints, rounds_once, widen
+from podrun.core.errors import InputMismatch
+from podrun.numerics.precision import rounds_once, widen
+from podrun.onnx_models.ops.common import Array, axis_in, ints
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 
 def _per_channel(v: Array, rank: int) -> Array:

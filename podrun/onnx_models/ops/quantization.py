@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import Array, axis_in, is_float, onnx_dtype, widen
-from podrun.onnx_models.ops.conv import correlate
+from podrun.numerics.convolution import correlate
+from podrun.numerics.precision import is_float, widen
+from podrun.onnx_models.ops.common import Array, axis_in, onnx_dtype
 from podrun.onnx_models.ops.pooling import window_of
 from podrun.onnx_models.ops.registry import ONNX, operator
 from podrun.runtime.graph import Node

@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podrun.core.errors import UnsupportedError
-from podrun.onnx_models.ops.common import Array, rounds_once
+from podrun.core.errors import InputMismatch, UnsupportedError
+from podrun.numerics.precision import rounds_once
+from podrun.onnx_models.ops.common import Array
 from podrun.onnx_models.ops.indexing import reversed_within
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 _log = logging.getLogger("podrun.popart.ops")
 

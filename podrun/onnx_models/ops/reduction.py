@@ -13,20 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.onnx_models.ops.common import (
-    Array,
-    absolute,
-    axes_in,
-    axis_in,
-    index_dtype,
-    ints,
-    is_float,
-    rounds_once,
-    with_gradient,
-)
+from podrun.core.errors import InputMismatch
+from podrun.numerics.gradients import absolute, to_equals
+from podrun.numerics.precision import is_float, rounds_once
+from podrun.onnx_models.ops.common import Array, axes_in, axis_in, index_dtype, ints
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 
 def _axes(ctx: Context, node: Node, x: Array) -> tuple[int, ...] | None:
@@ -60,13 +53,6 @@ def _register(
     apply.__doc__ = f"{meaning} over ``axes`` (all by default), kept as 1 with ``keepdims`` (ONNX {name})."
     apply.__name__ = name.lower()
     operator(ONNX, name, since, folds=folds)(rounds_once(apply))
-
-
-def to_equals(x: Array, result: Array, axes: tuple[int, ...]) -> Array:
-    """A maximum or minimum whose gradient goes whole to each of the elements that equal it (PopART ReduceMaxGrad)."""
-    wide = result.reshape([1 if a in axes else d for a, d in enumerate(x.shape)])
-    carrier = jnp.sum(jnp.where(x == wide, x, jnp.zeros((), x.dtype)), axis=axes)
-    return with_gradient(result, carrier.reshape(result.shape))
 
 
 def _max(xp: object, x: Array, axes: tuple[int, ...], keep: bool) -> Array:
@@ -116,7 +102,7 @@ for _name, _since, _meaning, _reduce, _folds in (
         "ReduceL1",
         _OLD,
         "Sum of absolute values",
-        lambda xp, x, a, k: jnp.sum(absolute(x) if is_float(x) else jnp.abs(x), axis=a, keepdims=k),
+        lambda xp, x, a, k: jnp.sum(absolute(x), axis=a, keepdims=k),
         False,
     ),
     ("ReduceL2", _OLD, "Square root of the sum of squares", _l2, False),

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.core.errors import InputMismatch
 from podrun.onnx_models.ops.common import Array, axes_in, axis_in, fold_module, ints, same_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.onnx_models.ops.sdk import expanded, reshaped, tiled
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 
 
 def _reshaped(x: Array, target: tuple[int, ...], allow_zero: bool) -> Array:

@@ -14,10 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.onnx_models.ops.common import Array, absolute, axis_in, is_float, rounds_once, with_gradient
+from podrun.core.errors import InputMismatch
+from podrun.numerics.gradients import absolute, with_gradient
+from podrun.numerics.precision import is_float, rounds_once
+from podrun.onnx_models.ops.common import Array, axis_in
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context, InputMismatch
+from podrun.runtime.operators import Context
 from podrun.runtime.widening import WIDE
 
 REDUCTIONS = {0: "Sum", 1: "Mean", 2: "None"}

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podrun.poptorch.operators.table import Array, Call, absolute, aten, axis, widened
+from podrun.numerics.gradients import absolute
+from podrun.numerics.precision import widen
+from podrun.poptorch.operators.table import Array, Call, aten, axis
 
 
 @aten("relu")
@@ -26,13 +28,13 @@ def relu6(call: Call, x: Array) -> Array:
 @aten("sigmoid")
 def sigmoid(call: Call, x: Array) -> Array:
     """``1 / (1 + exp(-x))``."""
-    return jax.nn.sigmoid(widened(x).astype(jnp.promote_types(widened(x).dtype, jnp.float32)))
+    return jax.nn.sigmoid(widen(x).astype(jnp.promote_types(widen(x).dtype, jnp.float32)))
 
 
 @aten("log_sigmoid")
 def log_sigmoid(call: Call, x: Array) -> Array:
     """``log(sigmoid(x))``, without overflow."""
-    return jax.nn.log_sigmoid(widened(x))
+    return jax.nn.log_sigmoid(widen(x))
 
 
 @aten("log_sigmoid_forward")
@@ -44,19 +46,19 @@ def log_sigmoid_and_buffer(call: Call, x: Array) -> tuple[Array, Array]:
 @aten("silu")
 def silu(call: Call, x: Array) -> Array:
     """``x * sigmoid(x)``."""
-    return jax.nn.silu(widened(x))
+    return jax.nn.silu(widen(x))
 
 
 @aten("mish")
 def mish(call: Call, x: Array) -> Array:
     """``x * tanh(softplus(x))``."""
-    return jax.nn.mish(widened(x))
+    return jax.nn.mish(widen(x))
 
 
 @aten("gelu")
 def gelu(call: Call, x: Array, approximate: str = "none") -> Array:
     """``x * Phi(x)``, exact or by tanh."""
-    return jax.nn.gelu(widened(x), approximate=approximate == "tanh")
+    return jax.nn.gelu(widen(x), approximate=approximate == "tanh")
 
 
 @aten("hardswish")
@@ -145,7 +147,7 @@ def selu(call: Call, x: Array) -> Array:
 @aten("softplus")
 def softplus(call: Call, x: Array, beta: float = 1, threshold: float = 20) -> Array:
     """``log(1 + exp(beta * x)) / beta``; x itself where ``beta * x`` exceeds the threshold."""
-    x = widened(x)
+    x = widen(x)
     large = x * beta > threshold
     return jnp.where(large, x, jax.nn.softplus(jnp.where(large, 0, x) * beta) / beta)
 
@@ -171,7 +173,7 @@ def soft_shrink(call: Call, x: Array, width: float = 0.5) -> Array:
 @aten("glu")
 def gated_linear_unit(call: Call, x: Array, dim: int = -1) -> Array:
     """The first half times the sigmoid of the second."""
-    first, second = jnp.split(widened(x), 2, axis(dim, x.ndim))
+    first, second = jnp.split(widen(x), 2, axis(dim, x.ndim))
     return first * jax.nn.sigmoid(second)
 
 
@@ -188,4 +190,4 @@ def log_softmax(call: Call, x: Array, dim: int, *rest: object) -> Array:
 
 
 def _as_float(call: Call, x: Array) -> Array:
-    return widened(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+    return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)

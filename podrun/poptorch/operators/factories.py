@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podrun.poptorch.operators.table import Array, Call, aten, widened
+from podrun.numerics.precision import widen
+from podrun.poptorch.operators.table import Array, Call, aten
 
 
 @aten(
@@ -131,7 +132,7 @@ def channel_dropout(call: Call, x: Array, probability: float, train: bool) -> Ar
 @aten("bernoulli.default", kind="RandomUniform")
 def bernoulli(call: Call, probabilities: Array, **keywords: object) -> Array:
     """1 with the probability that each element gives."""
-    return jax.random.bernoulli(call.key(), widened(probabilities)).astype(call.dtype)
+    return jax.random.bernoulli(call.key(), widen(probabilities)).astype(call.dtype)
 
 
 @aten("bernoulli.p", "bernoulli.Tensor", kind="RandomUniform")
@@ -201,7 +202,7 @@ def multinomial(
     call: Call, weights: Array, count: int, replacement: bool = False, **keywords: object
 ) -> Array:
     """Indices drawn with the probabilities that each row gives."""
-    logs = jnp.log(widened(weights))
+    logs = jnp.log(widen(weights))
     if replacement:
         drawn = jax.random.categorical(call.key(), logs, shape=(count, *logs.shape[:-1]))
         return jnp.moveaxis(drawn, 0, -1).astype(call.dtype)

@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podrun.numerics.gradients import with_gradient
+from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import Subgraph
 from podrun.poptorch.operators.linear_algebra import product
-from podrun.poptorch.operators.table import Array, Call, aten, axis, widened, with_gradient_of
+from podrun.poptorch.operators.table import Array, Call, aten, axis
 
 SUM, MEAN = 0, 1
 
@@ -23,8 +25,8 @@ SUM, MEAN = 0, 1
 def identity_loss(call: Call, x: Array, reduction: int) -> Array:
     """x as a loss: its sum, its mean or as it is."""
     if reduction == SUM:
-        return jnp.sum(widened(x))
-    return jnp.mean(widened(x)) if reduction == MEAN else x
+        return jnp.sum(widen(x))
+    return jnp.mean(widen(x)) if reduction == MEAN else x
 
 
 @aten("podrun.written_without_gradient.default", kind="Identity")
@@ -32,7 +34,7 @@ def written_without_gradient(call: Call, before: Array, after: Array) -> Array:
     """Values written in place under ``no_grad``. Torch's gradient goes to the values before, as if nothing had been
     written.
     """
-    return with_gradient_of(before, after)
+    return with_gradient(after, before)
 
 
 @aten("podrun.nop.default", kind="Nop")
@@ -128,7 +130,7 @@ def farthest_points(call: Call, points: Array, begins: Any, ratio: float, random
     parts = []
     for part, (first, end) in enumerate(itertools.pairwise(begins)):
         count = math.ceil((end - first) * ratio)
-        inside = widened(points)[first:end]
+        inside = widen(points)[first:end]
         start = jnp.zeros((), jnp.int32)
         if random_start:
             start = jax.random.randint(jax.random.fold_in(call.key(), part), (), 0, end - first)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podrun.numerics.convolution import along_channels, columns_of, convolved, image_of
+from podrun.numerics.convolution import transposed as turned
+from podrun.numerics.precision import product_with_rows, widen
+from podrun.numerics.windows import Window
 from podrun.poptorch.operators.factories import dropped
-from podrun.poptorch.operators.linear_algebra import product_with_rows
-from podrun.poptorch.operators.table import Array, Call, aten, spread, widened
+from podrun.poptorch.operators.table import Array, Call, aten, spread
 
 
 @aten("convolution", "_convolution", kind="Conv")
@@ -29,57 +33,23 @@ def convolution(
     *rest: object,
 ) -> Array:
     """``[N, C, *in]`` (or ``[C, *in]``) with ``[M, C / groups, *kernel]``; transposed: ``[C, M / groups, *kernel]``."""
-    batched = x.ndim == weight.ndim
-    image = widened(x if batched else x[None])
-    count = image.ndim - 2
-    stride, padding, dilation, output_padding = (
-        spread(each, count) for each in (stride, padding, dilation, output_padding)
-    )
-    if transposed:
-        made = _transposed(image, widened(weight), stride, padding, dilation, output_padding, groups)
-    else:
-        made = correlate(image, widened(weight), stride, [(p, p) for p in padding], dilation, groups)
+    if not transposed:
+        return _forward(call, x, weight, bias, stride, padding, dilation, groups)
+    count = weight.ndim - 2
+    image = widen(x if x.ndim == weight.ndim else x[None])
+    window = _window(weight.shape[2:], stride, padding, dilation)
+    added = spread(output_padding, count)
+    result = turned(image, widen(weight), groups, window, added, one_by_one=False)
     if bias is not None:
-        made = made + widened(bias).reshape((-1,) + (1,) * count)
-    return made if batched else made[0]
+        result = result + along_channels(widen(bias), image.ndim)
+    return result if x.ndim == weight.ndim else result[0]
 
 
-def correlate(
-    image: Array, weight: Array, stride: Any, pads: list[tuple[int, int]], dilation: Any, groups: int
-) -> Array:
-    """A convolution in the formulation that PopART's operators use (`podrun.onnx_models.ops.conv`)."""
-    from podrun.onnx_models.ops.conv import correlate as formulated
-    from podrun.onnx_models.ops.pooling import Window
-
-    nothing = (0,) * len(pads)
-    window = Window(tuple(weight.shape[2:]), tuple(stride), tuple(dilation), tuple(pads), nothing)
-    return formulated(image, weight, groups, window)
-
-
-def _transposed(
-    image: Array, weight: Array, stride: Any, padding: Any, dilation: Any, extra: Any, groups: int
-) -> Array:
-    count, kernel = image.ndim - 2, weight.shape[2:]
-    grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).swapaxes(1, 2)
-    turned = jnp.flip(grouped.reshape(groups * weight.shape[1], -1, *kernel), tuple(range(2, 2 + count)))
-    pads = [
-        (d * (k - 1) - p, d * (k - 1) - p + more)
-        for d, k, p, more in zip(dilation, kernel, padding, extra, strict=True)
-    ]
-    return lax.conv_general_dilated(
-        image,
-        turned,
-        (1,) * count,
-        pads,
-        lhs_dilation=stride,
-        rhs_dilation=dilation,
-        feature_group_count=groups,
-    )
-
-
-def _same_padding(x: Array, weight: Array, dilation: Any, count: int) -> list[tuple[int, int]]:
-    totals = [d * (k - 1) for d, k in zip(spread(dilation, count), weight.shape[2:], strict=True)]
-    return [(total // 2, total - total // 2) for total in totals]
+def _window(kernel: Any, stride: Any, padding: Any, dilation: Any) -> Window:
+    """A window of torch's arguments: one number for all dimensions or one for each."""
+    count = len(kernel)
+    pads = tuple((p, p) for p in spread(padding, count))
+    return Window(tuple(kernel), spread(stride, count), spread(dilation, count), pads, (0,) * count)
 
 
 def _forward(
@@ -93,17 +63,13 @@ def _forward(
     groups: int = 1,
 ) -> Array:
     """A convolution by its own overloads, whose padding may be ``valid`` or ``same``."""
-    count = weight.ndim - 2
-    batched = x.ndim == weight.ndim
-    image = widened(x if batched else x[None])
+    window = _window(weight.shape[2:], stride, (0,) if isinstance(padding, str) else padding, dilation)
     if padding == "same":
-        pads = _same_padding(image, weight, dilation, count)
-    else:
-        pads = [(p, p) for p in spread((0,) if padding == "valid" else padding, count)]
-    made = correlate(image, widened(weight), spread(stride, count), pads, spread(dilation, count), groups)
-    if bias is not None:
-        made = made + widened(bias).reshape((-1,) + (1,) * count)
-    return made if batched else made[0]
+        totals = [extent - 1 for extent in window.extents()]
+        window = replace(window, pads=tuple((total // 2, total - total // 2) for total in totals))
+    if x.ndim == weight.ndim:
+        return convolved(x, weight, bias, groups, window)
+    return convolved(x[None], weight, bias, groups, window)[0]
 
 
 aten("conv1d", "conv2d", "conv3d", kind="Conv")(_forward)
@@ -128,16 +94,10 @@ def transposed_convolution(
 @aten("im2col", kind="Gather")
 def columns(call: Call, x: Array, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Array:
     """Every window of an image as a column: ``[N, C * window, places]``."""
-    batched = x.ndim == 4
-    image = x if batched else x[None]
-    kernel, dilation, padding, stride = (spread(each, 2) for each in (kernel, dilation, padding, stride))
     if not x.size:
         return jnp.zeros(call.results[0].shape, x.dtype)
-    patches = lax.conv_general_dilated_patches(
-        image, kernel, stride, [(p, p) for p in padding], rhs_dilation=dilation
-    )
-    made = patches.reshape(*patches.shape[:2], -1)
-    return made if batched else made[0]
+    window = _window(spread(kernel, 2), stride, padding, dilation)
+    return columns_of(x, window) if x.ndim == 4 else columns_of(x[None], window)[0]
 
 
 @aten("col2im", kind="Scatter")
@@ -145,25 +105,8 @@ def image_of_columns(
     call: Call, x: Array, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
 ) -> Array:
     """Columns added back to where they came from."""
-    batched = x.ndim == 3
-    parts = x if batched else x[None]
-    kernel, dilation, padding, stride = (spread(each, 2) for each in (kernel, dilation, padding, stride))
-    channels = parts.shape[1] // (kernel[0] * kernel[1])
-    outs = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, p, d, k, s in zip(size, padding, dilation, kernel, stride, strict=True)
-    ]
-    parts = parts.reshape(parts.shape[0], channels, *kernel, *outs)
-    wide = jnp.zeros((parts.shape[0], channels, size[0] + 2 * padding[0], size[1] + 2 * padding[1]), x.dtype)
-    for row in range(kernel[0]):
-        for column in range(kernel[1]):
-            rows = slice(row * dilation[0], row * dilation[0] + (outs[0] - 1) * stride[0] + 1, stride[0])
-            columns_ = slice(
-                column * dilation[1], column * dilation[1] + (outs[1] - 1) * stride[1] + 1, stride[1]
-            )
-            wide = wide.at[:, :, rows, columns_].add(parts[:, :, row, column])
-    made = wide[:, :, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
-    return made if batched else made[0]
+    window = _window(spread(kernel, 2), stride, padding, dilation)
+    return image_of(x, size, window) if x.ndim == 3 else image_of(x[None], size, window)[0]
 
 
 State = tuple[Array, ...]
@@ -222,8 +165,8 @@ def _network(cell: Cell) -> Callable[..., tuple[Array, ...]]:
         bidirectional: bool,
         batch_first: bool,
     ) -> tuple[Array, ...]:
-        x = widened(x)
-        starts = [widened(each) for each in (start if isinstance(start, (tuple, list)) else (start,))]
+        x = widen(x)
+        starts = [widen(each) for each in (start if isinstance(start, (tuple, list)) else (start,))]
         if single := x.ndim == 2:
             x, starts = x[:, None], [each[:, None] for each in starts]
         elif batch_first:
@@ -235,7 +178,7 @@ def _network(cell: Cell) -> Callable[..., tuple[Array, ...]]:
             outputs = []
             for direction in range(directions):
                 at = layer * directions + direction
-                weights = [widened(w) for w in parameters[at * each_has : (at + 1) * each_has]]
+                weights = [widen(w) for w in parameters[at * each_has : (at + 1) * each_has]]
                 state = tuple(each[at] for each in starts)
                 ended, output = _direction(cell, x, state, weights, bool(direction))
                 outputs.append(output)

@@ -18,30 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.numerics.gradients import absolute
+from podrun.numerics.precision import product_with_rows, type_of_sums, widen
 from podrun.poptorch.operators.factories import dropped
-from podrun.poptorch.operators.table import Array, Call, absolute, aten, widened
-
-
-def _partials(a: Array, b: Array) -> Any:
-    """The type in which sums are kept: float32 for floating-point operands, or their own type."""
-    return jnp.float32 if jnp.issubdtype(jnp.promote_types(a.dtype, b.dtype), jnp.floating) else None
+from podrun.poptorch.operators.table import Array, Call, aten
 
 
 def product(a: Array, b: Array) -> Array:
     """``a @ b``, in float32 for halves."""
-    return jnp.matmul(a, b, preferred_element_type=_partials(a, b))
-
-
-def product_with_rows(a: Array, b: Array) -> Array:
-    """``a @ b.T`` for a ``[..., k]`` and b ``[m, k]``, in float32 for halves."""
-    sums = _partials(a, b)
-    if a.dtype != b.dtype:
-        a, b = (each.astype(jnp.promote_types(a.dtype, b.dtype)) for each in (a, b))
-    if a.size == a.shape[-1]:
-        # XLA on CPUs takes fifteen times as long for A B^T where A has one row.
-        made = lax.dot_general(b, a.reshape(1, -1), (((1,), (1,)), ((), ())), preferred_element_type=sums)
-        return made.reshape(*a.shape[:-1], b.shape[0])
-    return lax.dot_general(a, b, (((a.ndim - 1,), (1,)), ((), ())), preferred_element_type=sums)
+    return jnp.matmul(a, b, preferred_element_type=type_of_sums(a, b))
 
 
 @aten("mm", "bmm", "matmul", "mv", "dot", "vdot", "linalg_matmul", kind="MatMul")
@@ -53,14 +38,14 @@ def matrix_product(call: Call, a: Array, b: Array) -> Array:
 @aten("inner", kind="MatMul")
 def inner_product(call: Call, a: Array, b: Array) -> Array:
     """Products of the last dimensions of a and b, added up."""
-    return jnp.inner(widened(a), widened(b))
+    return jnp.inner(widen(a), widen(b))
 
 
 @aten("linear", kind="MatMul")
 def linear(call: Call, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """``x @ weight.T + bias``."""
     made = product_with_rows(x, weight) if weight.ndim > 1 else product(x, weight)
-    return made if bias is None else made + widened(bias)
+    return made if bias is None else made + widen(bias)
 
 
 def _sum_of(call: Call, x: Array, made: Array, beta: Any, alpha: Any) -> Array:
@@ -68,7 +53,7 @@ def _sum_of(call: Call, x: Array, made: Array, beta: Any, alpha: Any) -> Array:
     made = made if alpha == 1 else alpha * made
     if beta == 0:
         return made
-    return (widened(x) if beta == 1 else beta * widened(x)) + made
+    return (widen(x) if beta == 1 else beta * widen(x)) + made
 
 
 @aten("addmm", "addmv", "baddbmm", kind="MatMul")
@@ -86,7 +71,7 @@ def add_sum_of_products(call: Call, x: Array, a: Array, b: Array, beta: Any = 1,
 @aten("addr", kind="MatMul")
 def add_outer_product(call: Call, x: Array, a: Array, b: Array, beta: Any = 1, alpha: Any = 1) -> Array:
     """``beta * x + alpha * outer(a, b)``."""
-    return _sum_of(call, x, jnp.outer(widened(a), widened(b)), beta, alpha)
+    return _sum_of(call, x, jnp.outer(widen(a), widen(b)), beta, alpha)
 
 
 @aten("outer", "ger", kind="MatMul")
@@ -98,20 +83,20 @@ def outer_product(call: Call, a: Array, b: Array) -> Array:
 @aten("einsum", kind="MatMul")
 def einsum(call: Call, equation: str, operands: Any, path: Any = None) -> Array:
     """Sums of products, as an equation says."""
-    return jnp.einsum(equation.replace(" ", ""), *[widened(each) for each in operands])
+    return jnp.einsum(equation.replace(" ", ""), *[widen(each) for each in operands])
 
 
 @aten("bilinear", kind="MatMul")
 def bilinear(call: Call, a: Array, b: Array, weight: Array, bias: Array | None = None) -> Array:
     """``a @ weight[k] @ b`` for each k."""
-    made = jnp.einsum("...i,kij,...j->...k", widened(a), widened(weight), widened(b))
-    return made if bias is None else made + widened(bias)
+    made = jnp.einsum("...i,kij,...j->...k", widen(a), widen(weight), widen(b))
+    return made if bias is None else made + widen(bias)
 
 
 @aten("cdist", "_cdist_forward", kind="MatMul")
 def distances(call: Call, a: Array, b: Array, p: float = 2.0, mode: int | None = None) -> Array:
     """Distances of all rows of a to all rows of b, in the p-norm; the gradient at 0 is 0."""
-    difference = absolute(widened(a)[..., :, None, :] - widened(b)[..., None, :, :])
+    difference = absolute(widen(a)[..., :, None, :] - widen(b)[..., None, :, :])
     if p == float("inf"):
         return jnp.max(difference, -1)
     if p == 0:
@@ -148,7 +133,7 @@ def attention(
     if is_causal:
         scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
     if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + widened(mask)
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + widen(mask)
     weights = jax.nn.softmax(scores, -1)
     if mask is not None and mask.dtype == jnp.bool_:
         weights = jnp.where(jnp.any(mask, -1, keepdims=True), weights, 0)
@@ -166,7 +151,7 @@ def _no_info(x: Array) -> Array:
 
 
 def _cholesky(x: Array, upper: bool) -> Array:
-    wide = widened(x)
+    wide = widen(x)
     lower = lax.linalg.cholesky(_transposed(wide) if upper else wide, symmetrize_input=False)
     return _transposed(lower) if upper else lower
 
@@ -174,7 +159,7 @@ def _cholesky(x: Array, upper: bool) -> Array:
 @aten("cholesky")
 def cholesky(call: Call, x: Array, upper: bool = False) -> Array:
     """``L`` of ``x = L @ L.T``, or ``U`` of ``x = U.T @ U``; the gradient is that of a symmetric matrix."""
-    return _cholesky((widened(x) + _transposed(widened(x))) / 2, upper)
+    return _cholesky((widen(x) + _transposed(widen(x))) / 2, upper)
 
 
 @aten("_linalg_check_errors")
@@ -200,10 +185,10 @@ def inverse_of_cholesky(call: Call, factor: Array, upper: bool = False) -> Array
 @aten("cholesky_solve")
 def solve_by_cholesky(call: Call, b: Array, factor: Array, upper: bool = False) -> Array:
     """x of ``a @ x = b`` where ``factor`` is that of a."""
-    lower = _transposed(widened(factor)) if upper else widened(factor)
+    lower = _transposed(widen(factor)) if upper else widen(factor)
     lead = jnp.broadcast_shapes(lower.shape[:-2], b.shape[:-2])
     lower = jnp.broadcast_to(lower, lead + lower.shape[-2:])
-    b = jnp.broadcast_to(widened(b), lead + b.shape[-2:])
+    b = jnp.broadcast_to(widen(b), lead + b.shape[-2:])
     half = lax.linalg.triangular_solve(lower, b, left_side=True, lower=True)
     return lax.linalg.triangular_solve(lower, half, left_side=True, lower=True, transpose_a=True)
 
@@ -212,14 +197,14 @@ def solve_by_cholesky(call: Call, b: Array, factor: Array, upper: bool = False) 
 def qr(call: Call, x: Array, mode: str = "reduced") -> tuple[Array, Array]:
     """Orthonormal columns and a triangle whose product is x."""
     if mode == "r":
-        return jnp.zeros(call.results[0].shape), jnp.linalg.qr(widened(x), mode="r")
-    return tuple(jnp.linalg.qr(widened(x), mode=mode))
+        return jnp.zeros(call.results[0].shape), jnp.linalg.qr(widen(x), mode="r")
+    return tuple(jnp.linalg.qr(widen(x), mode=mode))
 
 
 @aten("geqrf")
 def qr_as_reflections(call: Call, x: Array) -> tuple[Array, Array]:
     """QR as LAPACK keeps it: the triangle, below it the vectors of reflections, and their factors."""
-    packed, factors = jnp.linalg.qr(widened(x), mode="raw")
+    packed, factors = jnp.linalg.qr(widen(x), mode="raw")
     return _transposed(packed), factors
 
 
@@ -230,9 +215,9 @@ def product_of_reflections(call: Call, vectors: Array, factors: Array) -> Array:
     rows = jnp.arange(vectors.shape[-2])
     made = jnp.broadcast_to(jnp.eye(vectors.shape[-2], columns), vectors.shape)
     for i in reversed(range(count)):
-        v = jnp.where(rows > i, widened(vectors)[..., i], 0) + (rows == i)
+        v = jnp.where(rows > i, widen(vectors)[..., i], 0) + (rows == i)
         along = jnp.einsum("...r,...rc->...c", v, made)
-        made = made - widened(factors)[..., i, None, None] * v[..., :, None] * along[..., None, :]
+        made = made - widen(factors)[..., i, None, None] * v[..., :, None] * along[..., None, :]
     return made
 
 
@@ -243,9 +228,9 @@ def singular_values(
     """Singular vectors and values. Values alone have a gradient if the vectors are not used."""
     if not compute_uv:
         left, _, right = call.results
-        values = jnp.linalg.svd(widened(x), compute_uv=False)
+        values = jnp.linalg.svd(widen(x), compute_uv=False)
         return jnp.zeros(left.shape), values, jnp.zeros(right.shape)
-    return tuple(jnp.linalg.svd(widened(x), full_matrices=full_matrices))
+    return tuple(jnp.linalg.svd(widen(x), full_matrices=full_matrices))
 
 
 @aten("_linalg_eigh")
@@ -253,7 +238,7 @@ def symmetric_eigenvalues(
     call: Call, x: Array, uplo: str = "L", compute_v: bool = True
 ) -> tuple[Array, Array]:
     """Eigenvalues, the least first, and eigenvectors of a symmetric matrix of which one triangle is read."""
-    wide = widened(x)
+    wide = widen(x)
     half = jnp.tril(wide) if uplo.upper() == "L" else _transposed(jnp.triu(wide))
     whole = half + _transposed(jnp.tril(half, -1))
     values, vectors = jnp.linalg.eigh(whole, symmetrize_input=False)
@@ -263,7 +248,7 @@ def symmetric_eigenvalues(
 @aten("linalg_inv_ex")
 def inverse(call: Call, x: Array, check_errors: bool = False) -> tuple[Array, Array]:
     """The inverse of a matrix."""
-    return jnp.linalg.inv(widened(x)), _no_info(x)
+    return jnp.linalg.inv(widen(x)), _no_info(x)
 
 
 @aten("linalg_pinv.atol_rtol_tensor")
@@ -271,7 +256,7 @@ def pseudo_inverse(
     call: Call, x: Array, atol: Any = None, rtol: Any = None, hermitian: bool = False
 ) -> Array:
     """The inverse on the singular values that exceed ``max(atol, rtol * greatest)``."""
-    wide = widened(x)
+    wide = widen(x)
     if rtol is None:
         least = float(np.finfo(np.float32).eps) * max(x.shape[-2:])
         rtol = least if atol is None else jnp.where(jnp.asarray(atol) > 0, 0.0, least)
@@ -284,9 +269,9 @@ def pseudo_inverse(
 def _lu(x: Array, pivot: bool = True) -> tuple[Array, Array, Array]:
     """Both factors in one matrix, LAPACK's pivots counted from 1, and the order of rows."""
     if pivot:
-        packed, pivots, order = lax.linalg.lu(widened(x))
+        packed, pivots, order = lax.linalg.lu(widen(x))
         return packed, pivots + 1, order
-    packed = widened(x)
+    packed = widen(x)
     count = min(x.shape[-2:])
     rows, columns = jnp.arange(x.shape[-2])[:, None], jnp.arange(x.shape[-1])
     for i in range(count):
@@ -337,7 +322,7 @@ def unpack_lu(
     """``P``, ``L`` and ``U`` of what `lu_factors` gave."""
     empty = [jnp.zeros(each.shape) for each in call.results]
     order = _permutation(_order_of(pivots, packed.shape[-2])) if unpack_pivots else empty[0]
-    return order, *(_triangles(widened(packed)) if unpack_data else empty[1:])
+    return order, *(_triangles(widen(packed)) if unpack_data else empty[1:])
 
 
 @aten("linalg_lu_solve")
@@ -349,8 +334,8 @@ def solve_by_lu(
         return _transposed(solve_by_lu(call, packed, pivots, _transposed(b), True, not adjoint))
     lead = jnp.broadcast_shapes(packed.shape[:-2], b.shape[:-2])
     order = jnp.broadcast_to(_order_of(pivots, packed.shape[-2]), (*lead, packed.shape[-2]))
-    packed = jnp.broadcast_to(widened(packed), lead + packed.shape[-2:])
-    b = jnp.broadcast_to(widened(b), lead + b.shape[-2:])
+    packed = jnp.broadcast_to(widen(packed), lead + packed.shape[-2:])
+    b = jnp.broadcast_to(widen(b), lead + b.shape[-2:])
     solve = lax.linalg.triangular_solve
     if not adjoint:
         b = jnp.take_along_axis(b, order[..., None], -2)
@@ -365,14 +350,14 @@ def solve_by_lu(
 def determinant(call: Call, x: Array) -> tuple[Array, Array, Array]:
     """The determinant, and the factors that torch keeps."""
     packed, pivots, _ = _lu(lax.stop_gradient(x))
-    return jnp.linalg.det(widened(x)), packed, pivots
+    return jnp.linalg.det(widen(x)), packed, pivots
 
 
 @aten("_linalg_slogdet")
 def log_determinant(call: Call, x: Array) -> tuple[Array, Array, Array, Array]:
     """Sign of the determinant, logarithm of its absolute value, and the factors that torch keeps."""
     packed, pivots, _ = _lu(lax.stop_gradient(x))
-    return *jnp.linalg.slogdet(widened(x)), packed, pivots
+    return *jnp.linalg.slogdet(widen(x)), packed, pivots
 
 
 @aten("_linalg_solve_ex")
@@ -381,7 +366,7 @@ def solve(
 ) -> tuple[Array, Array, Array, Array]:
     """x of ``a @ x = b`` (``left``) or ``x @ a = b``, and the factors that torch keeps."""
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
-    a, b = widened(a), widened(b)[..., None] if vector else widened(b)
+    a, b = widen(a), widen(b)[..., None] if vector else widen(b)
     lead = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = jnp.broadcast_to(a, lead + a.shape[-2:]), jnp.broadcast_to(b, lead + b.shape[-2:])
     from_left = left or vector
@@ -405,8 +390,8 @@ def solve_triangle(
     """x of ``a @ x = b`` (``left``) or ``x @ a = b`` for a triangle a."""
     lead = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return lax.linalg.triangular_solve(
-        jnp.broadcast_to(widened(a), lead + a.shape[-2:]),
-        jnp.broadcast_to(widened(b), lead + b.shape[-2:]),
+        jnp.broadcast_to(widen(a), lead + a.shape[-2:]),
+        jnp.broadcast_to(widen(b), lead + b.shape[-2:]),
         left_side=left,
         lower=not upper,
         unit_diagonal=unitriangular,
@@ -432,7 +417,7 @@ def solve_triangle_and_keep(
 @aten("linalg_matrix_exp")
 def matrix_exponential(call: Call, x: Array) -> Array:
     """``I + x + x @ x / 2 + ...``."""
-    wide = widened(x)
+    wide = widen(x)
     flat = wide.reshape(-1, *wide.shape[-2:])
     return jax.vmap(jax.scipy.linalg.expm)(flat).reshape(wide.shape)
 
@@ -448,7 +433,7 @@ def covariance(
     call: Call, x: Array, correction: int = 1, fweights: Array | None = None, aweights: Array | None = None
 ) -> Array:
     """Covariances of the rows of x, whose columns are observations."""
-    return jnp.cov(widened(x), ddof=correction, fweights=fweights, aweights=aweights).reshape(call.shape)
+    return jnp.cov(widen(x), ddof=correction, fweights=fweights, aweights=aweights).reshape(call.shape)
 
 
 @aten("corrcoef", kind="MatMul")
@@ -456,7 +441,7 @@ def correlation(call: Call, x: Array) -> Array:
     """Correlations of the rows of x, within -1 and 1."""
     if not call.shape:
         return jnp.ones((), jnp.float32) + 0 * jnp.sum(x)
-    found = jnp.cov(widened(x))
+    found = jnp.cov(widen(x))
     scale = jnp.sqrt(jnp.diagonal(found))
     return jnp.clip(found / scale[:, None] / scale, -1, 1)
 
@@ -471,7 +456,7 @@ def least_squares(
     rank, and no singular values.
     """
     rows, columns = a.shape[-2:]
-    wide, right = widened(a), widened(b)
+    wide, right = widen(a), widen(b)
     vector = call.results[0].shape != (*call.results[0].shape[:-2], columns, b.shape[-1]) or b.ndim < a.ndim
     right = right[..., None] if vector else right
     if rows >= columns:

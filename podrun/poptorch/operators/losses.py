@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podrun.numerics.gradients import absolute
+from podrun.numerics.precision import widen
 from podrun.poptorch.operators.ipu import registered
-from podrun.poptorch.operators.table import Array, Call, absolute, aten, widened
+from podrun.poptorch.operators.table import Array, Call, aten
 
 NONE, MEAN, SUM = 0, 1, 2
 """Torch's numbers for ``reduction``."""
@@ -27,7 +29,7 @@ def _class_losses(x: Array, target: Array, weight: Array | None, ignore: int) ->
     counted = target != ignore
     safe = jnp.where(counted, target, 0)
     picked = jnp.take_along_axis(x, jnp.expand_dims(safe, 1), 1).squeeze(1)
-    weights = (jnp.ones_like(picked) if weight is None else jnp.take(widened(weight), safe)) * counted
+    weights = (jnp.ones_like(picked) if weight is None else jnp.take(widen(weight), safe)) * counted
     return -picked * weights, weights
 
 
@@ -38,7 +40,7 @@ def negative_log_likelihood(
     """``-x[target]``, weighted by class; the mean is over the weights. Also the sum of the weights."""
     single = x.ndim == 1
     losses, weights = _class_losses(
-        widened(x)[None] if single else widened(x), target.reshape(1) if single else target, weight, ignore
+        widen(x)[None] if single else widen(x), target.reshape(1) if single else target, weight, ignore
     )
     total = jnp.sum(weights)
     if reduction == NONE:
@@ -72,7 +74,7 @@ def cross_entropy(
 ) -> Array:
     """Softmax and negative log likelihood; targets are classes, or probabilities of classes."""
     single = x.ndim == 1
-    logs = jax.nn.log_softmax(widened(x), 0 if single else 1)
+    logs = jax.nn.log_softmax(widen(x), 0 if single else 1)
     if jnp.issubdtype(target.dtype, jnp.floating):
         return _soft_cross_entropy(logs, target, weight, reduction, smoothing, single)
     if single:
@@ -91,7 +93,7 @@ def cross_entropy(
 
 
 def _along_classes(weight: Array | None, rank: int) -> Any:
-    return None if weight is None else widened(weight).reshape((1, -1) + (1,) * (rank - 2))
+    return None if weight is None else widen(weight).reshape((1, -1) + (1,) * (rank - 2))
 
 
 def _soft_cross_entropy(
@@ -99,11 +101,11 @@ def _soft_cross_entropy(
 ) -> Array:
     where = 0 if single else 1
     classes = logs.shape[where]
-    target = widened(target)
+    target = widen(target)
     if smoothing:
         target = target * (1 - smoothing) + smoothing / classes
     if weight is not None:
-        logs = logs * (widened(weight) if single else _along_classes(weight, logs.ndim))
+        logs = logs * (widen(weight) if single else _along_classes(weight, logs.ndim))
     losses = -jnp.sum(logs * target, where)
     if reduction == NONE:
         return losses
@@ -113,19 +115,19 @@ def _soft_cross_entropy(
 @aten("mse_loss")
 def mean_squared_error(call: Call, a: Array, b: Array, reduction: int = MEAN) -> Array:
     """Squares of differences."""
-    return reduced(jnp.square(widened(a) - widened(b)), reduction)
+    return reduced(jnp.square(widen(a) - widen(b)), reduction)
 
 
 @aten("l1_loss")
 def mean_absolute_error(call: Call, a: Array, b: Array, reduction: int = MEAN) -> Array:
     """Absolute differences; the gradient at 0 is 0."""
-    return reduced(absolute(widened(a) - widened(b)), reduction)
+    return reduced(absolute(widen(a) - widen(b)), reduction)
 
 
 @aten("smooth_l1_loss")
 def smooth_l1(call: Call, a: Array, b: Array, reduction: int = MEAN, beta: float = 1.0) -> Array:
     """Squares below ``beta``, absolute differences above."""
-    distance = absolute(widened(a) - widened(b))
+    distance = absolute(widen(a) - widen(b))
     if beta == 0:
         return reduced(distance, reduction)
     return reduced(jnp.where(distance < beta, 0.5 * distance**2 / beta, distance - 0.5 * beta), reduction)
@@ -134,7 +136,7 @@ def smooth_l1(call: Call, a: Array, b: Array, reduction: int = MEAN, beta: float
 @aten("huber_loss")
 def huber(call: Call, a: Array, b: Array, reduction: int = MEAN, delta: float = 1.0) -> Array:
     """Squares below ``delta``, ``delta`` times absolute differences above."""
-    distance = absolute(widened(a) - widened(b))
+    distance = absolute(widen(a) - widen(b))
     return reduced(
         jnp.where(distance < delta, 0.5 * distance**2, delta * (distance - 0.5 * delta)), reduction
     )
@@ -149,11 +151,11 @@ def binary_cross_entropy(
     call: Call, x: Array, target: Array, weight: Array | None = None, reduction: int = MEAN
 ) -> Array:
     """Cross entropy of probabilities of two classes."""
-    x, target = widened(x), widened(target)
+    x, target = widen(x), widen(target)
     losses = -(
         target * jnp.maximum(jnp.log(x), LEAST_LOG) + (1 - target) * jnp.maximum(jnp.log1p(-x), LEAST_LOG)
     )
-    return reduced(losses if weight is None else losses * widened(weight), reduction)
+    return reduced(losses if weight is None else losses * widen(weight), reduction)
 
 
 @aten("binary_cross_entropy_with_logits")
@@ -166,10 +168,10 @@ def binary_cross_entropy_of_logits(
     reduction: int = MEAN,
 ) -> Array:
     """Cross entropy of two classes from logits, without overflow."""
-    x, target = widened(x), widened(target)
-    positive = 1 if pos_weight is None else (widened(pos_weight) - 1) * target + 1
+    x, target = widen(x), widen(target)
+    positive = 1 if pos_weight is None else (widen(pos_weight) - 1) * target + 1
     losses = (1 - target) * x + positive * jax.nn.softplus(-x)
-    return reduced(losses if weight is None else losses * widened(weight), reduction)
+    return reduced(losses if weight is None else losses * widen(weight), reduction)
 
 
 @aten("kl_div")
@@ -177,7 +179,7 @@ def kl_divergence(
     call: Call, x: Array, target: Array, reduction: int = MEAN, log_target: bool = False
 ) -> Array:
     """``target * (log(target) - x)``; 0 where the target is 0."""
-    x, target = widened(x), widened(target)
+    x, target = widen(x), widen(target)
     if log_target:
         return reduced(jnp.exp(target) * (target - x), reduction)
     safe = jnp.where(target > 0, target, 1)
@@ -187,7 +189,7 @@ def kl_divergence(
 @aten("soft_margin_loss")
 def soft_margin(call: Call, x: Array, target: Array, reduction: int = MEAN) -> Array:
     """``log(1 + exp(-target * x))``."""
-    return reduced(jax.nn.softplus(-widened(target) * widened(x)), reduction)
+    return reduced(jax.nn.softplus(-widen(target) * widen(x)), reduction)
 
 
 LEAST = -1e30
@@ -250,7 +252,7 @@ def ctc_loss(
 ) -> Array:
     """`negative_log_probabilities` of each sample; their mean divides each by its target's length first."""
     single = logs.ndim == 2
-    wide = widened(logs)[:, None] if single else widened(logs)
+    wide = widen(logs)[:, None] if single else widen(logs)
     ends, lengths = (jnp.atleast_1d(jnp.asarray(each)) for each in (input_lengths, target_lengths))
     rows = targets[None] if single and targets.ndim == 1 else targets
     losses = negative_log_probabilities(wide, rows, ends, lengths, blank)

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.poptorch.operators.table import Array, Call, aten, widened
+from podrun.numerics.precision import widen
+from podrun.poptorch.operators.table import Array, Call, aten
 
 
 def _along_channels(values: Array, rank: int) -> Array:
-    return widened(values).reshape((1, -1) + (1,) * (rank - 2))
+    return widen(values).reshape((1, -1) + (1,) * (rank - 2))
 
 
 @aten("batch_norm", kind="BatchNormalization")
@@ -32,12 +33,12 @@ def batch_norm(
 
     The running variance takes the unbiased variance of the micro-batch, as torch's does.
     """
-    wide = widened(x)
+    wide = widen(x)
     if training or mean is None:
         others = tuple(i for i in range(x.ndim) if i != 1)
         now, spread = jnp.mean(wide, others), jnp.var(wide, others)
     else:
-        now, spread = widened(mean), widened(variance)
+        now, spread = widen(mean), widen(variance)
     made = (wide - _along_channels(now, x.ndim)) * _along_channels(lax.rsqrt(spread + epsilon), x.ndim)
     if weight is not None:
         made = made * _along_channels(weight, x.ndim)
@@ -48,7 +49,7 @@ def batch_norm(
     count = x.size // x.shape[1]
     unbiased = spread * (count / max(count - 1, 1))
     updated = [
-        lax.stop_gradient((1 - momentum) * widened(before) + momentum * measured)
+        lax.stop_gradient((1 - momentum) * widen(before) + momentum * measured)
         for before, measured in ((mean, now), (variance, unbiased))
     ]
     return made, *updated
@@ -67,9 +68,9 @@ def layer_norm_with_statistics(
 ) -> tuple[Array, Array, Array]:
     """Normalise over the last dimensions, whose sizes are ``shape``."""
     where = tuple(range(x.ndim - len(shape), x.ndim))
-    made, mean, scale = _normalised(widened(x), where, epsilon)
-    made = made if weight is None else made * widened(weight)
-    return (made if bias is None else made + widened(bias)), mean, scale
+    made, mean, scale = _normalised(widen(x), where, epsilon)
+    made = made if weight is None else made * widen(weight)
+    return (made if bias is None else made + widen(bias)), mean, scale
 
 
 @aten("layer_norm", kind="LayerNormalization")
@@ -91,11 +92,11 @@ def rms_norm(
     call: Call, x: Array, shape: Any, weight: Array | None = None, epsilon: float | None = None
 ) -> Any:
     """x over the root of its mean square, over the last dimensions."""
-    wide = widened(x)
+    wide = widen(x)
     where = tuple(range(x.ndim - len(shape), x.ndim))
     epsilon = float(np.finfo(x.dtype).eps) if epsilon is None else epsilon
     scale = lax.rsqrt(jnp.mean(jnp.square(wide), where, keepdims=True) + epsilon)
-    made = wide * scale if weight is None else wide * scale * widened(weight)
+    made = wide * scale if weight is None else wide * scale * widen(weight)
     return made if len(call.results) == 1 else (made, scale)
 
 
@@ -112,7 +113,7 @@ def group_norm_with_statistics(
     epsilon: float,
 ) -> tuple[Array, Array, Array]:
     """Normalise groups of channels of each sample."""
-    made, mean, scale = _normalised(widened(x).reshape(batch, groups, -1), (2,), epsilon)
+    made, mean, scale = _normalised(widen(x).reshape(batch, groups, -1), (2,), epsilon)
     made = made.reshape(x.shape)
     made = made if weight is None else made * _along_channels(weight, x.ndim)
     return (made if bias is None else made + _along_channels(bias, x.ndim)), mean[..., 0], scale[..., 0]
@@ -139,7 +140,7 @@ def group_norm(
 def weight_norm(call: Call, direction: Array, size: Array, dim: int = 0) -> Any:
     """``size * direction / |direction|``, the norm taken over all dimensions but one."""
     others = tuple(i for i in range(direction.ndim) if i != dim % direction.ndim)
-    norm = jnp.sqrt(jnp.sum(jnp.square(widened(direction)), others, keepdims=True))
+    norm = jnp.sqrt(jnp.sum(jnp.square(widen(direction)), others, keepdims=True))
     made = direction * (size / norm)
     return made if len(call.results) == 1 else (made, norm)
 
@@ -149,7 +150,7 @@ def local_response_norm(
     call: Call, x: Array, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Array:
     """x over a power of the mean square of neighbouring channels."""
-    squares = jnp.square(widened(x))
+    squares = jnp.square(widen(x))
     pads = [(0, 0)] * x.ndim
     pads[1] = (size // 2, (size - 1) // 2)
     wide = jnp.pad(squares, pads)

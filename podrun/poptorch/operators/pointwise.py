@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jax import lax, scipy
 from jax.scipy import special, stats
 
-from podrun.poptorch.operators.table import Array, Call, absolute, aten, is_array, widened
+from podrun.numerics.gradients import absolute
+from podrun.numerics.precision import is_array, widen
+from podrun.poptorch.operators.table import Array, Call, aten
 
 
 def promoted(call: Call, *operands: Any) -> list[Array]:
@@ -271,7 +273,7 @@ def is_close(
 
 def _of_one(function: Callable[[Array], Array]) -> Callable[[Call, Array], Array]:
     def apply(call: Call, x: Array) -> Array:
-        return function(widened(x).astype(jnp.promote_types(widened(x).dtype, jnp.float32)))
+        return function(widen(x).astype(jnp.promote_types(widen(x).dtype, jnp.float32)))
 
     return apply
 
@@ -316,7 +318,7 @@ def angle(call: Call, x: Array) -> Array:
 @aten("polygamma")
 def polygamma(call: Call, order: int, x: Array) -> Array:
     """Derivatives of the logarithm of the gamma function, the first of them for order 0."""
-    wide = widened(x).astype(jnp.float32)
+    wide = widen(x).astype(jnp.float32)
     if order < 2:
         return _trigamma(wide) if order else _digamma(wide)
     return special.polygamma(jnp.int32(order), wide)
@@ -343,9 +345,9 @@ def upper_gamma(call: Call, a: Array, x: Array) -> Array:
 @aten("frexp")
 def mantissa_and_exponent(call: Call, x: Array) -> tuple[Array, Array]:
     """m and e of ``x = m * 2**e``, m between 0.5 and 1; no gradient goes to the exponent."""
-    mantissa, exponent = jnp.frexp(jax.lax.stop_gradient(widened(x)))
+    mantissa, exponent = jnp.frexp(jax.lax.stop_gradient(widen(x)))
     scale = jnp.exp2(-exponent.astype(jnp.float32))
-    return jnp.where(jnp.isfinite(x), widened(x) * scale, mantissa), exponent
+    return jnp.where(jnp.isfinite(x), widen(x) * scale, mantissa), exponent
 
 
 @aten("ldexp")

@@ -8,31 +8,27 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from podrun.poptorch.operators.table import Array, Call, aten, axis, spread, widened, with_gradient_of
+from podrun.numerics.pools import (
+    adaptive_average,
+    adaptive_maximum,
+    average_of_windows,
+    maximum_of_windows,
+    maximum_with_places,
+    unpooled,
+)
+from podrun.numerics.precision import widen
+from podrun.numerics.windows import Window, fitted_window
+from podrun.poptorch.operators.table import Array, Call, aten, axis, spread
 
 
 def _window(
-    call: Call, sizes: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
-) -> Any:
-    from podrun.onnx_models.ops.pooling import Window
-
+    sizes: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> Window:
     count = len(sizes)
-    kernel, padding, dilation = spread(kernel, count), spread(padding, count), spread(dilation, count)
-    stride = spread(stride, count) if stride else kernel
-    outs = call.shape[-count:]
-    extra = tuple(
-        max(0, (out - 1) * s + d * (k - 1) + 1 - n - 2 * p)
-        for out, s, d, k, n, p in zip(outs, stride, dilation, kernel, sizes, padding, strict=True)
-    )
-    return Window(
-        kernel=kernel,
-        strides=stride,
-        dilations=dilation,
-        pads=tuple((p, p) for p in padding),
-        extra=extra if ceil else (0,) * count,
-    )
+    strides = spread(stride, count) if stride else spread(kernel, count)
+    pads = spread(padding, count) * 2
+    return fitted_window(sizes, spread(kernel, count), strides, spread(dilation, count), pads, ceil)
 
 
 def _batched(x: Array, count: int) -> Array:
@@ -49,10 +45,8 @@ def _max_pool(count: int) -> Callable[..., Array]:
         dilation: Any = (1,),
         ceil_mode: bool = False,
     ) -> Array:
-        from podrun.onnx_models.ops.pooling import maximum_of_windows
-
         image = _batched(x, count)
-        window = _window(call, image.shape[2:], kernel, stride, padding, dilation, ceil_mode)
+        window = _window(image.shape[2:], kernel, stride, padding, dilation, ceil_mode)
         return maximum_of_windows(image, window).reshape(call.shape)
 
     return pool
@@ -68,24 +62,11 @@ def _max_pool_with_indices(count: int) -> Callable[..., tuple[Array, Array]]:
         dilation: Any = (1,),
         ceil_mode: bool = False,
     ) -> tuple[Array, Array]:
-        from podrun.onnx_models.ops.pooling import padded, shifted
-
         image = _batched(x, count)
-        window = _window(call, image.shape[2:], kernel, stride, padding, dilation, ceil_mode)
-        places = np.arange(math.prod(image.shape[2:]), dtype=np.int32).reshape(1, 1, *image.shape[2:])
-        lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min
-        wide = padded(image, window, np.asarray(lowest, x.dtype))
-        wide_places = padded(jnp.asarray(places), window, np.asarray(-1, np.int32))
-        values: Array = None
-        where: Array = None
-        for position in window.positions():
-            value, place = shifted(wide, window, position), shifted(wide_places, window, position)
-            place = jnp.broadcast_to(place, value.shape)
-            if values is None:
-                values, where = value, place
-                continue
-            better = (value > values) | ((where < 0) & (place >= 0))
-            values, where = jnp.where(better, value, values), jnp.where(better, place, where)
+        sizes = image.shape[2:]
+        window = _window(sizes, kernel, stride, padding, dilation, ceil_mode)
+        places = jnp.asarray(np.arange(math.prod(sizes), dtype=np.int32).reshape(1, 1, *sizes))
+        values, where = maximum_with_places(image, window, places)
         return values.reshape(call.shape), where.reshape(call.shape)
 
     return pool
@@ -102,80 +83,28 @@ def _average_pool(count: int) -> Callable[..., Array]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Array:
-        from podrun.onnx_models.ops.pooling import sum_of_windows
-
-        image = widened(_batched(x, count))
-        window = _window(call, image.shape[2:], kernel, stride, padding, (1,), ceil_mode)
-        sums = sum_of_windows(image, window).reshape(call.shape)
-        return sums / (divisor_override or _counts(image.shape[2:], window, count_include_pad))
+        image = widen(_batched(x, count))
+        window = _window(image.shape[2:], kernel, stride, padding, (1,), ceil_mode)
+        return average_of_windows(image, window, count_include_pad, divisor_override).reshape(call.shape)
 
     return pool
-
-
-def _counts(sizes: tuple[int, ...], window: Any, with_pads: bool) -> Array:
-    """Number of elements that each window averages. Padding counts if requested; elements that ceil_mode adds
-    never do.
-    """
-    made = np.ones((), np.float32)
-    outs = window.output(sizes)
-    for n, k, s, (before, after), out in zip(
-        sizes, window.kernel, window.strides, window.pads, outs, strict=True
-    ):
-        starts = np.arange(out) * s - before
-        low, high = (-before, n + after) if with_pads else (0, n)
-        inside = np.minimum(starts + k, high) - np.maximum(starts, low)
-        made = made[..., None] * np.maximum(inside, 1).astype(np.float32)
-    return jnp.asarray(made)
 
 
 def _adaptive_average(count: int) -> Callable[..., Array]:
-    def pool(call: Call, x: Array, size: Any) -> Array:
-        """Means over parts of the image that may overlap by one element."""
-        made = widened(x)
-        for place, out in enumerate(call.shape[-count:]):
-            where = x.ndim - count + place
-            made = jnp.stack([jnp.mean(part, where) for part in _parts(made, where, out)], where)
-        return made
-
-    return pool
+    return lambda call, x, size: adaptive_average(widen(x), call.shape[-count:])
 
 
 def _adaptive_maximum(count: int) -> Callable[..., Any]:
-    def pool(call: Call, x: Array, size: Any) -> tuple[Array, Array]:
-        """Maxima over parts of the image, and where in the image they are."""
-        sizes = x.shape[-count:]
-        places = jnp.broadcast_to(jnp.arange(math.prod(sizes), dtype=jnp.int32).reshape(sizes), x.shape)
-        values = x
-        for index, out in enumerate(call.shape[-count:]):
-            where = x.ndim - count + index
-            made = []
-            for part, part_places in zip(_parts(values, where, out), _parts(places, where, out), strict=True):
-                best = jnp.argmax(part, where, keepdims=True)
-                made.append(tuple(jnp.take_along_axis(each, best, where) for each in (part, part_places)))
-            values, places = (jnp.concatenate([m[i] for m in made], where) for i in range(2))
-        return values, places
-
-    return pool
-
-
-def _parts(x: Array, where: int, out: int) -> list[Array]:
-    size = x.shape[where]
-    return [lax.slice_in_dim(x, (i * size) // out, -(-((i + 1) * size) // out), 1, where) for i in range(out)]
+    return lambda call, x, size: adaptive_maximum(x, call.shape[-count:])
 
 
 @aten("max_unpool2d", "max_unpool3d", kind="MaxUnpool")
 def max_unpool(call: Call, x: Array, places: Array, *rest: object) -> Array:
-    """x put where its maxima were found, zeros elsewhere. Where two have one place the last one stays; the gradient
-    goes to both, as torch's does."""
+    """x put where its maxima were found, zeros elsewhere."""
     count = len(call.shape) - (2 if call.shape[:2] == x.shape[:2] and x.ndim > 3 else 1)
-    lead = x.shape[: x.ndim - count]
-    flat, where = x.reshape(math.prod(lead), -1), places.reshape(math.prod(lead), -1)
-    empty = jnp.zeros((math.prod(lead), math.prod(call.shape[x.ndim - count :])), x.dtype)
-    rows = jnp.arange(math.prod(lead))[:, None]
-    made = with_gradient_of(
-        empty.at[rows, where].add(flat), empty.at[rows, where].set(lax.stop_gradient(flat))
-    )
-    return made.reshape(call.shape)
+    rows = math.prod(x.shape[: x.ndim - count])
+    flat, where = x.reshape(rows, -1), places.reshape(rows, -1)
+    return unpooled(flat, where, math.prod(call.shape[x.ndim - count :])).reshape(call.shape)
 
 
 for _count in (1, 2, 3):
@@ -256,7 +185,7 @@ def _nearest_resize(count: int, exact: bool) -> Callable[..., Array]:
 
 def _smooth_resize(count: int, matrix: Callable[..., np.ndarray]) -> Callable[..., Array]:
     def resize(call: Call, x: Array, size: Any, align: bool = False, *scales: Any, **keywords: Any) -> Array:
-        x = widened(x)
+        x = widen(x)
         for place, (out, scale) in enumerate(
             zip(call.shape[-count:], _scales(scales or tuple(keywords.values()), count), strict=True)
         ):
@@ -281,8 +210,8 @@ def sample_volume(
 ) -> Array:
     """Volumes ``[N, C, D, H, W]`` at places ``[N, d, h, w, 3]`` (x, y, z from -1 to 1): between the eight neighbours,
     or the nearest one (``interpolation`` 1). ``padding`` outside: zeros, the border, or reflection."""
-    volume, sizes = widened(x), x.shape[:1:-1]
-    places = [_place(widened(grid)[..., i], size, padding, align_corners) for i, size in enumerate(sizes)]
+    volume, sizes = widen(x), x.shape[:1:-1]
+    places = [_place(widen(grid)[..., i], size, padding, align_corners) for i, size in enumerate(sizes)]
     if interpolation == 1:
         return _voxels(volume, [jnp.round(p) for p in places])
     lower = [jnp.floor(p) for p in places]

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.numerics.gradients import absolute
+from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import DTypeArgument
-from podrun.poptorch.operators.table import Array, Call, absolute, aten, axes, axis, dtype_named, widened
+from podrun.poptorch.operators.table import Array, Call, aten, axes, axis, dtype_named
 
 
 def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -26,9 +28,7 @@ def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
             x = x.astype(dtype_named(dtype.name))
         elif jnp.issubdtype(call.dtype, jnp.floating) and not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(call.dtype)
-        return function(
-            widened(x), axis=axes(dim, x.ndim) if x.ndim else None, keepdims=keepdim and x.ndim > 0
-        )
+        return function(widen(x), axis=axes(dim, x.ndim) if x.ndim else None, keepdims=keepdim and x.ndim > 0)
 
     return reduce
 
@@ -37,7 +37,7 @@ def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
 def total(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     """The sum over dimensions; integers and booleans in the result's type."""
     floating = jnp.issubdtype(x.dtype, jnp.floating) and dtype is None
-    x = widened(x) if floating else widened(x.astype(call.dtype))
+    x = widen(x) if floating else widen(x.astype(call.dtype))
     return jnp.sum(x, axis=axes(dim, x.ndim) if x.ndim else None, keepdims=keepdim and x.ndim > 0)
 
 
@@ -111,7 +111,7 @@ def _variance(x: Array, dim: Any, correction: Any, keepdim: bool) -> Array:
     if isinstance(dim, bool):
         dim, correction = None, int(dim)
     return jnp.var(
-        widened(x), axis=axes(dim, x.ndim), ddof=1 if correction is None else correction, keepdims=keepdim
+        widen(x), axis=axes(dim, x.ndim), ddof=1 if correction is None else correction, keepdims=keepdim
     )
 
 
@@ -132,7 +132,7 @@ def variance_and_mean(
     call: Call, x: Array, dim: Any = None, correction: Any = 1, keepdim: bool = False
 ) -> tuple[Array, Array]:
     """Variance and mean."""
-    return _variance(x, dim, correction, keepdim), jnp.mean(widened(x), axes(dim, x.ndim), keepdims=keepdim)
+    return _variance(x, dim, correction, keepdim), jnp.mean(widen(x), axes(dim, x.ndim), keepdims=keepdim)
 
 
 @aten("std_mean.correction", kind="ReduceMean")
@@ -147,7 +147,7 @@ def deviation_and_mean(
 @aten("cumsum", kind="CumSum")
 def running_sum(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
     """Sums of all elements up to each."""
-    return jnp.cumsum(widened(x.astype(call.dtype)), dim) if x.ndim else x.astype(call.dtype)
+    return jnp.cumsum(widen(x.astype(call.dtype)), dim) if x.ndim else x.astype(call.dtype)
 
 
 @aten("cumprod", kind="CumSum")
@@ -210,7 +210,7 @@ def vector_norm(
     call: Call, x: Array, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Array:
     """The norm of the elements along dimensions; its gradient at 0 is 0."""
-    where, x = axes(dim, x.ndim), absolute(widened(x))
+    where, x = axes(dim, x.ndim), absolute(widen(x))
     order = 2 if ord is None else ord
     if order == float("inf"):
         return jnp.max(x, where, keepdims=keepdim)
@@ -360,7 +360,7 @@ def segment_reduce(
     member = (where >= begins[..., None]) & (where < ends[..., None])  # [..., parts, elements]
     rest = x.ndim - axis - 1
     member = member.reshape(member.shape + (1,) * rest)
-    wide = jnp.expand_dims(widened(x), axis)
+    wide = jnp.expand_dims(widen(x), axis)
     neutral = {"max": -jnp.inf, "min": jnp.inf, "prod": 1.0}.get(reduce, 0.0)
     chosen = jnp.where(member, wide, neutral)
     count = jnp.sum(member, axis + 1)

@@ -119,34 +119,6 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(jnp.dtype(name))
 
 
-def widened(x: Array) -> Array:
-    """Float32 of a half; any other array unchanged. Composite operators compute in float32 and round once."""
-    return x.astype(jnp.float32) if x is not None and x.dtype in (jnp.float16, jnp.bfloat16) else x
-
-
-@jax.custom_jvp
-def with_gradient_of(source: Array, value: Array) -> Array:
-    """``value``, with a gradient that goes unchanged to ``source``."""
-    return value
-
-
-@with_gradient_of.defjvp
-def _gradient_of_source(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    return primals[1], tangents[0]
-
-
-def absolute(x: Array) -> Array:
-    """|x|, whose gradient at 0 is 0, as torch's is (JAX's is 1)."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return jnp.abs(x)
-    return with_gradient_of(x * jax.lax.stop_gradient(jnp.sign(x)), jnp.abs(x))
-
-
-def is_array(x: Any) -> bool:
-    """Whether an argument is a tensor."""
-    return hasattr(x, "dtype") and hasattr(x, "shape")
-
-
 def axes(dimensions: Any, rank: int) -> tuple[int, ...] | None:
     """Dimensions counted from the front; None (all) if none are given."""
     if dimensions is None or (isinstance(dimensions, (tuple, list)) and not dimensions):

@@ -1,0 +1,116 @@
+"""How halves are computed: in float32 inside an operator, with one rounding at its end, as the hardware does; and how
+the sums of matrix products are kept.
+
+Two conventions are in use. A front end whose operators see the types of their results widens inputs with `widen` and
+rounds what comes back itself; one whose operators do not puts `rounds_once` around them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Array = Any
+"""A ``jax.Array`` (or tracer), or a ``numpy.ndarray`` while a front end folds constants."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def is_array(x: Any) -> bool:
+    """Whether a value has a dtype and a shape."""
+    return hasattr(x, "dtype") and hasattr(x, "shape")
+
+
+def is_half(x: Array) -> bool:
+    """True for float16 and bfloat16 arrays (and the 8-bit floats, which follow the same rule)."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+
+
+def is_float(x: Array) -> bool:
+    """True for arrays of any floating type."""
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def widen(x: Array) -> Array:
+    """Float32 of a half array; any other, and None, unchanged."""
+    return x.astype(jnp.float32) if x is not None and is_half(x) else x
+
+
+def lowest_of(dtype: Any) -> np.ndarray:
+    """The identity of max for a type: minus infinity, or the least integer."""
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    return np.asarray(-np.inf if floating else np.iinfo(dtype).min, dtype)
+
+
+def greatest_of(dtype: Any) -> np.ndarray:
+    """The identity of min for a type: infinity, or the greatest integer."""
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    return np.asarray(np.inf if floating else np.iinfo(dtype).max, dtype)
+
+
+def rounds_once(function: F) -> F:
+    """Compute halves (float16 or bfloat16) in float32, and round each result once to the type of the first half.
+
+    Arguments that are no arrays are handed on as they are. Float32 results become the half type; results of other
+    types (masks, indices) stay.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any) -> Any:
+        half = next((x.dtype for x in arguments if is_array(x) and is_half(x)), None)
+        if half is None:
+            return function(*arguments)
+        results = function(*[widen(x) if is_array(x) else x for x in arguments])
+        one = not isinstance(results, tuple)
+        rounded = tuple(
+            r.astype(half) if r is not None and r.dtype == jnp.float32 else r
+            for r in ((results,) if one else results)
+        )
+        return rounded[0] if one else rounded
+
+    return wrapped  # type: ignore[return-value]
+
+
+AMP_TERMS = 16
+"""Products that the accumulating matrix product unit sums before it rounds a half partial (float16
+inputs).
+"""
+
+
+def half_partials(a: Array, b: Array) -> Array:
+    """``a @ b`` whose running sum is rounded to half after every `AMP_TERMS` products."""
+    if a.ndim == 1 or b.ndim == 1:
+        left = a[None, :] if a.ndim == 1 else a
+        right = b[:, None] if b.ndim == 1 else b
+        result = half_partials(left, right)
+        result = result[..., 0, :] if a.ndim == 1 else result
+        return result[..., 0] if b.ndim == 1 else result
+    depth = a.shape[-1]
+    total: Any = None
+    for start in range(0, depth, AMP_TERMS):
+        stop = min(start + AMP_TERMS, depth)
+        part = jnp.matmul(a[..., start:stop], b[..., start:stop, :], preferred_element_type=jnp.float32)
+        total = part.astype(a.dtype) if total is None else (total.astype(jnp.float32) + part).astype(a.dtype)
+    return total
+
+
+def type_of_sums(a: Array, b: Array) -> Any:
+    """The type in which sums are kept: float32 for floating-point operands, or their own type."""
+    return jnp.float32 if jnp.issubdtype(jnp.promote_types(a.dtype, b.dtype), jnp.floating) else None
+
+
+def product_with_rows(a: Array, b: Array) -> Array:
+    """``a @ b.T`` for a ``[..., k]`` and b ``[m, k]``, in float32 for halves."""
+    sums = type_of_sums(a, b)
+    if a.dtype != b.dtype:
+        a, b = (each.astype(jnp.promote_types(a.dtype, b.dtype)) for each in (a, b))
+    if a.size == a.shape[-1]:
+        # XLA on CPUs takes fifteen times as long for A B^T where A has one row.
+        made = lax.dot_general(b, a.reshape(1, -1), (((1,), (1,)), ((), ())), preferred_element_type=sums)
+        return made.reshape(*a.shape[:-1], b.shape[0])
+    return lax.dot_general(a, b, (((a.ndim - 1,), (1,)), ((), ())), preferred_element_type=sums)
