@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ REQUIRED: dict[str, str] = {
     "torch.utils._python_dispatch._disable_current_modes": "makes tensors that the recorder does not see",
     "torch._subclasses.fake_tensor.FakeTensorMode": "tensors that have shapes and types and no data",
     "torch._subclasses.fake_tensor.FakeTensor": "tells tensors without data from others",
+    "torch._subclasses.fake_tensor.FakeTensor.device": "shows programs the IPU as their tensors' device",
     "torch._subclasses.fake_tensor.unset_fake_temporarily": "computes with real data in the middle of a capture",
     "torch._subclasses.fake_tensor.DataDependentOutputException": "an operator whose result depends on data",
     "torch._subclasses.fake_tensor.DynamicOutputShapeException": "an operator whose result's shape depends on data",
@@ -85,6 +86,23 @@ def quiet_fake_tensors() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+@contextlib.contextmanager
+def shown_device(shown: Callable[[], torch.device | None]) -> Iterator[None]:
+    """Let tensors without data say that they are on the device that ``shown`` gives, called by what asks; None: on the
+    one that they are on.
+    """
+    before = _need("torch._subclasses.fake_tensor.FakeTensor.device")
+
+    def device(tensor: Any) -> Any:
+        return shown() or before.fget(tensor)
+
+    FakeTensor.device = property(device, before.fset)
+    try:
+        yield
+    finally:
+        FakeTensor.device = before
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from podrun.poptorch.capture.graph import (
     flatten,
     unflatten,
 )
+from podrun.poptorch.capture.host_tensors import IpuDevice
 from podrun.poptorch.capture.mistakes import mistake
 from podrun.poptorch.capture.recorder import Recorder, line_of_user
 from podrun.poptorch.errors import Error
@@ -112,8 +114,7 @@ def _captured(
 
 
 def _like(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
-    with private.without_modes():
-        made = recorder.fake_like(tensor)
+    made = recorder.fake_like(tensor)
     recorder.bind(made, recorder.value_like(made))
     return made
 
@@ -152,12 +153,16 @@ def capture(
     """
     fake = private.fake_mode()
     modules = _ModuleNames(module)
+
+    def location() -> str:
+        return f"module '{modules.current}', {line_of_user()}"
+
     recorder = Recorder(
         supported,
         fake,
         lambda: Origin(modules.current, line_of_user(), placement()),
         _plain_tensors(module),
-        lambda: f"module '{modules.current}', {line_of_user()}",
+        location,
     )
     with _faked_parameters(module, fake, recorder):
         leaves, structure = flatten((tuple(args), kwargs or {}))
@@ -170,6 +175,7 @@ def capture(
             torch.enable_grad(),
             recording(recorder),
             recorder,
+            IpuDevice(recorder.moved, location),
         ):
             try:
                 returned = module(*arguments, **keywords)
@@ -179,11 +185,23 @@ def capture(
                     raise
                 raise shown from None
             results, result = flatten(returned)
-            recorder.graph.outputs = [
-                recorder.value_of(each) if isinstance(each, torch.Tensor) else each for each in results
-            ]
+            recorder.graph.outputs = [_returned(each, recorder) for each in results]
     _note_updates(recorder)
     return Capture(recorder.graph, result, dict(recorder.missing))
+
+
+def _returned(leaf: Any, recorder: Recorder) -> Any:
+    """A leaf of forward's result: the value of a tensor of the IPU, or what it was."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if not recorder.is_host(leaf):
+        return recorder.value_of(leaf)
+    warnings.warn(
+        f"forward returns a tensor of the CPU (shape {list(leaf.shape)}): every call gives it as it was when the "
+        "model was compiled",
+        stacklevel=2,
+    )
+    return leaf
 
 
 def _note_updates(recorder: Recorder) -> None:
@@ -226,6 +244,7 @@ def _faked_parameters(module: torch.nn.Module, fake: Any, recorder: Recorder) ->
             value = recorder.value_like(made)
             recorder.graph.parameters[names[id(tensor)]] = value
             recorder.bind(made, value, names[id(tensor)])
+            recorder.let_stand_for(tensor, made)
     for owned, key, tensor in saved:
         owned[key] = fakes[id(tensor)]
     try:

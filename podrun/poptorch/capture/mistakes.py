@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from podrun.poptorch.capture.host_tensors import IpuDevice, is_users
 from podrun.poptorch.errors import Error
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -34,9 +35,11 @@ def mistake(error: Exception, names: Mapping[int, str], operator: str) -> Error 
     one did.
     """
     frames = list(_frames(error.__traceback__))
+    while frames and frames[-1][0].f_code is IpuDevice.__torch_function__.__code__:
+        frames.pop()
     if not frames or _stays(*frames[-1], bool(operator)):
         return None
-    users = [each for each in frames if _is_users(each[0])]
+    users = [each for each in frames if is_users(each[0])]
     where = _module_of([frame for frame, _ in frames], names)
     place = _line_of(users[-1]) if users else ""
     text = str(error)
@@ -68,10 +71,6 @@ def _stays(frame: FrameType, trace: TracebackType, operator: bool) -> bool:
         return False
     raised = frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
     return raised or (file.startswith(_PODRUN) and not operator)
-
-
-def _is_users(frame: FrameType) -> bool:
-    return not frame.f_code.co_filename.startswith((_TORCH, _PODRUN, "<"))
 
 
 def _line_of(found: tuple[FrameType, TracebackType]) -> str:

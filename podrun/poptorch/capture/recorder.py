@@ -9,7 +9,6 @@ own definitions, until it consists of operators that the table has. Views and wr
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from podrun.poptorch.capture.graph import (
     read,
     write,
 )
+from podrun.poptorch.capture.host_tensors import is_users, name_of
 from podrun.poptorch.capture.mistakes import described
 from podrun.poptorch.capture.torch_names import (
     FAKE_RESULTS,
@@ -58,7 +58,6 @@ LARGEST_KNOWN = 1 << 16
 
 _CHECKING = frozenset({"gaussian_nll_loss"})
 """Functions of torch.nn.functional that read values only to refuse wrong ones."""
-_PACKAGES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 
 
 class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
@@ -107,6 +106,10 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         self._storages[private.storage_of(tensor)] = state
         self._remember(tensor, TensorView(state))
 
+    def let_stand_for(self, tensor: torch.Tensor, known: torch.Tensor) -> None:
+        """Let another tensor stand for what a known one stands for: a parameter that a closure holds."""
+        self._remember(tensor, self._view_of(known))
+
     def value_of(self, tensor: torch.Tensor) -> GraphValue:
         """The value that a tensor has now."""
         return read(self._view_of(tensor), self)
@@ -127,17 +130,56 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         state = self._storages.get(private.storage_of(tensor))
         if state is not None:
             return self._remember(tensor, TensorView(state, self._same_storage(tensor, state)))
-        if not (constant or tensor.dim() == 0 or private.storage_of(tensor) in self._allowed):
+        if not constant and self.is_host(tensor):
+            name = name_of(tensor)
             raise Error(
-                f"a tensor of the CPU (shape {list(tensor.shape)}, {tensor.dtype}) is used in forward, but it is "
-                "neither an argument, a parameter nor a buffer",
-                hint="Pass it as an argument, or call register_buffer with it in the module's __init__.",
+                f"forward uses {repr(name) + ', ' if name else ''}a tensor of the CPU (shape {list(tensor.shape)}, "
+                f"{tensor.dtype}) that is not an argument, a parameter or a buffer",
+                hint=f"For a constant write {name or 'tensor'}.to(x.device), x an argument of forward; for values "
+                "that change pass it as an argument; for a part of the module call register_buffer in __init__.",
             )
-        value = self.value_like(tensor)
-        self.graph.constants[value.number] = (value, to_numpy(tensor))
-        self._known[value.number] = tensor
-        self.bind(tensor, value)
+        self.bind(tensor, self._constant(tensor))
         return self._views[id(tensor)]
+
+    def _constant(self, tensor: torch.Tensor) -> GraphValue:
+        """A value with the present data of a real tensor."""
+        value = self.value_like(tensor)
+        with private.real_computation():
+            self.graph.constants[value.number] = (value, to_numpy(tensor))
+            self._known[value.number] = tensor.detach().clone()
+        return value
+
+    # --- Tensors of the host ------------------------------------------------------------------------------------------
+
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the host's, which operators of the IPU do not take: neither the model's nor a number."""
+        storage = private.storage_of(tensor)
+        return not (
+            isinstance(tensor, private.FakeTensor)
+            or tensor.dim() == 0
+            or id(tensor) in self._views
+            or storage in self._storages
+            or storage in self._allowed
+        )
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor of the IPU that a real one becomes: a constant, unless it stands for a value of the model."""
+        value = self._constant(tensor) if self.is_host(tensor) else self.value_of(tensor)
+        made = self.fake_like(tensor)
+        self.bind(made, value)
+        return made
+
+    def _on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator's tensors are all the host's, so that it runs there, now."""
+        tensors = [each for each in _flat((args, kwargs)) if isinstance(each, torch.Tensor)]
+        return any(self.is_host(each) for each in tensors) and all(
+            self.is_host(each) or self._unchanged_number(each) for each in tensors
+        )
+
+    def _unchanged_number(self, tensor: torch.Tensor) -> bool:
+        state = self._storages.get(private.storage_of(tensor))
+        real = tensor.dim() == 0 and not isinstance(tensor, private.FakeTensor)
+        return real and (state is None or (state.version == 0 and state.name is None))
 
     def _same_storage(self, tensor: torch.Tensor, state: StorageState) -> tuple[ViewStep, ...]:
         """The view that an unknown tensor is of a known storage (``x.data`` and the like)."""
@@ -195,7 +237,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
 
     def fake_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor of the same shape and type, on memory of its own."""
-        with self._fake:
+        with private.without_modes(), self._fake:
             return torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
 
     @contextlib.contextmanager
@@ -246,6 +288,12 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     def _dispatched(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operator is aten.detach_.default:
             return args[0]
+        if operator not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
+            if self._on_host(args, kwargs):
+                with private.real_computation():
+                    return operator(*args, **kwargs)
+            if operator is aten.copy_.default and self.is_host(args[1]):
+                args = (args[0], self.moved(args[1]), *args[2:])
         if operator.namespace == "prim":
             return operator(*args, **kwargs)
         if operator is aten._local_scalar_dense.default:
@@ -475,9 +523,8 @@ def line_of_user() -> str:
     """``file:line`` of the innermost frame that is neither torch's nor podrun's; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGES) and not name.startswith("<"):
-            return f"{name}:{frame.f_lineno}"
+        if is_users(frame):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
