@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -36,6 +37,7 @@ from podrun.poptorch.capture.mistakes import described
 from podrun.poptorch.capture.torch_names import (
     FAKE_RESULTS,
     device_dtype,
+    form_without_out,
     functional_form,
     operator_name,
     to_numpy,
@@ -300,6 +302,9 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
             return self._scalar(args[0])
         if operator is aten.batch_norm.default:
             return self._batch_norm(operator, args)
+        without_out = form_without_out(operator)
+        if without_out is not None:
+            return self._into_given(operator, without_out, args, kwargs)
         name = operator_name(operator)
         form = functional_form(operator)
         if not self._supported(name) and not (form is not None and self._supported(operator_name(form))):
@@ -308,6 +313,40 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
                 return found
             self.missing[name] += 1
         return self._record(operator, form, args, kwargs)
+
+    def _into_given(self, operator: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute the results of an operator with ``out=`` by its functional form; write them into the tensors given.
+
+        As in torch a tensor of another shape takes the result's; of a type that cannot hold it it is refused.
+        """
+        names = [each.name for each in operator._schema.arguments if each.is_out]
+        given = [kwargs[name] for name in names]
+        rest = {name: each for name, each in kwargs.items() if name not in names}
+        if not any(isinstance(each, torch.Tensor) for each in _flat((args, rest))):
+            rest["dtype"] = given[0].dtype
+        with self:
+            results = form(*args, **rest)
+        for out, result in zip(given, _flat(results), strict=True):
+            if not torch.can_cast(result.dtype, out.dtype):
+                raise Error(f"result type {result.dtype} can't be cast to the output type {out.dtype}")
+            with self:
+                if out.shape == result.shape:
+                    aten.copy_.default(out, result)
+                else:
+                    self._resize(out, aten._to_copy.default(result, dtype=out.dtype))
+        return tuple(given) if len(given) > 1 else given[0]
+
+    def _resize(self, out: torch.Tensor, result: torch.Tensor) -> None:
+        """Let a tensor for results that has another shape be the result."""
+        if out.numel():
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+                f"match the required output shape {list(result.shape)}.",
+                stacklevel=2,
+            )
+        with private.without_modes(), self._fake:
+            out.resize_(result.shape)
+        self.bind(out, self.value_of(result))
 
     def _scalar(self, tensor: torch.Tensor) -> Any:
         known = self._known.get(self.value_of(tensor).number)

@@ -33,7 +33,6 @@ _SEPARATE_NAMES = {
     "aten.normal_.default": "aten.normal_functional.default",
     "aten.bernoulli_.float": "aten.bernoulli.p",
     "aten.bernoulli_.Tensor": "aten.bernoulli.Tensor",
-    "aten.random_.default": "aten.random.default",
 }
 """Operators in place whose functional form has a name of its own."""
 
@@ -82,6 +81,22 @@ def functional_form(operator: Any) -> Any:
             continue
         if [str(argument.type) for argument in found._schema.arguments[: len(wanted)]] == wanted:
             return found
+    return None
+
+
+@functools.cache
+def form_without_out(operator: Any) -> Any:
+    """The functional operator that computes what an operator writes into ``out=``; None for one without it."""
+    wanted = [each for each in operator._schema.arguments if not each.is_out]
+    if operator.namespace != "aten" or len(wanted) == len(operator._schema.arguments):
+        return None
+    packet = getattr(aten, operator_name(operator).split(".")[1])
+    for name in packet.overloads():
+        form = getattr(packet, name)
+        given = form._schema.arguments
+        begins = [(each.name, str(each.type)) for each in given[: len(wanted)]]
+        if not form._schema.is_mutable and begins == [(each.name, str(each.type)) for each in wanted]:
+            return form
     return None
 
 

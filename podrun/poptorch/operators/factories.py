@@ -191,6 +191,25 @@ def integers_between(call: Call, *arguments: Any, **keywords: object) -> Array:
     return jax.random.randint(call.key(), call.shape, low, high).astype(call.dtype)
 
 
+@aten("random.default", "random.to", "random.from")
+def integers_in_place(call: Call, x: Array, *bounds: int | None, **keywords: object) -> Array:
+    """Integers for the elements of a tensor, from ``low`` (0) to below ``high``; by default up to the greatest one
+    below which the type holds all.
+    """
+    low, high = (0, bounds[0]) if len(bounds) == 1 else (*bounds, None, None)[:2]
+    low = low or 0
+    if high is not None:
+        return jax.random.randint(call.key(), call.shape, low, high).astype(call.dtype)
+    finfo: Any = jnp.finfo
+    iinfo: Any = jnp.iinfo
+    if jnp.issubdtype(call.dtype, jnp.floating):
+        last = 2 ** (finfo(call.dtype).nmant + 1)
+    else:
+        last = 1 if call.dtype == jnp.bool_ else iinfo(call.dtype).max
+    bits = jax.random.bits(call.key(), call.shape, jnp.uint32)
+    return ((bits % jnp.uint32(last - low + 1)).astype(jnp.int32) + low).astype(call.dtype)
+
+
 @aten("randperm")
 def permutation(call: Call, count: int, **keywords: object) -> Array:
     """The numbers below ``count`` in random order."""
