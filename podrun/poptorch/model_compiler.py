@@ -332,6 +332,11 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
     _compute_something(captured)
     outputs = [each for each in captured.graph.outputs if isinstance(each, GraphValue)]
     updates = _input_updates(captured)
+    if not outputs and not captured.graph.inputs:
+        raise Error(
+            "forward computes nothing on the IPU: it gets no tensor and returns none that the IPU computes",
+            hint="Give it tensors as arguments, or in lists, tuples, dictionaries and dataclasses.",
+        )
     unseen = (
         loss if outputs or loss is not None else _copied(captured, next(iter(captured.graph.inputs.values())))
     )

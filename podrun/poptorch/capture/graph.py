@@ -2,7 +2,7 @@
 
 Operators are functional: a node never changes a value. Nothing here needs torch, so a graph can be lowered, compared
 and saved without it. `flatten` gives nested arguments and results as a flat list of leaves, and their `Structure`:
-tuples, named tuples, lists and dictionaries keep their types and orders, other types can be registered as
+tuples, named tuples, lists, dictionaries and dataclasses keep their types and orders, other types can be registered as
 ``poptorch.registerCustomArgParser`` does, anything else is a leaf.
 
 Views and writes in place become values. A storage has one current value. A view is a storage and a chain of view
@@ -13,6 +13,8 @@ functional nodes.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -230,12 +232,28 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
     if isinstance(value, (tuple, list)):
         kind = type(value)
         return _of_children(list(value), [f"[{place}]" for place in range(len(value))], kind, kind.__name__)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [each.name for each in dataclasses.fields(value)]
+        return _of_children(
+            [getattr(value, name) for name in names],
+            [f".{name}" for name in names],
+            lambda items: _with_fields(value, names, items),
+            type(value).__qualname__,
+        )
     return [value], Structure(next, "leaf", 1)
 
 
 def _new_mapping(original: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
     made = dict(zip(keys, items, strict=True))
     return made if type(original) is dict else type(original)(made)
+
+
+def _with_fields(original: Any, names: Sequence[str], items: Sequence[Any]) -> Any:
+    """A copy of a dataclass's value, frozen or not, with other fields."""
+    made = copy.copy(original)
+    for name, item in zip(names, items, strict=True):
+        object.__setattr__(made, name, item)
+    return made
 
 
 def _of_children(
