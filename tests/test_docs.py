@@ -15,7 +15,7 @@ import click
 import pytest
 
 from podrun.core.errors import PodrunError
-from podrun.faults.spec import parse_fault
+from podrun.faults.short_form import parse_fault
 from podrun.launcher.commands.profile import split_options
 from podrun.launcher.options import parse_command_line
 from podrun.monitor.device_tools import gc_info, gc_inventory, gc_monitor, gc_reset

@@ -1,22 +1,15 @@
 """Faults: what may go wrong on a machine, when, and the error that follows. Pure data and rules.
 
-Fault texts enter from command lines, files, the environment and the network, and are parsed here once (`spec`,
-`plan_file`); `FaultSpec` values travel on. A machine's `FaultPoint` (`point`) hands the fault that strikes to the
-machine, which marks its IPUs or ends; `effects` has the errors and recovery actions. `in_program` has the faults that
-strike in instances.
+Fault texts enter from command lines, files, the environment and the network, and become `FaultSpec` values where they
+enter (`short_form`, `plan_file`); values travel on (`spec`). `kinds` and `effects` have what there is, `fault_errors`
+the errors and what to do next, `validity` what cannot happen. A machine's `FaultPoint` (`point`) hands the fault that
+strikes to the machine, which marks its IPUs or ends. `in_program` has the faults that strike in instances.
 """
 
-from podrun.faults.effects import (
-    DISTURBANCES,
-    EFFECTS,
-    OF_A_LAUNCH,
-    Effect,
-    cause_of,
-    error_for,
-    hint_in_launch,
-    recovery_hint,
-)
+from podrun.faults.effects import EFFECTS, Effect
+from podrun.faults.fault_errors import OF_A_LAUNCH, cause_of, error_for, hint_in_launch, recovery_hint
 from podrun.faults.in_program import PlanOfALaunch, ProgramFaults, program_faults
+from podrun.faults.kinds import DISTURBANCES
 from podrun.faults.plan_file import (
     UNSTRUCK_EXIT_CODE,
     VARIABLE,
@@ -29,17 +22,10 @@ from podrun.faults.plan_file import (
     report_unstruck,
     simulated_soc_errors,
 )
-from podrun.faults.point import WHOLE_MACHINES, FaultPoint, ListPlaces, Strike, Struck, check_places
-from podrun.faults.spec import (
-    OF_INSTANCES,
-    FaultSpec,
-    FaultTarget,
-    is_strike_of,
-    parse_fault,
-    parse_faults,
-    partition_links,
-    validate,
-)
+from podrun.faults.point import FaultPoint, Strike, Struck
+from podrun.faults.short_form import is_strike_of, parse_fault, parse_faults
+from podrun.faults.spec import OF_INSTANCES, FaultSpec, FaultTarget
+from podrun.faults.validity import WHOLE_MACHINES, ListPlaces, check_places, partition_links, validate
 
 __all__ = [
     "DISTURBANCES",

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from podrun.core.environment import environment
 from podrun.faults.plan_file import process_plan
-from podrun.faults.spec import FaultSpec, FaultTarget, parse_fault
+from podrun.faults.short_form import parse_fault
+from podrun.faults.spec import FaultSpec, FaultTarget
 
 log = logging.getLogger("podrun.faults")
 

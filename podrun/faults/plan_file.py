@@ -31,8 +31,9 @@ from typing import Any
 from podrun.core.documents import Document, parse_document, parse_json, read_document
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
-from podrun.faults.effects import EVENTS, PROGRAM_EVENTS, REQUESTS, WHERE, kinds_of
-from podrun.faults.spec import MOST_REPEATS, FaultSpec, make_fault, parse_fault, parse_faults
+from podrun.faults.kinds import EVENTS, PROGRAM_EVENTS, REQUESTS, WHERE, kinds_of
+from podrun.faults.short_form import make_fault, parse_fault, parse_faults
+from podrun.faults.spec import MOST_REPEATS, FaultSpec
 
 VERSION = 1
 HINT = "As in: {version: 1, faults: [{target: {ipu: 5}, when: {batch: 17}, effect: tile-parity}]} (podrun help faults)."
@@ -40,12 +41,28 @@ HINT = "As in: {version: 1, faults: [{target: {ipu: 5}, when: {batch: 17}, effec
 
 def plan_schema() -> dict[str, Any]:
     """The JSON schema of a plan."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Fault plan of podrun (podrun --fault-plan FILE)",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["version", "faults"],
+        "properties": {
+            "version": {"const": VERSION},
+            "faults": {"type": "array", "items": {"$ref": "#/$defs/fault"}},
+        },
+        "$defs": {"fault": {"if": {"type": "string"}, "then": True, "else": _entry_schema()}},
+    }
+
+
+def _entry_schema() -> dict[str, Any]:
+    """The JSON schema of a fault that is written as a mapping."""
     whole = {"type": "integer", "minimum": 0}
     pair = {"type": "array", "items": whole, "minItems": 2, "maxItems": 2}
     where = {target: pair if form == "A-B" else whole for target, form in WHERE.items()}
     targets: dict[str, Any] = {**where, "service": {"const": "vipu"}}
     effects = sorted({kind for target in WHERE for kind in kinds_of(target)})
-    entry = {
+    return {
         "type": "object",
         "additionalProperties": False,
         "required": ["target", "when", "effect"],
@@ -83,18 +100,6 @@ def plan_schema() -> dict[str, Any]:
             "settings": {"type": "object", "additionalProperties": {"type": ["number", "string"]}},
             "optional": {"type": "boolean"},
         },
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Fault plan of podrun (podrun --fault-plan FILE)",
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["version", "faults"],
-        "properties": {
-            "version": {"const": VERSION},
-            "faults": {"type": "array", "items": {"$ref": "#/$defs/fault"}},
-        },
-        "$defs": {"fault": {"if": {"type": "string"}, "then": True, "else": entry}},
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import threading
 import time
@@ -10,42 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from podrun.core.errors import PoplarError, UsageError
-from podrun.faults.spec import OF_INSTANCES, PAIRS, FaultSpec, FaultTarget, is_strike_of
-
-WHOLE_MACHINES = (FaultTarget.MACHINE, FaultTarget.GW_LINK, FaultTarget.NETWORK, FaultTarget.HOST)
-"""Targets larger than an IPU: their faults enter the machine's first list."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListPlaces:
-    """Where the batches of one pass begin in an instruction list.
-
-    ``ipus``: the partition's IPUs that run the list on this machine. ``starts``: the index of the first
-    instruction of each batch; a program that pipelines whole batches runs several in one pass. ``length``: the
-    number of instructions. ``leads``: this list is the machine's first; faults of a whole machine enter there.
-    ``instances``: those whose first IPU is on this machine. ``batch_seconds``: modelled time of a batch (NaN: none).
-    """
-
-    ipus: frozenset[int]
-    starts: tuple[int, ...]
-    length: int
-    leads: bool
-    instances: frozenset[int] = frozenset()
-    batch_seconds: float = math.nan
-
-    def runs(self, spec: FaultSpec) -> bool:
-        """True iff the fault strikes in this list."""
-        if spec.target in OF_INSTANCES:
-            return self.leads and not self.instances.isdisjoint(spec.indices)
-        if spec.target in WHOLE_MACHINES:
-            return self.leads
-        return not self.ipus.isdisjoint(spec.indices)
-
-    def instructions_of(self, batch: int) -> int:
-        """The number of instructions of one batch of a pass."""
-        ends = (*self.starts[1:], self.length)
-        return ends[batch] - self.starts[batch]
+from podrun.core.errors import PoplarError
+from podrun.faults.short_form import is_strike_of
+from podrun.faults.spec import OF_INSTANCES, PAIRS, FaultSpec, FaultTarget
+from podrun.faults.validity import WHOLE_MACHINES, ListPlaces, check_places, check_variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +155,7 @@ class FaultPoint:
             check_places(spec, lists)
             tensor = spec.setting("tensor", None)
             if tensor is not None:
-                _check_variable(spec, str(tensor), variables)
+                check_variable(spec, str(tensor), variables)
 
     def ask(self, job: str, done: int, instruction: int, places: ListPlaces) -> Strike | None:
         """The fault that strikes a job now, if any.
@@ -268,46 +235,3 @@ class FaultPoint:
         if spec.target in OF_INSTANCES:
             return True  # The serving machine is known only when a program is loaded.
         return spec.target is not FaultTarget.SERVICE and any(index in ipus for index in spec.indices)
-
-
-def _check_variable(spec: FaultSpec, name: str, variables: Mapping[str, Collection[int]]) -> None:
-    if name not in variables:
-        near = difflib.get_close_matches(name, variables, n=3)
-        names = ", ".join(near or sorted(variables)[:8])
-        raise UsageError(f"fault {spec.text}: the program has no variable {name!r}", hint=f"It has: {names}.")
-    if spec.indices[0] not in variables[name]:
-        raise UsageError(
-            f"fault {spec.text}: {name!r} does not lie on IPU {spec.indices[0]}",
-            hint=f"On that machine it lies on: {', '.join(f'IPU {ipu}' for ipu in sorted(variables[name]))}.",
-        )
-
-
-def check_places(spec: FaultSpec, lists: Sequence[ListPlaces], *, done: int = 0) -> None:
-    """Raise UsageError if the fault's batch is over, or if no list that it enters has its instruction."""
-    if spec.during:
-        return
-    timed = [places for places in lists if places.runs(spec)]
-    if spec.seconds is not None and any(math.isnan(places.batch_seconds) for places in timed):
-        raise UsageError(
-            f"fault {spec.text}: the program has no modelled time", hint="Say a batch instead: batch=N."
-        )
-    if (
-        spec.batch < done
-        and not spec.relative
-        and spec.rate is None
-        and spec.seconds is None
-        and not spec.every
-    ):
-        raise UsageError(
-            f"fault {spec.text}: the program has done {done} batches, so that batch {spec.batch} is over",
-            hint="Batches count from 0 when the program is loaded. Name a later one.",
-        )
-    wanted = [places for places in lists if places.runs(spec)]
-    if spec.instruction is None or not wanted:
-        return
-    most = max(places.instructions_of(spec.batch % len(places.starts)) for places in wanted)
-    if spec.instruction >= most:
-        raise UsageError(
-            f"fault {spec.text}: batch {spec.batch} has no instruction {spec.instruction}, only 0 to {most - 1}",
-            hint="Name one of these, or leave out instruction= to strike before the first.",
-        )

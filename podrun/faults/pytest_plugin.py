@@ -18,7 +18,8 @@ import pytest
 
 from podrun.core.errors import PodrunError
 from podrun.faults.plan_file import ProcessPlan, plan_in_process, read_plan, report_unstruck
-from podrun.faults.spec import FaultSpec, parse_fault
+from podrun.faults.short_form import parse_fault
+from podrun.faults.spec import FaultSpec
 
 FRONT_ENDS = ("popart", "poptorch", "popdist")
 

@@ -19,7 +19,7 @@ from podrun.core.access import quiet_grpc
 from podrun.core.errors import NotFoundError, PodrunError, UsageError
 from podrun.core.terminal import above_status
 from podrun.faults import UNSTRUCK_EXIT_CODE, PlanOfALaunch, report_unstruck
-from podrun.faults.effects import SUPERVISED
+from podrun.faults.fault_errors import SUPERVISED
 from podrun.faults.in_program import FILE
 from podrun.launcher.host_names import LOCAL_HOST, is_this_host
 from podrun.launcher.output import Log, LogHandler, OutputChannel, OutputMixer, error_text, silence

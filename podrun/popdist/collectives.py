@@ -36,7 +36,7 @@ from podrun.core.errors import (
 )
 from podrun.core.event_record import AttachedIpus, record_error
 from podrun.faults import cause_of, program_faults
-from podrun.faults.effects import COLLECTIVE
+from podrun.faults.kinds import COLLECTIVE
 from podrun.popdist import core
 from podrun.popdist.core import popdist_error
 from podrun.record.recorder import digest, recorder

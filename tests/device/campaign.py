@@ -43,7 +43,7 @@ from podrun.device.program.interpreter import batch_starts
 from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import EFFECTS, OF_INSTANCES, FaultPoint, FaultSpec, FaultTarget, parse_fault
-from podrun.faults.effects import strikes_in_batches
+from podrun.faults.kinds import strikes_in_batches
 from podrun.launcher.recovery import (
     Answer,
     Attempt,

@@ -23,7 +23,7 @@ from podrun.checkpoint.checkpoints import OneInstance
 from podrun.collectives import Communicator, create, join
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import DISTURBANCES, EFFECTS, FaultSpec, FaultTarget, PlanOfALaunch, ProgramFaults
-from podrun.faults.effects import events_of, settings_of, strikes_in_batches
+from podrun.faults.kinds import events_of, settings_of_kind, strikes_in_batches
 from podrun.launcher.repair import planned_on
 from podrun.partition.server.request_faults import RequestFaults
 from podrun.popdist import collectives
@@ -77,7 +77,7 @@ def plans(
 
 def _settings(target: str, kind: str, training: Training) -> tuple[tuple[str, Any], ...]:
     given: dict[str, Any] = {}
-    for name, setting in sorted(settings_of(target, kind).items()):
+    for name, setting in sorted(settings_of_kind(target, kind).items()):
         if name == "tensor":
             given[name] = training.weight
         elif name in SMALL or setting.default is None:

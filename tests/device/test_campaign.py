@@ -6,7 +6,7 @@ import pytest
 
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import FaultSpec, error_for, parse_fault
-from podrun.faults.effects import WHERE, events_of, strikes_in_batches
+from podrun.faults.kinds import WHERE, events_of, strikes_in_batches
 
 from .campaign import Training, digits, live_through, random_plan, small
 from .fault_kinds import KINDS, Trainings, errors_wanted, live_through_kind, plans

@@ -12,7 +12,7 @@ from podrun.core.errors import (
     UnrecoverableRuntimeError,
 )
 from podrun.faults import hint_in_launch, recovery_hint
-from podrun.faults.effects import ENDS_WITH_LAUNCH, NOTHING_BROKEN, SUPERVISED
+from podrun.faults.fault_errors import ENDS_WITH_LAUNCH, NOTHING_BROKEN, SUPERVISED
 
 A, R, U = ApplicationRuntimeError, RecoverableRuntimeError, UnrecoverableRuntimeError
 

@@ -25,7 +25,7 @@ from podrun.faults import (
     parse_faults,
     validate,
 )
-from podrun.faults.effects import strikes_in_batches
+from podrun.faults.kinds import strikes_in_batches
 from podrun.faults.spec import PAIRS
 
 small = st.integers(0, 99)
