@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import re
@@ -12,11 +11,12 @@ from pathlib import Path
 import click
 import pytest
 
-from podrun.collectives.perf import main as perf
-from podrun.estimate import command as estimate
+from podrun.collectives.perf import perf_command
+from podrun.compat.__main__ import compat_command
+from podrun.estimate.command import estimate_command
 from podrun.faults import EFFECTS
 from podrun.monitor.exporter import exporter
-from podrun.report import __main__ as report
+from podrun.report.__main__ import report_command
 from podrun.upkeep.pages import pages
 from tests.conftest import ROOT
 from tests.sources import syntax_tree
@@ -26,7 +26,13 @@ REFUSALS = {"UsageError", "ConfigError", "NotFoundError", "ConflictError", "Unsu
 """Errors that a user can do something about."""
 ROOMS = ("launcher", "partition", "monitor", "estimate", "report")
 """The rooms whose commands people type."""
-PARSERS = {"podrun estimate": estimate.parser, "python -m podrun.report": report.parser}
+OTHERS = {
+    "podrun estimate": estimate_command,
+    "python -m podrun.report": report_command,
+    "python -m podrun.compat": compat_command,
+    "python -m podrun.collectives.perf": perf_command,
+}
+"""Commands beside the installed ones."""
 
 
 def _without_hint(path: Path) -> Iterator[str]:
@@ -114,11 +120,9 @@ def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Co
             yield from _commands(inner, f"{name} {word}")
 
 
-@pytest.mark.parametrize(
-    "name", sorted({**COMMANDS, "python -m podrun.collectives.perf": perf, "exporter": exporter})
-)
+@pytest.mark.parametrize("name", sorted({**COMMANDS, **OTHERS, "exporter": exporter}))
 def test_help_describes_every_command_and_option(name: str) -> None:
-    command = {**COMMANDS, "python -m podrun.collectives.perf": perf, "exporter": exporter}[name]
+    command = {**COMMANDS, **OTHERS, "exporter": exporter}[name]
     for words, inner in _commands(command, name):
         assert inner.help, words
         bare = [
@@ -130,16 +134,23 @@ def test_help_describes_every_command_and_option(name: str) -> None:
         assert bare == [], words
 
 
-@pytest.mark.parametrize("name", sorted(PARSERS))
-def test_options_of_other_commands_are_described_and_on_a_page(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(OTHERS.keys() - {"python -m podrun.collectives.perf"}))
+def test_options_of_other_commands_are_on_a_page(name: str) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    parser = PARSERS[name]()
-    assert parser.description
-    assert "`" not in parser.format_help()
-    for action in parser._actions:
-        assert action.help not in (None, "", argparse.SUPPRESS), action.dest
-        long = max(action.option_strings, key=len, default="")
-        assert not long or long == "--help" or long in pages, long
+    command = OTHERS[name]
+    assert "`" not in command.get_help(click.Context(command))
+    for option in command.params:
+        if isinstance(option, click.Option):
+            long = max(option.opts, key=len)
+            assert not long.startswith("--") or long in pages, long
+
+
+def test_command_lines_are_read_by_one_library() -> None:
+    """`podrun.core.command_line`, except for a process that vipu-server starts and nobody types."""
+    others = re.compile(r"^\s*(import|from) (argparse|optparse|getopt)\b", re.MULTILINE)
+    files = sorted((ROOT / "podrun").rglob("*.py"))
+    read_otherwise = [path.name for path in files if others.search(path.read_text(encoding="utf-8"))]
+    assert read_otherwise == ["keeper.py"]
 
 
 def test_messages_on_the_page_for_trouble_are_those_of_the_code() -> None:

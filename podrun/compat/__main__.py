@@ -4,61 +4,32 @@ for the SDK alone, on emulated machines inside its own process.
 
 from __future__ import annotations
 
-import difflib
 import os
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
+from typing import Any
+
+import click
 
 from podrun import commands
 from podrun.compat import COMPAT_PATH, _start
+from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.core.shadowing import check_script_name
-from podrun.core.terminal import error_lines
-
-USAGE = """\
-Usage: python -m podrun.compat [options] SCRIPT [arguments of the script]
-       python -m podrun.compat [options] -m MODULE [arguments of the module]
-       python -m podrun.compat [options] -c CODE [arguments]
-       python -m podrun.compat [options] -i
-
-Runs a program written for the SDK alone, on IPU-M2000s emulated inside its own
-process: no partition, no server, the same results. podrun starts it on a POD of
-machine processes instead: podrun --num-replicas 16 SCRIPT
-
-SCRIPT may be -: the program is read from standard input. Options stand before
-the program; what follows it is the program's own:
-  --num-replicas N      what popdist answers: one instance with N replicas
-                        (default: a program without popdist)
-  --ipus-per-replica N  what popdist answers: IPUs of each replica (default: 1)
-  -i                    afterwards (or at once, without a program) read Python
-                        from the terminal
-  --print-path          print the folder of popart, poptorch, popdist and the
-                        others, for PYTHONPATH, and end
-  -h, --help            print this and end
-
-Examples: python -m podrun.compat --num-replicas 16 train.py
-          python -m podrun.compat -m pytest tests
-          PYTHONPATH=$(python -m podrun.compat --print-path) jupyter lab"""
-
-_NUMBERS = ("--num-replicas", "--ipus-per-replica")
-_OPTIONS = (*_NUMBERS, "--print-path", "--help", "-h", "-i", "-c", "-m")
+from podrun.core.terminal import show_error
 
 _NEEDS = {
     "-m": ("name of a module", "pytest tests"),
     "-c": ("text of a program", "'import popart; print(popart.__version__)'"),
 }
 """What an option needs, and an example of it."""
-
-
-class _Wrong(Exception):
-    """An invalid command line: message and hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,82 +42,131 @@ class Request:
     replicas: int | None = None
     ipus_per_replica: int | None = None
     interactive: bool = False
-    only: str = ""
-    """``"help"`` or ``"path"``: print it and end."""
 
 
-def parse(words: Sequence[str]) -> Request:
-    """The request of a command line. Raises _Wrong."""
-    found, rest = Request(), list(words)
-    while rest:
-        word = rest.pop(0)
-        if word in ("-h", "--help"):
-            return replace(found, only="help")
-        if word == "--print-path":
-            return replace(found, only="path")
-        if word == "-i":
-            found = replace(found, interactive=True)
-        elif word.split("=")[0] in _NUMBERS:
-            name, _, value = word.partition("=")
-            number = _number(name, value or (rest.pop(0) if rest else ""))
-            field = "replicas" if name == "--num-replicas" else "ipus_per_replica"
-            found = replace(found, **{field: number})  # type: ignore[arg-type]
-        elif word in ("-m", "-c"):
-            if not rest:
-                what, like = _NEEDS[word]
-                raise _Wrong(f"{word} needs the {what}", f"As in: python -m podrun.compat {word} {like}")
-            return replace(found, kind=word, program=rest[0], arguments=tuple(rest[1:]))
-        elif word.startswith("-") and word != "-":
-            long = word.split("=")[0] if word.startswith("--") else ""
-            near = difflib.get_close_matches(long, _OPTIONS, n=1, cutoff=0.5)
-            meant = f"Did you mean {near[0]}? " if near else ""
-            raise _Wrong(
-                f"podrun.compat has no option {word}",
-                f"{meant}Options of the program follow its name: python -m podrun.compat SCRIPT {word}",
-            )
-        else:
-            return replace(found, kind="script", program=word, arguments=tuple(rest))
-    return found
+def _print_path(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        click.echo(COMPAT_PATH)
+        context.exit()
 
 
-def _number(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise _Wrong(f"{name} must be a number of at least 1, not {text!r}", f"As in: {name} 4 SCRIPT")
-    return int(text)
+class _BeforeAProgram(click.Command):
+    """Options end where the program begins; what follows is the program's own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            message = error.format_message()
+            raise UsageError(
+                message[:1].lower() + message[1:],
+                hint=f"Options of the program follow its name: {ctx.command_path} SCRIPT {error.option_name}",
+            ) from error
 
 
-def main(arguments: list[str]) -> int:
+@click.command(
+    "python -m podrun.compat",
+    cls=_BeforeAProgram,
+    context_settings={**HELP_OPTIONS, "allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+    epilog="""\b
+    Examples: python -m podrun.compat --num-replicas 16 train.py
+              python -m podrun.compat -m pytest tests
+              PYTHONPATH=$(python -m podrun.compat --print-path) jupyter lab""",
+)
+@click.option(
+    "--num-replicas",
+    "replicas",
+    type=click.IntRange(1),
+    metavar="N",
+    help="What popdist answers: one instance with N replicas [a program without popdist].",
+)
+@click.option(
+    "--ipus-per-replica",
+    type=click.IntRange(1),
+    metavar="N",
+    help="What popdist answers: IPUs of each replica [1].",
+)
+@click.option("-m", "module", is_flag=True, help="The program is a module.")
+@click.option("-c", "code", is_flag=True, help="The program is given as text.")
+@click.option(
+    "-i",
+    "interactive",
+    is_flag=True,
+    help="Afterwards (or at once, without a program) read Python from the terminal.",
+)
+@click.option(
+    "--print-path",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_path,
+    help="Print the folder of popart, poptorch, popdist and the others, for PYTHONPATH, and end.",
+)
+@click.argument("words", nargs=-1, type=click.Path(), metavar="SCRIPT|-m MODULE|-c CODE [ARGUMENTS]...")
+@click.pass_context
+def compat_command(
+    ctx: click.Context, /, module: bool, code: bool, words: Sequence[str], **options: Any
+) -> int:
+    """Run a program written for the SDK alone, on IPU-M2000s emulated inside its own process: no partition, no server,
+    the same results. podrun starts it on a POD of machine processes instead: podrun --num-replicas 16 SCRIPT
+
+    SCRIPT may be -: the program is read from standard input. Options stand before the program; what follows it is the
+    program's own.
+    """
+    kind = "-m" if module else "-c" if code else "script"
+    if not words and kind != "script":
+        what, like = _NEEDS[kind]
+        raise UsageError(f"{kind} needs the {what}", hint=f"As in: python -m podrun.compat {kind} {like}")
+    if not words and not options["interactive"]:
+        click.echo(ctx.get_help(), err=True)
+        return 2
+    ctx.obj.append(Request(kind, words[0], tuple(words[1:]), **options) if words else Request(**options))
+    return 0
+
+
+def request_of(arguments: Sequence[str]) -> Request | int:
+    """The request of a command line, or the exit code if there is nothing to run: it is wrong, or asks for help."""
+    requests: list[Request] = []
+    code = run_command(compat_command, arguments, name="podrun compat", obj=requests)
+    return requests[0] if requests else code
+
+
+class _NoProgramError(UsageError):
+    """There is nothing to run under that name."""
+
+
+def main(arguments: Sequence[str]) -> int:
     """Run the requested program as ``__main__`` with popart and popdist on the path, for it and for its child
     processes.
     """
+    request = request_of(arguments)
+    if isinstance(request, int):
+        return request
     try:
-        request = parse(arguments)
-        if request.only == "path":
-            print(COMPAT_PATH)
-            return 0
-        if request.only == "help" or not (request.kind or request.interactive):
-            print(USAGE, file=sys.stdout if request.only else sys.stderr)
-            return 0 if request.only else 2
-        _prepare(request)
-        try:
-            names = _run(request)
-        except _Wrong:
-            raise
-        except BaseException as error:
-            if isinstance(error, SystemExit) or request.interactive:
-                _check_replicas(request)
-            if not request.interactive:
-                raise
-            names = _names_at_the_end(error)
-        else:
-            _check_replicas(request)
-        if request.interactive:
-            _read_from_terminal(names)
-    except _Wrong as error:
-        message, hint = error.args
-        sys.stderr.write(error_lines("podrun compat", message, hint))
+        _run_with_surroundings(request)  # Not inside click, which has its own way with errors and Ctrl-C.
+    except _NoProgramError as error:
+        show_error("podrun compat", error)
         return 2
     return 0
+
+
+def _run_with_surroundings(request: Request) -> None:
+    _prepare(request)
+    try:
+        names = _run(request)
+    except _NoProgramError:
+        raise
+    except BaseException as error:
+        if isinstance(error, SystemExit) or request.interactive:
+            _check_replicas(request)
+        if not request.interactive:
+            raise
+        names = _names_at_the_end(error)
+    else:
+        _check_replicas(request)
+    if request.interactive:
+        _read_from_terminal(names)
 
 
 def _prepare(request: Request) -> None:
@@ -168,21 +188,21 @@ def _prepare(request: Request) -> None:
 
 
 def _check_script(name: str) -> None:
-    """Raise _Wrong for what Python cannot run."""
+    """Raise _NoProgramError for what Python cannot run."""
     script = Path(name)
     if not os.path.exists(name):
-        raise _Wrong(
+        raise _NoProgramError(
             f"there is no script {name}",
-            "Check the path. Options of podrun.compat stand before the script (--help lists them).",
+            hint="Check the path. Options of podrun.compat stand before the script (--help lists them).",
         )
     if script.is_dir() and not (script / "__main__.py").exists():
-        raise _Wrong(f"{name} is a folder without __main__.py", "Name the Python file to run.")
+        raise _NoProgramError(f"{name} is a folder without __main__.py", hint="Name the Python file to run.")
     if not os.access(script, os.R_OK):
-        raise _Wrong(f"cannot read {name}: permission denied", f"See who may: ls -l {name}")
+        raise _NoProgramError(f"cannot read {name}: permission denied", hint=f"See who may: ls -l {name}")
     try:
         check_script_name(script)
     except UsageError as error:
-        raise _Wrong(error.message, error.hint) from None
+        raise _NoProgramError(error.message, hint=error.hint) from None
 
 
 def _popdist_variables(request: Request) -> dict[str, str]:
@@ -217,8 +237,8 @@ def _run(request: Request) -> dict[str, object]:
         return _execute(Path(request.program).read_bytes(), request.program)  # A pipe: <(...)
     except (SyntaxError, ValueError) as error:
         if _of_reading(error):
-            raise _Wrong(
-                f"{request.program} is no Python program: {error}", "Name the Python file to run."
+            raise _NoProgramError(
+                f"{request.program} is no Python program: {error}", hint="Name the Python file to run."
             ) from None
         raise
 
@@ -280,8 +300,12 @@ def _read_from_terminal(names: dict[str, object]) -> None:
 
 
 def _check_module(name: str) -> None:
-    """Raise _Wrong if there is no such module to run. An error inside a package above it is the program's own."""
-    missing = _Wrong(f"there is no module {name}", "Check the name, and that its folder is on Python's path.")
+    """Raise _NoProgramError if there is no such module to run. An error inside a package above it is the program's
+    own.
+    """
+    missing = _NoProgramError(
+        f"there is no module {name}", hint="Check the name, and that its folder is on Python's path."
+    )
     if not name or name.startswith(".") or name in sys.builtin_module_names:
         raise missing
     try:
@@ -294,9 +318,9 @@ def _check_module(name: str) -> None:
     if found is None:
         raise missing
     if inner is None:
-        raise _Wrong(
+        raise _NoProgramError(
             f"{name} is a package without __main__, which cannot be run",
-            f"Name one of its modules: -m {name}.MODULE",
+            hint=f"Name one of its modules: -m {name}.MODULE",
         )
 
 

@@ -100,21 +100,13 @@ def run_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int
 
 def _run_click_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Carry out a verb whose module in `podrun.launcher.commands` has a click command."""
-    from podrun.launcher.commands.click_verbs import (
-        RecordCommand,
-        RecordContext,
-        run_click_verb,
-        verb_command,
-    )
+    from podrun.core.command_line import run_command
+    from podrun.launcher.commands.click_verbs import RecordCommand, RecordContext, verb_command
 
     command = verb_command(verb)
     if isinstance(command, RecordCommand):
         return command.run_words(words, RecordContext(environ))
-    if verb == "completion":
-        from podrun.partition.commands.groups import run as run_command
-
-        return run_command(command, list(words))
-    return run_click_verb(command, words)
+    return run_command(command, words)
 
 
 def _help(words: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -13,17 +13,18 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from podrun import __version__
+from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.core.environment import environment
+from podrun.core.errors import UnsupportedError
 from podrun.core.terminal import columns, in_lines, narrowed
 from podrun.monitor.devices import Device, View, diagnose
 from podrun.partition.client.device_attributes import board_serial, reading
-from podrun.partition.commands.groups import HELP_OPTIONS, run
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
@@ -272,6 +273,24 @@ NEEDS_EXCLUSIVE_ACCESS = (
 """Options of the real tool that read registers and tile memory. They are refused by name."""
 
 
+def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None and not ctx.resilient_parsing:
+        raise UnsupportedError(
+            f"gc-info {param.opts[0]} reads registers and tile memory, which are not emulated",
+            hint="There are: --list-devices, --device-info, --ipu-arch, --tile-clock-speed, --ipu-count.",
+        )
+
+
+def _refused_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`NEEDS_EXCLUSIVE_ACCESS`, with or without a value."""
+    for name in NEEDS_EXCLUSIVE_ACCESS:
+        command = click.option(
+            name, flag_value="", is_flag=False, default=None, hidden=True, is_eager=True, expose_value=False,
+            callback=_refuse,
+        )(command)  # fmt: skip
+    return command
+
+
 @click.command(context_settings=HELP_OPTIONS, epilog=f"Not available: {', '.join(NEEDS_EXCLUSIVE_ACCESS)}.")
 @click.version_option(package_name="podrun", prog_name="gc-info")
 @click.option("-l", "--list-devices", is_flag=True, help="List single and multi-IPU devices.")
@@ -282,6 +301,7 @@ NEEDS_EXCLUSIVE_ACCESS = (
 @click.option("--tile-clock-speed", is_flag=True, help="Print the tile clock.")
 @click.option("--ipu-count", is_flag=True, help="Print the number of IPUs.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="With -i: print JSON.")
+@_refused_options
 @server_options
 @click.pass_context
 def gc_info(ctx: click.Context, /, **options: Any) -> None:
@@ -366,18 +386,7 @@ def device_text(values: dict[str, str]) -> str:
 
 def gc_info_main() -> None:
     """Entry point of `gc-info`."""
-    from podrun.core.errors import UnsupportedError
-    from podrun.core.terminal import show_error
-
-    for argument in sys.argv[1:]:
-        if argument.split("=")[0] in NEEDS_EXCLUSIVE_ACCESS:
-            error = UnsupportedError(
-                f"gc-info {argument.split('=')[0]} reads registers and tile memory, which are not emulated",
-                hint="There are: --list-devices, --device-info, --ipu-arch, --tile-clock-speed, --ipu-count.",
-            )
-            show_error("gc-info", error)
-            sys.exit(error.exit_code)
-    sys.exit(run(gc_info))
+    sys.exit(run_command(gc_info))
 
 
 @click.command(context_settings=HELP_OPTIONS)
@@ -401,7 +410,7 @@ def gc_inventory(as_json: bool, all_partitions: bool, api_host: str | None, api_
 
 def gc_inventory_main() -> None:
     """Entry point of `gc-inventory`."""
-    sys.exit(run(gc_inventory))
+    sys.exit(run_command(gc_inventory))
 
 
 @click.command(context_settings=HELP_OPTIONS)
@@ -511,7 +520,7 @@ def _ipu(partition: str, device: Device) -> dict[str, Any]:
 
 def gc_monitor_main() -> None:
     """Entry point of `gc-monitor`."""
-    sys.exit(run(gc_monitor))
+    sys.exit(run_command(gc_monitor))
 
 
 @click.command(context_settings=HELP_OPTIONS)
@@ -562,4 +571,4 @@ def _refuse_ambiguous(device: int, active: PartitionInfo, partitions: Sequence[P
 
 def gc_reset_main() -> None:
     """Entry point of `gc-reset`."""
-    sys.exit(run(gc_reset))
+    sys.exit(run_command(gc_reset))

@@ -25,9 +25,9 @@ import click
 
 from podrun import commands
 from podrun.core.access import make_token, tls_asked_for
+from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.identity import user_of_peer
-from podrun.partition.commands.groups import HELP_OPTIONS, run
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def exporter(host: str, port: int, public: bool, api_host: str | None, api_port:
 
 def main() -> int:
     """Entry point."""
-    return run(exporter)
+    return run_command(exporter)
 
 
 if __name__ == "__main__":

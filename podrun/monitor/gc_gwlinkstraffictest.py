@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.partition.commands.groups import HELP_OPTIONS, run
+from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
@@ -190,4 +190,4 @@ def json_object(partition: ToolPartition, outcome: GatewayTraffic) -> dict[str, 
 
 def gc_gwlinkstraffictest_main() -> None:
     """Entry point of `gc-gwlinkstraffictest`."""
-    sys.exit(run(gc_gwlinkstraffictest))
+    sys.exit(run_command(gc_gwlinkstraffictest))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.partition.commands.groups import HELP_OPTIONS, run
+from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def text(outcomes: Sequence[HostTraffic]) -> list[str]:
 
 def gc_hosttraffictest_main() -> None:
     """Entry point of `gc-hosttraffictest`."""
-    sys.exit(run(gc_hosttraffictest))
+    sys.exit(run_command(gc_hosttraffictest))
 
 
 MARKS = 4095
@@ -314,4 +314,4 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
 
 def gc_hostsynclatencytest_main() -> None:
     """Entry point of `gc-hostsynclatencytest`."""
-    sys.exit(run(gc_hostsynclatencytest))
+    sys.exit(run_command(gc_hostsynclatencytest))

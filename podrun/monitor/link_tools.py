@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.partition.commands.groups import HELP_OPTIONS, run
+from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def text(outcomes: Sequence[PairTraffic]) -> list[str]:
 
 def gc_iputraffictest_main() -> None:
     """Entry point of `gc-iputraffictest`."""
-    sys.exit(run(gc_iputraffictest))
+    sys.exit(run_command(gc_iputraffictest))
 
 
 WARNING = "The links of this partition are trained already: no training was performed."
@@ -334,4 +334,4 @@ def links_text(partition: str, iterations: list[list[LinkResult]], failures: int
 
 def gc_links_main() -> None:
     """Entry point of `gc-links`."""
-    sys.exit(run(gc_links))
+    sys.exit(run_command(gc_links))

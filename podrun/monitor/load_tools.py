@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.partition.commands.groups import HELP_OPTIONS, run
+from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _json(
 
 def gc_flops_main() -> None:
     """Entry point of `gc-flops`."""
-    sys.exit(run(gc_flops))
+    sys.exit(run_command(gc_flops))
 
 
 PASSES = 129
@@ -244,4 +244,4 @@ def _watts(report: IpuReport, ours: bool, chip: str) -> float | None:
 
 def gc_powertest_main() -> None:
     """Entry point of `gc-powertest`."""
-    sys.exit(run(gc_powertest))
+    sys.exit(run_command(gc_powertest))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import click
+
 from podrun import commands
-from podrun.core.errors import ConfigError, PodrunError, UsageError
-from podrun.core.terminal import show_error
+from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.errors import ConfigError, UsageError
 from podrun.report.chrome_trace import to_trace
 from podrun.report.document import (
     SCHEMA,
-    Parser,
     from_object,
     load_origin,
     parse,
@@ -24,7 +24,8 @@ from podrun.report.document import (
 )
 from podrun.report.html import page
 from podrun.report.model import Profile, ReportOrigin
-from podrun.report.text import compare, summary
+from podrun.report.text import compare as changes_between
+from podrun.report.text import summary
 
 DOES_NOT_FIT = 1
 """Exit code for a program that does not fit the tiles."""
@@ -46,55 +47,50 @@ def load(path: Path) -> Profile:
     return from_object(found, source=str(path)) if found.get("schema") == SCHEMA else read_report(found)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = Parser(
-        prog="python -m podrun.report",
-        description="Show what a compiled program takes on the tiles: time by cause, cycles, memory.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Example:\n  python -m podrun.report podrun-profile__instance_0/training/profile.json --html page.html",
-        allow_abbrev=False,
-    )
-    made.add_argument(
-        "program",
-        type=Path,
-        help="a compiled program (executable.popef), a profile.json or .pop, or a tile report as .json",
-    )
-    for name, text in (
-        ("html", "write one self-contained page"),
-        ("json", "write the profile as JSON"),
-        ("trace", "write a trace for ui.perfetto.dev or chrome://tracing"),
-        ("compare", "another program or profile: show what changed from it"),
-    ):
-        made.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
-    return made
+_FILE = click.Path(path_type=Path)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the summary and write the requested files. Returns 0, `DOES_NOT_FIT`, or 2 for bad input."""
-    try:
-        return _show(parser().parse_args(argv))
-    except PodrunError as error:
-        show_error("podrun.report", error)
-        return error.exit_code
+@click.command(
+    "python -m podrun.report",
+    context_settings=HELP_OPTIONS,
+    epilog="Example: python -m podrun.report podrun-profile__instance_0/training/profile.json --html page.html",
+)
+@click.argument("program", type=_FILE)
+@click.option("--html", type=_FILE, metavar="FILE", help="Write one self-contained page.")
+@click.option("--json", type=_FILE, metavar="FILE", help="Write the profile as JSON.")
+@click.option(
+    "--trace", type=_FILE, metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing."
+)
+@click.option(
+    "--compare", type=_FILE, metavar="FILE", help="Another program or profile: show what changed from it."
+)
+def report_command(
+    program: Path, html: Path | None, json: Path | None, trace: Path | None, compare: Path | None
+) -> int:
+    """Show what a compiled program takes on the tiles: time by cause, cycles, memory.
 
-
-def _show(options: argparse.Namespace) -> int:
-    profile = load(options.program)
-    other = load(options.compare) if options.compare else None
-    if options.html:
-        origin = _origin(options.program)
-        _write(options.html, lambda: page(profile, title=options.program.name, other=other, origin=origin))
-    if options.json:
-        _write(options.json, lambda: to_json(profile))
-    if options.trace:
-        _write(options.trace, lambda: to_trace(profile))
-    sys.stdout.write(summary(profile) if other is None else compare(other, profile))
+    PROGRAM is a compiled program (executable.popef), a profile.json or .pop, or a tile report as .json.
+    """
+    profile = load(program)
+    other = load(compare) if compare else None
+    if html:
+        origin = _origin(program)
+        _write(html, lambda: page(profile, title=program.name, other=other, origin=origin))
+    if json:
+        _write(json, lambda: to_json(profile))
+    if trace:
+        _write(trace, lambda: to_trace(profile))
+    sys.stdout.write(summary(profile) if other is None else changes_between(other, profile))
     sys.stdout.flush()
     if profile.fits:
         return 0
     sys.stderr.write("hint: podrun estimate MODEL --scan tries layouts and lists those that fit.\n")
     return DOES_NOT_FIT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the summary and write the requested files. Returns 0, `DOES_NOT_FIT`, or 2 for bad input."""
+    return run_command(report_command, argv, name="podrun.report")
 
 
 def _origin(path: Path) -> ReportOrigin | None:

@@ -11,12 +11,9 @@ which program and command it is of, and when. Same profile and origin, same byte
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import difflib
 import json
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,11 +21,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import podrun
 from podrun.core.documents import parse_json, read_bytes
-from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.core.errors import ConfigError, NotFoundError
 from podrun.core.executable import Executable
 from podrun.costmodel.target import chip
 from podrun.report.chrome_trace import to_trace
@@ -214,16 +211,6 @@ def write_report(
             hint="Name another directory with autoReport.directory (or podrun profile --report-directory DIR).",
         ) from error
     return directory / ARCHIVE
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse that raises UsageError, as podrun does, and says where all options are listed."""
-
-    def error(self, message: str) -> NoReturn:
-        wrong = re.search(r"unrecognized arguments: (--[\w-]+)", message)
-        near = difflib.get_close_matches(wrong[1], self._option_string_actions, n=1) if wrong else []
-        guess = f"Did you mean {near[0]}? " if near else ""
-        raise UsageError(message, hint=f"{guess}{self.prog} --help lists all options.")
 
 
 def profile_of(executable: Executable) -> Profile:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from podrun.core.command_line import HELP_OPTIONS, json_text, run_command
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.core.terminal import TONES, columns, styled, table
-from podrun.partition.commands.groups import HELP_OPTIONS, json_text, run
 
 if TYPE_CHECKING:
     from podrun.upkeep.cache import Cache
@@ -218,7 +218,7 @@ VERBS: dict[str, click.Command] = {"doctor": doctor, "cache": cache, "ps": ps, "
 
 def main(verb: str, words: Sequence[str]) -> int:
     """Run a verb and return its exit code."""
-    return run(VERBS[verb], list(words))
+    return run_command(VERBS[verb], list(words))
 
 
 def _fitted(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:

@@ -9,16 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from podrun.collectives import timing
-from podrun.collectives.perf import (
-    OPERATIONS,
-    MeasuredSize,
-    Measurement,
-    main,
-    modelled,
-    parse_size,
-    render,
-    table_row,
-)
+from podrun.collectives.measurement import OPERATIONS, MeasuredSize, Measurement
+from podrun.collectives.perf import main, modelled, parse_size, perf_command, render, table_row
 from podrun.core.errors import UsageError
 
 
@@ -66,7 +58,7 @@ def test_every_operation_has_a_model(operation: str) -> None:
 def test_a_measurement_with_real_processes(extra: list[str], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     sizes = ["-g", "2", "-b", "64", "-e", "64K", "-f", "1024", "--seconds", "0.001"]
-    run = CliRunner().invoke(main, [*sizes, *extra, "--json", str(report)])
+    run = CliRunner().invoke(perf_command, [*sizes, *extra, "--json", str(report)])
     assert run.exit_code == 0, run.output
     assert "Out of bounds values : 0 OK" in run.output
     data = json.loads(report.read_text())
@@ -79,7 +71,7 @@ def test_a_measurement_with_real_processes(extra: list[str], tmp_path: Path) -> 
 def test_one_table_for_each_operation(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     sizes = ["-g", "2", "-b", "96", "-e", "96", "--seconds", "0.0005"]
-    run = CliRunner().invoke(main, ["--operation", "all", *sizes, "--json", str(report)])
+    run = CliRunner().invoke(perf_command, ["--operation", "all", *sizes, "--json", str(report)])
     assert run.exit_code == 0, run.output
     tables = json.loads(report.read_text())["tables"]
     assert [table["job"]["operation"] for table in tables] == list(OPERATIONS)
@@ -89,8 +81,19 @@ def test_one_table_for_each_operation(tmp_path: Path) -> None:
         assert f"# {table['job']['operation']} (array), 2 ranks" in run.output
 
 
-def test_wrong_options_end_with_code_2() -> None:
-    run = CliRunner().invoke(main, ["-b", "lots"])
-    assert run.exit_code == 2
-    assert "'lots' is not a size" in run.output
-    assert CliRunner().invoke(main, ["--operation", "broadcast", "--variant", "shared"]).exit_code == 2
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-b", "lots"], "'lots' is not a size"),
+        (["--operation", "broadcast", "--variant", "shared"], "shared"),
+        (["--rank", "3"], "no such option '--rank'. (Did you mean one of: '--ranks', '--variant'?)"),
+    ],
+)
+def test_wrong_options_end_with_code_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("podrun.collectives.perf: error: ")
+    assert "\nhint: " in error
+    assert said in error

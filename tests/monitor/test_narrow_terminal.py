@@ -11,10 +11,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from podrun.compat.__main__ import USAGE as COMPAT_HELP
+from podrun.collectives.perf import perf_command
+from podrun.compat.__main__ import compat_command
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.core.terminal import table
-from podrun.estimate.command import parser as estimate_parser
+from podrun.estimate.command import estimate_command
 from podrun.launcher import help_text, summary
 from podrun.launcher.cli import RECORD_VERBS
 from podrun.launcher.commands import profile
@@ -24,6 +25,7 @@ from podrun.launcher.output import Log
 from podrun.launcher.spec import LaunchLayout
 from podrun.monitor import device_tools
 from podrun.monitor.devices import views
+from podrun.report.__main__ import report_command
 from podrun.upkeep import verbs
 from podrun.upkeep.running import Run
 from tests.partition.conftest import Pod
@@ -63,9 +65,18 @@ def subcommands(command: click.Command, words: tuple[str, ...] = ()) -> list[tup
     return [words, *(path for paths in inner for path in paths)]
 
 
-@pytest.mark.parametrize("name", sorted({**COMMANDS, **verbs.VERBS, "completion": completion_verb}))
+ALONE = (compat_command, estimate_command, perf_command, report_command)
+EVERY = {
+    **COMMANDS,
+    **verbs.VERBS,
+    "completion": completion_verb,
+    **{command.name or "": command for command in ALONE},
+}
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
 def test_help_of_commands(name: str) -> None:
-    command = {**COMMANDS, **verbs.VERBS, "completion": completion_verb}[name]
+    command = EVERY[name]
     for words in subcommands(command):
         done = CliRunner().invoke(command, [*words, "--help"], prog_name=name)
         assert done.exit_code == 0, done.output
@@ -78,8 +89,6 @@ def test_help_of_commands(name: str) -> None:
         lambda: help_text.help_text(),
         lambda: profile.HELP,
         *(lambda verb=verb: record_help(verb) for verb in RECORD_VERBS),
-        lambda: COMPAT_HELP,
-        lambda: estimate_parser().format_help(),
     ],
 )
 def test_help_of_podrun_s_verbs(text: Callable[[], str]) -> None:

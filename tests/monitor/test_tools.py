@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from podrun.core.cluster import LinkTopology
+from podrun.core.command_line import run_command
 from podrun.core.executable import Compute, Copy
 from podrun.core.layout import IpuRange
 from podrun.costmodel.target import BOW, GC200
@@ -26,7 +27,6 @@ from podrun.monitor.link_tools import gc_iputraffictest, gc_links
 from podrun.monitor.load_tools import gc_flops, gc_powertest
 from podrun.monitor.tool_partition import Route, attach, find_partition, route
 from podrun.monitor.tool_programs import LinkCheck
-from podrun.partition.commands.groups import run
 from tests.monitor.real import RealPod
 
 VARIABLES = (
@@ -60,7 +60,7 @@ def tool(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
     """Runs a command: exit code, standard output and error."""
 
     def call(command: Any, *words: str) -> tuple[int, str, str]:
-        code = run(command, list(words))
+        code = run_command(command, list(words))
         out, err = capsys.readouterr()
         return code, out, err
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from podrun.core.command_line import run_command
 from podrun.monitor.device_tools import gc_monitor, gc_reset
 from podrun.monitor.devices import connect
 from podrun.monitor.load_tools import gc_flops
-from podrun.partition.commands.groups import run
 from podrun.partition.host.discovery import LAUNCHER, VIPU_SERVER, Registry, ServiceEntry, this_process
 from tests.partition.conftest import Pod
 
@@ -38,7 +38,7 @@ def test_reading_tools_say_which_service_they_ask(
     first, second = pods
     first.active("p", 4)
     second.active("q", 4)
-    assert run(gc_monitor, ["-j"]) == 0
+    assert run_command(gc_monitor, ["-j"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["partitions"][0]["name"] == "p"
     assert err.splitlines() == [
@@ -46,7 +46,7 @@ def test_reading_tools_say_which_service_they_ask(
         f"podrun at 127.0.0.1:{second.port} (q)",
         f"  To choose: --api-host 127.0.0.1 --api-port {first.port}, or the same in IPUOF_VIPU_API_HOST and _PORT",
     ]
-    assert run(gc_monitor, ["-j", "--api-host", "127.0.0.1", "--api-port", str(second.port)]) == 0
+    assert run_command(gc_monitor, ["-j", "--api-host", "127.0.0.1", "--api-port", str(second.port)]) == 0
     out, err = capsys.readouterr()
     assert (json.loads(out)["partitions"][0]["name"], err) == ("q", "")
 
@@ -56,7 +56,7 @@ def test_tools_ask_the_service_that_has_the_partition(
 ) -> None:
     first, second = pods
     second.active("q", 4)
-    assert run(gc_reset, ["-d", "1"]) == 0  # Only one has a partition at all.
+    assert run_command(gc_reset, ["-d", "1"]) == 0  # Only one has a partition at all.
     out, err = capsys.readouterr()
     assert out == "Reset IPU 1 of partition q.\n"
     assert f"note: asking 127.0.0.1:{second.port}" in err
@@ -68,7 +68,7 @@ def test_tools_ask_the_service_that_has_the_partition(
     monkeypatch.setenv("IPUOF_VIPU_API_HOST", "127.0.0.1")
     monkeypatch.setenv("IPUOF_VIPU_API_PORT", str(first.port))
     monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "p")
-    assert run(gc_reset, ["-d", "1"]) == 0
+    assert run_command(gc_reset, ["-d", "1"]) == 0
     assert capsys.readouterr() == ("Reset IPU 1 of partition p.\n", "")
 
 
@@ -78,11 +78,11 @@ def test_tools_that_take_ipus_refuse_to_guess_the_service(
     for pod in pods:
         pod.active("p", 4)
     for command in (gc_reset, gc_flops):
-        assert run(command, ["-d", "1"]) == 2
+        assert run_command(command, ["-d", "1"]) == 2
         err = capsys.readouterr().err
         assert "2 partition services of yours run here, and more than one could be meant" in err
         assert f"--api-host 127.0.0.1 --api-port {pods[0].port}" in err
-    assert run(gc_reset, ["-d", "1", "--api-port", str(pods[1].port)]) == 0
+    assert run_command(gc_reset, ["-d", "1", "--api-port", str(pods[1].port)]) == 0
     assert ("reset_ipus", [1]) in pods[1].pool.machine("ipum1", "p").calls
     assert ("reset_ipus", [1]) not in pods[0].pool.machine("ipum1", "p").calls
 
@@ -93,7 +93,7 @@ def test_a_service_that_does_not_answer_is_skipped(
     first, second = pods
     second.active("q", 4)
     first.stop()
-    assert run(gc_monitor, []) == 0
+    assert run_command(gc_monitor, []) == 0
     out, err = capsys.readouterr()
     assert "Partition: q [active]" in out
     assert f"vipu-server at 127.0.0.1:{first.port} (does not answer)" in err

@@ -11,9 +11,9 @@ import click
 import pytest
 
 from podrun.core.cluster import load_cluster
+from podrun.core.command_line import run_command
 from podrun.core.errors import ConflictError, ExhaustedError, ExistsError, NotFoundError, UsageError
 from podrun.core.telemetry import AttachedProcess
-from podrun.partition.commands.groups import run
 from podrun.partition.commands.vipu import vipu
 from podrun.partition.commands.vipu_admin import vipu_admin
 from podrun.partition.host.holders import QUEUE_LEASE_S, SignsOfLife
@@ -326,7 +326,7 @@ def test_health_and_the_last_answer_of_a_silent_machine(pod16: Pod) -> None:
 
 def test_the_commands_of_queue_and_maintenance(pod16: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     def say(command: click.Command, *words: str) -> str:
-        code = run(command, ["--api-host=127.0.0.1", f"--api-port={pod16.port}", *words])
+        code = run_command(command, ["--api-host=127.0.0.1", f"--api-port={pod16.port}", *words])
         told = capsys.readouterr()
         assert code == 0, told.err
         return told.out
@@ -349,4 +349,4 @@ def test_the_commands_of_queue_and_maintenance(pod16: Pod, capsys: pytest.Captur
     assert say(vipu_admin, *reserve) == "create reservation (r): success.\n"
     assert "| ipum3 ipum4 |" in say(vipu, "list", "reservations")
     assert say(vipu_admin, "remove", "reservation", "r").endswith("success.\n")
-    assert run(vipu, ["create", "partition", "x", "--size=4", "--wait", "--no-wait"]) == 2
+    assert run_command(vipu, ["create", "partition", "x", "--size=4", "--wait", "--no-wait"]) == 2

@@ -20,7 +20,7 @@ import pytest
 
 import podrun.popart as popart
 from podrun.compat import COMPAT_PATH
-from podrun.compat.__main__ import Request, main, parse
+from podrun.compat.__main__ import Request, main, request_of
 from podrun.compat._start import install, lines, report, report_of_thread, report_unraisable
 from podrun.core.errors import PodrunError
 from podrun.popart.exceptions import surfaced
@@ -38,13 +38,13 @@ def run(
 
 
 def test_options_stand_before_the_program_and_the_programs_own_behind() -> None:
-    assert parse(["--num-replicas", "4", "a.py", "--replicas", "2", "-m", "x"]) == Request(
+    assert request_of(["--num-replicas", "4", "a.py", "--replicas", "2", "-m", "x"]) == Request(
         "script", "a.py", ("--replicas", "2", "-m", "x"), replicas=4
     )
-    assert parse(["--ipus-per-replica=2", "-m", "pytest", "-q"]) == Request(
+    assert request_of(["--ipus-per-replica=2", "-m", "pytest", "-q"]) == Request(
         "-m", "pytest", ("-q",), ipus_per_replica=2
     )
-    assert parse(["-i"]) == Request(interactive=True)
+    assert request_of(["-i"]) == Request(interactive=True)
 
 
 def _keep_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,10 +62,13 @@ def _keep_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--replicas", "4", "a.py"], ["no option --replicas", "Did you mean --num-replicas?"]),
-        (["--num-replicas", "none", "a.py"], ["--num-replicas must be a number of at least 1, not 'none'"]),
-        (["--num-replicas"], ["not ''"]),
-        (["--ipus-per-replica", "0", "a.py"], ["at least 1, not '0'"]),
+        (
+            ["--replicas", "4", "a.py"],
+            ["no such option '--replicas'", "'--num-replicas'", "compat SCRIPT --replicas"],
+        ),
+        (["--num-replicas", "none", "a.py"], ["invalid value for '--num-replicas': 'none'"]),
+        (["--num-replicas"], ["option '--num-replicas' requires an argument"]),
+        (["--ipus-per-replica", "0", "a.py"], ["0 is not in the range x>=1"]),
         (["-c"], ["-c needs the text of a program", "compat -c 'import popart"]),
         (["-x", "a.py"], ["hint: Options of the program follow its name"]),
         (["not_there.py"], ["there is no script not_there.py"]),

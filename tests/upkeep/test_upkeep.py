@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from click.shell_completion import BashComplete
 
+from podrun.core.command_line import run_command
 from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, DeadlineError, DeniedError, NotFoundError, UsageError
 from podrun.core.identity import user_name
 from podrun.core.terminal import error_lines, table
 from podrun.launcher.commands.completion import completion_script, completion_verb, launcher_command
-from podrun.partition.commands.groups import run
 from podrun.partition.host.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry, this_process
 from podrun.upkeep import verbs
 from podrun.upkeep.cache import caches, chosen, clear
@@ -404,6 +404,6 @@ def test_errors_of_click_have_the_same_form(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == (
         "podrun ps: error: no such option '--formt'. Did you mean '--format'?\nhint: podrun ps --help\n"
     )
-    assert run(completion_verb, ["tcsh"]) == 2
+    assert run_command(completion_verb, ["tcsh"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("podrun completion: error: invalid value for")

@@ -94,22 +94,3 @@ RECORD_OPTION = click.option(
 DIRECTORY_OPTION = click.option(
     "--directory", metavar="DIR", help="folder for relative paths (shrink: a new one each)"
 )
-
-
-def run_click_verb(command: click.Command, words: Sequence[str]) -> int:
-    """Carry out ``podrun VERB words``; the exit code. Raises PodrunError."""
-    name = f"podrun {command.name}"
-    try:
-        command.main(args=list(words), prog_name=name, standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return 2
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
-    except click.UsageError as error:
-        message = error.format_message()
-        raise UsageError(message[:1].lower() + message[1:], hint=f"{name} --help") from error
-    except click.Abort:
-        sys.stderr.write("interrupted\n")
-        return 130
-    return 0

@@ -7,17 +7,16 @@ table; for completion that table becomes a click command, which is never run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from podrun.core.command_line import HELP_OPTIONS, PodName
 from podrun.core.environment import environment
 from podrun.launcher.option_kinds import Option, ValueKind
 from podrun.launcher.option_table import OPTIONS
-from podrun.partition.commands.groups import HELP_OPTIONS
 
 NAMES = ("podrun", "poprun")
 _BEFORE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i; }\n"}
@@ -73,12 +72,16 @@ def launcher_command() -> click.Group:
 
 def _click_verbs() -> dict[str, click.Command]:
     """The verbs that are made with click."""
+    from podrun.compat.__main__ import compat_command
+    from podrun.estimate.command import estimate_command
     from podrun.launcher.cli import RECORD_VERBS
     from podrun.launcher.commands.click_verbs import verb_command
     from podrun.upkeep.verbs import VERBS
 
     return {
         **VERBS,
+        "estimate": estimate_command,
+        "compat": compat_command,
         **{verb: verb_command(verb) for verb in ("faults", "inject", "completion", *RECORD_VERBS)},
     }
 
@@ -100,48 +103,22 @@ class _Launcher(click.Group):
 
 def _helps() -> dict[str, str]:
     """The help texts of verbs that are not made with click."""
-    from podrun.compat.__main__ import USAGE
-    from podrun.estimate.command import parser
     from podrun.launcher.commands.profile import HELP
 
-    return {"profile": HELP, "compat": USAGE, "estimate": parser().format_help(), "help": ""}
-
-
-class PodName(click.ParamType[str]):
-    """The name of a POD, or a file that describes one."""
-
-    name = "pod"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem[str]]:
-        """Names of PODs; files if none fits."""
-        from podrun.core.cluster import cluster_names
-
-        found = [CompletionItem(name) for name in cluster_names() if name.startswith(incomplete)]
-        return found or [CompletionItem(incomplete, type="file")]
+    return {"profile": HELP, "help": ""}
 
 
 def _by_help(name: str, text: str) -> click.Command:
     """A command whose options are those in its help text, and whose arguments are files."""
     words = sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)))
-    takes = {word for word in words if re.search(rf"{word}[ =][A-Z]{{2,}}|{word} \{{", text)}
-    choices = dict(re.findall(r"(--[a-z-]+) \{([\w,]+)\}", text))
-    params: list[click.Parameter] = [
-        click.Option([word], is_flag=word not in takes, type=_type_of(word, choices)) for word in words
-    ]
+    takes = {word for word in words if re.search(rf"{word}[ =][A-Z]{{2,}}", text)}
+    params: list[click.Parameter] = [click.Option([word], is_flag=word not in takes) for word in words]
     return click.Command(
         name,
         params=[*params, click.Argument(["files"], nargs=-1, type=click.Path())],
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
     )
-
-
-def _type_of(word: str, choices: Mapping[str, str]) -> click.ParamType[Any] | None:
-    if word in choices:
-        return click.Choice(choices[word].split(","))
-    return PodName() if word == "--target" else None
 
 
 def _option(option: Option) -> click.Option:

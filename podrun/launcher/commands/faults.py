@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, json_text
 from podrun.core.terminal import table
 from podrun.launcher.running_jobs import job_at, server_options
-from podrun.partition.commands.groups import HELP_OPTIONS, SuggestingGroup, json_text
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object with a schema version.")
 
 
-@click.group("faults", cls=SuggestingGroup, context_settings=HELP_OPTIONS)
+@click.group("podrun faults", cls=SuggestingGroup, context_settings=HELP_OPTIONS)
 def faults_verb() -> None:
     """Faults of a running job: what is planned and what has struck; kinds and the schema of plans."""
 

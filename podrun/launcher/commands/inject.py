@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import click
 
+from podrun.core.command_line import HELP_OPTIONS
 from podrun.launcher.running_jobs import job_at, server_options
-from podrun.partition.commands.groups import HELP_OPTIONS
 
 
-@click.command("inject", context_settings=HELP_OPTIONS)
+@click.command("podrun inject", context_settings=HELP_OPTIONS)
 @click.argument("job")
 @click.argument("texts", nargs=-1, required=True, metavar="FAULT...")
 @server_options

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, run_command
 from podrun.partition.commands.context import open_context
 from podrun.partition.commands.create import create_partition
 from podrun.partition.commands.get import explain, get_partition
-from podrun.partition.commands.groups import HELP_OPTIONS, SuggestingGroup, run
 from podrun.partition.commands.listing import (
     list_allocations,
     list_clusters,
@@ -81,7 +81,7 @@ add_user_commands(vipu)
 
 def main() -> None:
     """Entry point of `vipu`."""
-    sys.exit(run(vipu))
+    sys.exit(run_command(vipu))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, run_command
 from podrun.partition.commands.agent_verbs import (
     cordon_agent,
     drain_agent,
@@ -24,7 +25,6 @@ from podrun.partition.commands.create import (
     create_user,
 )
 from podrun.partition.commands.get import get_agent
-from podrun.partition.commands.groups import HELP_OPTIONS, SuggestingGroup, run
 from podrun.partition.commands.listing import list_agents, list_users
 from podrun.partition.commands.remove import (
     remove_agent,
@@ -81,7 +81,7 @@ for _verb, _help, _command, _alias in (
 
 def main() -> None:
     """Entry point of `vipu-admin`."""
-    sys.exit(run(vipu_admin))
+    sys.exit(run_command(vipu_admin))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
+from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, run_command
 from podrun.core.errors import UsageError
-from podrun.partition.commands.groups import HELP_OPTIONS, SuggestingGroup, run
 from podrun.partition.commands.serve import serve_pod
 from podrun.partition.commands.shared_options import tls_options, use_tls
 from podrun.partition.commands.state_files import check_state, repair_state
@@ -106,7 +106,7 @@ for _verb in (stop_server, check_state, repair_state):
 
 def main() -> None:
     """Entry point of `vipu-server`."""
-    code = run(vipu_server)
+    code = run_command(vipu_server)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     # Everything has ended by now. Ray's exit handler can wait a minute for processes that have ended.

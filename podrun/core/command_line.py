@@ -1,6 +1,13 @@
-"""Groups of commands with suggestions, their errors, and their JSON.
+"""What podrun's commands have in common, all of them made with click: how they end, errors in one form,
+groups that know the nearest command, JSON with a schema version.
 
-Nothing here imports gRPC, Ray or anything else that is slow: `--help` answers at once.
+    @click.command("podrun doctor", context_settings=HELP_OPTIONS)
+    def doctor() -> int: ...
+
+    sys.exit(run_command(doctor))
+
+Click itself guesses what a misspelt option was meant to be, and wraps help at 80 columns. Nothing here imports what is
+slow: `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -8,18 +15,17 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import click
+from click.shell_completion import CompletionItem
 
 from podrun.core.errors import PodrunError, UnsupportedError
 from podrun.core.terminal import error_lines, show_error
 
 JSON_SCHEMA_VERSION = 1
 """Version of what --format json prints."""
-
-
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 """Settings of every command: -h means --help."""
 
@@ -113,18 +119,27 @@ class SuggestingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def run(command: click.Command, args: list[str] | None = None) -> int:
-    """Run a command; prints errors to stderr and returns the exit code (0, 1, 2, or 130 after Ctrl-C)."""
-    name = command.name or ""
+def run_command(
+    command: click.Command, args: Sequence[str] | None = None, *, name: str = "", obj: Any = None
+) -> int:
+    """Run a command; prints errors to stderr and returns the exit code (0, 1, 2, or 130 after Ctrl-C).
+
+    ``name``: what errors call the command, if it is started otherwise than by its own name, as in
+    ``python -m podrun.report``. ``obj``: see `click.Context`.
+    """
+    typed = command.name or ""
+    said = name or typed
     try:
-        result = command.main(args=args, prog_name=name, standalone_mode=False)
+        result = command.main(
+            args=None if args is None else list(args), prog_name=typed, standalone_mode=False, obj=obj
+        )
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
     except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else name
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else typed
         message = error.format_message()
-        sys.stderr.write(error_lines(name, message[:1].lower() + message[1:], f"{where} --help"))
+        sys.stderr.write(error_lines(said, message[:1].lower() + message[1:], f"{where} --help"))
         return error.exit_code
     except click.exceptions.Exit as ended:
         return ended.exit_code
@@ -132,7 +147,7 @@ def run(command: click.Command, args: list[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except PodrunError as error:
-        show_error(name, error)
+        show_error(said, error)
         return error.exit_code
     return int(result) if isinstance(result, int) else 0
 
@@ -140,3 +155,18 @@ def run(command: click.Command, args: list[str] | None = None) -> int:
 def json_text(key: str, value: Any) -> str:
     """One JSON object with the schema version and ``value`` under ``key``."""
     return json.dumps({"schema_version": JSON_SCHEMA_VERSION, key: value}, indent=2)
+
+
+class PodName(click.ParamType[str]):
+    """The name of a POD, or a file that describes one."""
+
+    name = "pod"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Names of PODs; files if none fits."""
+        from podrun.core.cluster import cluster_names
+
+        names = [CompletionItem(name) for name in cluster_names() if name.startswith(incomplete)]
+        return names or [CompletionItem(incomplete, type="file")]
