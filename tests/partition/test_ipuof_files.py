@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,6 +99,29 @@ def test_a_stopped_server_puts_files_aside_and_the_next_one_writes_them_anew(
         "3",
     )
     assert not (tmp_path / "aside").exists()
+
+
+def test_a_partition_that_comes_up_while_its_server_stops_leaves_no_file(
+    make_pod: MakePod, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = with_files(make_pod("pod16", tmp_path / "state"), folder)
+    make(pod, "p", 4)
+    finishing, closing = threading.Event(), threading.Event()
+    report, close = pod.service._report, pod.pool.close
+
+    def late(event: ev.Event) -> None:
+        if isinstance(event, ev.OperationSucceeded):
+            finishing.set()
+            assert closing.wait(20)
+        report(event)
+
+    monkeypatch.setattr(pod.service, "_report", late)
+    monkeypatch.setattr(pod.pool, "close", lambda **given: (close(**given), closing.set()))
+    pod.client.reset_partition("p")
+    assert finishing.wait(20)
+    pod.stop()
+    assert pod.service.partition("p").state is S.ACTIVE
+    assert names(folder) == []
 
 
 def test_files_stay_with_machines_that_outlive_their_server(

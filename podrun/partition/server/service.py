@@ -203,9 +203,9 @@ class Service:
             self._server = None
         self._workers.shutdown(wait=False, cancel_futures=True)
         self.pool.close(leave=leave_machines)
-        if not leave_machines:
-            self.files.stopped()
         self._workers.shutdown(wait=True)
+        if not leave_machines:
+            self.files.stopped()  # Not before: a worker that brings a partition up writes its files.
         self.store.close()
 
     def version(self) -> ServerVersion:
