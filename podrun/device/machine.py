@@ -135,9 +135,13 @@ class Machine:
             if self._context.lost is not None:
                 return self._context.lost.message
             condition = self._context.health.blocking(ipus)
-            if condition is not None and not self._may_load_again(
-                condition, ipus, (host, request.pid, started)
-            ):
+            process = (host, request.pid, started)
+            holds = any(
+                (other.host, other.request.pid, other.started) == process and set(ipus) & set(other.ipus)
+                for other in self._owners.values()
+            )
+            # A process that holds them itself, in a device that it has not detached, is told that, not to reset them.
+            if condition is not None and not holds and not self._may_load_again(condition, ipus, process):
                 action = "" if condition.action is None else f" ({condition.action.value} needed)"
                 error = condition.error
                 partition = self.place.partition

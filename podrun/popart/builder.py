@@ -37,7 +37,7 @@ from podrun.popart.graph_builder import (
 from podrun.popart.graphcore_ops import GraphcoreOp
 from podrun.popart.names import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY, FormerBuilder
 from podrun.popart.node_inference import check_windows, infer_custom, infer_graphcore
-from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name, takes_debug_prefix
+from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, check_inputs, debug_name, takes_debug_prefix
 from podrun.popart.tensor_info import TensorInfo
 from podrun.popart.variables import VariableSettings
 
@@ -208,6 +208,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         name: str = "",
     ) -> list[str]:
         """A node of any domain. It runs if `podrun.popart.register_op` or PopART has the operator."""
+        inputs = check_inputs("customOp", inputs)
         known = "" if domain == "ai.onnx" else domain
         version = self._scope.opsets.setdefault(known, opVersion)
         if version != opVersion:

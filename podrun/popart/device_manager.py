@@ -120,6 +120,8 @@ class DeviceManager:
         connection_type: DeviceConnectionType,
         criterion: DeviceSelectionCriterion,
     ) -> tuple[DeviceInfo | None, list[str]]:
+        if not isinstance(count, int):
+            raise TypeError(f"(): incompatible function arguments. numIpus is an int, not {count!r}.")
         if not _power_of_two(count):
             raise popart_exception(f"A device has a power of two of IPUs; {count} were asked for.")
         _check_attachable(connection_type)
@@ -338,6 +340,11 @@ def _options(options: Mapping[str, Any], allowed: tuple[str, ...], what: str) ->
         raise popart_exception(
             f"Invalid option {unknown[0]!r} for the {what}; the options are {', '.join(allowed)}."
         )
+    for key in ("numIPUs", "tilesPerIPU"):
+        if not str(options.get(key, 1)).lstrip("-").isdecimal():
+            raise popart_exception(
+                f"Option {key!r} for the {what} is a number of them, not {options[key]!r}."
+            )
     return {key: str(value) for key, value in options.items()}
 
 

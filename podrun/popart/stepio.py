@@ -13,6 +13,7 @@ the address.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import itertools
 import logging
 from collections.abc import Callable, Mapping
@@ -36,6 +37,10 @@ class IStepIO(StepData):
 
 
 def _contiguous(arrays: Mapping[str, Any], what: str) -> dict[str, np.ndarray]:
+    if not isinstance(arrays, Mapping):
+        raise TypeError(
+            f"__init__(): incompatible function arguments. A PyStepIO's {what}s are a dict of arrays, not {arrays!r}."
+        )
     checked = {}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
@@ -227,6 +232,10 @@ class PyStepIOCallback(IStepIO):
         output_callback: Callable[[str], np.ndarray],
         output_complete_callback: Callable[[str], None],
     ) -> None:
+        _check_callable("input_callback", input_callback, "tensor id", "prefetch")
+        _check_callable("input_complete_callback", input_complete_callback, "tensor id")
+        _check_callable("output_callback", output_callback, "tensor id")
+        _check_callable("output_complete_callback", output_complete_callback, "tensor id")
         self._input = input_callback
         self._input_complete = input_complete_callback
         self._output = output_callback
@@ -273,6 +282,23 @@ class PyStepIOCallback(IStepIO):
                 )
             array.reshape(-1)[...] = piece.reshape(-1)
             self._output_complete(tensor.name)
+
+
+def _check_callable(name: str, function: object, *takes: str) -> None:
+    """TypeError for a callback that is no function, or that cannot be called with these arguments."""
+    asked = f"{name} is called with ({', '.join(takes)})"
+    if not callable(function):
+        raise TypeError(f"__init__(): incompatible function arguments. {asked}; got {function!r}.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # A function of C does not say what it takes.
+        return
+    try:
+        signature.bind(*takes)
+    except TypeError as error:
+        raise TypeError(
+            f"__init__(): incompatible function arguments. {asked}; this one takes {signature}."
+        ) from error
 
 
 class IWeightsIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -139,6 +140,8 @@ def _refusal(manager: DeviceManager, options: Any, ipus: int) -> str:
     if identifier is not None:
         return f"device {identifier} is in use"
     refusals = manager.refusals(_rounded(ipus, options))
+    if any(f"process {os.getpid()} " in refusal for refusal in refusals):
+        refusals.append(f"process {os.getpid()} is this program: call detachFromDevice() of its old wrapper")
     return "; ".join(refusals) or "another model of this program has them, or another process"
 
 

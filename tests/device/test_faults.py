@@ -222,6 +222,16 @@ def test_an_ipu_in_error_is_not_given_away_before_its_reset(pieces: PieceCache) 
     assert try_all(twin, pid=4711) is None
 
 
+def test_a_process_that_still_holds_the_ipus_is_told_that_and_not_to_reset_them(pieces: PieceCache) -> None:
+    twin, connections, _ = fail(pieces, "ipu:5@batch=3:tile-parity")
+    refusal = twin.connect().try_attach(request(POD))
+    assert refusal is not None
+    assert "attached by process" in refusal
+    assert "reset" not in refusal
+    for connection in connections:
+        connection.close()
+
+
 def test_who_met_an_error_may_attach_again_and_load(pieces: PieceCache) -> None:
     """As programs do that close everything before they load again; another process has to reset the IPU."""
     twin, connections, _ = fail(pieces, "ipu:5@batch=3:tile-parity")
