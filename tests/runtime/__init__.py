@@ -1,0 +1,1 @@
+"""Tests of `podrun.runtime`, most of them through a front end of their own (`tests.runtime.tiny`)."""
