@@ -16,7 +16,7 @@ from podrun.core.cluster import load_cluster
 from podrun.device.service.server import MachineServer
 from podrun.partition.machines.pool import LocalMachinePool
 from podrun.partition.server.service import Service
-from podrun.partition.state.rights import RIGHTS
+from podrun.partition.server.sharing import RIGHTS
 from podrun.partition.state.store import Store
 from tests.proofs import greet, proof_for
 from tests.rpc_table import SELF, TABLE, Call, answer, every_call

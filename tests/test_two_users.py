@@ -19,10 +19,11 @@ from podrun.core import access
 from podrun.core.cluster import load_cluster
 from podrun.core.environment import runtime_directory
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.machines.pool import LocalMachinePool, MachineUse
+from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.server.access import FrontDesk
 from podrun.partition.server.service import Service
-from podrun.partition.state.accounts import FrontDesk
-from podrun.partition.state.rights import Sharing
+from podrun.partition.server.sharing import Sharing
+from podrun.partition.state.records import MachineUse
 from podrun.partition.state.store import Store
 from podrun.partition.state.values import Requirements
 from podrun.protos import ipuof_pb2

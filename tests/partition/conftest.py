@@ -15,10 +15,11 @@ from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import FaultSpec
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.machines.pool import BasePool, _LeftMachine
+from podrun.partition.server.access import AuditLog, FrontDesk
 from podrun.partition.server.service import Service
 from podrun.partition.state import events as ev
-from podrun.partition.state.accounts import Accounts, AuditLog, FrontDesk
-from podrun.partition.state.rights import ITSELF, Asker
+from podrun.partition.state.accounts import Accounts
+from podrun.partition.state.records import ITSELF, Asker
 from podrun.partition.state.store import Store
 from podrun.partition.state.values import Requirements
 

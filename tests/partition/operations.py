@@ -28,7 +28,6 @@ from typing import Any
 
 from podrun.core.cluster import Cluster, LinkTopology, load_cluster
 from podrun.core.errors import InternalError, ServiceError, UsageError
-from podrun.partition.machines.pool import MachineUse
 from podrun.partition.server.event_log import EventLog, Mirror, Told
 from podrun.partition.server.views import (
     changes_told,
@@ -43,7 +42,10 @@ from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.codec import to_json
 from podrun.partition.state.placement import ROUTINGS
 from podrun.partition.state.queueing import planned_queue
-from podrun.partition.state.store import PLAN_KINDS, Store, _plain, _plain_entry, layout_rows
+from podrun.partition.state.records import MachineUse
+from podrun.partition.state.store import Store
+from podrun.partition.state.stored_rows import plain_row
+from podrun.partition.state.stored_state import PLAN_KINDS, layout_rows
 from podrun.partition.state.values import PartitionState, Requirements
 
 S = PartitionState
@@ -259,7 +261,7 @@ class World:
         for key, entry in entries.items():
             row = known.get(key)
             if row is None or row[0] is not entry:
-                row = (entry, json.dumps(_plain(entry) if key[0] == "partitions" else _plain_entry(entry)))
+                row = (entry, json.dumps(plain_row(entry)))
             self._rows[key] = row
         stored = {("partitions", n): data for n, data in db.execute("SELECT name, data FROM partitions")}
         stored |= {(kind, n): data for kind, n, data in db.execute("SELECT kind, name, data FROM plans")}

@@ -23,7 +23,8 @@ from podrun.core.errors import (
 )
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.commands.which_server import read_hcl, write_account
-from podrun.partition.state.accounts import NEEDED, WRONG_KEYS, Account, Accounts, AuditLog, Role
+from podrun.partition.server.access import AuditLog
+from podrun.partition.state.accounts import NEEDED, WRONG_KEYS, Account, Accounts, Role
 from podrun.partition.state.store import Store
 from podrun.partition.state.values import Requirements
 from podrun.protos import vipu_pb2

@@ -12,10 +12,11 @@ from podrun.core.errors import ExistsError, PodrunError
 from podrun.core.identity import Caller
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.server import grpc_service
+from podrun.partition.server.access import FrontDesk
 from podrun.partition.server.grpc_admin import AdminServicer
 from podrun.partition.server.grpc_service import UserServicer
-from podrun.partition.state.accounts import Account, FrontDesk, Role
-from podrun.partition.state.rights import RIGHTS, Right, Sharing
+from podrun.partition.server.sharing import RIGHTS, Right, Sharing
+from podrun.partition.state.accounts import Account, Role
 from podrun.partition.state.values import Requirements
 from podrun.protos import vipu_pb2
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from podrun.core.cluster import load_cluster
 from podrun.core.errors import ConfigError, PodrunError
 from podrun.partition.host.holders import this_holder
-from podrun.partition.machines.pool import Lease
 from podrun.partition.server.views import (
     ipuof_config,
     partition_info,
@@ -30,10 +29,12 @@ from podrun.partition.state import events as ev
 from podrun.partition.state.accounts import Account, Accounts, Role
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.codec import to_json, to_message
-from podrun.partition.state.queueing import explain
+from podrun.partition.state.explanations import explain_queue
+from podrun.partition.state.records import Lease
 from podrun.partition.state.repair import diagnose, read_rows
-from podrun.partition.state.store import Store, fingerprint_of, state_of
+from podrun.partition.state.store import Store, fingerprint_of
 from podrun.partition.state.stored_rows import StateRows
+from podrun.partition.state.stored_state import state_of
 from podrun.partition.state.values import Requirements
 from podrun.protos import vipu_pb2 as messages
 
@@ -190,7 +191,7 @@ def serve(rows: StateRows) -> None:
         ipuof_config(pod, partition, partition.num_gcds - 1, {})
     for entry in core.queue.values():
         to_message(queued_info(pod, entry), pb.Partition)
-    for told in explain(core):
+    for told in explain_queue(core):
         to_message(queue_info(told), pb.QueuedRequest)
     for event in (
         ev.ServerStarted(frozenset()),

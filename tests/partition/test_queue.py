@@ -21,9 +21,9 @@ from podrun.partition.machines.endpoint_watch import steady_clock
 from podrun.partition.server.views import SUSPECT_SECONDS, agent_health
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
+from podrun.partition.state.explanations import explain_queue
 from podrun.partition.state.orphans import HolderWatch
 from podrun.partition.state.placement import ipus_of
-from podrun.partition.state.queueing import explain
 from podrun.partition.state.values import PartitionState, Requirements
 
 from .conftest import Pod
@@ -66,7 +66,7 @@ def remove(core: Allocator, name: str) -> None:
 
 
 def waiting(core: Allocator) -> list[str]:
-    return [told.entry.needs.name for told in explain(core)]
+    return [told.entry.needs.name for told in explain_queue(core)]
 
 
 def test_a_request_that_fits_does_not_wait(core: Allocator) -> None:
@@ -94,8 +94,8 @@ def test_who_overtakes_delays_nobody(core: Allocator) -> None:
     ask(core, "slow", 4, limit=150.0)
     ask(core, "quick", 4, limit=60.0)
     assert set(core.partitions) == {"half", "quick"}
-    assert explain(core)[0].latest == NOW + 100
-    assert set(explain(core)[0].blockers) == {"quick", "half"}
+    assert explain_queue(core)[0].latest == NOW + 100
+    assert set(explain_queue(core)[0].blockers) == {"quick", "half"}
     assert waiting(core) == ["whole", "long", "slow"]
 
 
@@ -103,7 +103,7 @@ def test_nobody_overtakes_where_no_limit_is_known(core: Allocator) -> None:
     make(core, "half", 8)
     ask(core, "whole", 16)
     ask(core, "quick", 4, limit=1.0)
-    (whole, quick) = explain(core)
+    (whole, quick) = explain_queue(core)
     assert (whole.position, whole.latest, whole.blockers) == (1, None, ("half",))
     assert (quick.position, quick.ahead) == (2, ("whole",))
     with pytest.raises(ExhaustedError, match="8 IPUs are, and 2 queued requests come first"):
@@ -118,7 +118,7 @@ def test_other_ipus_are_free_for_all(core: Allocator) -> None:
     ask(core, "eight", 8)  # Waits for b, or for the half in which a is.
     ask(core, "four", 4)
     held = ipus_of(core.cluster, core.partition("four").slices) if "four" in core.partitions else ()
-    told = explain(core)[0]
+    told = explain_queue(core)[0]
     assert not (held and told.blockers == ("a",)), "an overtaker took IPUs of the place that is booked"
 
 

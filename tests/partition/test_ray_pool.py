@@ -15,8 +15,8 @@ from podrun.core.cluster import load_cluster
 from podrun.core.errors import ServiceError
 from podrun.partition.machines import ray_pool
 from podrun.partition.machines.keeper import ListedMachine, MachineList
-from podrun.partition.machines.pool import Lease, MachineUse
 from podrun.partition.machines.ray_pool import RayMachinePool
+from podrun.partition.state.records import Lease, MachineUse
 
 from .conftest import FakeMachine
 

@@ -11,7 +11,7 @@ import pytest
 from podrun.core.errors import DeniedError, ExhaustedError
 from podrun.core.identity import Caller
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
-from podrun.partition.state.rights import CALLS_OF_OTHERS, RIGHTS, CallRoom, Right, Sharing
+from podrun.partition.server.sharing import CALLS_OF_OTHERS, RIGHTS, CallRoom, Right, Sharing
 from podrun.partition.state.values import NO_USER
 from podrun.protos import vipu_pb2
 

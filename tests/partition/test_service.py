@@ -26,7 +26,7 @@ from podrun.core.errors import (
 from podrun.core.telemetry import AttachedProcess, this_process
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.machines.operations import Reporter, process_runs
-from podrun.partition.machines.pool import MachineUse
+from podrun.partition.state.records import MachineUse
 from podrun.partition.state.values import AgentState, PartitionState, Requirements, SyncType, parse_sync_type
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 

@@ -16,7 +16,7 @@ import pytest
 from podrun.core.errors import ConflictError, UsageError
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
-from podrun.partition.commands.vipu_server import choose
+from podrun.partition.commands.stop import choose_server
 from podrun.partition.host.discovery import POD, VIPU_SERVER, ProcessId, Registry, ServiceEntry, this_process
 from podrun.partition.machines.keeper import PROTOCOL, Keeper, ListedMachine, MachineList
 from podrun.partition.state.store import Superseded
@@ -150,17 +150,17 @@ def test_stop_asks_which_server_is_meant() -> None:
         )
 
     one, other, left = entry("pod16", 8090), entry("pod64", 8091), entry("pod16", 8092, POD)
-    assert choose([one], None, None) is one
-    assert choose([one, other], 8091, None) is other
-    assert choose([one, other, left], 8092, None) is left
-    assert choose([one, other], None, "pod16") is one
+    assert choose_server([one], None, None) is one
+    assert choose_server([one, other], 8091, None) is other
+    assert choose_server([one, other, left], 8092, None) is left
+    assert choose_server([one, other], None, "pod16") is one
     for entries, port, cluster, message in [
         ([one, left], None, "pod16", "several servers: pod16 at port 8090, pod16 at port 8092"),
         ([one], 9, None, "no V-IPU server at port 9"),
         ([], None, None, "runs no V-IPU server on this host"),
     ]:
         with pytest.raises(UsageError, match=message):
-            choose(entries, port, cluster)
+            choose_server(entries, port, cluster)
 
 
 def test_a_stopped_machine_is_left_as_it_is(make_pod: MakePod, tmp_path: Path) -> None:

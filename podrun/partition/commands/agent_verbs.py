@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from podrun.partition.commands.context import CliContext
-from podrun.partition.commands.named import command_on_agent, command_on_name
+from podrun.partition.commands.shared_options import command_on_agent, command_on_name
 
 
 @click.command("agent")

@@ -12,8 +12,7 @@ import click
 
 from podrun.core.command_line import json_text
 from podrun.core.errors import NotFoundError, PodrunError
-from podrun.partition.commands.shared_options import use_tls
-from podrun.partition.commands.which_server import SYSTEM_CONFIG, Endpoint, find_server, read_hcl
+from podrun.partition.commands.which_server import SYSTEM_CONFIG, Endpoint, find_server, read_hcl, use_tls
 from podrun.partition.state.codec import to_json
 
 if TYPE_CHECKING:

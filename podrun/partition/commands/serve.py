@@ -18,13 +18,13 @@ from podrun.core.access import is_loopback, tls_asked_for
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.core.identity import user_name
-from podrun.partition.state.rights import Sharing, user_ids
 
 if TYPE_CHECKING:
     from podrun.partition.host.discovery import Registry, ServiceEntry
     from podrun.partition.machines.keeper import Keeper
     from podrun.partition.machines.ray_session import RaySession
-    from podrun.partition.state.accounts import FrontDesk
+    from podrun.partition.server.access import FrontDesk
+    from podrun.partition.server.sharing import Sharing
 
 
 log = logging.getLogger("podrun.partition")
@@ -199,6 +199,8 @@ def _machine_pool(
 
 def sharing_of(options: dict[str, Any]) -> Sharing:
     """The users whom the server answers. Raises UsageError for sharing with users whom it cannot identify."""
+    from podrun.partition.server.sharing import Sharing, user_ids
+
     if not options["shared"]:
         if options["admin"]:
             raise UsageError("--admin is for a server that others use", hint="Add --shared.")
@@ -213,7 +215,8 @@ def sharing_of(options: dict[str, Any]) -> Sharing:
 
 def access_of(options: dict[str, Any], service: Any) -> FrontDesk:
     """The users whom the server answers, and the audit log."""
-    from podrun.partition.state.accounts import Accounts, AuditLog, FrontDesk
+    from podrun.partition.server.access import AuditLog, FrontDesk
+    from podrun.partition.state.accounts import Accounts
 
     path, state = options["audit_log"], service.store.path
     if options["secure"] and not is_loopback(options["host"]) and not tls_asked_for():

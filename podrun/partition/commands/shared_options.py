@@ -1,12 +1,17 @@
-"""Options that several commands have, as decorators, and lists of names."""
+"""Options that several commands have, as decorators; lists of names; commands that have nothing but a name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from podrun.partition.commands.context import CliContext
+
+if TYPE_CHECKING:
+    from podrun.partition.client.vipu_client import VipuClient
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,15 +40,6 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help=f"Speak TLS: {what} [{variable}].",
         )(command)
     return command
-
-
-def use_tls(options: Mapping[str, Any]) -> None:
-    """Use the files that the options name, in this process and its children. Raises UsageError or ConfigError."""
-    files = [options[f"tls_{name}"] for name in ("cert", "key", "ca")]
-    if any(files):
-        from podrun.core import tls
-
-        tls.use(*files)
 
 
 def global_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,3 +81,43 @@ def global_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def names_in(text: str) -> list[str]:
     """The names that an option lists, separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def command_on_name(
+    verb: str, noun: str, done: str, help_text: str, ask: Callable[[VipuClient, str], None]
+) -> click.Command:
+    """A command with one argument, the name of the object on which the server acts."""
+
+    @click.command(noun, help=help_text)
+    @click.argument("name")
+    @click.pass_obj
+    def command(cli: CliContext, name: str) -> None:
+        with cli.client() as client:
+            ask(client, name)
+        cli.show(done, name, lambda: f"{verb} {noun} ({name}): success.")
+
+    return command
+
+
+def command_on_agent(
+    verb: str, done: str, help_text: str, ask: Callable[[VipuClient, str, int], None]
+) -> click.Command:
+    """A command that acts on an agent once for each generation of its partitions."""
+
+    @click.command("agent", help=help_text)
+    @click.argument("name")
+    @click.option(
+        "--generation",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=False,
+        metavar="N",
+        help="Leave it alone if all its partitions have been reset since this generation (vipu get partition).",
+    )
+    @click.pass_obj
+    def command(cli: CliContext, name: str, generation: int) -> None:
+        with cli.client() as client:
+            ask(client, name, generation)
+        cli.show(done, name, lambda: f"{verb} agent ({name}): success.")
+
+    return command

@@ -17,9 +17,10 @@ import click
 from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, run_command
 from podrun.core.errors import UsageError
 from podrun.partition.commands.serve import serve_pod
-from podrun.partition.commands.shared_options import tls_options, use_tls
+from podrun.partition.commands.shared_options import tls_options
 from podrun.partition.commands.state_files import check_state, repair_state
 from podrun.partition.commands.stop import stop_server
+from podrun.partition.commands.which_server import use_tls
 
 
 @click.group(cls=SuggestingGroup, context_settings=HELP_OPTIONS, invoke_without_command=True)

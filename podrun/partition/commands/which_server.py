@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from podrun.core.access import OWN_SERVER
 from podrun.core.documents import read_text
@@ -108,3 +109,12 @@ def write_account(
             f"the access key of {account[0]} cannot be written to {path}: {error.strerror}",
             hint=hint,
         ) from error
+
+
+def use_tls(options: Mapping[str, Any]) -> None:
+    """Use the files that the options name, in this process and its children. Raises UsageError or ConfigError."""
+    files = [options[f"tls_{name}"] for name in ("cert", "key", "ca")]
+    if any(files):
+        from podrun.core import tls
+
+        tls.use(*files)

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from podrun.core.cluster import Cluster
 from podrun.core.errors import ConflictError, PodrunError, ServiceError, TakenBy, UsageError
 from podrun.core.telemetry import NO_ANSWER, NOT_READY, AttachedProcess, IpuReport, MachineReport
-from podrun.partition.machines.pool import SILENT, MachinePool, MachineUse
+from podrun.partition.machines.pool import SILENT, MachinePool
 from podrun.partition.server.views import AgentFacts
 from podrun.partition.state import events as ev
-from podrun.partition.state.events import Partition
+from podrun.partition.state.records import MachineUse, Maintenance, Partition
 from podrun.partition.state.values import PartitionState
 
 log = logging.getLogger("podrun.partition")
@@ -300,7 +300,7 @@ class Reporter:
     def facts(
         self,
         lost: set[str],
-        maintenance: Mapping[str, ev.Maintenance],
+        maintenance: Mapping[str, Maintenance],
         holders: Mapping[str, tuple[str, ...]],
     ) -> AgentFacts:
         """What is known of agents: from the service, and from their machines."""

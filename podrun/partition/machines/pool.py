@@ -27,9 +27,9 @@ from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.partition.machines.endpoint_watch import EndpointWatcher, listens
 from podrun.partition.machines.keeper import Keeper
+from podrun.partition.state.records import NO_LEASE, Lease, MachineUse
 
 log = logging.getLogger("podrun.partition")
-
 ADOPT_SECONDS = 2.0
 """Longest wait for the answer of a machine that an earlier server left."""
 SILENT = -1
@@ -38,26 +38,6 @@ unknown.
 """
 OnLost = Callable[[str, str], None]
 """Called with (agent id, reason) from a thread of the pool when a machine's process ends by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class MachineUse:
-    """An IPU-M2000 (its agent) as one partition uses it."""
-
-    agent_id: str
-    partition: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A server's right to command the machines of a POD. ``pod``: the id of its state; ``epoch``: grows with each
-    server that owns that state, so that machines refuse an earlier one. Epoch 0: machines end with their service."""
-
-    pod: str = ""
-    epoch: int = 0
-
-
-NO_LEASE = Lease()
 
 
 class Control(Protocol):

@@ -23,16 +23,7 @@ from podrun.core.environment import TLS_VARIABLES, environment, runtime_director
 from podrun.core.errors import ServiceError
 from podrun.core.own_sockets import remove_server_socket, remove_stale_sockets
 from podrun.partition.machines.keeper import Keeper, ListedMachine, MachineList
-from podrun.partition.machines.pool import (
-    ADOPT_SECONDS,
-    NO_LEASE,
-    BasePool,
-    Control,
-    Lease,
-    OnLost,
-    _LeftMachine,
-    _Machine,
-)
+from podrun.partition.machines.pool import ADOPT_SECONDS, BasePool, Control, OnLost, _LeftMachine, _Machine
 from podrun.partition.machines.ray_session import RaySession
 from podrun.partition.machines.ray_starts import (
     PER_PROCESS_VARIABLE,
@@ -45,6 +36,7 @@ from podrun.partition.machines.ray_starts import (
     machines_per_process,
     start_together,
 )
+from podrun.partition.state.records import NO_LEASE, Lease
 
 log = logging.getLogger("podrun.partition")
 

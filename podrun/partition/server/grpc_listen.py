@@ -18,11 +18,11 @@ import grpc
 from podrun.core.connections import connection_limits
 from podrun.core.errors import ConflictError, UsageError
 from podrun.core.gate import Gate
+from podrun.partition.server.access import FrontDesk
 from podrun.partition.server.event_log import WATCHERS
 from podrun.partition.server.grpc_admin import AdminServicer
 from podrun.partition.server.grpc_service import UserServicer
 from podrun.partition.server.views import json_by_name, user_info
-from podrun.partition.state.accounts import FrontDesk
 from podrun.protos import vipu_pb2 as messages
 from podrun.protos import vipu_pb2_grpc
 

@@ -30,14 +30,16 @@ from podrun.core.identity import Caller, user_name
 from podrun.core.telemetry import MachineReport
 from podrun.faults import parse_fault
 from podrun.partition.machines.endpoint_watch import ERROR_METADATA_KEY
+from podrun.partition.server.access import AccountCaller, FrontDesk
 from podrun.partition.server.event_log import BOUNDS_S, SYNCED, Change
+from podrun.partition.server.sharing import RIGHTS, Right, Sharing
 from podrun.partition.server.views import (
     ViewCache,
     requirements_of,
 )
-from podrun.partition.state.accounts import Account, AccountCaller, FrontDesk, Role
+from podrun.partition.state.accounts import Account, Role
 from podrun.partition.state.codec import to_message
-from podrun.partition.state.rights import ITSELF, NOBODY, RIGHTS, Asker, Right, Sharing
+from podrun.partition.state.records import ITSELF, NOBODY, Asker
 from podrun.partition.state.values import AgentInfo, CallInfo, PartitionInfo, PartitionStatus, ServiceMetrics
 from podrun.protos import vipu_pb2 as messages
 

@@ -30,7 +30,7 @@ from podrun.partition.host.holders import SignsOfLife, check_end, this_holder
 from podrun.partition.host.ipuof_files import IpuofFiles
 from podrun.partition.machines import operations
 from podrun.partition.machines.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, steady_clock
-from podrun.partition.machines.pool import MachinePool, MachineUse
+from podrun.partition.machines.pool import MachinePool
 from podrun.partition.server.event_log import CallMeter, EventLog, Told
 from podrun.partition.server.request_faults import (
     ControlLog,
@@ -59,12 +59,12 @@ from podrun.partition.server.views import (
 )
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
-from podrun.partition.state.events import Partition
+from podrun.partition.state.candidates import free_ipus, largest_possible
+from podrun.partition.state.explanations import explain_queue
 from podrun.partition.state.maintenance import anything_due
 from podrun.partition.state.orphans import HolderWatch
-from podrun.partition.state.queueing import explain, free_ipus, largest_possible
+from podrun.partition.state.records import ITSELF, Asker, MachineUse, Partition, Reservation
 from podrun.partition.state.requirements import unknown_name
-from podrun.partition.state.rights import ITSELF, Asker
 from podrun.partition.state.store import Store, Superseded
 from podrun.partition.state.values import (
     AgentInfo,
@@ -80,7 +80,7 @@ from podrun.partition.state.values import (
 )
 
 if TYPE_CHECKING:
-    from podrun.partition.state.accounts import FrontDesk
+    from podrun.partition.server.access import FrontDesk
 
 log = logging.getLogger("podrun.partition")
 
@@ -287,7 +287,7 @@ class Service:
         """The requests that wait, in the order in which they are served."""
         with self._lock:
             self._allocator.now = self._clock()
-            return [queue_info(entry) for entry in explain(self._allocator)]
+            return [queue_info(entry) for entry in explain_queue(self._allocator)]
 
     def reservations(self) -> list[ReservationInfo]:
         """Reservations, by their begin."""
@@ -372,7 +372,7 @@ class Service:
         """Keep agents for some time."""
         now = self._clock()
         start = now + max(begin_in_s, 0.0)
-        self.handle(ev.CreateReservation(ev.Reservation(name, agents, start, start + for_s), now), asker)
+        self.handle(ev.CreateReservation(Reservation(name, agents, start, start + for_s), now), asker)
 
     def remove_reservation(self, name: str, *, asker: Asker = ITSELF) -> None:
         """End a reservation."""

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from podrun.core.cluster import Agent, Cluster, ipu_number
 from podrun.core.errors import UsageError
-from podrun.partition.machines.pool import MachineUse
 from podrun.partition.server.event_log import Told
 from podrun.partition.state.accounts import Account
 from podrun.partition.state.codec import from_message, to_json
-from podrun.partition.state.events import Maintenance, Partition, Queued, StateChange
+from podrun.partition.state.events import StateChange
+from podrun.partition.state.explanations import Explanation
 from podrun.partition.state.placement import routing_named, routing_of
-from podrun.partition.state.queueing import Explanation
-from podrun.partition.state.rights import owner_name
+from podrun.partition.state.records import MachineUse, Maintenance, Partition, Queued, owner_name
 from podrun.partition.state.values import (
     AgentInfo,
     AgentState,

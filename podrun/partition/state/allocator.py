@@ -19,27 +19,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podrun.core.cluster import Allocation, Cluster
-from podrun.core.errors import ConflictError, ExistsError, InternalError, UsageError
+from podrun.core.errors import ConflictError, ExistsError, InternalError
+from podrun.partition.state import allocations, machine_loss, maintenance, orphans, partition_life, queueing
 from podrun.partition.state import events as ev
-from podrun.partition.state import maintenance, orphans, queueing
-from podrun.partition.state.events import (
-    Decision,
-    Event,
-    Instruction,
-    Maintenance,
-    Partition,
-    Queued,
-    Reservation,
-    StateChange,
-)
+from podrun.partition.state.candidates import complete_in_cluster
+from podrun.partition.state.events import Decision, Event, Instruction, StateChange
+from podrun.partition.state.explanations import no_room
 from podrun.partition.state.placement import IpuTable, slices_of
+from podrun.partition.state.records import ITSELF, Asker, Maintenance, Partition, Queued, Reservation
 from podrun.partition.state.requirements import (
-    check_name,
     unknown_name,
     validate_plans,
     validate_state,
 )
-from podrun.partition.state.rights import ITSELF, Asker
+from podrun.partition.state.reservations import create_reservation, remove_reservation
 from podrun.partition.state.values import PartitionState, Requirements, SyncType
 
 S = PartitionState
@@ -99,7 +92,7 @@ class Allocator:
         handler: Callable[[Allocator, Any], list[Instruction]] = _HANDLERS[type(event)]
         instructions = handler(draft, event)
         if draft.queue:
-            instructions += queueing.serve(draft)
+            instructions += queueing.serve_queue(draft)
         change = replace(
             draft._changed,
             allocations=None if draft.allocations == self.allocations else tuple(draft.allocations.values()),
@@ -195,9 +188,9 @@ class Allocator:
 
     def _create(self, event: ev.CreatePartition) -> list[Instruction]:
         needs = self.complete(event.requirements)
-        place = queueing.place_now(self, needs)
+        place = queueing.place_without_delay(self, needs)
         if place is None:
-            raise queueing.no_room(self, needs)
+            raise no_room(self, needs)
         return self.make(needs, *place)
 
     def possible(self, asked: Requirements, asker: Asker) -> Requirements:
@@ -205,7 +198,7 @@ class Allocator:
         can never be met."""
         draft = self._draft()
         draft.asker, draft.now = asker, self.now
-        return queueing.settle(draft, asked)
+        return complete_in_cluster(draft, asked)
 
     def complete(self, asked: Requirements) -> Requirements:
         """A request with defaults for what it leaves open. Raises UsageError if it can never be met, ExistsError if the
@@ -225,7 +218,7 @@ class Allocator:
                 f"a request for partition {asked.name} waits in the queue",
                 hint=f"Look at it: vipu explain {asked.name}; give it up: vipu remove partition {asked.name}",
             )
-        return queueing.settle(self, asked)
+        return complete_in_cluster(self, asked)
 
     def make(self, needs: Requirements, allocation: str, ipus: Sequence[int]) -> list[Instruction]:
         """Make a partition of free IPUs."""
@@ -251,59 +244,9 @@ class Allocator:
         )
         return self.put(partition, ev.ProvisionMachines(partition.name, partition.operation))
 
-    def _started(self, event: ev.OperationStarted) -> list[Instruction]:
-        partition = self._current(event.partition, event.operation)
-        if partition is None or partition.state is not S.PENDING:
-            return []
-        return self.put(partition.moved(S.PROVISIONING, "machines are being started"))
-
-    def _succeeded(self, event: ev.OperationSucceeded) -> list[Instruction]:
-        partition = self._current(event.partition, event.operation)
-        if partition is None:
-            return []
-        if partition.state is S.REMOVING:
-            return self._forget(partition)
-        if partition.state in (S.PENDING, S.PROVISIONING, S.RESETTING):
-            active = partition.moved(S.ACTIVE, "machines are ready")
-            ends = (
-                self.now + partition.limit_s if partition.limit_s and not partition.ends else partition.ends
-            )
-            return self.put(replace(active, generation=partition.generation + 1, ends=ends))
-        return []
-
-    def _failed(self, event: ev.OperationFailed) -> list[Instruction]:
-        partition = self._current(event.partition, event.operation)
-        if partition is None:
-            return []
-        if partition.state is S.REMOVING:
-            # A machine that could not be taken back ends with its process; the IPUs are free in any case.
-            return self._forget(partition)
-        if partition.state is S.ERROR:
-            return []
-        return self.put(partition.moved(S.ERROR, "an operation failed", error=event.error))
-
-    def _reset(self, event: ev.ResetPartition) -> list[Instruction]:
-        partition = self.partition(event.partition)
-        if partition.state is S.RESETTING or _is_later(partition, event.generation):
-            return []  # Another instance of the same program, say, has requested it.
-        gone = sorted({s.agent_id for s in partition.slices} & self.lost)
-        if gone:
-            raise ConflictError(
-                f"partition {partition.name} cannot be reset: machine {gone[0]} is lost",
-                hint=f"Replace it first: vipu-admin restart agent {gone[0]}",
-            )
-        if partition.state not in (S.ACTIVE, S.ERROR):
-            raise ConflictError(
-                f"partition {partition.name} is {partition.state.name}; only ACTIVE or ERROR can be reset",
-                hint=f"Wait for it: vipu get partition {partition.name}",
-            )
-        operation = self.next_operation()
-        moved = replace(partition.moved(S.RESETTING, "reset requested"), operation=operation)
-        return self.put(moved, ev.ResetMachines(moved.name, operation))
-
     def _remove(self, event: ev.RemovePartition) -> list[Instruction]:
         if self.queued(event.partition) is not None:
-            return queueing.leave(self, ev.LeaveQueue(event.partition))
+            return queueing.leave_queue(self, ev.LeaveQueue(event.partition))
         return self.remove(self.partition(event.partition).name, "removal requested")
 
     def remove(self, name: str, why: str) -> list[Instruction]:
@@ -314,133 +257,6 @@ class Allocator:
         operation = self.next_operation()
         moved = replace(partition.moved(S.REMOVING, why), operation=operation)
         return self.put(moved, ev.ReleaseMachines(moved.name, operation, moved.slices))
-
-    # --- machines -------------------------------------------------------------------------------------------
-
-    def _agent_lost(self, event: ev.AgentLost) -> list[Instruction]:
-        self.check_agent(event.agent)
-        if event.agent in self.lost:
-            return []
-        self.lost.add(event.agent)
-        restart = f"vipu-admin restart agent {event.agent}"
-        error = f"machine {event.agent} is lost: {event.reason}. First {restart}, then reset it."
-        return [ev.StopAgentMachines(event.agent), *self._break(event.agent, "machine lost", error)]
-
-    def _restart(self, event: ev.RestartAgent) -> list[Instruction]:
-        self.check_agent(event.agent)
-        if self._have_begun_anew(event.agent, event.generation):
-            return []
-        self.lost.discard(event.agent)
-        error = f"machine {event.agent} was restarted. Reset the partition (vipu reset partition {{name}})."
-        broken = self._break(event.agent, "agent restarted", error)
-        return [*broken, ev.ReplaceAgentMachines(event.agent, self.partitions_on(event.agent))]
-
-    def _power_cycle(self, event: ev.PowerCycleAgent) -> list[Instruction]:
-        self.check_agent(event.agent)
-        if self._have_begun_anew(event.agent, event.generation):
-            return []
-        if event.agent in self.lost:
-            raise ConflictError(
-                f"machine {event.agent} is lost; a power cycle cannot reach it",
-                hint=f"Replace it: vipu-admin restart agent {event.agent}",
-            )
-        error = (
-            f"machine {event.agent} was power-cycled. Reset the partition (vipu reset partition {{name}})."
-        )
-        return [*self._break(event.agent, "agent power-cycled", error), ev.PowerCycleMachines(event.agent)]
-
-    def _have_begun_anew(self, agent: str, generation: int) -> bool:
-        """True iff an agent's partitions are all past a generation, so that the requested work was done."""
-        names = self.partitions_on(agent)
-        return bool(names) and all(_is_later(self.partitions[name], generation) for name in names)
-
-    def _break(self, agent: str, why: str, error: str) -> list[Instruction]:
-        """Put the partitions on an agent into ERROR; their current operations become stale."""
-        instructions: list[Instruction] = []
-        for name in self.partitions_on(agent):
-            partition = self.partitions[name]
-            moved_away = maintenance.relocate(self, partition) if agent in self.lost else None
-            if moved_away is not None:
-                instructions += moved_away
-            elif partition.state is not S.REMOVING:
-                moved = partition.moved(S.ERROR, why, error=error.replace("{name}", name))
-                instructions += self.put(replace(moved, operation=self.next_operation()))
-        return instructions
-
-    def _server_started(self, event: ev.ServerStarted) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        for partition in list(self.partitions.values()):
-            if partition.state is S.REMOVING:
-                operation = self.next_operation()
-                moved = replace(partition, operation=operation)
-                instructions += self.put(moved, ev.ReleaseMachines(moved.name, operation, moved.slices))
-            elif partition.state is S.ACTIVE and partition.name in event.adopted:
-                continue
-            elif partition.state is not S.ERROR:
-                operation = self.next_operation()
-                moved = replace(partition.moved(S.PENDING, "the server was restarted"), operation=operation)
-                instructions += self.put(moved, ev.ProvisionMachines(moved.name, operation))
-        return instructions
-
-    # --- allocations ----------------------------------------------------------------------------------------
-
-    def _create_allocation(self, event: ev.CreateAllocation) -> list[Instruction]:
-        check_name(event.name, "an allocation")
-        if event.name in self.allocations:
-            raise ExistsError(
-                f"allocation {event.name} exists already",
-                hint=f"Remove it first: vipu-admin remove allocation {event.name}",
-            )
-        if not event.agents:
-            raise UsageError("an allocation needs at least one agent", hint="--agents ipum1,ipum2")
-        for agent in event.agents:
-            self.check_agent(agent)
-            for other in self.allocations.values():
-                if agent in other.agents:
-                    raise ConflictError(
-                        f"agent {agent} is in allocation {other.name}",
-                        hint=f"Remove that one first: vipu-admin remove allocation {other.name}",
-                    )
-        self._check_one_cluster(event.agents)
-        ordered = tuple(a.id for a in self.cluster.agents if a.id in set(event.agents))
-        self.allocations[event.name] = Allocation(event.name, ordered)
-        return []
-
-    def _check_one_cluster(self, agents: Sequence[str]) -> None:
-        """Raise ConflictError unless agents are in one V-IPU cluster."""
-        clusters = self.cluster.clusters_by_agent
-        first = clusters.get(agents[0])
-        for agent in agents:
-            if agent not in clusters:
-                raise ConflictError(
-                    f"agent {agent} is in no cluster",
-                    hint="Put it into one first: vipu-admin create cluster NAME --agents A,B,...",
-                )
-            if clusters[agent] is not first:
-                raise ConflictError(
-                    f"agents {agents[0]} and {agent} are in different clusters",
-                    hint="An allocation lies in one cluster: vipu list clusters",
-                )
-
-    def _remove_allocation(self, event: ev.RemoveAllocation) -> list[Instruction]:
-        if event.name not in self.allocations:
-            raise unknown_name(
-                "allocation", event.name, self.allocations, "vipu-admin create allocation NAME"
-            )
-        users = sorted(p.name for p in self.partitions.values() if p.allocation == event.name)
-        if users:
-            raise ConflictError(
-                f"allocation {event.name} has partitions: {', '.join(users)}",
-                hint=f"Remove them first: vipu remove partition {users[0]}",
-            )
-        waiting = sorted(name for name, entry in self.queue.items() if entry.needs.allocation == event.name)
-        if waiting:
-            raise ConflictError(
-                f"requests wait for allocation {event.name}: {', '.join(waiting)}",
-                hint=f"Give them up first: vipu remove partition {waiting[0]}",
-            )
-        del self.allocations[event.name]
-        return []
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -467,15 +283,6 @@ class Allocator:
     def next_operation(self) -> int:
         self._operations += 1
         return self._operations
-
-    def _current(self, name: str, operation: int) -> Partition | None:
-        """The partition, if ``operation`` is its current one."""
-        partition = self.partitions.get(name)
-        return partition if partition is not None and partition.operation == operation else None
-
-    def _forget(self, partition: Partition) -> list[Instruction]:
-        self.note("partitions", partition.name, None)
-        return []
 
     def put(self, partition: Partition, *then: Instruction) -> list[Instruction]:
         """Change a partition's record; returns the instructions that follow."""
@@ -511,13 +318,6 @@ class Allocator:
         _update(self.partitions, {name: partition})
 
 
-def _is_later(partition: Partition, generation: int) -> bool:
-    """True iff a partition is usable in a generation after this one, or soon will be. Never so for generation 0."""
-    if not generation or partition.state in (S.ERROR, S.REMOVING):
-        return False
-    return partition.generation > generation or partition.state is S.RESETTING
-
-
 def _update(known: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         if value is None:
@@ -528,23 +328,23 @@ def _update(known: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 _HANDLERS: dict[type, Callable[[Allocator, Any], list[Instruction]]] = {
     ev.CreatePartition: Allocator._create,
-    ev.OperationStarted: Allocator._started,
-    ev.OperationSucceeded: Allocator._succeeded,
-    ev.OperationFailed: Allocator._failed,
-    ev.ResetPartition: Allocator._reset,
+    ev.OperationStarted: partition_life.operation_started,
+    ev.OperationSucceeded: partition_life.operation_succeeded,
+    ev.OperationFailed: partition_life.operation_failed,
+    ev.ResetPartition: partition_life.reset_partition_of,
     ev.RemovePartition: Allocator._remove,
-    ev.AgentLost: Allocator._agent_lost,
-    ev.RestartAgent: Allocator._restart,
-    ev.PowerCycleAgent: Allocator._power_cycle,
-    ev.CreateAllocation: Allocator._create_allocation,
-    ev.RemoveAllocation: Allocator._remove_allocation,
-    ev.ServerStarted: Allocator._server_started,
+    ev.AgentLost: machine_loss.lose_agent,
+    ev.RestartAgent: machine_loss.restart_agent_of,
+    ev.PowerCycleAgent: machine_loss.power_cycle_machines,
+    ev.CreateAllocation: allocations.add_allocation,
+    ev.RemoveAllocation: allocations.drop_allocation,
+    ev.ServerStarted: partition_life.begin_anew,
     ev.Enqueue: queueing.enqueue,
-    ev.LeaveQueue: queueing.leave,
+    ev.LeaveQueue: queueing.leave_queue,
     ev.HoldersGone: orphans.end_with_holders,
     ev.KeepPartition: orphans.keep,
-    ev.CreateReservation: queueing.create_reservation,
-    ev.RemoveReservation: queueing.remove_reservation,
+    ev.CreateReservation: create_reservation,
+    ev.RemoveReservation: remove_reservation,
     ev.Tick: maintenance.tick,
     ev.SetMaintenance: maintenance.begin,
     ev.EndMaintenance: maintenance.end,

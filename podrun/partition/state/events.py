@@ -7,123 +7,13 @@ allocator ignores a report about an operation that is not the partition's curren
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from podrun.core.cluster import Allocation, Cluster, GatewayTopology, LinkTopology
-from podrun.faults import FaultSpec
 from podrun.partition.state.placement import MachineSlice
-from podrun.partition.state.values import NO_USER, PartitionState, Requirements, SyncType
-
-# --- state --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """The allocator's record of a partition. ``slices`` are its machines in partition order."""
-
-    name: str
-    allocation: str
-    size: int
-    reconfigurable: bool
-    num_gcds: int
-    num_ilds: int
-    sync_type: SyncType
-    auto_reset: bool
-    slices: tuple[MachineSlice, ...]
-    created: float
-    faults: tuple[FaultSpec, ...] = ()
-    state: PartitionState = PartitionState.PENDING
-    error: str = ""
-    generation: int = 0
-    operation: int = 0
-    owner: int = NO_USER
-    """User id of the user who made it."""
-    limit_s: float = 0.0
-    ends: float = 0.0
-    """When the partition is removed, in seconds since 1970: its limit after it first became active. 0: not yet, or no
-    limit.
-    """
-    relocatable: bool = False
-    routing: str = ""
-    """The IPU-Link routing in the request; empty: the best one for size and POD."""
-    holder: str = ""
-    """The process with which it ends (`podrun.partition.host.holders`); empty: it stays until it is removed."""
-    story: tuple[str, ...] = ()
-    """The transitions that led here, oldest first; the last `STORY_LENGTH` of them."""
-
-    def machines(self) -> list[tuple[int, MachineSlice]]:
-        """Each machine in partition order, with the index in the partition of its first IPU."""
-        result, first = [], 0
-        for part in self.slices:
-            result.append((first, part))
-            first += part.count
-        return result
-
-    def epoch(self, service: str) -> str:
-        """This life of the partition: no other one has it, also none of the same name. ``service``: the service's
-        id."""
-        return f"{service}/{self.created:.6f}"
-
-    def moved(self, state: PartitionState, why: str, *, error: str = "") -> Partition:
-        """A copy in another state whose story ends with the transition."""
-        line = f"{self.state.name} -> {state.name}: {why}"
-        return replace(self, state=state, error=error, story=(*self.story, line)[-STORY_LENGTH:])
-
-    def busy_until(self, now: float) -> float:
-        """When its IPUs are free at the latest; infinite without a limit. A partition over its limit is removed
-        soon.
-        """
-        if not self.limit_s:
-            return math.inf
-        return max(self.ends or now + self.limit_s, now + OVERDUE_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Maintenance:
-    """An administrator's request for an agent: ``CORDONED`` (no new partitions) or ``DRAINING`` (and no present ones
-    after ``deadline``; 0: they may stay). Times are seconds since 1970.
-    """
-
-    agent: str
-    draining: bool
-    since: float
-    deadline: float = 0.0
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """A request that waits for IPUs. Higher ``priority`` goes first; of equal priority the lower ``sequence``."""
-
-    needs: Requirements
-    priority: int
-    sequence: int
-    since: float
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Sort key for the order in which requests are served."""
-        return (-self.priority, self.sequence)
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Agents kept for partitions that name the reservation, from ``start`` to ``end`` (seconds since 1970)."""
-
-    name: str
-    agents: tuple[str, ...]
-    start: float
-    end: float
-
-
-STORY_LENGTH = 32
-OVERDUE_S = 10.0
-"""Seconds from now in which a partition over its time limit counts as gone."""
-
-
-# --- events -------------------------------------------------------------------------------------------------
+from podrun.partition.state.records import Maintenance, Partition, Queued, Reservation
+from podrun.partition.state.values import Requirements
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,8 +251,6 @@ Event = (
     | ServerStarted
 )
 
-# --- instructions -------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class ProvisionMachines:
@@ -419,9 +307,6 @@ Instruction = (
     | ReplaceAgentMachines
     | PowerCycleMachines
 )
-
-
-# --- decisions ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, LinkTopol
 from podrun.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from podrun.partition.state.events import Partition
+    from podrun.partition.state.records import Partition
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,24 +15,21 @@ from pathlib import Path
 
 from podrun.core.cluster import Allocation, Cluster
 from podrun.core.errors import ConfigError, InternalError
-from podrun.partition.machines.pool import Lease
 from podrun.partition.state.accounts import account_of
 from podrun.partition.state.allocator import Allocator, Plans
-from podrun.partition.state.events import Partition
 from podrun.partition.state.file_lock import StateFileLock, real_path
-from podrun.partition.state.store import (
+from podrun.partition.state.records import Lease, Partition
+from podrun.partition.state.store import Store, fingerprint_of
+from podrun.partition.state.stored_rows import SCHEMA_VERSION, StateRows, check_pod, other_schema, rows_of
+from podrun.partition.state.stored_state import (
     PLAN_KINDS,
-    SCHEMA_VERSION,
-    Store,
     StoredState,
     allocation_of,
     entry_of,
-    fingerprint_of,
     layout_of,
     partition_of,
     state_of,
 )
-from podrun.partition.state.stored_rows import StateRows, check_pod, rows_of
 from podrun.partition.state.values import PartitionState
 
 
@@ -58,14 +55,9 @@ class StateDiagnosis:
 
 
 def diagnose(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
-    """The problems of the rows, and their consistent part. Raises ConfigError for a file of another POD or of a newer
-    podrun, which are no problems to repair.
+    """The problems of the rows, and their consistent part. Raises ConfigError for a file of another POD, which is no
+    problem to repair.
     """
-    if rows.version > SCHEMA_VERSION:
-        raise ConfigError(
-            f"the file is of a newer podrun (schema {rows.version}; this one reads {SCHEMA_VERSION})",
-            hint="Use that podrun, or name another file with --state-file.",
-        )
     if rows.pod is not None and isinstance(rows.pod["name"], str) and rows.pod["name"] != cluster.name:
         raise ConfigError(
             f"the file holds the state of {rows.pod['name']}, not of {cluster.name}",
@@ -259,27 +251,23 @@ def _wrong(core: Allocator, change: Callable[[], object]) -> str:
 
 def read_rows(path: Path) -> StateRows:
     """The rows of a state file, as far as they can be read; the file is not changed. Raises ConfigError if there is
-    none."""
+    none, or it is of another schema."""
     if not path.exists():
         raise ConfigError(f"there is no state file {path}", hint="Name it: --state-file FILE")
     if not path.is_file():
         raise ConfigError(f"{path} is no file", hint="Name a state file: --state-file FILE")
     if path.stat().st_size == 0:
-        return StateRows(
-            0, None, unreadable=("the file is empty: what it held is lost, or it never was one",)
-        )
+        return StateRows(None, unreadable=("the file is empty: what it held is lost, or it never was one",))
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         try:
             number = int(db.execute("PRAGMA user_version").fetchone()[0])
         except sqlite3.DatabaseError as error:
-            return StateRows(0, None, unreadable=(f"PRAGMA: {error}",))
-        if number == 0 or number > SCHEMA_VERSION:
-            return StateRows(number, None, unreadable=_no_version(number))
-        return rows_of(db, number)
-
-
-def _no_version(number: int) -> tuple[str, ...]:
-    return () if number else ("it has no version: it is no state file",)
+            return StateRows(None, unreadable=(f"PRAGMA: {error}",))
+        if number == 0:
+            return StateRows(None, unreadable=("it has no version: it is no state file",))
+        if number != SCHEMA_VERSION:
+            raise other_schema(path, number)
+        return rows_of(db)
 
 
 def repair(path: Path, cluster: Cluster, found: StateDiagnosis) -> Path:

@@ -26,7 +26,7 @@ from podrun.partition.state.values import PartitionState, Requirements, SyncType
 
 if TYPE_CHECKING:
     from podrun.partition.state.allocator import Allocator
-    from podrun.partition.state.events import Partition
+    from podrun.partition.state.records import Partition
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -15,52 +15,27 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from podrun.core.cluster import (
-    IPUS_PER_MACHINE,
-    Agent,
-    Allocation,
     Cluster,
-    GatewayTopology,
-    LinkTopology,
-    Topology,
-    arranged,
 )
 from podrun.core.environment import environment
-from podrun.core.errors import ConfigError, ConflictError, InternalError, ServiceError, UsageError
-from podrun.partition.host.holders import parse_holder
-from podrun.partition.machines.pool import Lease
-from podrun.partition.state.accounts import account_of
-from podrun.partition.state.allocator import NO_PLANS, Allocator, Plans
-from podrun.partition.state.events import Maintenance, Partition, Queued, Reservation, StateChange
+from podrun.core.errors import ConfigError, ConflictError, ServiceError
+from podrun.partition.state.events import StateChange
 from podrun.partition.state.file_lock import StateFileLock, real_path
-from podrun.partition.state.requirements import check_name, validate_state
-from podrun.partition.state.stored_rows import StateRows, check_pod, checked, parse_row, rows_of
-from podrun.partition.state.values import Requirements
+from podrun.partition.state.records import Lease
+from podrun.partition.state.stored_rows import SCHEMA_VERSION, other_schema, plain_row, rows_of
+from podrun.partition.state.stored_state import PLAN_KINDS, StoredState, layout_rows, state_of
 
-SCHEMA_VERSION = 7
 _PLANS = "CREATE TABLE plans (kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (kind, name))"
 _USERS = "CREATE TABLE users (name TEXT PRIMARY KEY, data TEXT NOT NULL)"
 _LAYOUT = (
     "CREATE TABLE layout (kind TEXT NOT NULL, position INTEGER NOT NULL, data TEXT NOT NULL, "
     "PRIMARY KEY (kind, position))"
 )
-MIGRATIONS = {
-    1: ("ALTER TABLE pod ADD COLUMN fingerprint TEXT NOT NULL DEFAULT ''",),
-    2: (
-        "ALTER TABLE pod ADD COLUMN uid TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE pod ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0",
-    ),
-    3: (_PLANS,),
-    4: (_USERS,),
-    5: (_LAYOUT, "ALTER TABLE pod ADD COLUMN own_layout INTEGER NOT NULL DEFAULT 0"),
-    6: (),  # Rows may name a holder, which an earlier podrun does not know.
-}
-"""The steps that bring a file of one schema version to the next."""
 
 _TABLES = """
 CREATE TABLE pod (name TEXT NOT NULL, own_allocations INTEGER NOT NULL DEFAULT 0,
@@ -70,26 +45,6 @@ CREATE TABLE partitions (name TEXT PRIMARY KEY, data TEXT NOT NULL);
 CREATE TABLE allocations (position INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, agents TEXT NOT NULL);
 CREATE TABLE lost (agent TEXT PRIMARY KEY);
 """
-PLAN_KINDS: tuple[tuple[str, type], ...] = (
-    ("maintenance", Maintenance),
-    ("queue", Queued),
-    ("reservations", Reservation),
-)
-"""Kinds of rows in ``plans``: the name there, in `StateChange` and in `Plans`, and the class of an entry."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredState:
-    """The content of a store. ``allocations`` None: those of the POD's description were never changed. ``users``: the
-    record of each user of a server started with --secure, by name.
-    """
-
-    partitions: tuple[Partition, ...]
-    allocations: tuple[Allocation, ...] | None
-    lost: frozenset[str]
-    plans: Plans = NO_PLANS
-    users: Mapping[str, str] = field(default_factory=dict)
-    layout: Cluster | None = None
 
 
 class Superseded(ConflictError):
@@ -135,11 +90,8 @@ class Store:
 
     def _open(self, cluster: str) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise ConfigError(
-                f"{self.path} is of a newer podrun (schema {version}; this one reads {SCHEMA_VERSION})",
-                hint="Name another file with --state-file.",
-            )
+        if version not in (0, SCHEMA_VERSION):
+            raise other_schema(self.path, version)
         if version == 0:
             if self.path is not None:
                 raise self._damaged("it has no version")
@@ -157,12 +109,6 @@ class Store:
         # From here on the file is ours to change.
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        if 0 < version < SCHEMA_VERSION:
-            with self._transaction():
-                for earlier in range(version, SCHEMA_VERSION):
-                    for statement in MIGRATIONS[earlier]:
-                        self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def close(self) -> None:
         """Close the file and give it up. Idempotent."""
@@ -173,7 +119,7 @@ class Store:
         """All that is stored; ``cluster``: the POD as it is described. Raises ConfigError for another description of
         the POD, for what cannot be read, and for a state that does not hold together."""
         with self._guard:
-            rows = rows_of(self._db, SCHEMA_VERSION)
+            rows = rows_of(self._db)
         fingerprint = (rows.pod or {}).get("fingerprint")
         if isinstance(fingerprint, str) and fingerprint not in ("", fingerprint_of(cluster)):
             raise ConfigError(
@@ -254,7 +200,7 @@ class Store:
                 if partition is None:
                     self._db.execute("DELETE FROM partitions WHERE name = ?", (name,))
                 else:
-                    row = (name, json.dumps(_plain(partition)))
+                    row = (name, json.dumps(plain_row(partition)))
                     self._db.execute("INSERT OR REPLACE INTO partitions VALUES (?, ?)", row)
             for kind, _ in PLAN_KINDS:
                 self._write_entries(kind, getattr(change, kind))
@@ -277,7 +223,7 @@ class Store:
             if entry is None:
                 self._db.execute("DELETE FROM plans WHERE kind = ? AND name = ?", (kind, name))
             else:
-                row = (kind, name, json.dumps(_plain_entry(entry)))
+                row = (kind, name, json.dumps(plain_row(entry)))
                 self._db.execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?)", row)
 
     def _check_lead(self) -> None:
@@ -369,190 +315,3 @@ def _make_tables(db: sqlite3.Connection, cluster: str) -> None:
     db.execute("INSERT INTO pod (name) VALUES (?)", (cluster,))
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("COMMIT")
-
-
-def layout_rows(pod: Cluster) -> list[tuple[str, int, str]]:
-    """Agents and clusters of a POD as rows of the table ``layout``: kind, position, JSON."""
-    agents = [(a.id, a.host, a.port, a.serial_pattern) for a in pod.agents]
-    clusters = [
-        {
-            "name": cluster.name,
-            "agents": len(cluster.agents),
-            "ild_ipus": cluster.topology.ild_ipus,
-            "ipu_links": cluster.topology.ipu_links.value,
-            "gateway": cluster.topology.gateway.value,
-        }
-        for cluster in pod.clusters
-    ]
-    return [("agent", i, json.dumps(row)) for i, row in enumerate(agents)] + [
-        ("cluster", i, json.dumps(row)) for i, row in enumerate(clusters)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _ClusterRow:
-    """A row of a cluster in the table ``layout``."""
-
-    name: str
-    agents: int
-    ild_ipus: int
-    ipu_links: str
-    gateway: str
-
-
-def check_stored_name(name: Any, what: str) -> None:
-    """Raise ValueError for what is no name."""
-    try:
-        check_name(checked(str, name, "its name"), what)
-    except UsageError as error:
-        raise ValueError(error.message) from error
-
-
-def layout_of(pod: Cluster, rows: Iterable[tuple[Any, ...]]) -> Cluster:
-    """The POD with the agents and clusters of rows of the table ``layout``. Raises ValueError if they make no POD."""
-    kinds: dict[str, list[tuple[int, Any]]] = {"agent": [], "cluster": []}
-    for kind, position, data in rows:
-        if kind not in kinds:
-            raise ValueError("a row is neither of an agent nor of a cluster")
-        kinds[kind].append((checked(int, position, f"the position of a row of {kind}"), parse_row(data)))
-    agents = []
-    for position, row in sorted(kinds["agent"], key=lambda entry: entry[0]):
-        if not isinstance(row, list) or len(row) != 4:
-            raise ValueError(f"agent {position} is not recorded as name, host, port and serial number")
-        name, host, serial = (checked(str, row[i], f"agent {position}") for i in (0, 1, 3))
-        check_stored_name(name, "an agent")
-        agents.append(Agent(name, 0, host, checked(int, row[2], f"agent {position}.port"), serial, 0, 0))
-    if len({agent.id for agent in agents}) != len(agents):
-        raise ValueError("two agents have one name")
-    clusters: list[tuple[str, Topology, tuple[str, ...]]] = []
-    first = 0
-    for position, data in sorted(kinds["cluster"], key=lambda entry: entry[0]):
-        row = checked(_ClusterRow, data, f"cluster {position}")
-        check_stored_name(row.name, "a cluster")
-        domain, count = row.ild_ipus, row.agents
-        links = Topology(LinkTopology(row.ipu_links), domain, GatewayTopology(row.gateway))
-        members = tuple(agent.id for agent in agents[first : first + count])
-        if (
-            domain not in (4, 8, 16, 32, 64)
-            or not count
-            or len(members) != count
-            or count * IPUS_PER_MACHINE % domain
-        ):
-            raise ValueError(f"cluster {row.name} has {len(members)} agents and domains of {domain} IPUs")
-        clusters.append((row.name, links, members))
-        first += count
-    if len({name for name, _, _ in clusters}) != len(clusters):
-        raise ValueError("two clusters have one name")
-    return arranged(pod, clusters, agents)
-
-
-def _plain(partition: Partition) -> dict[str, Any]:
-    return {
-        **asdict(partition),
-        "state": partition.state.name,
-        "sync_type": partition.sync_type.name,
-        "faults": list(map(str, partition.faults)),
-    }
-
-
-def _plain_entry(entry: Maintenance | Queued | Reservation) -> dict[str, Any]:
-    plain = asdict(entry)
-    if isinstance(entry, Queued):
-        plain["needs"]["sync_type"] = entry.needs.sync_type.name if entry.needs.sync_type else None
-        plain["needs"]["faults"] = list(map(str, entry.needs.faults))
-    return plain
-
-
-def entry_of(kind: type, name: str, data: str) -> Any:
-    """The entry of a row of the table of plans. Raises ValueError if the row is none."""
-    entry = checked(kind, parse_row(data), "")
-    named = entry.needs if isinstance(entry, Queued) else entry
-    recorded = named.agent if isinstance(named, Maintenance) else named.name
-    if isinstance(named, Requirements) and named.holder:
-        parse_holder(named.holder)
-    if recorded != name:
-        raise ValueError(f"it is recorded as {recorded}")
-    return entry
-
-
-def partition_of(name: str, data: str) -> Partition:
-    """The partition of a row. Raises ValueError if the row is none."""
-    partition: Partition = checked(Partition, parse_row(data), "")
-    if partition.holder:
-        parse_holder(partition.holder)
-    if partition.name != name:
-        raise ValueError(f"it is recorded as {partition.name}")
-    return partition
-
-
-def allocation_of(name: str, agents: str) -> Allocation:
-    """The allocation of a row. Raises ValueError if the row is none."""
-    check_stored_name(name, "an allocation")
-    return Allocation(name, checked(tuple[str, ...], parse_row(agents), "agents"))
-
-
-def state_of(cluster: Cluster, rows: StateRows) -> StoredState:
-    """The state that the rows of a file hold: what a server starts with, and what `vipu-server check` calls without
-    problems. Raises ValueError that names the first row which cannot be read, or what does not hold together."""
-    if rows.unreadable or rows.pod is None:
-        raise ValueError(rows.unreadable[0] if rows.unreadable else "it names no POD")
-    check_pod(rows.pod)
-    pod = cluster
-    if rows.layout is not None:
-        with _in_row("its agents and clusters"):
-            pod = layout_of(cluster, rows.layout)
-    partitions = []
-    for name, data in rows.partitions:
-        with _in_row(f"partition {name}"):
-            partitions.append(partition_of(name, data))
-    allocations: list[Allocation] = []
-    for name, agents in rows.allocations or ():
-        with _in_row(f"allocation {name}"):
-            allocations.append(allocation_of(name, agents))
-    plans: dict[str, list[Any]] = {kind: [] for kind, _ in PLAN_KINDS}
-    for kind, name, data in rows.plans:
-        with _in_row(f"{kind} {name}"):
-            if kind not in plans:
-                raise ValueError("there are no plans of that kind")
-            plans[kind].append(entry_of(dict(PLAN_KINDS)[kind], name, data))
-    for name, data in rows.users:
-        with _in_row(f"user {name}"):
-            account_of(name, data)
-    lost = frozenset(checked(str, agent, "a lost agent") for agent in rows.lost)
-    partitions.sort(key=lambda p: (p.created, p.name))
-    state = StoredState(
-        tuple(partitions),
-        None if rows.allocations is None else tuple(allocations),
-        lost,
-        Plans(**{kind: tuple(entries) for kind, entries in plans.items()}),
-        layout=None if rows.layout is None else pod,
-    )
-    _check_together(pod, state)
-    return state
-
-
-def _check_together(pod: Cluster, state: StoredState) -> None:
-    """Raise ValueError that says what of a state does not hold together."""
-    known = pod.allocations if state.allocations is None else state.allocations
-    for what, names in (
-        ("partition", [p.name for p in state.partitions]),
-        ("allocation", [a.name for a in known]),
-    ):
-        if len(set(names)) != len(names):
-            raise ValueError(f"two rows hold a {what} of the same name")
-    try:
-        validate_state(pod, {p.name: p for p in state.partitions}, {a.name: a for a in known}, state.lost)
-        Allocator(
-            pod, allocations=known, partitions=state.partitions, lost=state.lost, plans=state.plans
-        ).validate_state()
-    except InternalError as error:
-        raise ValueError(error.message) from error
-
-
-@contextlib.contextmanager
-def _in_row(row: str) -> Iterator[None]:
-    """Errors in this context name the row."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{row}: {error}") from error

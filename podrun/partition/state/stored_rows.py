@@ -14,14 +14,17 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.documents import parse_json
-from podrun.core.errors import PodrunError
+from podrun.core.errors import ConfigError, PodrunError
 from podrun.faults import FaultSpec, parse_fault
 
 Row = tuple[Any, ...]
+SCHEMA_VERSION = 7
+"""The schema of state files. Others are refused: earlier ones were never released."""
 LATEST = 253_402_300_799.0
 """The last second of the year 9999, after which Python has no dates."""
 LARGEST = (1 << 63) - 1
@@ -39,6 +42,28 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "count": (1, IPUS_PER_MACHINE),
 }
 """The least and the largest value of fields, by name; other whole numbers fit SQLite, other numbers are times."""
+
+
+def other_schema(path: Path | None, version: int) -> ConfigError:
+    """The refusal of a file of another schema."""
+    age = "a newer" if version > SCHEMA_VERSION else "an unreleased"
+    return ConfigError(
+        f"{path} is of {age} podrun (schema {version}; this one reads {SCHEMA_VERSION})",
+        hint="Use that podrun, or name another file with --state-file.",
+    )
+
+
+def plain_row(value: Any) -> Any:
+    """A value as a row holds it, in JSON: what `checked` reads."""
+    if isinstance(value, FaultSpec):
+        return str(value)
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, tuple):
+        return [plain_row(entry) for entry in value]
+    if is_dataclass(value):
+        return {entry.name: plain_row(getattr(value, entry.name)) for entry in fields(value)}
+    return value
 
 
 def parse_row(text: Any) -> Any:
@@ -162,7 +187,6 @@ class StateRows:
     the POD.
     """
 
-    version: int
     pod: Mapping[str, Any] | None
     partitions: tuple[Row, ...] = ()
     allocations: tuple[Row, ...] | None = None
@@ -173,8 +197,8 @@ class StateRows:
     unreadable: tuple[str, ...] = ()
 
 
-def rows_of(db: sqlite3.Connection, version: int) -> StateRows:
-    """All rows of an open state file of a schema version, as far as they can be read."""
+def rows_of(db: sqlite3.Connection) -> StateRows:
+    """All rows of an open state file, as far as they can be read."""
     unreadable: list[str] = []
 
     def ask(statement: str) -> list[Row]:
@@ -193,14 +217,13 @@ def rows_of(db: sqlite3.Connection, version: int) -> StateRows:
     pod = pods[0] if pods else None
     own, own_layout = (bool(pod and pod.get(name)) for name in ("own_allocations", "own_layout"))
     return StateRows(
-        version,
         pod,
         tuple(ask("SELECT name, data FROM partitions")),
         tuple(ask("SELECT name, agents FROM allocations ORDER BY position")) if own else None,
         tuple(row[0] for row in ask("SELECT agent FROM lost")),
-        tuple(ask("SELECT kind, name, data FROM plans ORDER BY kind, name")) if version > 3 else (),
-        tuple(ask("SELECT name, data FROM users")) if version > 4 else (),
-        tuple(ask("SELECT kind, position, data FROM layout")) if own_layout and version > 5 else None,
+        tuple(ask("SELECT kind, name, data FROM plans ORDER BY kind, name")),
+        tuple(ask("SELECT name, data FROM users")),
+        tuple(ask("SELECT kind, position, data FROM layout")) if own_layout else None,
         tuple(unreadable),
     )
 
@@ -218,5 +241,5 @@ _POD_COLUMNS: Mapping[str, type] = {
 def check_pod(pod: Mapping[str, Any]) -> None:
     """Raise ValueError that names a column of the row about the POD which holds what it cannot."""
     for name, kind in _POD_COLUMNS.items():
-        if name in pod:  # An earlier podrun's file lacks some.
+        if name in pod:  # A damaged file may lack some.
             checked(kind, pod[name], f"pod: {name}")

@@ -61,7 +61,7 @@ def parse_sync_type(text: str) -> SyncType:
 
 
 NO_USER = -1
-"""Owner of a partition that an earlier podrun stored: it belongs to the user who runs the server."""
+"""Owner of a partition of which no record says whose it is: it belongs to the user who runs the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Who may do what at the partition service.
+"""Who may do what at a server that all users of its host share.
 
 A server normally answers the user who runs it and nobody else; then every call is that user's. One that is shared
 (``vipu-server --shared``) answers all users of its host. Each call then counts as its user, whose id the kernel tells
@@ -15,35 +15,15 @@ import os
 import pwd
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from podrun.core.errors import DeniedError, ExhaustedError, NotFoundError
 from podrun.core.identity import Caller, user_name
 from podrun.core.telemetry import AttachedProcess, MachineReport
+from podrun.partition.state.records import NOBODY, owner_name
 from podrun.partition.state.values import NO_USER
-
-
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """On whose behalf the service works. ``allocations``: those whose things may be named to it; None: all. ``check``:
-    raises DeniedError if it may not do what it asks with a partition, given its name and its owner's user id.
-
-    What it does not see is to it as if it were not there. Both are asked under the lock under which the service
-    decides, so that a partition is never without its owner.
-    """
-
-    allocations: frozenset[str] | None = None
-    check: Callable[[str, int], None] = lambda partition, owner: None
-
-    def sees(self, allocation: str) -> bool:
-        """Whether things of an allocation may be named."""
-        return self.allocations is None or allocation in self.allocations
-
-
-ITSELF = Asker()
-"""The service itself, and callers who see everything."""
 
 
 class Right(enum.Enum):
@@ -180,17 +160,6 @@ class CallRoom:
         finally:
             with self._lock:
                 self._calls[caller.uid] -= 1
-
-
-NOBODY = -2
-"""The user id of one who owns nothing, and of an owner who is not told."""
-
-
-def owner_name(owner: int) -> str:
-    """Name of a partition's owner."""
-    if owner == NOBODY:
-        return "another user"
-    return user_name(os.getuid() if owner == NO_USER else owner)
 
 
 def user_ids(names: tuple[str, ...]) -> frozenset[int]:
