@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from podrun.core.environment import environment
 from podrun.core.errors import PodrunError, UsageError
 from podrun.launcher.options import CommandLine, parse_command_line, settle
-from podrun.launcher.output import Log, error_text, silence
+from podrun.launcher.own_streams import Log, error_text, silence
 
 if TYPE_CHECKING:
     from podrun.launcher.spec import LaunchSpec

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 
-from podrun.launcher.output import Log
-from podrun.launcher.partition import PartitionSession
+from podrun.launcher.launch_server import LaunchServer
+from podrun.launcher.own_streams import Log
 from podrun.launcher.placement import fit_to_pod
 from podrun.launcher.server import choose_cluster, facts_of, find_server, pods_by_size
 from podrun.launcher.spec import (
+    CurrentLaunch,
     InstanceSpec,
     LaunchSpec,
     PodFacts,
@@ -63,9 +64,9 @@ def preview(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
     if address is None:
         pod = facts_of(choose_cluster(spec))
         return describe(fit_to_pod(spec, pod, pods_by_size), pod, "podrun starts one for the run")
-    session = PartitionSession(spec, environ, Log(-1))
+    server = LaunchServer(CurrentLaunch(spec), environ, Log(-1))
     try:
-        pod = session.connect()
+        pod = server.connect()
     finally:
-        session.close()
+        server.close()
     return describe(fit_to_pod(spec, pod), pod, str(address))

@@ -7,8 +7,13 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from podrun.core.errors import PodrunError
+from podrun.core.errors import ExhaustedError, NotFoundError, PodrunError, ServiceError
+
+if TYPE_CHECKING:
+    from podrun.partition.client.vipu_client import VipuClient
+    from podrun.partition.state.values import PartitionInfo
 
 SIGN_SECONDS = 10.0
 """Between two signs of life that a launch gives of itself to the server of its partition."""
@@ -22,8 +27,8 @@ class PlaceInPartition:
     different IPUs; machines refuse a second process in any case. The last launch to release its place removes the file.
     """
 
-    def __init__(self, path: Path, file: int) -> None:
-        self._path, self._file = path, file
+    def __init__(self, path: Path, file: int, first_ipu: int) -> None:
+        self._path, self._file, self.first_ipu = path, file, first_ipu
 
     @classmethod
     def take(cls, directory: Path, name: str, first: int, size: int) -> PlaceInPartition | None:
@@ -37,7 +42,7 @@ class PlaceInPartition:
                 os.close(file)
                 return None
             if os.fstat(file).st_nlink:
-                return cls(path, file)
+                return cls(path, file, first)
             os.close(file)  # Another launch has removed it since it was opened: others lock the next one.
 
     def release(self) -> None:
@@ -71,3 +76,47 @@ class HoldOnPartition:
     def release(self) -> None:
         """Give no more signs; call it once the client is closed. Idempotent."""
         self._rounds.stop()
+
+
+def take_place(
+    client: VipuClient, info: PartitionInfo, size: int, directory: Path, server: str
+) -> PlaceInPartition:
+    """Take ``size`` aligned IPUs that no process holds and no other launch has chosen. ``directory``: of the lock
+    files, whose names begin with ``server``. Raises ExhaustedError.
+    """
+    held = {
+        ipu.partition_ipu: f"process {ipu.process.pid} ({ipu.process.command})"
+        for report in client.machine_reports(info.name)
+        for ipu in report.ipus
+        if ipu.process is not None
+    }
+    for first in range(0, info.size - size + 1, size):
+        if held.keys().isdisjoint(range(first, first + size)):
+            place = PlaceInPartition.take(directory, f"{server}-{info.name}", first, size)
+            if place is not None:
+                return place
+    users = ", ".join(dict.fromkeys(held.values())) or "launches that are starting"
+    raise ExhaustedError(
+        f"partition {info.name} has no {size} aligned IPUs of its {info.size} free; it is in use by {users}",
+        hint="Wait until they are done (gc-monitor), use another (--vipu-partition NAME), or a POD of the run's "
+        "own: --private yes",
+    )
+
+
+def check_unused(client: VipuClient, info: PartitionInfo) -> None:
+    """Refuse a partition that another user's processes use: a reset would take their IPUs away. Raises
+    ExhaustedError.
+    """
+    try:
+        reports = client.machine_reports(info.name)
+    except (ServiceError, NotFoundError):
+        return  # The next request, for the state of the partition, gives a better error.
+    for report in reports:
+        for ipu in report.ipus:
+            if ipu.process is not None:
+                who = f"process {ipu.process.pid} ({ipu.process.command})"
+                raise ExhaustedError(
+                    f"partition {info.name} is in use by {who}",
+                    hint="Wait until it is done (gc-monitor), use another (--vipu-partition NAME), or a POD of the "
+                    "run's own: --private yes",
+                )

@@ -3,33 +3,18 @@
 `LineAssembler` turns chunks of bytes into lines; `OutputMixer` tags and writes them, keeps a copy in files if
 asked, and remembers the end of each instance's standard error, so that the traceback that matters can be
 shown last.
-
-`Log` writes podrun's own lines: PopRun's log format, progress, and errors, all on standard error. Log lines
-(``10:51:04.123 4711 POPRUN [I] partition p16 is ACTIVE``) appear with -v (I) and -vv (D), warnings (W) always;
-progress lines unless --quiet.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import errno
-import logging
 import math
-import os
 import re
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from io import FileIO
 from pathlib import Path
-from typing import TextIO
-
-from podrun.core.errors import PodrunError
-from podrun.core.terminal import above_status, columns, error_lines, shows_colour, styled, wrapped
 
 JOB = 1
 """mpirun numbers its jobs; podrun has one."""
@@ -284,112 +269,3 @@ def _open_files(directory: Path, instances: int) -> dict[tuple[int, OutputChanne
         for channel in OutputChannel:
             files[instance, channel] = (folder / channel.value).open("wb", buffering=0)
     return files
-
-
-TAG = "POPRUN"
-_READER_GONE = (errno.EPIPE, errno.EIO)
-
-
-class Log:
-    """Writes whole lines, from any thread; progress in colour on a terminal. ``verbosity``: -1 quiet, 0
-    usual, 1 verbose, 2 very verbose."""
-
-    def __init__(
-        self,
-        verbosity: int = 0,
-        stream: TextIO | None = None,
-        now: Callable[[], datetime] = datetime.now,
-    ) -> None:
-        self.verbosity = verbosity
-        self._stream = stream or sys.stderr
-        self._now = now
-        self._lock = threading.Lock()
-        self._warned: set[str] = set()
-
-    def debug(self, text: str) -> None:
-        """A line for -vv."""
-        if self.verbosity >= 2:
-            self._line("D", text)
-
-    def info(self, text: str) -> None:
-        """A line for -v."""
-        if self.verbosity >= 1:
-            self._line("I", text)
-
-    def warning(self, text: str) -> None:
-        """A line unless --quiet. Each text is written once."""
-        if self.verbosity >= 0 and text not in self._warned:
-            self._warned.add(text)
-            self._line("W", text)
-
-    def progress(self, text: str) -> None:
-        """Show the progress of the launch: a plain line unless --quiet (with -v a log line)."""
-        if self.verbosity >= 1:
-            self._line("I", text)
-        elif self.verbosity == 0:
-            self.write(self._styled(text) if shows_colour(self._stream) else f"podrun: {text}\n")
-
-    def _styled(self, text: str) -> str:
-        """The line as a terminal shows it: continued under its beginning where the terminal is too narrow."""
-        name = "podrun: "
-        lines = wrapped(text, (columns(self._stream) or 80) - len(name))
-        first, *rest = lines or [""]
-        return "".join(
-            [styled(name, "cyan", self._stream), first, "\n", *(f"{'':{len(name)}}{line}\n" for line in rest)]
-        )
-
-    def error(self, error: PodrunError) -> None:
-        """Write message and hint, at every verbosity."""
-        self.write(error_text(error))
-
-    def write(self, text: str) -> None:
-        """Text as it is, in one piece."""
-        with self._lock, above_status():
-            try:
-                self._stream.write(text)
-                self._stream.flush()
-            except OSError as error:
-                # A launch must still end properly when nobody reads its output.
-                silence(self._stream, error)
-            except ValueError:
-                return  # The stream is closed.
-
-    def _line(self, level: str, text: str) -> None:
-        stamp = self._now().strftime("%H:%M:%S.%f")[:-3]
-        self.write(f"{stamp} {os.getpid()} {TAG} [{level}] {text}\n")
-
-
-def silence(stream: TextIO, error: OSError) -> None:
-    """Discard further output, so that the interpreter does not fail when it flushes the stream at its end.
-
-    Silent if the reader is gone (a pipe, a closed terminal). Any other reason, such as a full disk, is reported on
-    standard error.
-    """
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
-    if error.errno not in _READER_GONE and stream is not sys.stderr:
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"podrun: output from here on is lost: {error.strerror}\n")
-            sys.stderr.flush()
-
-
-class LogHandler(logging.Handler):
-    """Hands what podrun's services log to a Log: warnings as warnings, the rest with -vv."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__()
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
-        text = self.format(record)
-        if record.levelno >= logging.WARNING:
-            self._log.warning(text)
-        else:
-            self._log.debug(text)
-
-
-def error_text(error: PodrunError) -> str:
-    """What the command prints for an error: the message, and the hint on a line of its own."""
-    return error_lines("podrun", str(error), error.hint)

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podrun.launcher.output import Log, OutputChannel
+from podrun.launcher.output import OutputChannel
+from podrun.launcher.own_streams import Log
 from podrun.launcher.spec import LAUNCH_ID
 from podrun.partition.host.discovery import (
     LAUNCHER,
@@ -38,7 +39,7 @@ from podrun.partition.host.discovery import (
 from podrun.partition.host.guardian import Guardian, marked_processes
 
 if TYPE_CHECKING:
-    from podrun.launcher.partition import PartitionSession
+    from podrun.launcher.partition import LaunchPartition
 
 CHUNK_BYTES = 1 << 16
 LINGER_SECONDS = 0.5
@@ -254,20 +255,21 @@ class Residue:
             log.info(f"cleared up after process {entry.owner.pid}")
         return cls(registry)
 
-    def publish(self, session: PartitionSession) -> None:
+    def publish(self, partition: LaunchPartition) -> None:
         """Publish which partition the launch uses, and for monitors the address of podrun's own service."""
-        if session.own_service and session.address is not None and session.pod is not None:
+        server = partition.server
+        if server.own and server.address is not None and server.pod is not None:
             entry = dataclasses.replace(
                 self._publication.entry,
-                host=session.address.host,
-                port=session.address.port,
-                cluster=session.pod.name,
-                partition=session.name,
+                host=server.address.host,
+                port=server.address.port,
+                cluster=server.pod.name,
+                partition=partition.name,
             )
             self._publication.withdraw()
             self._publication = self._registry.publish(entry)
         else:
-            self._publication.update(partition=session.name)
+            self._publication.update(partition=partition.name)
 
     def cache_directory(self) -> str:
         """A new directory for compiled programs, removed at the end of the launch."""

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from podrun.core.errors import DeadlineError, NotFoundError, ServiceError
-from podrun.launcher.output import Log, OutputChannel
+from podrun.launcher.output import OutputChannel
+from podrun.launcher.own_streams import Log
 from podrun.launcher.process import Command, Ended, Event, Printed, ProcessRunner
 from podrun.partition.host.discovery import remove_scratch
 from podrun.partition.host.guardian import Guardian, end_marked

@@ -10,8 +10,8 @@ mpirun read (rank and size). PODRUN_LAUNCH_ID marks every process of a launch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,6 +174,25 @@ class LaunchSpec:
     """The file of the record."""
     warnings: tuple[str, ...] = ()
     """Warnings to print once before the launch."""
+
+
+@dataclass(slots=True)
+class CurrentLaunch:
+    """A launch as it is now. Its specification changes when the POD is known, when faults have struck, and when it goes
+    on with fewer replicas; everything that acts for the launch reads it here.
+    """
+
+    spec: LaunchSpec
+
+    @property
+    def wanted(self) -> PartitionSpec:
+        """The requirements of the partition. A launch that is offline has none."""
+        assert self.spec.partition is not None, "a launch that is offline has no partition"
+        return self.spec.partition
+
+    def keep_faults(self, faults: Sequence[FaultSpec]) -> None:
+        """Let these faults be those that have still to strike."""
+        self.spec = replace(self.spec, partition=replace(self.wanted, faults=tuple(faults)))
 
 
 LAUNCH_ID = "PODRUN_LAUNCH_ID"

@@ -24,7 +24,8 @@ from types import FrameType
 from typing import Protocol, TypeVar
 
 from podrun.core.errors import PodrunError
-from podrun.launcher.output import Log, OutputMixer
+from podrun.launcher.output import OutputMixer
+from podrun.launcher.own_streams import Log
 from podrun.launcher.process import Command, Ended, Event, Printed
 
 SETTLE_SECONDS = 1.0

@@ -24,7 +24,7 @@ from podrun.collectives import Communicator, create, join
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import DISTURBANCES, EFFECTS, FaultSpec, FaultTarget, PlanOfALaunch, ProgramFaults
 from podrun.faults.kinds import events_of, settings_of_kind, strikes_in_batches
-from podrun.launcher.repair import planned_on
+from podrun.launcher.launch_faults import planned_on
 from podrun.partition.server.request_faults import RequestFaults
 from podrun.popdist import collectives
 from tests.checkpoint.test_checkpoint_crashes import Program

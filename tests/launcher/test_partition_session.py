@@ -12,13 +12,16 @@ import pytest
 
 from podrun.core.errors import DeniedError, ExhaustedError, UsageError
 from podrun.core.telemetry import NO_ANSWER, AttachedProcess, IpuReport, MachineReport
-from podrun.launcher import partition
+from podrun.launcher import machine_work, partition
+from podrun.launcher.launch_server import LaunchPauses, LaunchServer
+from podrun.launcher.machine_work import reports_of_all, work_since
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.output import Log
-from podrun.launcher.partition import PartitionSession, answers, work_since
+from podrun.launcher.own_streams import Log
+from podrun.launcher.partition import LaunchPartition
 from podrun.launcher.plan import plan_launch
 from podrun.launcher.program import LaunchContext
 from podrun.launcher.server import usable_names
+from podrun.launcher.spec import CurrentLaunch
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.holders import SignsOfLife, this_holder
 from podrun.partition.state.orphans import HolderWatch
@@ -28,22 +31,23 @@ from tests.partition.conftest import Pod
 
 
 class Launches:
-    """Sessions of launches on one POD. ``between``: what happens between two attempts of the next one."""
+    """Partitions of launches on one POD. ``between``: what happens between two attempts of the next one."""
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
         self.between: list[Callable[[], None]] = []
         self.said = io.StringIO()
-        self._sessions: list[PartitionSession] = []
+        self._sessions: list[LaunchPartition] = []
 
-    def __call__(self, words: str) -> PartitionSession:
+    def __call__(self, words: str) -> LaunchPartition:
         line = parse_command_line(
             ["--vipu-server-host=127.0.0.1", f"--vipu-server-port={self.pod.port}", *words.split(), "true"]
         )
         spec = plan_launch(line.given, line.program, LaunchContext({"PATH": os.defpath}, "/", "python"))
-        session = Watched(spec, {}, Log(stream=self.said), launches=self)
+        server = LaunchServer(CurrentLaunch(spec), {}, Log(stream=self.said))
+        session = LaunchPartition(server, pauses=WatchedPauses(self))
         self._sessions.append(session)
-        session.connect()
+        server.connect()
         return session
 
     def close(self) -> None:
@@ -51,9 +55,9 @@ class Launches:
             session.close()
 
 
-class Watched(PartitionSession):
-    def __init__(self, *args: object, launches: Launches) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+class WatchedPauses(LaunchPauses):
+    def __init__(self, launches: Launches) -> None:
+        super().__init__()
         self._launches = launches
 
     def pause(self, seconds: float) -> None:
@@ -162,9 +166,9 @@ def test_attempts_wait_for_a_partition_in_use(launch: Launches) -> None:
 def test_machines_that_do_not_answer_in_time_are_asked_again() -> None:
     up, silent = MachineReport("ipum1"), MachineReport("ipum1", state=NO_ANSWER)
     replies, pauses = iter([[silent, up], [up, silent], [up, up], [silent]]), list[float]()
-    assert answers(lambda: next(replies), pauses.append) == [up, up]
-    assert pauses == [partition.BETWEEN_REPORTS_SECONDS] * 2
-    assert answers(lambda: [silent], pauses.append, attempts=4) == [silent]
+    assert reports_of_all(lambda: next(replies), pauses.append) == [up, up]
+    assert pauses == [machine_work.BETWEEN_REPORTS_SECONDS] * 2
+    assert reports_of_all(lambda: [silent], pauses.append, attempts=4) == [silent]
     assert len(pauses) == 5
 
 

@@ -14,13 +14,17 @@ import pytest
 from podrun.core.errors import ConfigError, ServiceError
 from podrun.core.telemetry import NO_ANSWER, IpuReport, MachineReport
 from podrun.faults import parse_fault
-from podrun.launcher.launch import _Launch
+from podrun.launcher.launch_faults import not_planned, remaining
+from podrun.launcher.launch_server import LaunchPauses, LaunchServer
+from podrun.launcher.machine_work import done_by_all
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.output import Log, OutputMixer
-from podrun.launcher.partition import BETWEEN_ATTEMPTS_SECONDS, PartitionSession
+from podrun.launcher.output import OutputMixer
+from podrun.launcher.own_streams import Log
+from podrun.launcher.partition import BETWEEN_ATTEMPTS_SECONDS, LaunchPartition
 from podrun.launcher.plan import plan_launch
 from podrun.launcher.process import Ended
 from podrun.launcher.program import LaunchContext
+from podrun.launcher.recovering import Restarts
 from podrun.launcher.recovery import (
     Answer,
     Attempt,
@@ -40,9 +44,9 @@ from podrun.launcher.recovery import (
     damage_of,
     read_policy,
 )
-from podrun.launcher.repair import Repairs, done_by_all, not_planned, remaining
-from podrun.launcher.spec import LaunchSpec
-from podrun.launcher.supervise import LaunchOutcome
+from podrun.launcher.repair import Repairs
+from podrun.launcher.spec import CurrentLaunch, LaunchSpec
+from podrun.launcher.supervise import LaunchOutcome, Stopping
 from podrun.partition.state.values import PartitionState
 from tests.partition.conftest import Pod
 
@@ -197,18 +201,19 @@ def test_a_policy_file(tmp_path: Path) -> None:
 
 
 class World:
-    """A launch's session on a POD of fake machines."""
+    """A launch's partition on a POD of fake machines."""
 
     def __init__(self, pod: Pod, words: str) -> None:
         self.pod = pod
         self.said = io.StringIO()
         where = ["--vipu-server-host=127.0.0.1", f"--vipu-server-port={pod.port}"]
         self._words = [*where, *words.split(), "true"]
-        self.session = PartitionSession(self.plan(), {}, Log(stream=self.said), launch_id="1-2")
-        self.session.connect()
-        self.session.prepare()
-        self.session.wait_active()
-        self.repairs = Repairs(self.session, Log(stream=self.said), self.plan)
+        server = LaunchServer(CurrentLaunch(self.plan()), {}, Log(stream=self.said))
+        self.partition = LaunchPartition(server, launch_id="1-2")
+        server.connect()
+        self.partition.prepare()
+        self.partition.wait_active()
+        self.repairs = Repairs(self.partition, Log(stream=self.said), self.plan)
         self.repairs.look()
         self.done: tuple[Step, ...] | None = None
 
@@ -223,13 +228,13 @@ class World:
         assert isinstance(decision, Recovery), decision
         self.done = self.repairs.carry_out(decision)
         if self.done is not None:
-            self.session.wait_again()
+            self.partition.wait_again()
             self.repairs.plan_again()
         return self.done is not None
 
     @property
     def agents(self) -> tuple[str, ...]:
-        return self.session.client.get_partition(self.session.name).agents
+        return self.partition.client.get_partition(self.partition.name).agents
 
 
 @pytest.fixture
@@ -242,7 +247,7 @@ def world() -> Iterator[Callable[..., World]]:
 
     yield make
     for each in made:
-        each.session.close()
+        each.partition.close()
         each.pod.stop()
 
 
@@ -251,16 +256,16 @@ TWICE = RestartPolicy(max_restarts=2)
 
 def test_a_link_is_retrained_by_one_reset(world: Callable[..., World]) -> None:
     here = world("--num-replicas 16 --num-instances 2")
-    here.pod.pool.machine("ipum1", here.session.name).links_down = {3}
+    here.pod.pool.machine("ipum1", here.partition.name).links_down = {3}
     assert here.recover(TWICE)
-    assert here.session.client.get_partition(here.session.name).generation == 2
+    assert here.partition.client.get_partition(here.partition.name).generation == 2
     assert here.repairs.look()[0] == Damage()
 
 
 def test_a_lost_machine_is_replaced_where_there_is_no_spare(world: Callable[..., World]) -> None:
     here = world("--num-replicas 16")
     before = here.agents
-    here.pod.pool.machine("ipum2", here.session.name).die()
+    here.pod.pool.machine("ipum2", here.partition.name).die()
     assert here.recover(TWICE)
     assert here.agents == before
     assert "not possible: the POD has no spare machine" in here.said.getvalue()
@@ -272,20 +277,20 @@ def test_a_lost_machine_is_replaced_where_there_is_no_spare(world: Callable[...,
 def test_a_partition_in_error_needs_a_reset(world: Callable[..., World]) -> None:
     """A second fault during the reset leaves the partition in ERROR, with machines that report nothing."""
     here = world("--num-replicas 16")
-    machine = here.pod.pool.machine("ipum1", here.session.name)
+    machine = here.pod.pool.machine("ipum1", here.partition.name)
     machine.links_down, machine.fail = {3}, "reset_links"
     with pytest.raises(ServiceError, match="in state ERROR"):
         here.recover(TWICE)
     machine.links_down, machine.fail = set(), ""
     damage, _ = here.repairs.look()
-    assert damage == Damage(partition=True, words=(f"partition {here.session.name} in state ERROR",))
+    assert damage == Damage(partition=True, words=(f"partition {here.partition.name} in state ERROR",))
     assert here.recover(TWICE)
     assert here.repairs.look()[0] == Damage()
 
 
 def test_a_partition_that_is_gone_is_made_anew(world: Callable[..., World]) -> None:
     here = world("--num-replicas 16")
-    here.session.client.remove_partition(here.session.name, force=True)
+    here.partition.client.remove_partition(here.partition.name, force=True)
     assert here.repairs.look()[0].partition
     assert here.recover(TWICE)
     assert here.repairs.look()[0] == Damage()
@@ -295,7 +300,7 @@ def test_a_service_that_is_away_may_come_back(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = world("--num-replicas 16")
-    client, now = here.session.client, [0.0]
+    client, now = here.partition.client, [0.0]
     real, away = client.wait_for_state, [ServiceError("nobody answers")] * 4
 
     def wait_for_state(*args: Any, **options: Any) -> Any:
@@ -304,20 +309,20 @@ def test_a_service_that_is_away_may_come_back(
         return real(*args, **options)
 
     monkeypatch.setattr(client, "wait_for_state", wait_for_state)
-    monkeypatch.setattr(PartitionSession, "pause", lambda session, seconds: now.append(now.pop() + seconds))
-    assert here.session.settled_state(lambda: now[0]) is PartitionState.ACTIVE
+    monkeypatch.setattr(LaunchPauses, "pause", lambda pauses, seconds: now.append(now.pop() + seconds))
+    assert here.partition.state_at_rest(lambda: now[0]) is PartitionState.ACTIVE
     assert now[0] == pytest.approx(4 * BETWEEN_ATTEMPTS_SECONDS)
     assert here.said.getvalue().count("waiting for the partition service") == 1
     away += [ServiceError("nobody answers")] * 1000
     with pytest.raises(ServiceError, match="nobody answers"):
-        here.session.settled_state(lambda: now[0])
-    assert now[0] < 2 * here.session.spec.server.timeout
+        here.partition.state_at_rest(lambda: now[0])
+    assert now[0] < 2 * here.partition.current.spec.server.timeout
 
 
 def test_a_recovery_that_breaks_off_is_tried_again_while_restarts_remain(world: Callable[..., World]) -> None:
     """The partition service ends, or a second fault strikes, while the partition is reset."""
     here = world("--num-replicas 16 --max-restarts 3")
-    machine = here.pod.pool.machine("ipum1", here.session.name)
+    machine = here.pod.pool.machine("ipum1", here.partition.name)
     failures = [
         ServiceError("the server went away"),
         ServiceError("partition p is in state ERROR: a second fault"),
@@ -332,14 +337,10 @@ def test_a_recovery_that_breaks_off_is_tried_again_while_restarts_remain(world: 
     def recover() -> bool:
         machine.links_down = {3}
         outcome = LaunchOutcome(failed=Ended(0, 1))
-        with _Launch(here.session.spec, {}) as running:
-            running.log, running.session, running.coordinator = (
-                Log(stream=here.said),
-                here.session,
-                coordinator,
-            )
-            mixer = OutputMixer(1, lambda channel, data: None)
-            return running._recover(outcome, BrokenTwice(here.session, Log(stream=here.said)), mixer, 1.0)
+        log = Log(stream=here.said)
+        repairs = BrokenTwice(here.partition, log)
+        restarts = Restarts(coordinator, Stopping(lambda number: None), log, here.partition, repairs)
+        return restarts.recover(outcome, OutputMixer(1, lambda channel, data: None), 1.0)
 
     coordinator = Coordinator(RestartPolicy(max_restarts=3))
     assert recover()
@@ -348,7 +349,7 @@ def test_a_recovery_that_breaks_off_is_tried_again_while_restarts_remain(world: 
         "the recovery failed: the server went away",
         "the recovery failed: partition p is in state ERROR: a second fault",
     ]
-    here.session.wait_again()
+    here.partition.wait_again()
     assert machine.links_down == set()
     failures += [ServiceError("the server went away")] * 9
     coordinator = Coordinator(RestartPolicy(max_restarts=2))
@@ -360,7 +361,7 @@ def test_a_recovery_that_breaks_off_is_tried_again_while_restarts_remain(world: 
 def test_a_spare_is_taken_for_a_lost_machine(world: Callable[..., World]) -> None:
     here = world("--num-replicas 16", "pod64")
     before = here.agents
-    here.pod.pool.machine(before[1], here.session.name).die()
+    here.pod.pool.machine(before[1], here.partition.name).die()
     assert here.recover(TWICE)
     assert before[1] not in here.agents
     assert len(here.agents) == 4
@@ -374,7 +375,7 @@ def test_a_partition_that_was_there_before_is_kept(world: Callable[..., World]) 
     here.pod.pool.machine(before[1], "mine").die()
     assert here.recover(TWICE)
     assert here.agents == before
-    here.session.close()
+    here.partition.close()
     pod.stop()
 
 
@@ -383,18 +384,18 @@ def test_fewer_replicas_go_on_where_asked(world: Callable[..., World]) -> None:
     for machine in here.pod.pool.started:
         planned = ("ipu:0@batch=9:trap:launch=1-2", "ipu:9@batch=9:trap:launch=1-2")
         machine.planned = planned
-    here.pod.pool.machine("ipum2", here.session.name).die()
+    here.pod.pool.machine("ipum2", here.partition.name).die()
     policy = replace(TWICE, after={FailureKind.LOST: (Answer.FEWER,)})
     assert here.recover(policy)
-    assert here.session.spec.layout.replicas == 8
-    assert [spec.text for spec in here.session.faults] == ["ipu:0@batch=9:trap"]
-    assert here.session.where().target_options["instanceSize"] == "4"
+    assert here.partition.current.spec.layout.replicas == 8
+    assert [spec.text for spec in here.partition.faults.planned] == ["ipu:0@batch=9:trap"]
+    assert here.partition.address().target_options["instanceSize"] == "4"
     assert here.agents == ("ipum3", "ipum4")
 
 
 def test_no_machine_is_left(world: Callable[..., World]) -> None:
     here = world("--num-replicas 16")
-    here.pod.pool.machine("ipum2", here.session.name).die()
+    here.pod.pool.machine("ipum2", here.partition.name).die()
     policy = replace(TWICE, min_replicas=16, after={FailureKind.LOST: (Answer.SPARE, Answer.FEWER)})
     assert not here.recover(policy)
 

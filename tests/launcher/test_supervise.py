@@ -7,7 +7,8 @@ import signal
 from collections.abc import Sequence
 
 from podrun.core.errors import ServiceError
-from podrun.launcher.output import Log, OutputChannel, OutputMixer
+from podrun.launcher.output import OutputChannel, OutputMixer
+from podrun.launcher.own_streams import Log
 from podrun.launcher.process import Command, Ended, Event, Printed
 from podrun.launcher.supervise import GRACE_SECONDS, SETTLE_SECONDS, Supervisor
 

@@ -21,7 +21,7 @@ from podrun.launcher.cli import RECORD_VERBS
 from podrun.launcher.commands import profile
 from podrun.launcher.commands.click_verbs import RecordCommand, verb_command
 from podrun.launcher.commands.completion import completion_verb
-from podrun.launcher.output import Log
+from podrun.launcher.own_streams import Log
 from podrun.launcher.spec import LaunchLayout
 from podrun.monitor import device_tools
 from podrun.monitor.devices import views

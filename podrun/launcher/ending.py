@@ -1,0 +1,109 @@
+"""How a launch ends: faults that did not strike, the record, and what is said last."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from podrun.core.errors import PodrunError
+from podrun.faults import PlanOfALaunch, report_unstruck
+from podrun.launcher.output import OutputMixer
+from podrun.launcher.own_streams import Log, error_text
+from podrun.launcher.partition import LaunchPartition
+from podrun.launcher.spec import CurrentLaunch
+from podrun.launcher.summary import launch_summary
+from podrun.launcher.supervise import LaunchOutcome
+
+if TYPE_CHECKING:
+    from podrun.launcher.recording import LaunchRecording
+
+
+@dataclass(slots=True)
+class LaunchEnding:
+    """The last things that a launch does and says. ``started``: seconds of the monotonic clock, ``began``: since 1970.
+
+    ``program_faults``: those that strike in instances. ``recording``: None if nothing is recorded.
+    """
+
+    current: CurrentLaunch
+    log: Log
+    started: float
+    began: float
+    partition: LaunchPartition | None = None
+    program_faults: PlanOfALaunch | None = None
+    recording: LaunchRecording | None = None
+    _unstruck: frozenset[str] = frozenset()
+
+    def unstruck_faults(self) -> str:
+        """The message that names planned faults that did not strike; empty if every fault that had to strike did."""
+        if self.partition is None:
+            return ""
+        try:
+            faults = self.partition.faults
+            unstruck = faults.unstruck(self.partition.reports.latest()) if faults.planned else []
+            if self.program_faults is not None:
+                unstruck += self.program_faults.left()
+            self._unstruck = frozenset(fault.text for fault in unstruck)
+            return report_unstruck(unstruck)
+        except PodrunError as error:
+            return f"cannot tell whether the planned faults struck: {error.message}\n"
+
+    def finish_recording(self, outcome: LaunchOutcome, code: int, mixer: OutputMixer) -> None:
+        """Write the record; if anything went wrong, say what it was and what it cost."""
+        if self.recording is None:
+            return
+        if outcome.failed is not None and self.current.spec.restarts is None:
+            self.recording.ended(outcome.failed)
+        self.recording.note("end", code=code)
+        try:
+            reports = [] if self.partition is None else self.partition.reports.history()
+            inside = [] if self.program_faults is None else self.program_faults.strikes()
+            lines = self.recording.finish(self._unstruck, reports, inside).lines
+        except PodrunError as error:
+            self.log.write(error_text(error))
+            return
+        if lines and self.current.spec.verbosity >= 0:
+            mixer.note_written()
+            for line in lines:
+                self.log.progress(line)
+
+    def release_output(self, outcome: LaunchOutcome, mixer: OutputMixer) -> None:
+        """Write the output that was held back, but not that of the instance whose failure is told last."""
+        decisive = outcome.failed if outcome.error is None and outcome.interrupted is None else None
+        mixer.release_all(but=None if decisive is None else decisive.instance)
+
+    def report(self, outcome: LaunchOutcome, mixer: OutputMixer) -> None:
+        """Say how the launch ended: its summary, or what failed."""
+        if outcome.error is not None:
+            self.log.write(error_text(outcome.error))
+        elif outcome.interrupted is not None:
+            name = signal.Signals(outcome.interrupted).name
+            self.log.write(f"podrun: {name}: all instances were ended\n")
+        elif outcome.failed is not None:
+            self._report_failure(outcome, mixer)
+        elif self.current.spec.verbosity >= 0:
+            reports = self.partition.reports.of_launch() if self.partition else []
+            first = self.current.spec.instances[0]
+            words = [str(Path(first.directory, word)) for word in first.command]
+            for line in launch_summary(
+                self.current.spec.layout, reports, time.monotonic() - self.started, words
+            ):
+                self.log.progress(line)
+
+    def _report_failure(self, outcome: LaunchOutcome, mixer: OutputMixer) -> None:
+        """Report the failing instance: podrun's line first, the instance's traceback last."""
+        failed = outcome.failed
+        assert failed is not None
+        alone = self.current.spec.layout.instances == 1
+        if alone and failed.signal is None and mixer.explains_itself(failed.instance):
+            mixer.show_failure(failed.instance)
+            return
+        how = failed.in_words
+        others = "" if alone else "; the others were ended"
+        self.log.write(f"podrun: instance {failed.instance} ended with {how}{others}\n")
+        if not alone:
+            mixer.note_written()
+            mixer.show_failure(failed.instance)

@@ -1,0 +1,146 @@
+"""The V-IPU server of a launch: one that runs already, or podrun's own, which lives in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from podrun.core.access import is_loopback, make_token
+from podrun.core.environment import runtime_directory
+from podrun.core.errors import ConflictError, PodrunError, UsageError
+from podrun.launcher.own_streams import Log
+from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_server
+from podrun.launcher.spec import CurrentLaunch, PodFacts
+
+if TYPE_CHECKING:
+    from podrun.partition.client.vipu_client import VipuClient
+
+
+class Closed(PodrunError):
+    """The launch has ended while a thread waited for its partition."""
+
+
+class LaunchPauses:
+    """The pauses between two questions to a server. They end when the launch ends, whichever thread pauses."""
+
+    def __init__(self) -> None:
+        self._closing = threading.Event()
+
+    def pause(self, seconds: float) -> None:
+        """Wait. Raises Closed once `close` has been called."""
+        if self._closing.wait(seconds):
+            raise Closed("podrun ends while its partition is on its way")
+
+    def close(self) -> None:
+        """End this pause and all later ones."""
+        self._closing.set()
+
+
+@dataclass(slots=True)
+class LaunchServer:
+    """A connection to the server of a launch. `connect` finds the server or starts one; `close` ends both."""
+
+    current: CurrentLaunch
+    environ: Mapping[str, str]
+    log: Log
+    others: Sequence[str] = ()
+    """Other hosts that run instances and must reach the server."""
+    address: ServerAddress | None = None
+    pod: PodFacts | None = None
+    token: str = field(default="", repr=False)
+    _client: VipuClient | None = None
+    _service: Any = None
+
+    @property
+    def client(self) -> VipuClient:
+        """The connection. There is one after `connect`."""
+        assert self._client is not None, "connect comes first"
+        return self._client
+
+    @property
+    def missing(self) -> bool:
+        """True iff no server was found: podrun has started its own, or the POD is too small for the launch."""
+        return self.address is None or self.own
+
+    @property
+    def own(self) -> bool:
+        """True iff the server runs inside this process and ends with it."""
+        return self._service is not None
+
+    def connect(self) -> PodFacts:
+        """Find the server or start one, and return its POD. Raises ServiceError if a named server does not answer, and
+        ConflictError if it has another POD than --cluster says or the port is taken.
+        """
+        spec = self.current.spec.server
+        self.address = find_server(spec, self.environ)
+        if self.address is None:
+            return self._start_service()
+        self.log.info(f"V-IPU server {self.address}")
+        if self.others and is_loopback(self.address.host):
+            raise UsageError(
+                f"instances on {', '.join(self.others)} cannot reach the V-IPU server {self.address}",
+                hint="Start it with vipu-server --ray-address HOST:PORT --host ADDRESS, name that with "
+                "--vipu-server-host, or stop it: podrun then runs its own.",
+            )
+        self.token = make_token(self.environ, runtime_directory())
+        self._connect(self.address)
+        pod = self.client.cluster()
+        if spec.cluster and spec.cluster != pod.name:
+            raise ConflictError(
+                f"the V-IPU server at {self.address} has {pod.name}, not {spec.cluster}",
+                hint="Leave out --cluster, or stop that server (vipu-server) and let podrun start its own.",
+            )
+        self.pod = PodFacts(pod.name, pod.num_ipus, pod.ipu_link_domain_size, pod.ipu_link_topology)
+        return self.pod
+
+    def reconnect(self, timeout: float) -> None:
+        """Replace the connection, which may have been cancelled, by a new one with a shorter ``timeout`` (seconds)."""
+        assert self.address is not None
+        self.close_client()
+        self._connect(self.address, min(self.current.spec.server.timeout, timeout))
+
+    def close_client(self) -> None:
+        """Close the connection. A call that another thread waits for fails. Idempotent."""
+        if self._client is not None:
+            self._client.close()
+
+    def close(self) -> None:
+        """Close the connection, and stop the server if it is podrun's own."""
+        self.close_client()
+        if self._service is not None:
+            self._service.stop()
+
+    def _connect(self, address: ServerAddress, timeout: float | None = None) -> None:
+        from podrun.partition.client.vipu_client import VipuClient
+
+        seconds = timeout or self.current.spec.server.timeout
+        self._client = VipuClient(address.host, address.port, seconds, own=address.own)
+
+    def _start_service(self) -> PodFacts:
+        from podrun.partition.machines.ray_pool import RayMachinePool
+        from podrun.partition.machines.ray_session import check_installed
+        from podrun.partition.server.service import Service
+        from podrun.partition.state.store import Store
+
+        spec = self.current.spec
+        check_installed()
+        cluster = choose_cluster(spec)
+        self.pod = facts_of(cluster)
+        if spec.layout.ipus > self.pod.ipus:
+            return self.pod  # The POD is too small: the caller refuses it, and nothing is started.
+        ray = spec.server.ray
+        if ray is not None:
+            from podrun.partition.machines.ray_starts import resolve
+
+            ray = resolve(ray, self.environ)
+        self.token = make_token(self.environ, runtime_directory())
+        pool = RayMachinePool(cluster, address=ray, token=self.token)
+        self._service = Service(cluster, Store(None, cluster.name), pool)
+        host = pool.own_address() if ray is not None else LOCAL
+        port = self._service.start(host, spec.server.port or 0, self.token)
+        self.address = ServerAddress(host, port, "podrun's own")
+        self._connect(self.address)
+        self.log.info(f"V-IPU server {self.address} for {cluster.name}")
+        return self.pod

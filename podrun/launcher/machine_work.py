@@ -1,0 +1,96 @@
+"""What the machines of a partition have done for a launch, as their reports tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from podrun.core.errors import PodrunError
+from podrun.core.telemetry import NO_ANSWER, MachineReport
+from podrun.launcher.own_streams import Log
+
+Number = TypeVar("Number", int, float)
+BETWEEN_REPORTS_SECONDS = 0.2
+"""Pause between two questions to machines that do not answer in time."""
+
+
+class LaunchReports:
+    """The reports of the machines of a launch's partition. ``ask`` gets them from the server, ``pause`` waits."""
+
+    def __init__(
+        self, ask: Callable[[], list[MachineReport]], pause: Callable[[float], None], log: Log
+    ) -> None:
+        self._ask, self._pause, self._log = ask, pause, log
+        self.before: Sequence[MachineReport] = ()
+        """The work that the machines had done before the launch took the partition."""
+
+    def latest(self, attempts: int = 25) -> list[MachineReport]:
+        """What the machines report now. Raises ServiceError, NotFoundError."""
+        return reports_of_all(self._ask, self._pause, attempts)
+
+    def of_launch(self) -> list[MachineReport]:
+        """The work in this launch; empty if the server does not answer."""
+        try:
+            return [work_since(self.before, report) for report in self.latest()]
+        except PodrunError as error:
+            self._log.debug(f"no machine reports: {error.message}")
+            return []
+
+    def history(self) -> list[MachineReport]:
+        """Reports that list what changed the partition and which faults struck; empty if the server does not answer."""
+        try:
+            return self._ask()
+        except PodrunError as error:
+            self._log.debug(f"no history of the partition: {error.message}")
+            return []
+
+
+def reports_of_all(
+    ask: Callable[[], list[MachineReport]], pause: Callable[[float], None], attempts: int = 25
+) -> list[MachineReport]:
+    """Reports of a partition's machines, which are asked again while some do not answer in time, as on a busy host.
+
+    Returns the last reports; a machine that does not answer ``attempts`` questions has a report without an answer.
+    """
+    reports = ask()
+    for _ in range(attempts - 1):
+        if all(report.state != NO_ANSWER for report in reports):
+            break
+        pause(BETWEEN_REPORTS_SECONDS)
+        reports = ask()
+    return reports
+
+
+def work_since(before: Sequence[MachineReport], report: MachineReport) -> MachineReport:
+    """A machine's report without the work that it had done ``before``; work that ``before`` does not mention counts as
+    0.
+    """
+    for earlier in before:
+        if earlier.agent_id == report.agent_id and earlier.batches_done <= report.batches_done:
+            did = {ipu.ipu: ipu.batches_done for ipu in earlier.ipus}
+            return replace(
+                report,
+                batches_done=report.batches_done - earlier.batches_done,
+                samples_done=_less(report.samples_done, earlier.samples_done),
+                modelled_s=_less(report.modelled_s, earlier.modelled_s),
+                emulation_s=_less(report.emulation_s, earlier.emulation_s),
+                ipus=tuple(
+                    replace(i, batches_done=max(0, i.batches_done - did.get(i.ipu, 0))) for i in report.ipus
+                ),
+            )
+    return report
+
+
+def _less(now: Number | None, before: Number | None) -> Number | None:
+    return None if now is None else now - (before or 0)
+
+
+def done_by_all(
+    before: Sequence[MachineReport], now: Iterable[MachineReport], machines: Collection[int]
+) -> int:
+    """The batches that all of a launch's machines which answer have done since ``before``: when one fails in a batch,
+    others may have finished their part of it.
+    """
+    here = [report for report in now if report.machine_index in machines and report.state == "up"]
+    return min((work_since(before, report).batches_done for report in here), default=0)
