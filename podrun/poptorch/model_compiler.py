@@ -22,7 +22,7 @@ from podrun.popart.session import InferenceSession, TrainingSession
 from podrun.poptorch.annotations import BlockPlacement, CaptureAnnotations, following
 from podrun.poptorch.calls import BatchDimensions
 from podrun.poptorch.capture.capture import Capture, capture
-from podrun.poptorch.capture.graph import HOST_CALL, CapturedGraph, GraphNode, GraphValue, Origin
+from podrun.poptorch.capture.graph import COMPARED, HOST_CALL, CapturedGraph, GraphNode, GraphValue, Origin
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compiled_model import CompiledModel
 from podrun.poptorch.devices import acquire
@@ -43,7 +43,7 @@ from podrun.poptorch.session_model import (
     overlaps,
     session_model,
 )
-from podrun.poptorch.session_optimizers import session_optimizer
+from podrun.poptorch.session_optimizers import clips_gradients, session_optimizer
 from podrun.poptorch.session_options import anchor_type, session_options, session_patterns
 from podrun.poptorch.strategies import PHASED, PIPELINED, PipelinedExecution
 from podrun.private_apis.torch import unvalidated_distributions
@@ -330,6 +330,7 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
     check_overlap(captured.graph, options)
     loss = _summed(captured, find_loss(captured.graph)) if request.training else None
     _compute_something(captured)
+    checks = _check_comparisons(captured) if options.Precision.floating_point_exceptions else []
     outputs = [each for each in captured.graph.outputs if isinstance(each, GraphValue)]
     updates = _input_updates(captured)
     if not outputs and not captured.graph.inputs:
@@ -340,7 +341,7 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
     unseen = (
         loss if outputs or loss is not None else _copied(captured, next(iter(captured.graph.inputs.values())))
     )
-    wanted = [*outputs, *updates.values(), *([] if unseen is None else [unseen])]
+    wanted = [*outputs, *updates.values(), *([] if unseen is None else [unseen]), *checks]
     model = session_model(_placed(captured, request, division), wanted, type(request.module).__name__)
     mode, period = options.output_mode, options.output_return_period
     anchors = {
@@ -356,9 +357,16 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
     kinds |= {model.names[v.number]: anchor_type(OutputMode.All, 1) for v in updates.values()}
     if not kinds and unseen is not None:
         kinds = {model.names[unseen.number]: anchor_type(OutputMode.Final, 1)}
+    kinds |= {model.names[v.number]: anchor_type(OutputMode.Final, 1) for v in checks}
     flow = DataFlow(options.device_iterations, kinds)
     device = acquire(options, division.ipus * options.replication_factor)
-    made = session_options(options, request.training, division.ipus, division.phases)
+    made = session_options(
+        options,
+        request.training,
+        division.ipus,
+        division.phases,
+        clips=request.training and clips_gradients(request.optimizer),
+    )
     name = str(options.extra("model_name", "training" if request.training else "inference"))
     with translated("compiling the model"):
         patterns = session_patterns(options)
@@ -473,6 +481,25 @@ def _compute_something(captured: Capture) -> None:
     for place, leaf in enumerate(captured.graph.outputs):
         if isinstance(leaf, GraphValue) and leaf.number in inputs:
             captured.graph.outputs[place] = _copied(captured, leaf)
+
+
+_COMPARISONS = frozenset(f"aten.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+
+
+def _check_comparisons(captured: Capture) -> list[GraphValue]:
+    """Values that are no numbers where a comparison of forward takes one that is none: the tiles stop at it, and its
+    result does not show it.
+    """
+    nodes, checks = list[GraphNode](), list[GraphValue]()
+    number = _new_number(captured)
+    for node in captured.graph.nodes:
+        nodes.append(node)
+        compared = tuple(v for v in node.reads() if "float" in v.dtype)
+        if node.operator.rpartition(".")[0] in _COMPARISONS and compared:
+            checks.append(GraphValue(number + len(checks), (), "float32"))
+            nodes.append(GraphNode(COMPARED, compared, {}, (checks[-1],), node.origin, differentiable=False))
+    captured.graph.nodes[:] = nodes
+    return checks
 
 
 def _summed(captured: Capture, loss: GraphValue) -> GraphValue:

@@ -229,12 +229,29 @@ def serializedMatMul(
     return torch.matmul(lhs, rhs)
 
 
+def _check_slice(name: str, tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> None:
+    """Error for a dimension, a start or a size that a tensor's slices cannot have."""
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise Error(f"poptorch.{name}: a tensor of {tensor.dim()} dimensions has no dimension {dim}")
+    if start.numel() != 1 or start.is_floating_point() or start.dtype == torch.bool:
+        raise Error(
+            f"poptorch.{name}: the start is one integer, not {str(start.dtype).removeprefix('torch.')} "
+            f"{list(start.shape)}"
+        )
+    if not 0 < size <= tensor.shape[dim]:
+        raise Error(
+            f"poptorch.{name}: the size must be above 0 and at most {tensor.shape[dim]}, the size of dimension {dim}, "
+            f"not {size}"
+        )
+
+
 def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
     """``tensor[start : start + size : step]`` of a dimension; ``start`` is data. Error for wrong types and sizes."""
     if not isinstance(tensor, torch.Tensor) or not isinstance(start, torch.Tensor):
         raise Error("poptorch.dynamic_slice takes a tensor and a start that is a tensor")
-    if size <= 0:
-        raise Error(f"poptorch.dynamic_slice: the size must be above 0, not {size}")
+    _check_slice("dynamic_slice", tensor, dim, start, size)
+    if step <= 0:
+        raise Error(f"poptorch.dynamic_slice: the step must be above 0, not {step}")
     made: torch.Tensor = operator_library().dynamic_slice(tensor, dim, start, size, step)
     return made
 
@@ -247,6 +264,11 @@ def dynamic_update(
         raise Error("poptorch.dynamic_update takes tensors")
     if input.dtype != src.dtype or input.dim() != src.dim():
         raise Error("poptorch.dynamic_update: input and src must have the same type and rank")
+    _check_slice("dynamic_update", input, dim, start, size)
+    wanted = list(input.shape)
+    wanted[dim] = size
+    if list(src.shape) != wanted:
+        raise Error(f"poptorch.dynamic_update: src has the shape {list(src.shape)}, {wanted} was expected")
     made: torch.Tensor = operator_library().dynamic_update(input, src, dim, start, size)
     return made
 

@@ -86,6 +86,11 @@ def needs_running_mean(optimizer: Any) -> bool:
     return getattr(optimizer, "accum_type", torch.float32) == torch.float16 and not combined
 
 
+def clips_gradients(optimizer: Any) -> bool:
+    """Whether an optimizer bounds the norm of the gradients."""
+    return not math.isinf(getattr(optimizer, "max_grad_norm", math.inf))
+
+
 def attributes_of(optimizer: Any) -> set[str]:
     """The names of everything that an optimizer and its groups have."""
     return {*vars(optimizer), *(key for group in optimizer.param_groups for key in group)}
@@ -111,11 +116,11 @@ def session_optimizer(optimizer: Any, names: Mapping[int, str]) -> Any:
 
 def _family(optimizer: Any) -> tuple[Any, Any]:
     if isinstance(optimizer, torch.optim.SGD):
-        kind = SGD if math.isinf(getattr(optimizer, "max_grad_norm", math.inf)) else _GradientClippingSgd
+        kind = _GradientClippingSgd if clips_gradients(optimizer) else SGD
         return _sgd_values, lambda values: kind(values, _clipping(optimizer), **_sgd_options(optimizer))
     if isinstance(optimizer, torch.optim.RMSprop):
         return _rmsprop_values, lambda values: Adaptive(values, **_rmsprop_options(optimizer))
-    adam = Adam if math.isinf(getattr(optimizer, "max_grad_norm", math.inf)) else _GradientClippingAdam
+    adam = _GradientClippingAdam if clips_gradients(optimizer) else Adam
     return _adam_values, lambda values: adam(
         values, clip_norm_settings=_clipping(optimizer), **_adam_options(optimizer)
     )
@@ -157,8 +162,7 @@ def _rmsprop_values(group: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
 
 
 def _clipping(optimizer: Any) -> list[ClipNormSettings]:
-    norm = getattr(optimizer, "max_grad_norm", math.inf)
-    return [] if math.isinf(norm) else [ClipNormSettings.clipAllWeights(norm)]
+    return [ClipNormSettings.clipAllWeights(optimizer.max_grad_norm)] if clips_gradients(optimizer) else []
 
 
 class _GradientClippingSgd(SGD):

@@ -14,8 +14,12 @@ from podrun.poptorch.errors import Error
 from podrun.poptorch.strategies import PHASED, PIPELINED
 
 
-def session_options(options: Any, training: bool, ipus_per_replica: int, phases: int) -> SessionOptions:
-    """The session's options. Error for a PopART option that the session does not have."""
+def session_options(
+    options: Any, training: bool, ipus_per_replica: int, phases: int, *, clips: bool = False
+) -> SessionOptions:
+    """The session's options. ``clips``: the optimizer bounds the norm of the gradients. Error for a PopART option that
+    the session does not have.
+    """
     made = SessionOptions()
     _apply_batches(made, options, training)
     strategy = options._execution_strategy
@@ -29,6 +33,11 @@ def session_options(options: Any, training: bool, ipus_per_replica: int, phases:
             made.enablePipelining = strategy.execution_mode == PIPELINED
             if made.enablePipelining and training:
                 made.autoRecomputation = session_enums.RecomputationType.Pipeline
+            if (
+                made.enablePipelining and clips
+            ):  # The norm needs the gradients of all stages, so no stage goes first.
+                schedule = session_enums.AccumulateOuterFragmentSchedule.Scheduler
+                made.accumulateOuterFragmentSettings.schedule = schedule
     made.enableFloatingPointChecks = bool(options.Precision.floating_point_exceptions)
     made.enableStochasticRounding = options.Precision.stochastic_rounding
     if options.extra("enable_synthetic_data"):

@@ -108,6 +108,10 @@ HOST_CALL = "podrun.host_call.default"
 """A call of a function of the host: its number among the functions of the graph, and the values that it takes."""
 
 
+COMPARED = "podrun.compared.default"
+"""No number if one of the operands is none, 0 otherwise."""
+
+
 @dataclass(slots=True)
 class CapturedGraph:
     """A forward pass.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -14,7 +15,7 @@ from jax import lax
 
 from podrun.numerics.gradients import with_gradient
 from podrun.numerics.precision import widen
-from podrun.poptorch.capture.graph import Subgraph
+from podrun.poptorch.capture.graph import COMPARED, Subgraph
 from podrun.poptorch.operators.linear_algebra import product
 from podrun.poptorch.operators.table import Array, Call, aten, axis
 
@@ -80,6 +81,13 @@ def dynamic_slice(call: Call, x: Array, dim: int, start: Array, size: int, step:
 def dynamic_update(call: Call, x: Array, part: Array, dim: int, start: Array, size: int) -> Array:
     """x with a part replaced at a place that data determine."""
     return lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), start.reshape(-1)[0], axis(dim, x.ndim))
+
+
+@aten(COMPARED)
+def compared(call: Call, *operands: Array) -> Array:
+    """No number if one of the operands has a value that is none, 0 otherwise."""
+    wrong = functools.reduce(jnp.logical_or, [jnp.isnan(each).any() for each in operands])
+    return jnp.where(wrong, jnp.nan, 0.0)
 
 
 @aten("podrun.custom.default", kind="CustomOp")
