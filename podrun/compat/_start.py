@@ -32,6 +32,7 @@ from podrun.core.environment import environment
 from podrun.core.errors import Fault, PodrunError
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
+_FRONT_ENDS = tuple(os.path.join(_PACKAGE, name, "") for name in ("popart", "poptorch", "popdist"))
 _HIDDEN = (_PACKAGE + os.sep, contextlib.__file__, runpy.__file__, "<frozen ")
 
 
@@ -138,7 +139,14 @@ def lines(error: BaseException, trace: TracebackType | None) -> list[str]:
     shown = traceback.TracebackException(type(error), error, trace, compact=True)
     last = shown.stack[-1] if shown.stack else None
     alone = isinstance(error, (PodrunError, KeyboardInterrupt))
-    meant = alone or last is None or isinstance(error, SyntaxError) or _is_meant(last) or _names_a_file(error)
+    meant = (
+        alone
+        or last is None
+        or isinstance(error, SyntaxError)
+        or _is_meant(last)
+        or _is_said(error, last)
+        or _names_a_file(error)
+    )
     _strip(shown, chained=not alone)
     text = list(shown.format())
     if text and (guess := _guess(error, trace)):
@@ -153,6 +161,11 @@ def lines(error: BaseException, trace: TracebackType | None) -> list[str]:
 def _is_meant(last: traceback.FrameSummary) -> bool:
     """True if the message says all: podrun raises it on purpose, or Python cannot start the program."""
     return (last.line or "").startswith("raise ") or last.filename == runpy.__file__
+
+
+def _is_said(error: BaseException, last: traceback.FrameSummary) -> bool:
+    """True for what a front end asserts with a message, as the SDK's own do for options."""
+    return isinstance(error, AssertionError) and bool(error.args) and last.filename.startswith(_FRONT_ENDS)
 
 
 def _keep_one_guess(error: BaseException) -> None:

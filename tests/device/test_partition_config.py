@@ -15,7 +15,7 @@ import pytest
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError, UsageError
 from podrun.core.layout import IpuRange
 from podrun.device.connection import Connection, config_files, connect
-from podrun.device.host.partition_config import sites_of
+from podrun.device.host.partition_config import connect_partition, sites_of
 from podrun.device.host.ports import Site
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
@@ -98,6 +98,35 @@ def test_no_service_and_bad_numbers() -> None:
         connect({**here, "IPUOF_VIPU_API_TIMEOUT": "2"})
     with pytest.raises(UsageError, match="IPUOF_VIPU_API_PORT is 'x'"):
         connect({**here, "IPUOF_VIPU_API_PORT": "x"})
+
+
+def test_an_instance_of_a_launch_lets_its_server_start_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = grpc.server(ThreadPoolExecutor(2))
+    vipu_pb2_grpc.add_UserServiceServicer_to_server(Service(), server)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            assert server.add_insecure_port(f"127.0.0.1:{port}") == port
+            server.start()
+
+    here = {
+        "IPUOF_VIPU_API_HOST": "127.0.0.1",
+        "IPUOF_VIPU_API_PARTITION_ID": "p",
+        "IPUOF_VIPU_API_PORT": str(port),
+        "IPUOF_VIPU_API_GCD_ID": "3",
+        "PODRUN_LAUNCH_ID": "l",
+    }
+    try:
+        connection = connect_partition(here, sleep)
+        assert connection.total_ipus == 8
+        connection.close()
+        assert waits
+    finally:
+        server.stop(None).wait()
 
 
 def test_machines_of_a_configuration() -> None:

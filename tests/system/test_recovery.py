@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from podrun.partition.client.vipu_client import SERVER_PATIENCE_S
 from podrun.partition.host.discovery import Registry
+from podrun.partition.host.ipuof_files import remove_dead
 from podrun.record.events import read_record
 from podrun.record.incidents import incidents_of
 from tests.conftest import LEAK_SECONDS, Commands, tagged, wait_until
@@ -163,12 +165,14 @@ def test_a_server_that_ends_in_a_recovery_ends_the_launch_with_a_record(
     assert commands.run("vipu", "create", "partition", "q", "--size=4").returncode == 0
     record = tmp_path / "record"
     done = commands.run(
-        *("podrun", "--vipu-partition=q", "--num-replicas=4", "--max-restarts=2", "--record", record),
+        *("podrun", "--vipu-partition=q", "--num-replicas=4", "--max-restarts=1", "--record", record),
         *("--fault=link:2-3@batch=7:down", "--fault=service:vipu@during=ResetPartition:killed"),
         *(PROGRAM.with_name("supervised.py"), "--checkpoints", tmp_path / "c"),
+        timeout=SERVER_PATIENCE_S * 4 + 60,
     )
     assert server.wait(LEAK_SECONDS) == -signal.SIGKILL
     assert len(Registry(commands.runtime).sweep()) == 1, "the next service or launch clears up after it"
+    remove_dead(commands.home / ".ipuof.conf.d")  # As the next service does.
     assert done.returncode == 1, done.stderr
     assert "podrun: not started again: the recovery failed: no V-IPU server answers at" in done.stderr
     found = incidents_of(read_record(record))

@@ -27,6 +27,9 @@ from podrun.protos import vipu_pb2, vipu_pb2_grpc
 STARTING_STATES = ("PENDING", "PROVISIONING", "RESETTING")
 """States of a partition that is about to become ACTIVE: programs may start before their machines are up."""
 POLL_SECONDS = 0.05
+SERVER_PATIENCE_SECONDS = 30.0
+"""Seconds for which an instance of a launch lets a server start again that does not answer, as the launch does."""
+SERVER_AGAIN_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
 """Longest wait for a machine that a file names to accept a connection."""
 
@@ -137,7 +140,9 @@ def read_config(path: Path) -> vipu_pb2.PartitionConfig:
     return config
 
 
-def connect_partition(environ: Mapping[str, str]) -> PortConnection:
+def connect_partition(
+    environ: Mapping[str, str], sleep: Callable[[float], None] = time.sleep
+) -> PortConnection:
     """See `podrun.device.connection.connect`."""
     host, partition = environ["IPUOF_VIPU_API_HOST"], environ["IPUOF_VIPU_API_PARTITION_ID"]
     port, gcd = _number(environ, "IPUOF_VIPU_API_PORT", 8090), _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
@@ -147,6 +152,8 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
     token = make_token(environ, directory)
     admit = None if own else KnownServers(directory).admit
     end = time.monotonic() + timeout
+    patience = SERVER_PATIENCE_SECONDS if environ.get("PODRUN_LAUNCH_ID") else 0.0
+    give_up = min(end, time.monotonic() + patience)
     with open_channel(where, wire.CHANNEL_OPTIONS, token, own=own, admit=admit) as channel:
         stub = vipu_pb2_grpc.UserServiceStub(with_account(channel, account_of(environ)))  # type: ignore[no-untyped-call]
 
@@ -154,16 +161,19 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
             request = vipu_pb2.GetPartitionIpuofConfigRequest(
                 partition_id=partition, gcd_id=vipu_pb2.GcdId(id=number)
             )
-            try:
-                found: vipu_pb2.PartitionConfig = stub.GetPartitionIpuofConfig(
-                    request, timeout=timeout
-                ).ipuof_config
-                return found
-            except grpc.RpcError as error:
-                raise _no_config(error, where, partition) from error
+            while True:
+                try:
+                    found: vipu_pb2.PartitionConfig = stub.GetPartitionIpuofConfig(
+                        request, timeout=timeout
+                    ).ipuof_config
+                    return found
+                except grpc.RpcError as error:
+                    if wire.status_of(error)[0] != "UNAVAILABLE" or time.monotonic() >= give_up:
+                        raise _no_config(error, where, partition) from error
+                sleep(SERVER_AGAIN_SECONDS)
 
         while (config := ask(gcd)).state in STARTING_STATES and time.monotonic() < end:
-            time.sleep(POLL_SECONDS)
+            sleep(POLL_SECONDS)
         if config.state == "ACTIVE":
             _add_other_gcds(config, gcd, ask)
     if config.state != "ACTIVE" or not config.devices:
