@@ -148,7 +148,7 @@ def prepare_one(name: str) -> None:
     import poptorch
     from poptorch_networks import bert_base_on_four_ipus, resnet50
 
-    from podrun.poptorch import executor
+    from podrun.poptorch.executor import executor
 
     torch.manual_seed(0)
     model, samples = bert_base_on_four_ipus() if name == "bert_base" else resnet50()

@@ -86,7 +86,7 @@ def _model(request: EstimateRequest) -> tuple[Any, int | None]:
             hint=f"podrun profile {path or text} runs it and reports the same. Or save its model, and estimate that: "
             "builder.saveModelProto('model.onnx')",
         )
-    from podrun.poptorch import estimating
+    from podrun.poptorch.compile import estimating
 
     if name:
         source = estimating.module_source(Path(path), name, request.input)

@@ -1,9 +1,10 @@
 """PopTorch's public API: PyTorch modules trained and run on IPUs.
 
-A program that imports ``poptorch`` gets this room, through `podrun.compat.poptorch`. `capture` turns a module's forward
-pass into a graph of functional operators; `operators` computes each of them with JAX; the session that PopART uses
-compiles and runs the result. Only this room imports torch. Of podrun's other rooms only `podrun.estimate` imports this
-one, for PyTorch programs.
+A program that imports ``poptorch`` gets this room, through `podrun.compat.poptorch`. `api` is what it calls; `capture`
+turns a module's forward pass into a graph of functional operators, each of which `operators` computes with JAX;
+`compile` makes the runtime's model and settings of it, and `executor` runs that. `data` loads batches, `instances` is
+what programs of several instances use. Only this room imports torch. Of podrun's other rooms only `podrun.estimate`
+imports this one, for PyTorch programs.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ except ModuleNotFoundError as error:
         "(in a checkout: -c constraints.txt '.[torch]' in place of 'podrun[torch]')",
     ) from None
 
-from podrun.poptorch import enums, optim, profiling
-from podrun.poptorch.annotations import (
+from podrun.poptorch.api import enums, optim, profiling
+from podrun.poptorch.api import ops as ops
+from podrun.poptorch.api import options as options
+from podrun.poptorch.api.annotations import (
     Attribute,
     BeginBlock,
     Block,
@@ -36,16 +39,9 @@ from podrun.poptorch.annotations import (
     module_repr,
     removeBlocks,
 )
-from podrun.poptorch.capture.graph import StructureParser as ICustomArgParser
-from podrun.poptorch.capture.graph import register_parser as registerCustomArgParser
-from podrun.poptorch.data.data_accessor import AsynchronousDataAccessor
-from podrun.poptorch.data.data_loader import DataLoader
-from podrun.poptorch.devices import ipuHardwareIsAvailable, ipuHardwareVersion
-from podrun.poptorch.enums import *  # noqa: F403
-from podrun.poptorch.enums import __all__ as _ENUMS
-from podrun.poptorch.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
-from podrun.poptorch.executor import PoplarExecutor
-from podrun.poptorch.ops import (
+from podrun.poptorch.api.enums import *  # noqa: F403
+from podrun.poptorch.api.enums import __all__ as _ENUMS
+from podrun.poptorch.api.ops import (
     CPU,
     MultiConv,
     cond,
@@ -65,9 +61,9 @@ from podrun.poptorch.ops import (
     set_overlap_for_input,
     set_overlap_for_output,
 )
-from podrun.poptorch.option_parts import TensorLocationSettings
-from podrun.poptorch.options import ConfigFileError, Options
-from podrun.poptorch.strategies import (
+from podrun.poptorch.api.option_parts import TensorLocationSettings
+from podrun.poptorch.api.options import ConfigFileError, Options
+from podrun.poptorch.api.strategies import (
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,
@@ -75,14 +71,26 @@ from podrun.poptorch.strategies import (
     ShardedExecution,
     Stage,
 )
-from podrun.poptorch.watching import logger, registerPostCompileHook, registerPreCompileHook, setLogLevel
-from podrun.poptorch.wrappers import (
+from podrun.poptorch.api.wrappers import (
     BlockId,
     importPoptorchMetadataFromFile,
     inferenceModel,
     load,
     registerGeometricCustomArgParsers,
     trainingModel,
+)
+from podrun.poptorch.capture.graph import StructureParser as ICustomArgParser
+from podrun.poptorch.capture.graph import register_parser as registerCustomArgParser
+from podrun.poptorch.data.data_accessor import AsynchronousDataAccessor
+from podrun.poptorch.data.data_loader import DataLoader
+from podrun.poptorch.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
+from podrun.poptorch.executor.devices import ipuHardwareIsAvailable, ipuHardwareVersion
+from podrun.poptorch.executor.executor import PoplarExecutor
+from podrun.poptorch.executor.watching import (
+    logger,
+    registerPostCompileHook,
+    registerPreCompileHook,
+    setLogLevel,
 )
 
 __all__ = [

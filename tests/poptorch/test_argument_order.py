@@ -16,8 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
-from podrun.poptorch.calls import bind, check_same  # noqa: E402
 from podrun.poptorch.data.data_feeder import WrongElement, _rebatched, flattened  # noqa: E402
+from podrun.poptorch.executor.calls import bind, check_same  # noqa: E402
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 

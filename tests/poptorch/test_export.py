@@ -16,8 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
-from podrun.poptorch import enums  # noqa: E402
-from podrun.poptorch.saved_models import read_metadata  # noqa: E402
+from podrun.poptorch.api import enums  # noqa: E402
+from podrun.poptorch.executor.saved_models import read_metadata  # noqa: E402
 
 
 class Net(torch.nn.Module):

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
 from podrun.core.errors import UsageError  # noqa: E402
-from podrun.poptorch.estimating import module_source  # noqa: E402
+from podrun.poptorch.compile.estimating import module_source  # noqa: E402
 
 F = torch.nn.functional
 X, LABELS = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)

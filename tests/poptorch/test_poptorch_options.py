@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 from podrun import poptorch  # noqa: E402
 from podrun.core.errors import ConfigError  # noqa: E402
 from podrun.popart.enums import SyntheticDataMode  # noqa: E402
-from podrun.poptorch import devices  # noqa: E402
-from podrun.poptorch.calls import batch_dimensions  # noqa: E402
+from podrun.poptorch.executor import devices  # noqa: E402
+from podrun.poptorch.executor.calls import batch_dimensions  # noqa: E402
 
 O = poptorch.Options  # noqa: E741
 

@@ -1,3 +1,3 @@
-"""``import horovod.torch as hvd`` for PopTorch programs: `podrun.poptorch.launched`."""
+"""``import horovod.torch as hvd`` for PopTorch programs: `podrun.poptorch.instances.launched`."""
 
-from podrun.poptorch.launched import *  # noqa: F403
+from podrun.poptorch.instances.launched import *  # noqa: F403

@@ -1,5 +1,5 @@
-"""``import popdist.poptorch``: `podrun.poptorch.launched`."""
+"""``import popdist.poptorch``: `podrun.poptorch.instances.launched`."""
 
-from podrun.poptorch.launched import InstanceOptions as Options
+from podrun.poptorch.instances.launched import InstanceOptions as Options
 
 __all__ = ["Options"]

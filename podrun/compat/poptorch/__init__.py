@@ -13,9 +13,9 @@ from podrun.onnx_models.custom import explain_libraries as _explain_libraries
 from podrun.onnx_models.custom import load_files as _load_files
 from podrun.poptorch import *  # noqa: F403
 from podrun.poptorch import __version__ as __version__
-from podrun.poptorch import enums, ops, optim, options, profiling
-from podrun.poptorch.watching import start_log as _start_log
-from podrun.poptorch.wrappers import print as print
+from podrun.poptorch.api import enums, ops, optim, options, profiling
+from podrun.poptorch.api.wrappers import print as print
+from podrun.poptorch.executor.watching import start_log as _start_log
 
 _install()
 _give_back()

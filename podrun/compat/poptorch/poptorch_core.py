@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from podrun.poptorch.annotations import isRunningOnIpu as isCompilingWithDispatcher
+from podrun.poptorch.api.annotations import isRunningOnIpu as isCompilingWithDispatcher
+from podrun.poptorch.compile.session_options import validate_options as _validate
 from podrun.poptorch.errors import Error, RecoverableError, TestErrorType, UnrecoverableError
 from podrun.poptorch.errors import throw_test_error as _throwTestError
-from podrun.poptorch.session_options import validate_options as _validate
 
 __all__ = [
     "Error",

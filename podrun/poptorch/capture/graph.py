@@ -51,7 +51,7 @@ class Origin:
     """Where in the user's program an operator stands.
 
     ``module``: dotted name of the innermost module (``""``: the whole model). ``line``: ``file:line`` of the call.
-    ``placement``: IPU, stage and phase, as the annotations give them (`podrun.poptorch.annotations`).
+    ``placement``: IPU, stage and phase, as the annotations give them (`podrun.poptorch.api.annotations`).
     """
 
     module: str = ""

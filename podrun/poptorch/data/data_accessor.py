@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
+from podrun.poptorch.api.enums import SharingStrategy
 from podrun.poptorch.capture import graph
 from podrun.poptorch.data.data_feeder import FeederPlan, SharedRing, assembled, feed
 from podrun.poptorch.data.forking import forking, prepare_copy
-from podrun.poptorch.enums import SharingStrategy
 from podrun.poptorch.errors import Error
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from podrun.poptorch.api.enums import DataLoaderMode
+from podrun.poptorch.api.options import Options
 from podrun.poptorch.data.data_accessor import (
     AsynchronousDataAccessor,
     JoinedBatches,
     PartitionSampler,
     element_count,
 )
-from podrun.poptorch.enums import DataLoaderMode
 from podrun.poptorch.errors import Error
-from podrun.poptorch.options import Options
 
 _log = logging.getLogger("poptorch::python")
 

@@ -2,7 +2,7 @@
 
 Functions may enter that compute one operator from JAX arrays and plain Python values; nothing here imports torch,
 because an operator is known by its name. `table` finds an operator's function by its name; `replay` runs a captured
-graph with them, for `podrun.poptorch.session_model`.
+graph with them, for `podrun.poptorch.compile.session_model`.
 """
 
 from podrun.runtime.environment import import_jax

@@ -122,7 +122,7 @@ class _CustomContext:
 
 @aten("podrun.print_tensor.default", kind="PrintTensor")
 def print_tensor(call: Call, x: Array, settings: str) -> Array:
-    """x. A session prints the tensors of its main graph (`podrun.poptorch.session_model`); a loop's body prints
+    """x. A session prints the tensors of its main graph (`podrun.poptorch.compile.session_model`); a loop's body prints
     nothing.
     """
     return x

@@ -12,26 +12,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from podrun.poptorch import user_modules, watching
-from podrun.poptorch.annotations import module_repr
-from podrun.poptorch.calls import CallArguments, batch_dimensions, bind, check_same, mark_returned
+from podrun.poptorch.api import user_modules
+from podrun.poptorch.api.annotations import module_repr
+from podrun.poptorch.api.enums import ConnectionType, OutputMode
+from podrun.poptorch.api.optim import SGD
+from podrun.poptorch.api.options import Options
+from podrun.poptorch.api.user_modules import ParameterHandle, one_row_each, track, trainer_of, untracked
 from podrun.poptorch.capture.graph import unflatten
-from podrun.poptorch.compiled_model import CompiledModel
-from podrun.poptorch.devices import uses_ipu_model
-from podrun.poptorch.enums import ConnectionType, OutputMode
-from podrun.poptorch.errors import Error, translated
-from podrun.poptorch.executor_state import ExecutorState
-from podrun.poptorch.host_calls import ChainedModel
-from podrun.poptorch.model_compiler import (
+from podrun.poptorch.compile.model_compiler import (
     CompileRequest,
     ReplicaGroups,
     capture_module,
     compile_model,
     offer,
 )
-from podrun.poptorch.optim import SGD
-from podrun.poptorch.options import Options
-from podrun.poptorch.saved_models import (
+from podrun.poptorch.compile.session_optimizers import (
+    check_supported,
+    warn_of_subclass,
+)
+from podrun.poptorch.errors import Error, translated
+from podrun.poptorch.executor import watching
+from podrun.poptorch.executor.calls import CallArguments, batch_dimensions, bind, check_same, mark_returned
+from podrun.poptorch.executor.compiled_model import CompiledModel
+from podrun.poptorch.executor.devices import uses_ipu_model
+from podrun.poptorch.executor.executor_state import ExecutorState
+from podrun.poptorch.executor.host_calls import ChainedModel
+from podrun.poptorch.executor.saved_models import (
     EXPORT_VERSION,
     ExportedModel,
     checkpoint_state,
@@ -40,12 +46,7 @@ from podrun.poptorch.saved_models import (
     restore_checkpoint,
     write_export,
 )
-from podrun.poptorch.session_optimizers import (
-    check_supported,
-    warn_of_subclass,
-)
-from podrun.poptorch.user_modules import ParameterHandle, one_row_each, track, trainer_of, untracked
-from podrun.poptorch.watching import Latency, latency, logger, no_counters
+from podrun.poptorch.executor.watching import Latency, latency, logger, no_counters
 
 DEFAULT_LEARNING_RATE = 0.01
 

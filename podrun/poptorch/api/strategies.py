@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from podrun.poptorch.enums import AutoStage, Liveness
+from podrun.poptorch.api.enums import AutoStage, Liveness
 
 PIPELINED, SHARDED, PHASED = 0, 1, 2
 """Execution modes as `ExecutionStrategy.backendOptions` numbers them."""

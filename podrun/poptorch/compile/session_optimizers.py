@@ -12,7 +12,7 @@ import torch
 
 from podrun.popart.enums import AdamMode, AdaptiveMode, DataType, SGDAccumulatorAndMomentum, WeightDecayMode
 from podrun.popart.optimizers import SGD, Adam, Adaptive, ClipNormSettings
-from podrun.poptorch import optim
+from podrun.poptorch.api import optim
 from podrun.runtime.optimizers.adam import AdamForm
 from podrun.runtime.optimizers.sgd import SgdForm
 

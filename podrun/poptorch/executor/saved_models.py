@@ -29,14 +29,14 @@ import torch
 
 from podrun.core.documents import parse_json
 from podrun.core.errors import ConfigError
+from podrun.poptorch.api.user_modules import weights_changed
 from podrun.poptorch.errors import Error
-from podrun.poptorch.user_modules import weights_changed
 from podrun.private_apis.torch import FUNCTION_MODULES
 
 if TYPE_CHECKING:
-    from podrun.poptorch.executor import PoplarExecutor
+    from podrun.poptorch.executor.executor import PoplarExecutor
 
-EXPORT_VERSION = "podrun-poptorch-1"
+EXPORT_VERSION = "podrun-poptorch-2"
 DEFAULT_NAME = "model.poptorch"
 _PLAIN = (
     collections.OrderedDict,

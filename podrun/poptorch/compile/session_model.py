@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from podrun.popart.dataflow import BESIDE
-from podrun.poptorch.annotations import BlockPlacement
+from podrun.poptorch.api.annotations import BlockPlacement
+from podrun.poptorch.api.enums import OverlapMode
 from podrun.poptorch.capture.graph import CapturedGraph, GraphNode, GraphValue
-from podrun.poptorch.enums import OverlapMode
+from podrun.poptorch.compile.session_options import STRATEGIES
 from podrun.poptorch.operators.table import dtype_named, find, run_node
-from podrun.poptorch.session_options import STRATEGIES
 from podrun.runtime.graph import (
     NOWHERE,
     Hints,

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from podrun.core.environment import environment
-from podrun.poptorch import enums
-from podrun.poptorch.enums import MeanReductionStrategy, ReductionType
+from podrun.poptorch.api import enums
+from podrun.poptorch.api.enums import MeanReductionStrategy, ReductionType
 from podrun.poptorch.errors import Error
 
 G = TypeVar("G", bound="OptionGroup")

@@ -9,9 +9,9 @@ from podrun.popart import enums as session_enums
 from podrun.popart.dataflow import AnchorReturnType
 from podrun.popart.patterns import Patterns
 from podrun.popart.session_options import SessionOptions
-from podrun.poptorch.enums import MeanReductionStrategy, OutputMode, OverlapMode, ReductionType
+from podrun.poptorch.api.enums import MeanReductionStrategy, OutputMode, OverlapMode, ReductionType
+from podrun.poptorch.api.strategies import PHASED, PIPELINED
 from podrun.poptorch.errors import Error
-from podrun.poptorch.strategies import PHASED, PIPELINED
 
 
 def session_options(

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
 from podrun.poptorch.errors import Error
-from podrun.poptorch.strategies import ExecutionStrategy, PipelinedExecution
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from podrun.poptorch.annotations import module_repr
-from podrun.poptorch.enums import ConnectionType
+from podrun.poptorch.api.annotations import module_repr
+from podrun.poptorch.api.enums import ConnectionType
+from podrun.poptorch.api.options import Options
+from podrun.poptorch.api.strategies import PIPELINED
 from podrun.poptorch.errors import Error
-from podrun.poptorch.executor import PoplarExecutor
-from podrun.poptorch.options import Options
-from podrun.poptorch.saved_models import EXPORT_VERSION, read_export, read_metadata
-from podrun.poptorch.strategies import PIPELINED
+from podrun.poptorch.executor.executor import PoplarExecutor
+from podrun.poptorch.executor.saved_models import EXPORT_VERSION, read_export, read_metadata
 
 
 def trainingModel(model: Any, options: Options | None = None, optimizer: Any = None) -> PoplarExecutor:

@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from podrun.poptorch.api.enums import CommGroupType, OutputMode
 from podrun.poptorch.capture.graph import Structure, arranged, flatten, unflatten
-from podrun.poptorch.enums import CommGroupType, OutputMode
 from podrun.poptorch.errors import Error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from podrun.core.environment import environment
 from podrun.popart.device_manager import DeviceManager
 from podrun.popart.enums import DeviceConnectionType
-from podrun.poptorch.enums import ConnectionType
+from podrun.poptorch.api.enums import ConnectionType
 from podrun.poptorch.errors import Error, translated
 
 MOST_IPUS = 64

@@ -19,33 +19,33 @@ import torch
 
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.session import InferenceSession, TrainingSession
-from podrun.poptorch.annotations import BlockPlacement, CaptureAnnotations, following
-from podrun.poptorch.calls import BatchDimensions
-from podrun.poptorch.capture.capture import Capture, capture
-from podrun.poptorch.capture.graph import COMPARED, HOST_CALL, CapturedGraph, GraphNode, GraphValue, Origin
-from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.compiled_model import CompiledModel
-from podrun.poptorch.devices import acquire
-from podrun.poptorch.enums import (
+from podrun.poptorch.api.annotations import BlockPlacement, CaptureAnnotations, following
+from podrun.poptorch.api.enums import (
     CommGroupType,
     ConnectionType,
     OutputMode,
     OverlapMode,
     VariableRetrievalMode,
 )
-from podrun.poptorch.errors import Error, translated
-from podrun.poptorch.host_calls import ChainedModel, GraphPart, calls_host, parts_of
-from podrun.poptorch.operators.table import supported
-from podrun.poptorch.session_model import (
+from podrun.poptorch.api.strategies import PHASED, PIPELINED, PipelinedExecution
+from podrun.poptorch.capture.capture import Capture, capture
+from podrun.poptorch.capture.graph import COMPARED, HOST_CALL, CapturedGraph, GraphNode, GraphValue, Origin
+from podrun.poptorch.capture.torch_names import to_numpy
+from podrun.poptorch.compile.session_model import (
     OVERLAPPED_INPUT,
     OVERLAPPED_OUTPUT,
     PlacedGraph,
     overlaps,
     session_model,
 )
-from podrun.poptorch.session_optimizers import clips_gradients, session_optimizer
-from podrun.poptorch.session_options import anchor_type, session_options, session_patterns
-from podrun.poptorch.strategies import PHASED, PIPELINED, PipelinedExecution
+from podrun.poptorch.compile.session_optimizers import clips_gradients, session_optimizer
+from podrun.poptorch.compile.session_options import anchor_type, session_options, session_patterns
+from podrun.poptorch.errors import Error, translated
+from podrun.poptorch.executor.calls import BatchDimensions
+from podrun.poptorch.executor.compiled_model import CompiledModel
+from podrun.poptorch.executor.devices import acquire
+from podrun.poptorch.executor.host_calls import ChainedModel, GraphPart, calls_host, parts_of
+from podrun.poptorch.operators.table import supported
 from podrun.private_apis.torch import unvalidated_distributions
 
 IDENTITY_LOSS = "podrun.identity_loss.default"

@@ -21,8 +21,8 @@ from podrun.core.environment import environment
 from podrun.core.errors import UnsupportedError
 from podrun.popdist import collectives, core, mpi
 from podrun.popdist.core import popdist_error
-from podrun.poptorch.option_parts import DistributedOptions
-from podrun.poptorch.options import Options
+from podrun.poptorch.api.option_parts import DistributedOptions
+from podrun.poptorch.api.options import Options
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 
 from podrun.popart.stepio import PyStepIO, PyWeightsIO
-from podrun.poptorch.calls import BatchDimensions
+from podrun.poptorch.api.enums import OutputMode
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.enums import OutputMode
+from podrun.poptorch.compile.session_model import SessionModel
+from podrun.poptorch.compile.session_optimizers import session_optimizer, shown_scalars
 from podrun.poptorch.errors import translated
-from podrun.poptorch.session_model import SessionModel
-from podrun.poptorch.session_optimizers import session_optimizer, shown_scalars
-from podrun.poptorch.watching import CallStamps
+from podrun.poptorch.executor.calls import BatchDimensions
+from podrun.poptorch.executor.watching import CallStamps
 from podrun.runtime.replica_groups import ALL_REPLICAS
 
 

@@ -13,25 +13,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from podrun.poptorch import user_modules
-from podrun.poptorch.calls import CallArguments
+from podrun.poptorch.api import user_modules
+from podrun.poptorch.api.enums import ConnectionType, MeanReductionStrategy
+from podrun.poptorch.api.optim import TorchOptimizer
+from podrun.poptorch.api.options import Options
+from podrun.poptorch.api.user_modules import trainer_of, untrack, untracked
 from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.compiled_model import CompiledModel
-from podrun.poptorch.enums import ConnectionType, MeanReductionStrategy
-from podrun.poptorch.errors import Error
-from podrun.poptorch.host_calls import ChainedModel
-from podrun.poptorch.model_compiler import (
+from podrun.poptorch.compile.model_compiler import (
     ReplicaGroups,
 )
-from podrun.poptorch.optim import TorchOptimizer
-from podrun.poptorch.options import Options
-from podrun.poptorch.session_optimizers import (
+from podrun.poptorch.compile.session_optimizers import (
     attributes_of,
     check_supported,
     needs_running_mean,
 )
-from podrun.poptorch.user_modules import trainer_of, untrack, untracked
-from podrun.poptorch.watching import logger
+from podrun.poptorch.errors import Error
+from podrun.poptorch.executor.calls import CallArguments
+from podrun.poptorch.executor.compiled_model import CompiledModel
+from podrun.poptorch.executor.host_calls import ChainedModel
+from podrun.poptorch.executor.watching import logger
 from podrun.private_apis import torch as private
 
 

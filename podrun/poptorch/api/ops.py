@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from podrun.poptorch.annotations import capturing, isRunningOnIpu
+from podrun.poptorch.api.annotations import capturing, isRunningOnIpu
+from podrun.poptorch.api.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 from podrun.poptorch.capture.capture import branch, host_call, loop
 from podrun.poptorch.capture.graph import flatten, unflatten
 from podrun.poptorch.capture.recorder import line_of_user
-from podrun.poptorch.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 from podrun.poptorch.errors import Error
 from podrun.private_apis.torch import FakeTensor
 
@@ -431,7 +431,7 @@ def _overlapped(tensors: Any, mode: OverlapMode, name: str) -> Any:
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Let the transfer of inputs overlap with computing. Nothing else may use the inputs;
-    `podrun.poptorch.model_compiler` checks the options.
+    `podrun.poptorch.compile.model_compiler` checks the options.
     """
     return _overlapped(input_tensors, mode, "overlap_input")
 

@@ -22,14 +22,14 @@ import torch
 
 import podrun
 from podrun.core.errors import PodrunError, UsageError
-from podrun.poptorch import model_compiler
+from podrun.poptorch.api.options import Options
+from podrun.poptorch.api.user_modules import untracked
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphValue, flatten, unflatten
 from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.model_compiler import find_loss
-from podrun.poptorch.options import Options
-from podrun.poptorch.session_model import PlacedGraph, session_model
-from podrun.poptorch.user_modules import untracked
+from podrun.poptorch.compile import model_compiler
+from podrun.poptorch.compile.model_compiler import find_loss
+from podrun.poptorch.compile.session_model import PlacedGraph, session_model
 
 TYPES = {
     "float32": torch.float32,

@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from podrun.poptorch.calls import BatchDimensions
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import HOST_CALL, CapturedGraph, GraphNode, GraphValue, values_in
-from podrun.poptorch.compiled_model import CompiledModel
 from podrun.poptorch.errors import Error
-from podrun.poptorch.watching import CallStamps
+from podrun.poptorch.executor.calls import BatchDimensions
+from podrun.poptorch.executor.compiled_model import CompiledModel
+from podrun.poptorch.executor.watching import CallStamps
 
 FIRST_CROSSING = 1 << 30
 """Inputs of a part from this position on are values of earlier parts, by their numbers."""

@@ -13,9 +13,9 @@ from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError
 from podrun.popart.enums import SyntheticDataMode
-from podrun.poptorch import enums
-from podrun.poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
-from podrun.poptorch.option_parts import (
+from podrun.poptorch.api import enums
+from podrun.poptorch.api.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
+from podrun.poptorch.api.option_parts import (
     DistributedOptions,
     JitOptions,
     OptionGroup,
@@ -24,8 +24,8 @@ from podrun.poptorch.option_parts import (
     TensorLocationOptions,
     TrainingOptions,
 )
-from podrun.poptorch.strategies import ExecutionStrategy, PipelinedExecution
-from podrun.poptorch.watching import logger
+from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
+from podrun.poptorch.executor.watching import logger
 
 DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
 """Environment variable: a JSON object of options that every `Options` starts with."""
@@ -378,7 +378,7 @@ class Options(OptionGroup):
     def loadFromFile(self, filepath: str) -> None:
         """Set options from a file: one call a line, as ``deviceIterations(1)``; ``#`` begins a comment.
         ConfigFileError for a line that is none."""
-        from podrun.poptorch.option_parts import apply_line
+        from podrun.poptorch.api.option_parts import apply_line
 
         for number, line in enumerate(read_text(Path(filepath)).splitlines(), 1):
             text = line.strip()

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from podrun.poptorch.enums import CommGroupType, VariableRetrievalMode
+from podrun.poptorch.api.enums import CommGroupType, VariableRetrievalMode
 from podrun.poptorch.errors import Error
 from podrun.private_apis.torch import without_subclass_hooks
 
 if TYPE_CHECKING:
-    from podrun.poptorch.model_compiler import ReplicaGroups
+    from podrun.poptorch.compile.model_compiler import ReplicaGroups
 
 EXECUTOR = "_poptorch_executor"
 """Name under which a wrapped module holds the executor that trains it."""
