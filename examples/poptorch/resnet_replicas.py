@@ -102,7 +102,7 @@ def trained_on_cpu(model, optimizer, images, labels, replicas):
     """One step of torch: each replica's samples by themselves, gradients averaged. The last replica's loss."""
     optimizer.zero_grad()
     for x, y in zip(images.chunk(replicas), labels.chunk(replicas), strict=True):
-        loss = model(x, y)[1]
+        loss = model(x.double(), y)[1]
         (loss / replicas).backward()
     optimizer.step()
     return loss.item()
@@ -131,7 +131,7 @@ def main():
     model = WithLoss(ResNet([1, 1, 1, 1], 8, 4))
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     whole = replicas == options.replication_factor  # Every sample passes through this process.
-    reference = copy.deepcopy(model)
+    reference = copy.deepcopy(model).double()  # Normalisation over few samples enlarges what float32 rounds.
     plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     training = poptorch.trainingModel(model.train(), options, optimizer)
     losses = []

@@ -31,6 +31,7 @@ def shape(line: str) -> str:
     return re.sub(r"\b(ns|us|ms|s)\b", "s", re.sub(r"[\d.,]*\d", "0", " ".join(line.split())))
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_a_launch_looks_as_in_the_picture(tmp_path: Path) -> None:
     written, shown = screen(PICTURES["RUN"], tmp_path, "xterm")
