@@ -85,7 +85,7 @@ def test_clients_of_a_server(made: dict[str, dict[str, str]], service: int, who:
             VipuClient("127.0.0.1", service, own=True) as client,
         ):
             client.server_version()
-        assert "docs/security.md" in f"{caught.value.message} {caught.value.hint}"
+        assert "podrun help security" in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_a_server_without_tls_is_told_from_one_that_is_not_there(made: dict[str, dict[str, str]]) -> None:
