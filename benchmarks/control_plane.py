@@ -35,7 +35,7 @@ from podrun.core.cluster import Cluster, load_cluster
 from podrun.core.errors import ExhaustedError, PodrunError
 from podrun.core.telemetry import MachineReport
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.machines.pool import BasePool
+from podrun.partition.machines.local_pool import BasePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.store import Store
 from podrun.partition.state.values import PartitionState, Requirements

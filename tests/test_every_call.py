@@ -14,7 +14,7 @@ import pytest
 from podrun.core import access, identity
 from podrun.core.cluster import load_cluster
 from podrun.device.service.server import MachineServer
-from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.server.sharing import RIGHTS
 from podrun.partition.state.store import Store

@@ -21,7 +21,7 @@ from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 from podrun.monitor.exporter import make_server
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.store import Store
 from tests.certificates import MISSING, Authority

@@ -19,7 +19,7 @@ from podrun.core import access
 from podrun.core.cluster import load_cluster
 from podrun.core.environment import runtime_directory
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.access import FrontDesk
 from podrun.partition.server.service import Service
 from podrun.partition.server.sharing import Sharing

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from podrun.core.errors import MissingPackageError
-from podrun.partition.machines import ray_session
+from podrun.partition.machines import ray_obstacles
 from tests.conftest import ROOT
 
 
@@ -50,10 +50,10 @@ def test_the_demo_installs_what_it_runs_and_the_tests_all(tmp_path: Path) -> Non
 
 
 def test_without_ray_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray_session.check_installed()
-    monkeypatch.setattr(ray_session.importlib.util, "find_spec", lambda name: None)
+    ray_obstacles.check_installed()
+    monkeypatch.setattr(ray_obstacles.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match="Ray is not installed") as error:
-        ray_session.check_installed()
+        ray_obstacles.check_installed()
     assert "pip install ray " in str(error.value.hint)
     assert "podrun compat PROGRAM" in str(error.value.hint)
 

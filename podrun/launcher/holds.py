@@ -63,7 +63,7 @@ class HoldOnPartition:
     """
 
     def __init__(self, say: Callable[[], None]) -> None:
-        from podrun.partition.machines.endpoint_watch import Rounds
+        from podrun.partition.host.holders import Rounds
 
         def sign() -> None:
             # The server may be starting again; a client that was closed has a ValueError.

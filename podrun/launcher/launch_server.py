@@ -119,8 +119,8 @@ class LaunchServer:
         self._client = VipuClient(address.host, address.port, seconds, own=address.own)
 
     def _start_service(self) -> PodFacts:
+        from podrun.partition.machines.ray_obstacles import check_installed
         from podrun.partition.machines.ray_pool import RayMachinePool
-        from podrun.partition.machines.ray_session import check_installed
         from podrun.partition.server.service import Service
         from podrun.partition.state.store import Store
 

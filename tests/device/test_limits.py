@@ -23,7 +23,7 @@ from podrun.device.service.control import MachineControl
 from podrun.device.service.host_session import SessionLimits
 from podrun.device.service.server import MachineServer
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.store import Store
 from podrun.protos import ipuof_pb2 as pb

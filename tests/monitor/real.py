@@ -9,7 +9,7 @@ import pytest
 from podrun.core.cluster import load_cluster
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
-from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.store import Store
 from podrun.partition.state.values import Requirements

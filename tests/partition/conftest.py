@@ -14,7 +14,7 @@ from podrun.core.errors import ServiceError, TakenBy
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import FaultSpec
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.machines.pool import BasePool, _LeftMachine
+from podrun.partition.machines.local_pool import BasePool, LeftMachine
 from podrun.partition.server.access import AuditLog, FrontDesk
 from podrun.partition.server.service import Service
 from podrun.partition.state import events as ev
@@ -121,12 +121,12 @@ class FakePool(BasePool):
         self.started += machines
         return [(machine.endpoint, machine) for machine in machines]
 
-    def _find_left(self) -> list[_LeftMachine] | None:
+    def _find_left(self) -> list[LeftMachine] | None:
         if self._left is None:
             return None
         found = [machine for machine in self._left if machine.alive]
         self.started += found
-        return [_LeftMachine(m.agent, m.endpoint, m, m.configured.get("partition", "")) for m in found]
+        return [LeftMachine(m.agent, m.endpoint, m, m.configured.get("partition", "")) for m in found]
 
     def _kill(self, machine: Any) -> None:
         machine.handle.stop()

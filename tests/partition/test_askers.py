@@ -11,7 +11,7 @@ import pytest
 from podrun.core.errors import ExistsError, PodrunError
 from podrun.core.identity import Caller
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.server import grpc_service
+from podrun.partition.server import calls as server_calls
 from podrun.partition.server.access import FrontDesk
 from podrun.partition.server.grpc_admin import AdminServicer
 from podrun.partition.server.grpc_service import UserServicer
@@ -174,7 +174,7 @@ def test_a_partition_made_meanwhile_is_its_owners_from_the_first_moment(
     make_pod: MakePod, monkeypatch: pytest.MonkeyPatch, method: str, waits: bool
 ) -> None:
     pod = make_pod()
-    monkeypatch.setattr(grpc_service, "caller_of", lambda context: context.caller)
+    monkeypatch.setattr(server_calls, "caller_of", lambda context: context.caller)
     kind = UserServicer if hasattr(UserServicer, method) else AdminServicer
     servicer = kind(pod.service, FrontDesk(sharing=Sharing(shared=True)))
     if waits:
@@ -204,7 +204,7 @@ def test_a_partition_made_while_machines_report_is_not_told(
     make_pod: MakePod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod = make_pod()
-    monkeypatch.setattr(grpc_service, "caller_of", lambda context: context.caller)
+    monkeypatch.setattr(server_calls, "caller_of", lambda context: context.caller)
     servicer = UserServicer(pod.service, FrontDesk(sharing=Sharing(shared=True)))
     reports = pod.service.machine_reports
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from podrun.core.access import make_token, open_channel
 from podrun.core.environment import environment, runtime_directory
-from podrun.partition.machines.endpoint_watch import ERROR_METADATA_KEY
+from podrun.partition.state.codec import ERROR_METADATA_KEY
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 from tests.partition.conftest import Pod
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.partition.commands.config_files import write_ipuof_files
+from podrun.partition.commands.create import write_ipuof_files
 from podrun.partition.host.discovery import ProcessId
 from podrun.partition.host.holders import Holder, here, this_holder
 from podrun.partition.host.ipuof_files import IpuofFiles, read_mark, remove_dead
@@ -115,7 +115,7 @@ def test_a_partition_that_comes_up_while_its_server_stops_leaves_no_file(
             assert closing.wait(20)
         report(event)
 
-    monkeypatch.setattr(pod.service, "_report", late)
+    monkeypatch.setattr(pod.service._workers, "_report", late)
     monkeypatch.setattr(pod.pool, "close", lambda **given: (close(**given), closing.set()))
     pod.client.reset_partition("p")
     assert finishing.wait(20)

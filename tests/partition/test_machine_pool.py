@@ -20,7 +20,7 @@ from podrun.faults import parse_faults
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.machines import ray_session
 from podrun.partition.machines.endpoint_watch import listens
-from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.records import MachineUse
 from podrun.partition.state.store import Store

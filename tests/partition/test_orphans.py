@@ -12,8 +12,10 @@ import pytest
 
 from podrun.core.cluster import load_cluster
 from podrun.core.errors import NotFoundError, UsageError
-from podrun.partition.client import vipu_client as client_module
-from podrun.partition.client.vipu_client import SERVER_PATIENCE_S, VipuClient
+from podrun.partition.client import partition_calls
+from podrun.partition.client.connection import NoServerError
+from podrun.partition.client.partition_calls import SERVER_PATIENCE_S
+from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.discovery import ProcessId
 from podrun.partition.host.holders import (
     HOLD_LEASE_S,
@@ -24,7 +26,6 @@ from podrun.partition.host.holders import (
     parse_holder,
     this_holder,
 )
-from podrun.partition.machines.endpoint_watch import NoServerError
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.orphans import HolderWatch
@@ -226,4 +227,4 @@ def test_who_waits_lets_the_server_start_again(pod16: Pod, monkeypatch: pytest.M
 
     with pytest.raises(NoServerError):
         pod16.client.wait_for_state("q", {S.ACTIVE}, 999, clock=lambda: now[0], sleep=sleep)
-    assert now[0] == pytest.approx(SERVER_PATIENCE_S, abs=client_module.QUEUE_POLL_S)
+    assert now[0] == pytest.approx(SERVER_PATIENCE_S, abs=partition_calls.QUEUE_POLL_S)

@@ -16,8 +16,7 @@ from podrun.core.errors import ConflictError, ExhaustedError, ExistsError, NotFo
 from podrun.core.telemetry import AttachedProcess
 from podrun.partition.commands.vipu import vipu
 from podrun.partition.commands.vipu_admin import vipu_admin
-from podrun.partition.host.holders import QUEUE_LEASE_S, SignsOfLife
-from podrun.partition.machines.endpoint_watch import steady_clock
+from podrun.partition.host.holders import QUEUE_LEASE_S, SignsOfLife, steady_clock
 from podrun.partition.server.views import SUSPECT_SECONDS, agent_health
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from podrun.core.errors import ServiceError
-from podrun.partition.host.discovery import ProcessId
-from podrun.partition.machines import ray_session
+from podrun.partition.host.discovery import ProcessId, scratch_directory
+from podrun.partition.machines import ray_obstacles, ray_session
 from podrun.partition.machines.ray_session import RaySession, _end, _started_for
 from podrun.private_apis.ray import RayletEnded
 
@@ -50,7 +50,7 @@ class Attempts:
         self.now += seconds
         self.parts.append(parts)
         session.ray = SimpleNamespace(shutdown=lambda: None)
-        session.directory = ray_session.scratch_directory(lambda path: None)
+        session.directory = scratch_directory(lambda path: None)
         self.directories.append(session.directory)
         if error is not None:
             raise error
@@ -125,5 +125,5 @@ def test_a_limit_of_file_sizes_is_named_at_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_path_that_the_locale_cannot_write_is_named() -> None:
     path = b"/home/\xc3\xa4 dir".decode("ascii", "surrogateescape")
     with pytest.raises(ServiceError, match="cannot write the path /home/ä dir") as caught:
-        ray_session._check_paths(["/home", path])
+        ray_obstacles.check_paths(["/home", path])
     assert "PYTHONUTF8=1" in str(caught.value.hint)

@@ -231,10 +231,10 @@ def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 
 
 def test_a_full_directory_for_temporary_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from podrun.partition.machines import ray_session
+    from podrun.partition.machines import ray_obstacles
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    for make in (ray_session._short_scratch, discovery.scratch_directory):
+    for make in (ray_obstacles.short_scratch, discovery.scratch_directory):
         with pytest.raises(ServiceError, match="temporary files is full") as caught:
             make(lambda command: None)
         assert "export TMPDIR=" in str(caught.value.hint)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.partition.client.vipu_client import SERVER_PATIENCE_S
+from podrun.partition.client.partition_calls import SERVER_PATIENCE_S
 from podrun.partition.host.discovery import Registry
 from podrun.partition.host.ipuof_files import remove_dead
 from podrun.record.events import read_record

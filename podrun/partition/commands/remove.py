@@ -6,8 +6,8 @@ import contextlib
 
 import click
 
-from podrun.partition.commands.config_files import ipuof_files, service_of
 from podrun.partition.commands.context import CliContext, partition_names, without_suggestions
+from podrun.partition.commands.create import ipuof_files, service_of
 from podrun.partition.commands.shared_options import command_on_name
 
 

@@ -10,8 +10,8 @@ import click
 from podrun.core.environment import environment
 from podrun.core.errors import ConflictError
 from podrun.core.telemetry import NO_ANSWER
-from podrun.partition.commands.config_files import ipuof_files, service_of, write_ipuof_files
 from podrun.partition.commands.context import CliContext, partition_names, without_suggestions
+from podrun.partition.commands.create import ipuof_files, service_of, write_ipuof_files
 from podrun.partition.state.codec import to_json
 
 if TYPE_CHECKING:

@@ -175,11 +175,11 @@ def _machine_pool(
     cluster: Any, options: dict[str, Any], on_session: Callable[[RaySession], None], keeper: Keeper | None
 ) -> Any:
     if options["in_process"]:
-        from podrun.partition.machines.pool import LocalMachinePool
+        from podrun.partition.machines.local_pool import LocalMachinePool
 
         return LocalMachinePool(cluster, keep_spares=True, options=sharing_of(options).machine_options())
+    from podrun.partition.machines.ray_obstacles import check_installed
     from podrun.partition.machines.ray_pool import RayMachinePool
-    from podrun.partition.machines.ray_session import check_installed
 
     check_installed()
     address = options["ray_address"]

@@ -3,11 +3,13 @@
 A partition that ``podrun`` makes belongs to the launch, a request in the queue to the client that waits. Such a record
 carries its *holder*, which is stored with it, so that a server that starts can tell as well as the one before whose
 holder is gone. A server on the holder's host looks at the process: its number and its start time. For a holder that it
-cannot see, on another host or in another container, it counts the seconds since the last sign of life.
+cannot see, on another host or in another container, it counts the seconds since the last sign of life. `Rounds` are the
+threads that look, and that give such signs, every so often.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -175,3 +177,46 @@ class SignsOfLife:
             now = self._clock()
             last = {name: self._heard.get(name, self._since.setdefault(name, now)) for name in names}
         return {name for name, at in last.items() if now - at > lease}
+
+
+log = logging.getLogger("podrun.partition")
+ROUND_S = 1.0
+"""Seconds between two rounds."""
+HEARTBEAT_S = 5.0
+"""Seconds between two questions to every machine in use."""
+
+
+def steady_clock(
+    wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
+    """Seconds since 1970 at the call, and steady from then on, so that setting the clock ends no partitions or
+    reservations.
+    """
+    base = wall() - monotonic()
+    return lambda: base + monotonic()
+
+
+class Rounds:
+    """A thread that calls ``work`` every ``seconds`` until it is stopped. An error is logged and ends one call only."""
+
+    def __init__(self, name: str, seconds: float, work: Callable[[], None]) -> None:
+        self._seconds, self._work = seconds, work
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; waits for a call that is under way. Idempotent."""
+        self._stopped.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(10.0)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._seconds):
+            try:
+                self._work()
+            except Exception:
+                log.exception("%s failed", self._thread.name)

@@ -1,5 +1,4 @@
-"""Threads that watch whether machines still listen, and what is due every second.
-`call_error` says what a call that failed tells about who listens.
+"""Threads that watch whether machines still listen.
 
 `EndpointWatcher` detects at once that a process that listens on a TCP port has ended.
 
@@ -11,18 +10,15 @@ idle minutes. (A process that is being killed may accept one more connection, wh
 from __future__ import annotations
 
 import contextlib
-import logging
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from podrun.core.access import tls_asked_for, why_unreachable
+from podrun.core.access import tls_asked_for
 from podrun.core.connections import GREETING
-from podrun.core.errors import DeadlineError, DeniedError, PodrunError, ServiceError, error_from_json
 
 
 def listens(endpoint: str, timeout: float = 1.0) -> bool:
@@ -56,57 +52,6 @@ def _connect_to_watch(endpoint: str) -> socket.socket | None:
         with contextlib.suppress(OSError):  # That it is broken is found where connections are watched.
             connection.send(GREETING)
     return connection
-
-
-class NoServerError(ServiceError):
-    """No V-IPU server answers at an address; one may be starting again."""
-
-
-ERROR_METADATA_KEY = "podrun-error-bin"
-"""Trailing metadata with the error as JSON."""
-
-
-def call_error(error: Any, where: str, timeout: float) -> PodrunError:
-    """What a failed call to the V-IPU server at ``where`` (host:port) means. ``error``: gRPC's; ``timeout``: seconds
-    that the call was given."""
-    import grpc
-
-    for key, value in error.trailing_metadata() or ():
-        if key == ERROR_METADATA_KEY:
-            return error_from_json(value)
-    if error.code() is grpc.StatusCode.UNAVAILABLE and (why := why_unreachable(where)):
-        return ServiceError(why)
-    if error.code() is grpc.StatusCode.UNAVAILABLE and listens(where):
-        return NoServerError(
-            f"the program at {where} accepts connections but does not answer as a V-IPU server",
-            hint="Check host and port: another program may use the port, or the server may be stopped.",
-        )
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return NoServerError(
-            f"no V-IPU server answers at {where}",
-            hint="Start one (vipu-server --cluster pod16), or name another host and port: --vipu-server-host and "
-            "--vipu-server-port in podrun, --api-host and --api-port in vipu.",
-        )
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        return DeniedError(
-            f"the V-IPU server at {where} is another user's, or does not know this user's secret: "
-            f"{error.details()}",
-            hint="Use a server of your own (vipu-server, or podrun --private yes), or ask that user to share it.",
-        )
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return ServiceError(
-            f"the program at {where} is no V-IPU server, or one of another release: {error.details()}",
-            hint="Check host and port; vipu --server-version shows what is there.",
-        )
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineError(
-            f"the V-IPU server at {where} did not answer within {timeout:g} s",
-            hint="Allow more time (--vipu-server-timeout SECONDS in podrun, --timeout in vipu).",
-        )
-    return ServiceError(
-        f"the V-IPU server at {where} failed: {error.code().name}: {error.details()}",
-        hint="vipu-server --verbose logs what happens.",
-    )
 
 
 @dataclass(eq=False, slots=True)
@@ -207,47 +152,3 @@ def _broken(connection: socket.socket | None) -> bool:
         return False
     except OSError:
         return True
-
-
-log = logging.getLogger("podrun.partition")
-
-ROUND_S = 1.0
-"""Seconds between two rounds."""
-HEARTBEAT_S = 5.0
-"""Seconds between two questions to every machine in use."""
-
-
-def steady_clock(
-    wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
-) -> Callable[[], float]:
-    """Seconds since 1970 at the call, and steady from then on, so that setting the clock ends no partitions or
-    reservations.
-    """
-    base = wall() - monotonic()
-    return lambda: base + monotonic()
-
-
-class Rounds:
-    """A thread that calls ``work`` every ``seconds`` until it is stopped. An error is logged and ends one call only."""
-
-    def __init__(self, name: str, seconds: float, work: Callable[[], None]) -> None:
-        self._seconds, self._work = seconds, work
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End; waits for a call that is under way. Idempotent."""
-        self._stopped.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(10.0)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._seconds):
-            try:
-                self._work()
-            except Exception:
-                log.exception("%s failed", self._thread.name)

@@ -23,7 +23,8 @@ from podrun.core.environment import TLS_VARIABLES, environment, runtime_director
 from podrun.core.errors import ServiceError
 from podrun.core.own_sockets import remove_server_socket, remove_stale_sockets
 from podrun.partition.machines.keeper import Keeper, ListedMachine, MachineList
-from podrun.partition.machines.pool import ADOPT_SECONDS, BasePool, Control, OnLost, _LeftMachine, _Machine
+from podrun.partition.machines.local_pool import ADOPT_SECONDS, BasePool, LeftMachine, PooledMachine
+from podrun.partition.machines.pool import Control, OnLost
 from podrun.partition.machines.ray_session import RaySession
 from podrun.partition.machines.ray_starts import (
     PER_PROCESS_VARIABLE,
@@ -146,7 +147,7 @@ class RayMachinePool(BasePool):
             self._watches_keeper = True
             keeper.watch(self._keeper_ended)
 
-    def _find_left(self) -> list[_LeftMachine] | None:
+    def _find_left(self) -> list[LeftMachine] | None:
         if self.keeper is not None:
             if self.keeper.running() is None:
                 return None
@@ -156,7 +157,7 @@ class RayMachinePool(BasePool):
             return self._ask_ray()
         self._taken_over = frozenset(entry.actor for entry in listed)
         return [
-            _LeftMachine(
+            LeftMachine(
                 entry.agent,
                 entry.endpoint,
                 _ActorMachine(entry.actor, self._namespace, entry.agent, entry.alone),
@@ -210,7 +211,7 @@ class RayMachinePool(BasePool):
             log.info("actor %s of an earlier server is in no list: it is ended", name)
             ray.kill(ray.get_actor(name, self._namespace))
 
-    def _why_ended(self, machine: _Machine) -> str:
+    def _why_ended(self, machine: PooledMachine) -> str:
         """See BasePool. Ray is asked whether its memory monitor ended the machine: a Ray that podrun did not start has
         one, which ends machines when any process of the host takes memory."""
         ended = super()._why_ended(machine)
@@ -251,7 +252,7 @@ class RayMachinePool(BasePool):
             for partition, machine in uses
         )
 
-    def _ask_ray(self) -> list[_LeftMachine] | None:
+    def _ask_ray(self) -> list[LeftMachine] | None:
         """Ray's actors of machines that an earlier server left; actors that do not answer end."""
         ray = self.session.ray
         names = [
@@ -264,7 +265,7 @@ class RayMachinePool(BasePool):
             return None
         asked = [actor.endpoints.remote() for actor in actors]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ADOPT_SECONDS) if asked else ([], [])
-        found: list[_LeftMachine] = []
+        found: list[LeftMachine] = []
         for name, actor, answer in zip(names, actors, asked, strict=True):
             try:
                 machines = ray.get(answer) if answer in answered else {}
@@ -274,7 +275,7 @@ class RayMachinePool(BasePool):
             if not machines:
                 ray.kill(actor)
             found += [
-                _LeftMachine(
+                LeftMachine(
                     agent, endpoint, _ActorMachine(name, self._namespace, agent, len(machines) == 1, actor)
                 )
                 for agent, endpoint in machines.items()
@@ -430,7 +431,7 @@ class RayMachinePool(BasePool):
             ),
         }
 
-    def _kill(self, machine: _Machine) -> None:
+    def _kill(self, machine: PooledMachine) -> None:
         remove_server_socket(self._token, machine.endpoint)
         if self._closed and self._address is None:
             return  # A private Ray ends with everything in it; a kept Ray ends with its keeper.

@@ -8,7 +8,6 @@ session directory is a scratch directory of podrun's, removed at the end; a guar
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import queue
@@ -18,41 +17,39 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from podrun.core.errors import MissingPackageError, ServiceError
+from podrun.core.errors import ServiceError
 from podrun.core.terminal import at
 from podrun.partition.host.discovery import (
     ProcessId,
     ServiceEntry,
     remove_scratch,
-    scratch_directory,
-    scratch_parent,
 )
-from podrun.partition.host.guardian import SCRATCH_PREFIX, Guardian
+from podrun.partition.host.guardian import Guardian
+from podrun.partition.machines.ray_obstacles import (
+    OBJECT_STORE_BYTES,
+    RAY_DIRECTORY,
+    check_file_size,
+    check_installed,
+    check_paths,
+    is_read_only,
+    short_scratch,
+    what_to_try,
+)
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis.ray import RayletEnded, only_what_machines_need
 
 log = logging.getLogger("podrun.partition")
-
-OBJECT_STORE_BYTES = 80 << 20
-"""Ray's smallest usual object store: podrun moves tensors through shared memory of its own."""
-MAX_SOCKET_PATH = 107
-FEW_FILES = 256
-"""A lower limit of open files is the likely cause if Ray does not start (it started with 64, not with 40)."""
 _one_at_a_time = threading.Lock()
 """Two threads (for machines, and for hosts of instances) may start the same Ray cluster at the same moment."""
 SLOW_SECONDS = 10.0
 """A start of Ray that fails after this long was too slow: Ray gives its parts 15 and 30 s."""
 Parts = Callable[[], AbstractContextManager[None]]
 """Makes a context in which Ray starts only certain parts."""
-RAY_DIRECTORY = "r"
-"""Ray's directory has mode 0777; it lies in a scratch directory of mode 0700."""
-SESSION_SUFFIX = len(f"/{RAY_DIRECTORY}/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -62,7 +59,6 @@ _ENVIRONMENT = {
     # address and keeps its files in a directory of mode 0777.
     "RAY_ENABLE_AUTO_CONNECT": "0",
 }
-
 _OWN_ENVIRONMENT = {
     # Despite its name: Ray listens on 127.0.0.1 instead of the host's address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -113,8 +109,8 @@ class RaySession:
             return
         check_installed()
         if not address:
-            _check_file_size()
-            _check_paths([os.path.abspath(os.curdir), tempfile.gettempdir(), *sys.argv[:1], *sys.path])
+            check_file_size()
+            check_paths([os.path.abspath(os.curdir), tempfile.gettempdir(), *sys.argv[:1], *sys.path])
         self._owned = True
         try:
             if address:
@@ -125,7 +121,7 @@ class RaySession:
             self.close()
             raise ServiceError(
                 f"Ray did not start: {type(error).__name__}: {error}",
-                hint=_what_to_try(),
+                hint=what_to_try(),
             ) from error
 
     def close(self) -> None:
@@ -231,7 +227,7 @@ class RaySession:
 
     def _start(self, num_cpus: int | None, parts: Parts) -> None:
         self._guardian = Guardian()
-        self.directory = _short_scratch(self._guardian.watch_directory)
+        self.directory = short_scratch(self._guardian.watch_directory)
         token = self.directory / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32), encoding="ascii")
@@ -256,7 +252,7 @@ class RaySession:
                     **private_ray.init_options(
                         self.directory / RAY_DIRECTORY,
                         # Ray wants its object store in /dev/shm whether or not it can write there.
-                        self.directory if _is_read_only("/dev/shm") else None,
+                        self.directory if is_read_only("/dev/shm") else None,
                         "127.0.0.1",
                     ),
                 )
@@ -279,59 +275,10 @@ class RaySession:
             os.environ[key] = value
 
 
-def _is_read_only(path: str) -> bool:
-    return os.path.isdir(path) and not os.access(path, os.W_OK)
-
-
-def _check_file_size() -> None:
-    """Raise ServiceError where files may not be as large as Ray's object store: it would wait a minute for itself."""
-    import resource
-
-    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if 0 <= most < OBJECT_STORE_BYTES:
-        raise ServiceError(
-            f"a file may have {most} bytes here (ulimit -f); machines need {OBJECT_STORE_BYTES}",
-            hint="Type ulimit -f unlimited and try again, or run the script without podrun.",
-        )
-
-
-def _check_paths(paths: Sequence[str]) -> None:
-    """Raise ServiceError for a path with characters that this locale lacks: Ray passes such paths on as UTF-8."""
-    for path in paths:
-        try:
-            path.encode("utf-8")
-        except UnicodeEncodeError:
-            shown = os.fsencode(path).decode("utf-8", "backslashreplace")
-            raise ServiceError(
-                f"the locale of this terminal ({sys.getfilesystemencoding()}) cannot write the path {shown}",
-                hint="Type export PYTHONUTF8=1 (or LC_ALL=C.UTF-8) and try again.",
-            ) from None
-
-
-def _what_to_try() -> str:
-    """The most probable reason why Ray does not start, and what to type; Ray itself says little."""
-    import resource
-
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= files < FEW_FILES:
-        return f"Only {files} files may be open at a time; type ulimit -n 4096 and try again."
-    return "Free some memory or processes and try again; RAY_BACKEND_LOG_LEVEL=debug says more."
-
-
 def _initialized() -> bool:
     """True iff this process uses Ray already. Does not import it."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
-
-
-def check_installed() -> None:
-    """Raise MissingPackageError if Ray is gone, although podrun is installed with it (``pip install --no-deps``)."""
-    if importlib.util.find_spec("ray") is None:
-        raise MissingPackageError(
-            "Ray is not installed, and podrun and vipu-server start machine processes with it",
-            hint="Install it: pip install ray (in a checkout: pip install -c constraints.txt .). "
-            "Without Ray, in one process: podrun compat PROGRAM",
-        )
 
 
 def _import_ray() -> Any:
@@ -344,12 +291,6 @@ def _import_ray() -> Any:
     private_ray.log_instead_of_printing()
     private_ray.read_environment_again()
     return ray
-
-
-def _short_scratch(announce: Callable[[str], None]) -> Path:
-    """A scratch directory whose path leaves room for Ray's sockets, whose length Linux limits."""
-    longest = MAX_SOCKET_PATH - len(SCRATCH_PREFIX) - 9 - SESSION_SUFFIX - 1
-    return scratch_directory(announce, scratch_parent(longest))
 
 
 def _descendants() -> Iterator[ProcessId]:

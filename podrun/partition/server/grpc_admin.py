@@ -9,7 +9,7 @@ from podrun.core.cluster import GatewayTopology, LinkTopology, named_topology
 from podrun.core.errors import ConflictError
 from podrun.core.identity import Caller
 from podrun.faults import parse_fault
-from podrun.partition.server.grpc_service import Servicer, answers
+from podrun.partition.server.calls import Servicer, answers
 from podrun.partition.server.views import user_info
 from podrun.partition.state import events as ev
 from podrun.partition.state.accounts import Account, Accounts, role_of

@@ -2,81 +2,40 @@
 
 Usable inside any process (the launcher runs it if no `vipu-server` runs). A request that changes something takes the
 lock, lets the allocator decide, commits the change to the store, applies it, and hands the slow part to a worker
-thread; the worker reports back with an event. Operations on one partition run one after the other; one that is no
-longer current when its turn comes is skipped.
+thread (`operation_workers`); the worker reports back with an event. Operations on one partition run one after the
+other; one that is no longer current when its turn comes is skipped. What changes nothing is in `readings`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from podrun import __version__
 from podrun.core.access import make_token, quiet_grpc
 from podrun.core.cluster import Cluster
 from podrun.core.environment import environment, runtime_directory
-from podrun.core.errors import PodrunError, ServiceError
-from podrun.core.telemetry import MachineReport
+from podrun.core.errors import ServiceError
 from podrun.faults import FaultSpec
-from podrun.partition.host.holders import SignsOfLife, check_end, this_holder
+from podrun.partition.host.holders import HEARTBEAT_S, ROUND_S, Rounds, check_end, steady_clock
 from podrun.partition.host.ipuof_files import IpuofFiles
 from podrun.partition.machines import operations
-from podrun.partition.machines.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, steady_clock
 from podrun.partition.machines.pool import MachinePool
-from podrun.partition.server.event_log import CallMeter, EventLog, Told
+from podrun.partition.server.operation_workers import OperationWorkers
+from podrun.partition.server.readings import ServiceReadings
 from podrun.partition.server.request_faults import (
-    ControlLog,
-    RequestFaults,
     check_faults,
     of_service,
     planned_faults,
-    with_request_faults,
-)
-from podrun.partition.server.views import (
-    AgentStatus,
-    ViewCache,
-    agent_info,
-    agent_statuses,
-    agent_text,
-    all_told,
-    allocation_infos,
-    changes_told,
-    cluster_info,
-    groups_json,
-    ipuof_config,
-    partition_info,
-    queue_info,
-    queued_info,
-    reservation_infos,
 )
 from podrun.partition.state import events as ev
-from podrun.partition.state.allocator import Allocator
-from podrun.partition.state.candidates import free_ipus, largest_possible
-from podrun.partition.state.explanations import explain_queue
 from podrun.partition.state.maintenance import anything_due
-from podrun.partition.state.orphans import HolderWatch
-from podrun.partition.state.records import ITSELF, Asker, MachineUse, Partition, Reservation
-from podrun.partition.state.requirements import unknown_name
+from podrun.partition.state.records import ITSELF, Asker, Partition, Reservation
 from podrun.partition.state.store import Store, Superseded
 from podrun.partition.state.values import (
-    AgentInfo,
-    AllocationInfo,
-    ClusterInfo,
-    IpuofConfig,
-    PartitionInfo,
     PartitionState,
-    QueueInfo,
     Requirements,
-    ReservationInfo,
-    ServerVersion,
 )
 
 if TYPE_CHECKING:
@@ -84,13 +43,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("podrun.partition")
 
-WORKERS = 8
-"""Operations on partitions that run at a time."""
 REPORT_AGAIN_S = 1.0
 """Between two attempts to record what happened, while the state file cannot be written."""
 
 
-class Service:
+class Service(ServiceReadings):
     """Partitions of one POD. ``clock`` gives seconds since 1970; ``heartbeats``: ask machines how they are every few
     seconds, so that what does not answer is known before somebody asks."""
 
@@ -103,50 +60,18 @@ class Service:
         clock: Callable[[], float] | None = None,
         heartbeats: bool = False,
     ) -> None:
-        self.store, self.pool = store, machine_pool
-        self._clock = clock or steady_clock()
-        self._lock = threading.RLock()
-        self._agents_lock, self._telling = threading.RLock(), threading.Lock()
-        state = store.load(cluster)
-        self._lease = store.lead()
-        self.id = self._lease.pod or str(
-            this_holder()
-        )  # A service without a state file ends with its process.
-        self._allocator = Allocator(
-            state.layout or cluster,
-            allocations=state.allocations,
-            partitions=state.partitions,
-            lost=state.lost,
-            plans=state.plans,
-        )
-        self._partition_infos: ViewCache[Partition, PartitionInfo] = ViewCache()
-        self._agent_infos: ViewCache[AgentStatus, AgentInfo] = ViewCache()
-        self._agent_texts: ViewCache[AgentInfo, str] = ViewCache()
+        super().__init__(cluster, store, machine_pool, clock or steady_clock())
+        self._agents_lock, self._stopping = threading.RLock(), threading.Event()
         self.serving = False  # True once earlier machines are taken over.
-        self._holders = HolderWatch(SignsOfLife())
         self._rounds = [Rounds("podrun-rounds", ROUND_S, self.look_around)]
         if heartbeats:
             self._rounds.append(Rounds("podrun-heartbeats", HEARTBEAT_S, self._ask_machines))
-        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="podrun-partition")
-        self._partition_locks: dict[str, threading.Lock] = {}
-        self.request_faults = RequestFaults()
-        self.control_log = ControlLog()
-        self._reporter = operations.Reporter(self.cluster, machine_pool)
-        self.pool.arrange(self.cluster)
+        self._workers = OperationWorkers(
+            *(machine_pool, self.id, self._record_of, self._report, self._agents_lock, self._stopping)
+        )
         self._server: Any = None
-        self.events, self.meter = EventLog(self._all_there_is, self._clock), CallMeter()
-        self._tell_of_groups()
-        self._stopping = threading.Event()
         self.on_superseded: Callable[[], None] = lambda: None
-        self._address = ("", 0)
         self.files = IpuofFiles(None, None, self.id)  # Those of the user's home are a server's that stays.
-
-    @property
-    def cluster(self) -> Cluster:
-        """The POD with its agents and clusters as they are now."""
-        return self._allocator.cluster
-
-    # --- life -----------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -201,20 +126,12 @@ class Service:
             self._server.stop(grace).wait(grace + 5)
             self._server.close()
             self._server = None
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._workers.refuse_new()
         self.pool.close(leave=leave_machines)
-        self._workers.shutdown(wait=True)
+        self._workers.wait()
         if not leave_machines:
             self.files.stopped()  # Not before: a worker that brings a partition up writes its files.
         self.store.close()
-
-    def version(self) -> ServerVersion:
-        """Release, address and process."""
-        host = self._address[0]
-        shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
-        return ServerVersion(__version__, shown, self._address[1], os.getpid())
-
-    # --- requests of users -------------------------------------------------------------------------------------
 
     def create(
         self, needs: Requirements, *, wait: bool = False, priority: int = 0, asker: Asker = ITSELF
@@ -233,33 +150,6 @@ class Service:
             self._holders.note(needs.name)
             # Not before: if the name is taken, they would strike requests of another.
             self.request_faults.plan(needs.name, [f for f in needs.faults if f.during != "CreatePartition"])
-
-    def partition(self, name: str, *, asks_for_itself: bool = False, asker: Asker = ITSELF) -> PartitionInfo:
-        """One partition, or queued request. ``asks_for_itself``: the question is a sign of life of who waits for it.
-        Raises NotFoundError."""
-        with self._lock:
-            entry = self._allocator.queued(name, asker)
-            if entry is not None:
-                info = queued_info(self.cluster, entry)
-            else:
-                info = partition_info(self.cluster, self._allocator.partition(name, asker))
-            if asks_for_itself and info.state is not PartitionState.ACTIVE:
-                self._holders.note(name)
-            return info
-
-    def owners(self) -> dict[str, int]:
-        """The user id of each partition's owner, by the partition's name."""
-        with self._lock:
-            waiting = {name: entry.needs.owner for name, entry in self._allocator.queue.items()}
-            return waiting | {name: entry.owner for name, entry in self._allocator.partitions.items()}
-
-    def partitions(self) -> list[PartitionInfo]:
-        """All partitions, by name."""
-        with self._lock:
-            pod, entries = self.cluster, sorted(self._allocator.partitions.items())
-        return self._partition_infos.all(
-            (name, partition, partial(partition_info, pod, partition)) for name, partition in entries
-        )
 
     def reset(self, name: str, generation: int = 0, *, asker: Asker = ITSELF) -> None:
         """Re-initialise IPUs and links in the background, unless the partition is past ``generation`` already."""
@@ -283,51 +173,11 @@ class Service:
             if keep:
                 self.handle(ev.KeepPartition(name, holder), asker)
 
-    def queue(self) -> list[QueueInfo]:
-        """The requests that wait, in the order in which they are served."""
-        with self._lock:
-            self._allocator.now = self._clock()
-            return [queue_info(entry) for entry in explain_queue(self._allocator)]
-
-    def reservations(self) -> list[ReservationInfo]:
-        """Reservations, by their begin."""
-        with self._lock:
-            return reservation_infos(self._allocator)
-
-    def ipuof_config(self, name: str, gcd: int, *, asker: Asker = ITSELF) -> IpuofConfig:
-        """How clients reach the IPUs of one GCD. Raises UsageError if the partition has no such GCD."""
-        with self._lock:
-            pod, partition = self.cluster, self._allocator.partition(name, asker)
-        return ipuof_config(pod, partition, gcd, self.pool.endpoints(), self.id)
-
-    def allocations(self) -> list[AllocationInfo]:
-        """Allocations, by name."""
-        with self._lock:
-            return allocation_infos(self._allocator)
-
-    def clusters(self) -> list[ClusterInfo]:
-        """The POD's V-IPU clusters."""
-        return [cluster_info(cluster) for cluster in self.cluster.clusters]
-
-    def machine_reports(self, name: str = "", *, asker: Asker = ITSELF) -> list[MachineReport]:
-        """Reports of machines: those of one partition, or one for each agent and partition of the POD."""
-        with self._lock:
-            lost = set(self._allocator.lost)
-            if name:
-                partitions = [self._allocator.partition(name, asker)]
-            else:
-                partitions = sorted(self._allocator.partitions.values(), key=lambda p: p.name)
-        reports = self._reporter.reports(partitions, lost)
-        reports = [with_request_faults(r, self.request_faults, self.control_log) for r in reports]
-        return reports if name else self._reporter.whole_pod(reports, lost)
-
     def reset_ipus(self, name: str, ipus: Sequence[int], *, asker: Asker = ITSELF) -> None:
         """Reset IPUs by their index in the partition. Raises ConflictError unless the partition is active."""
         with self._lock:
             partition = self._allocator.active_partition(name, asker)
         operations.reset_ipus(self.pool, partition, ipus)
-
-    # --- requests of administrators ----------------------------------------------------------------------------
 
     def inject_faults(self, name: str, faults: Sequence[FaultSpec], *, asker: Asker = ITSELF) -> None:
         """Plan faults on the machines of a partition; each machine takes those on itself."""
@@ -338,11 +188,6 @@ class Service:
         self.request_faults.plan(name, faults)
         if len(faults) > len(of_service(faults)):
             operations.on_machines(self.pool, partition, lambda i, use: self.pool.control(use).inject(faults))
-
-    def partitions_on(self, agent: str) -> tuple[str, ...]:
-        """Names of the partitions that hold IPUs of an agent."""
-        with self._lock:
-            return self._allocator.partitions_on(agent)
 
     def cancel_faults(
         self, name: str, texts: Sequence[str] = (), *, asker: Asker = ITSELF
@@ -402,17 +247,6 @@ class Service:
         self._reporter.reports(partitions, lost)
         self._reporter.forget(self.pool.endpoints())
 
-    def agents(self) -> list[AgentInfo]:
-        """Agents of the POD in its order."""
-        with self._lock:
-            lost = set(self._allocator.lost)
-            maintenance = dict(self._allocator.maintenance)
-            holders, pod = self._allocator.table.all_holders(), self.cluster
-        told = agent_statuses(pod, self._reporter.facts(lost, maintenance, holders))
-        return self._agent_infos.all(
-            (agent.id, status, partial(agent_info, agent, status)) for agent, status in told
-        )
-
     def handle(self, event: ev.Event, asker: Asker = ITSELF) -> None:
         """Let the allocator decide, store the change, apply it, and start what follows. ``asker``: who wants it.
 
@@ -445,65 +279,14 @@ class Service:
             self._tell(decision.change, before)
             self.files.follow(decision.change, self.ipuof_config)
             for instruction in decision.instructions:
-                self._carry_out(instruction)
+                if isinstance(instruction, ev.ProvisionMachines | ev.ResetMachines | ev.ReleaseMachines):
+                    self._workers.submit(instruction)  # Those about agents: see `handle`.
             return decision.instructions
 
-    def _arranged(self, pod: Cluster) -> None:
-        """The POD has other agents or clusters."""
-        self.pool.arrange(pod)
-        self._reporter.cluster = pod
-        self._partition_infos, self._agent_infos = ViewCache(), ViewCache()
-        log.info("%s: %d agents in %d clusters", pod.name, len(pod.agents), len(pod.clusters))
-
-    def _tell(self, change: ev.StateChange, before: dict[str, str]) -> None:
-        """Tell those who watch. ``before``: allocations of what has changed, by name."""
-        for told in changes_told(self.cluster, change, self._clock(), before):
-            self.events.add(*told)
-        if change.layout is not None or change.allocations is not None or change.reservations:
-            self._tell_of_groups()
-
-    def _tell_of_groups(self) -> dict[str, dict[str, str]]:
-        """Tell those who watch which clusters, allocations and reservations have changed; the JSON of all."""
-        there = groups_json(self.clusters(), self.allocations(), self.reservations())
-        for kind, texts in there.items():
-            self.events.tell(kind, texts)
-        return there
-
-    def _tell_of_agents(self) -> dict[str, str]:
-        """Tell those who watch which agents have changed; the JSON of all."""
-        with self._telling:  # What was looked at first is told first.
-            infos = self.agents()
-            texts = self._agent_texts.all((i.agent_id, i, partial(agent_text, i)) for i in infos)
-            there = {info.agent_id: text for info, text in zip(infos, texts, strict=True)}
-            self.events.tell("machine", there)
-            return there
-
-    def _all_there_is(self) -> list[Told]:
-        """The present state, for those who begin to watch."""
+    def _record_of(self, name: str) -> Partition | None:
+        """A partition's record as it is now."""
         with self._lock:
-            waiting = [queued_info(self.cluster, entry) for entry in self._allocator.queue.values()]
-            there = self._tell_of_groups()
-        there |= {"machine": self._tell_of_agents(), "user": self.events.there("user")}
-        return all_told([*self.partitions(), *waiting], there)
-
-    def room(self) -> tuple[int, int, int]:
-        """Queued requests, free IPUs on agents in service, and IPUs of the largest partition possible now."""
-        with self._lock:
-            free = int(free_ipus(self._allocator).sum())
-            return len(self._allocator.queue), free, largest_possible(self._allocator)
-
-    def check_allocation(self, name: str) -> None:
-        """Raise NotFoundError unless there is an allocation of that name."""
-        with self._lock:
-            if name not in self._allocator.allocations:
-                known = self._allocator.allocations
-                raise unknown_name("allocation", name, known, "vipu-admin create allocation NAME")
-
-    def allocation_of(self, name: str) -> str | None:
-        """The allocation of a partition, or the one that a queued request names; None if there is neither."""
-        with self._lock:
-            partition, entry = self._allocator.partitions.get(name), self._allocator.queue.get(name)
-            return partition.allocation if partition else entry.needs.allocation if entry else None
+            return self._allocator.partitions.get(name)
 
     def _commit(self, change: ev.StateChange) -> None:
         try:
@@ -524,64 +307,6 @@ class Service:
                 log.warning("%s is not recorded yet: %s", type(event).__name__, error.message)
                 if self._stopping.wait(REPORT_AGAIN_S):
                     return None
-
-    def wait_idle(self, timeout: float) -> bool:
-        """Wait until every partition is in a terminal state, for tests and clean starts. False after ``timeout``."""
-        end = time.monotonic() + timeout
-        while time.monotonic() < end:
-            with self._lock:
-                if all(p.state.is_terminal() for p in self._allocator.partitions.values()):
-                    return True
-            time.sleep(0.005)
-        return False
-
-    # --- instructions ---------------------------------------------------------------------------------------
-
-    def _carry_out(self, instruction: ev.Instruction) -> None:
-        match instruction:
-            case ev.ProvisionMachines() | ev.ResetMachines() | ev.ReleaseMachines():
-                self._submit(self._run_operation, instruction)
-            case ev.StopAgentMachines() | ev.ReplaceAgentMachines() | ev.PowerCycleMachines():
-                pass  # See `handle`.
-
-    def _submit(self, work: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # The service is stopping.
-            self._workers.submit(self._logged, work, *args)
-
-    def _logged(self, work: Callable[..., None], *args: object) -> None:
-        try:
-            work(*args)
-        except Exception:
-            log.exception("an operation failed: %s%s", work.__name__, args)
-
-    def _run_operation(self, operation: ev.ProvisionMachines | ev.ResetMachines | ev.ReleaseMachines) -> None:
-        """Run an operation on a partition after those before it; report how it ended."""
-        name, number = operation.partition, operation.operation
-        with self._lock:
-            turn = self._partition_locks.setdefault(name, threading.Lock())
-        with turn:
-            with self._lock:
-                partition = self._allocator.partitions.get(name)
-            if partition is None or partition.operation != number:
-                return
-            with self._agents_lock:
-                pass  # Instructions for its agents from before this operation are carried out first.
-            self._report(ev.OperationStarted(name, number))
-            try:
-                if isinstance(operation, ev.ReleaseMachines):
-                    self.pool.release([MachineUse(part.agent_id, name) for part in operation.slices])
-                else:
-                    operations.bring_up(self.pool, partition, self.id)
-            except PodrunError as error:
-                if self._stopping.is_set():
-                    return  # The partition is in order: it is brought up when the service starts again.
-                hint = f" {error.hint}" if error.hint else ""
-                self._report(ev.OperationFailed(name, number, f"{error.message}.{hint}"))
-            except Exception as error:
-                log.exception("partition %s: an operation failed", name)
-                self._report(ev.OperationFailed(name, number, f"{type(error).__name__}: {error}"))
-            else:
-                self._report(ev.OperationSucceeded(name, number))
 
     def _machine_lost(self, agent: str, reason: str) -> None:
         log.warning("machine %s is lost: %s", agent, reason)

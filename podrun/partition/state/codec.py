@@ -68,9 +68,6 @@ def _spellings(kind: type) -> list[tuple[str, Any, Spelling]]:
     return result
 
 
-# --- JSON -------------------------------------------------------------------------------------------------------
-
-
 def to_json(value: Any) -> dict[str, Any]:
     """A value as --format json prints it, with keys in the order of its fields."""
     kind: Any = type(value)
@@ -99,9 +96,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(entry) for entry in value]
     return dict(value) if isinstance(value, Mapping) else to_json(value)
-
-
-# --- on the wire ------------------------------------------------------------------------------------------------
 
 
 def to_message(value: Any, message: Any) -> Any:
@@ -244,3 +238,7 @@ def unsigned(value: int, what: str) -> int:
     if not 0 <= value <= LARGEST_UNSIGNED:
         raise UsageError(f"{what} {value} is out of range", hint=f"Use 0 to {LARGEST_UNSIGNED}.")
     return value
+
+
+ERROR_METADATA_KEY = "podrun-error-bin"
+"""Trailing metadata with the error as JSON."""
