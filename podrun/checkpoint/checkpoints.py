@@ -18,7 +18,7 @@ from podrun.checkpoint.folder import Disk, Folder, LocalDisk, Part, PartHeader, 
 from podrun.checkpoint.values import Array, CheckpointError, DamagedCheckpointError, decode, encode
 from podrun.core.environment import environment
 from podrun.faults import program_faults
-from podrun.record.recorder import recorder
+from podrun.record.recorder import process_recorder
 
 _log = logging.getLogger("podrun.checkpoint")
 _NONE = -1
@@ -113,7 +113,7 @@ class Checkpoints:
         launched = "POPDIST_NUM_TOTAL_REPLICAS" in given
         self._instances = instances or (LaunchedInstances() if launched else OneInstance())
         self._run = given.get("PODRUN_LAUNCH_ID", "")
-        self._notes = recorder(given)
+        self._notes = process_recorder(given)
         disk = disk or LocalDisk(program_faults(given))
         self._folder = Folder(Path(folder).absolute(), self._instances.index, self._instances.count, disk)
         self._keep, self._fresh = keep, fresh

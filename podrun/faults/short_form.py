@@ -25,7 +25,7 @@ from podrun.faults.kinds import (
     settings_of_kind,
     strikes_in_batches,
 )
-from podrun.faults.spec import MOST_REPEATS, PAIRS, FaultSpec, FaultTarget, Value
+from podrun.faults.spec import MOST_REPEATS, PAIRS, FaultSpec, FaultTarget, SettingValue
 
 _FORM = re.compile(
     r"(?P<target>[a-z-]+):(?P<where>\d{1,9}(?:-\d{1,9})?|vipu)@(?P<when>[^:\s]{1,400})"
@@ -65,7 +65,7 @@ def make_fault(
     where: str,
     when: Mapping[str, str],
     kind: str,
-    settings: Mapping[str, Value],
+    settings: Mapping[str, SettingValue],
     *,
     optional: bool = False,
     launch: str = "",
@@ -231,13 +231,13 @@ def _pairs(text: str, given: str) -> dict[str, str]:
 
 
 def _settings(
-    text: str, target: FaultTarget, kind: str, given: Mapping[str, Value]
-) -> tuple[tuple[str, Value], ...]:
+    text: str, target: FaultTarget, kind: str, given: Mapping[str, SettingValue]
+) -> tuple[tuple[str, SettingValue], ...]:
     """The settings of a kind, checked, in the order of their names."""
     known = dict(settings_of_kind(target.value, kind))
     if target is FaultTarget.IPU and (target.value, kind) in EFFECTS:
         known["tile"] = Setting(int, 0, 0, 1471)
-    found: dict[str, Value] = {}
+    found: dict[str, SettingValue] = {}
     for name, value in sorted(given.items()):
         if name not in known:
             names = ", ".join(known) or "none"
@@ -249,7 +249,7 @@ def _settings(
     return tuple(found.items())
 
 
-def _setting(text: str, name: str, setting: Setting, value: Value) -> Value:
+def _setting(text: str, name: str, setting: Setting, value: SettingValue) -> SettingValue:
     if setting.type is str:
         return str(value)
     try:

@@ -15,7 +15,7 @@ from podrun.faults.kinds import (
     settings_of_kind,
 )
 
-Value = int | float | str
+SettingValue = int | float | str
 
 
 class FaultTarget(enum.Enum):
@@ -77,7 +77,7 @@ class FaultSpec:
     instruction: int | None = None
     optional: bool = False
     launch: str = ""
-    settings: tuple[tuple[str, Value], ...] = ()
+    settings: tuple[tuple[str, SettingValue], ...] = ()
     during: str = ""
     seconds: float | None = None
     relative: bool = False
@@ -87,7 +87,7 @@ class FaultSpec:
     every: int = 0
     lasts: int = 0
 
-    def setting(self, name: str, default: Value | None) -> Value | None:
+    def setting(self, name: str, default: SettingValue | None) -> SettingValue | None:
         """A setting as it was given, else its kind's default, else ``default``."""
         given = dict(self.settings).get(name)
         if given is None:
@@ -173,5 +173,5 @@ def drawn_batch(rate: float, key: str, strikes: int) -> int:
     return batch
 
 
-def _quoted(value: Value) -> str:
+def _quoted(value: SettingValue) -> str:
     return quote(value, safe="/._-") if isinstance(value, str) else repr(value)

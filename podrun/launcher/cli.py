@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.environment import environment
 from podrun.core.errors import PodrunError, UsageError
-from podrun.launcher.options import CommandLine, parse_command_line, settle
+from podrun.launcher.options import CommandLine, parse_command_line, values_in_effect
 from podrun.launcher.own_streams import Log, error_text, silence
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_verb(words[0], words[1:], environment())
         if words:
             check_verb(words[0])
-        return run(parse_command_line(words), environment())
+        return run_command_line(parse_command_line(words), environment())
     except PodrunError as error:
         sys.stderr.write(error_text(error))
         return error.exit_code
@@ -114,7 +114,7 @@ def _help(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from podrun.upkeep.pages import page_text, pages, table_of_topics
 
     if not words:
-        return run(parse_command_line(["--help"]), environ)
+        return run_command_line(parse_command_line(["--help"]), environ)
     if words[0] == "topics":
         sys.stdout.write(table_of_topics())
         return 0
@@ -124,7 +124,7 @@ def _help(words: Sequence[str], environ: Mapping[str, str]) -> int:
     return 0
 
 
-def run(line: CommandLine, environ: Mapping[str, str]) -> int:
+def run_command_line(line: CommandLine, environ: Mapping[str, str]) -> int:
     """Carry out a command line. Raises PodrunError."""
     if line.given.get("help"):
         from podrun.launcher.help_text import help_text
@@ -143,13 +143,13 @@ def _configured(line: CommandLine) -> Mapping[str, Any]:
     """The given options over those of --import-config, written to a file if --export-config asks for it."""
     if not {"import-config", "export-config"} & line.given.keys():
         return line.given
-    from podrun.launcher.config_file import current_directory, merge_config, write_config
+    from podrun.launcher.config_file import current_directory, merge_config, write_options_file
 
     here = Path(current_directory())
     given = merge_config(line.given, here)
     if path := given.get("export-config"):
         overwrite = bool(given.get("overwrite-config", False))
-        write_config(here / path, settle(given), overwrite=overwrite)
+        write_options_file(here / path, values_in_effect(given), overwrite=overwrite)
     return given
 
 

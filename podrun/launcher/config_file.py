@@ -26,7 +26,7 @@ from podrun.core.documents import compose_yaml, read_text
 from podrun.core.errors import ConfigError, ConflictError, NotFoundError, UsageError
 from podrun.launcher.option_kinds import Option, ValueKind
 from podrun.launcher.option_table import BY_NAME, OPTIONS
-from podrun.launcher.options import convert, nearest_option
+from podrun.launcher.options import nearest_option, option_value
 
 CONFIGURABLE = tuple(option.name for option in OPTIONS if option.config)
 HEADING = "# Options of podrun: podrun --import-config FILE program\n"
@@ -45,11 +45,11 @@ def current_directory() -> str:
 def merge_config(given: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """``given`` over the values of the file that its ``import-config`` names, if any."""
     path = given.get("import-config")
-    merged = read_config(directory / path) if path else {}
+    merged = read_options_file(directory / path) if path else {}
     return merged | dict(given)
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_options_file(path: Path) -> dict[str, Any]:
     """The option values in a file. Raises NotFoundError, or ConfigError that names file, line and key."""
     import yaml
 
@@ -120,12 +120,12 @@ def _scalar(option: Option, node: Any, where: str) -> Any:
             )
         return int(node.value)
     try:
-        return convert(option, node.value, f"{where}: {option.name}")
+        return option_value(option, node.value, f"{where}: {option.name}")
     except UsageError as error:
         raise ConfigError(error.message, hint=error.hint) from None
 
 
-def write_config(path: Path, values: Mapping[str, Any], *, overwrite: bool) -> None:
+def write_options_file(path: Path, values: Mapping[str, Any], *, overwrite: bool) -> None:
     """Write the options in effect. Raises ConflictError if the file exists and ``overwrite`` is False."""
     text = config_text(values)
     try:

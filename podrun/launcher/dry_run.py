@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from podrun.launcher.launch_server import LaunchServer
 from podrun.launcher.own_streams import Log
 from podrun.launcher.placement import fit_to_pod
-from podrun.launcher.server import choose_cluster, facts_of, find_server, pods_by_size
+from podrun.launcher.server import choose_cluster, facts_of, find_launch_server, pods_by_size
 from podrun.launcher.spec import (
     CurrentLaunch,
     InstanceSpec,
@@ -60,7 +60,7 @@ def preview(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
     """The text of ``--dry-run``. Asks a running server for its POD; starts nothing."""
     if spec.partition is None:
         return describe(spec, None, "")
-    address = find_server(spec.server, environ)
+    address = find_launch_server(spec.server, environ)
     if address is None:
         pod = facts_of(choose_cluster(spec))
         return describe(fit_to_pod(spec, pod, pods_by_size), pod, "podrun starts one for the run")

@@ -57,7 +57,7 @@ def metavar(option: Option) -> str:
     return option.metavar
 
 
-def spelled(option: Option) -> str:
+def option_as_typed(option: Option) -> str:
     """``-H, --host LIST``."""
     short = f"-{option.short}, " if option.short else ""
     name = f"{short}--{option.name}"
@@ -93,7 +93,7 @@ def help_text(width: int | None = None) -> str:
 def _entry(option: Option, width: int) -> Iterator[str]:
     default = default_text(option)
     text = option.help + (f" (default: {default})" if default else "")
-    left = f"  {spelled(option)}"
+    left = f"  {option_as_typed(option)}"
     wrapped = textwrap.wrap(text, max(width - _COLUMN, 30))
     if len(left) < _COLUMN - 1:
         yield left.ljust(_COLUMN) + wrapped.pop(0)
@@ -107,7 +107,7 @@ def markdown_table() -> str:
     """The option table of docs/launcher.md; a test compares it with the page."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for option in OPTIONS:
-        name = spelled(option).replace("|", "\\|")
+        name = option_as_typed(option).replace("|", "\\|")
         text = option.help.replace("|", "\\|")
         lines.append(f"| `{name}` | {default_text(option)} | {text} |")
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ SIGN_SECONDS = 10.0
 """Between two signs of life that a launch gives of itself to the server of its partition."""
 
 
-class PlaceInPartition:
+class IpuReservation:
     """A launch's choice of IPUs in a partition that several launches share: a lock on bytes of a file, one for each
     IPU.
 
@@ -31,7 +31,7 @@ class PlaceInPartition:
         self._path, self._file, self.first_ipu = path, file, first_ipu
 
     @classmethod
-    def take(cls, directory: Path, name: str, first: int, size: int) -> PlaceInPartition | None:
+    def take(cls, directory: Path, name: str, first: int, size: int) -> IpuReservation | None:
         """The place, or None if another launch of this user on this host holds a part of it."""
         path = directory / f"{name}.ipus"
         while True:
@@ -57,7 +57,7 @@ class PlaceInPartition:
         os.close(file)
 
 
-class HoldOnPartition:
+class PartitionKeepalive:
     """A launch's bond with the partition that it made: a thread tells the server that the launch lives, for a server
     that cannot see this process (`podrun.partition.host.holders`). ``say``: makes that call.
     """
@@ -78,9 +78,9 @@ class HoldOnPartition:
         self._rounds.stop()
 
 
-def take_place(
+def reserve_ipus(
     client: VipuClient, info: PartitionInfo, size: int, directory: Path, server: str
-) -> PlaceInPartition:
+) -> IpuReservation:
     """Take ``size`` aligned IPUs that no process holds and no other launch has chosen. ``directory``: of the lock
     files, whose names begin with ``server``. Raises ExhaustedError.
     """
@@ -92,7 +92,7 @@ def take_place(
     }
     for first in range(0, info.size - size + 1, size):
         if held.keys().isdisjoint(range(first, first + size)):
-            place = PlaceInPartition.take(directory, f"{server}-{info.name}", first, size)
+            place = IpuReservation.take(directory, f"{server}-{info.name}", first, size)
             if place is not None:
                 return place
     users = ", ".join(dict.fromkeys(held.values())) or "launches that are starting"

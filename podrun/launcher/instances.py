@@ -12,7 +12,7 @@ from podrun.core.errors import NotFoundError
 from podrun.faults.fault_errors import SUPERVISED
 from podrun.launcher.host_names import LOCAL_HOST, is_this_host
 from podrun.launcher.own_streams import Log
-from podrun.launcher.process import Command, ProcessRunner, Residue
+from podrun.launcher.process import Command, LaunchResources, ProcessRunner
 from podrun.launcher.spec import InstanceSpec, LaunchSpec, PartitionAddress, instance_environment
 from podrun.launcher.supervise import Runner
 from podrun.partition.machines.ray_starts import AUTO
@@ -27,7 +27,7 @@ class InstanceStarter:
     spec: LaunchSpec
     environ: Mapping[str, str]
     log: Log
-    residue: Residue
+    resources: LaunchResources
     cache: str
     of_launch: Mapping[str, str] = field(default_factory=dict)
     of_host: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class InstanceStarter:
             except OSError as error:
                 raise _cannot_start(instance, error) from error
             if here:
-                self.residue.watch(pid)
+                self.resources.watch(pid)
             self.log.debug(f"instance {instance.index} is process {pid} on {instance.host}")
 
     def _environment(
@@ -76,7 +76,7 @@ class InstanceStarter:
             self.environ,
             address=address,
             cache_path=self.cache,
-            launch_id=self.residue.launch_id,
+            launch_id=self.resources.launch_id,
             local=here,
             debug=self.spec.debug,
             exchange_point=exchange_point,

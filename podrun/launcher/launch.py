@@ -18,19 +18,19 @@ from podrun.faults.in_program import FILE
 from podrun.launcher.ending import LaunchEnding
 from podrun.launcher.host_names import is_this_host
 from podrun.launcher.instances import InstanceStarter
-from podrun.launcher.launch_server import Closed, LaunchServer
+from podrun.launcher.launch_server import LaunchOverError, LaunchServer
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log, open_mixer, send_logs_to
 from podrun.launcher.partition import LaunchPartition
 from podrun.launcher.placement import fit_to_pod
-from podrun.launcher.process import ProcessRunner, Residue
+from podrun.launcher.process import LaunchResources, ProcessRunner
 from podrun.launcher.recovering import Restarts
 from podrun.launcher.recovery import Coordinator, RestartPolicy
 from podrun.launcher.repair import Repairs, Replan
 from podrun.launcher.server import pods_by_size
 from podrun.launcher.spec import CurrentLaunch, LaunchSpec, PartitionAddress
 from podrun.launcher.status import LaunchStatus
-from podrun.launcher.summary import counted
+from podrun.launcher.summary import number_of
 from podrun.launcher.supervise import Interrupted, LaunchOutcome, Stopping, Supervisor
 from podrun.launcher.topology import topology_table
 from podrun.partition.machines.ray_starts import AUTO
@@ -94,23 +94,23 @@ class _Launch:
 
     def _run(self) -> int:
         self._check_hosts()
-        residue = Residue.begin(self.log)
-        self._undo.callback(residue.end)
+        resources = LaunchResources.begin(self.log)
+        self._undo.callback(resources.end)
         self._undo.callback(self._status.end)
         if self.current.spec.partition is not None:
             self._status.starting()
-        address, under_way = self._stopping.wait_for(lambda: self._prepare_partition(residue), self._cancel)
+        address, under_way = self._stopping.wait_for(lambda: self._prepare_partition(resources), self._cancel)
         if self.current.spec.print_topology:
             sys.stdout.write(topology_table(self.current.spec.layout))
             sys.stdout.flush()
-        cache = self.current.spec.cache_path or residue.cache_directory()
+        cache = self.current.spec.cache_path or resources.cache_directory()
         mixer = open_mixer(self.current.spec)
         self._undo.callback(mixer.close)
         self._plan_program_faults(cache)
-        self._begin_recording(residue)
+        self._begin_recording(resources)
         if self.partition is not None and self.current.spec.restarts is not None:
             self.restarts.repairs = Repairs(self.partition, self.log, self.replan)
-        outcome = self._attempt_until_done(residue, cache, mixer, address, under_way=under_way)
+        outcome = self._attempt_until_done(resources, cache, mixer, address, under_way=under_way)
         self._stopping.clearing()
         unstruck = "" if outcome.interrupted else self.ending.unstruck_faults()
         code = outcome.exit_code or (UNSTRUCK_EXIT_CODE if unstruck else 0)
@@ -127,7 +127,7 @@ class _Launch:
 
     def _attempt_until_done(
         self,
-        residue: Residue,
+        resources: LaunchResources,
         cache: str,
         mixer: OutputMixer,
         address: PartitionAddress | None,
@@ -139,7 +139,7 @@ class _Launch:
         """
         while True:
             started = time.monotonic()
-            outcome = self._attempt(residue, cache, mixer, address, under_way=under_way)
+            outcome = self._attempt(resources, cache, mixer, address, under_way=under_way)
             if self.current.spec.restarts is None or not self.restarts.may_help(outcome):
                 return outcome
             if not self.restarts.recover(outcome, mixer, time.monotonic() - started):
@@ -149,7 +149,7 @@ class _Launch:
 
     def _attempt(
         self,
-        residue: Residue,
+        resources: LaunchResources,
         cache: str,
         mixer: OutputMixer,
         address: PartitionAddress | None,
@@ -160,7 +160,7 @@ class _Launch:
         with contextlib.ExitStack() as undo:
             runner = ProcessRunner()
             undo.callback(runner.close)
-            starter = self._starter(residue, cache)
+            starter = self._starter(resources, cache)
             others = self._stopping.wait_for(lambda: starter.remote_runners(runner.wake), self._cancel)
             for other in others:
                 undo.callback(other.close)
@@ -175,22 +175,24 @@ class _Launch:
             self.supervisor = None
             return outcome
 
-    def _starter(self, residue: Residue, cache: str) -> InstanceStarter:
+    def _starter(self, resources: LaunchResources, cache: str) -> InstanceStarter:
         of_host: dict[str, str] = {}
         if self.ending.recording is not None:
             of_host |= self.ending.recording.environment
         of_host |= self._fault_environment
-        of_host |= self._status.environment(residue.cache_directory)
+        of_host |= self._status.environment(resources.cache_directory)
         of_launch = {"PODRUN_RESTART_COUNT": str(self.starts)}
-        return InstanceStarter(self.current.spec, self.environ, self.log, residue, cache, of_launch, of_host)
+        return InstanceStarter(
+            self.current.spec, self.environ, self.log, resources, cache, of_launch, of_host
+        )
 
-    def _begin_recording(self, residue: Residue) -> None:
+    def _begin_recording(self, resources: LaunchResources) -> None:
         spec = self.current.spec
         if spec.header is not None:
             from podrun.launcher.recording import LaunchRecording
 
             recording = LaunchRecording(
-                Path(residue.cache_directory()), spec.record, spec.header, self.ending.began
+                Path(resources.cache_directory()), spec.record, spec.header, self.ending.began
             )
             self.ending.recording = self.restarts.recording = recording
 
@@ -227,14 +229,14 @@ class _Launch:
         if spec.host_subnet:
             self.log.debug(f"--host-subnet {spec.host_subnet} has no effect: Ray connects the hosts")
 
-    def _prepare_partition(self, residue: Residue) -> tuple[PartitionAddress | None, bool]:
+    def _prepare_partition(self, resources: LaunchResources) -> tuple[PartitionAddress | None, bool]:
         """Where instances find their IPUs, and whether the partition is still being made."""
         if self.current.spec.partition is None:
             self.log.info("offline: no partition")
             return None, False
         others = [host for host in self.current.spec.layout.hosts if not is_this_host(host)]
         server = LaunchServer(self.current, self.environ, self.log, others)
-        partition = LaunchPartition(server, residue.launch_id)
+        partition = LaunchPartition(server, resources.launch_id)
         self._undo.callback(partition.close)
         self.partition = self.restarts.partition = self.ending.partition = partition
         pod = server.connect()
@@ -242,9 +244,9 @@ class _Launch:
         self.current.spec = fit_to_pod(self.current.spec, pod, pods_by_size if server.missing else None)
         self._stopping.check()  # From here on machines start, and cannot be stopped before they have started.
         under_way = partition.prepare()
-        residue.publish(partition)
+        resources.publish(partition)
         layout = self.current.spec.layout
-        what = f"{counted(layout.replicas, 'replica')}, {counted(layout.instances, 'instance')}"
+        what = f"{number_of(layout.replicas, 'replica')}, {number_of(layout.instances, 'instance')}"
         where = f"a {pod.name} of its own" if server.own else f"{pod.name}, server {server.address}"
         self.log.progress(f"{what}; partition {partition.name} on {where}")
         if not under_way:
@@ -265,7 +267,7 @@ class _Launch:
                 took = time.monotonic() - started
                 self.log.progress(f"partition {partition.name} is active after {took:.1f} s")
                 self._status.started()
-            except Closed:
+            except LaunchOverError:
                 return
             except PodrunError as error:
                 supervisor.notify_error(error)

@@ -11,14 +11,14 @@ from podrun.core.access import is_loopback, make_token
 from podrun.core.environment import runtime_directory
 from podrun.core.errors import ConflictError, PodrunError, UsageError
 from podrun.launcher.own_streams import Log
-from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_server
+from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_launch_server
 from podrun.launcher.spec import CurrentLaunch, PodFacts
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
 
 
-class Closed(PodrunError):
+class LaunchOverError(PodrunError):
     """The launch has ended while a thread waited for its partition."""
 
 
@@ -31,7 +31,7 @@ class LaunchPauses:
     def pause(self, seconds: float) -> None:
         """Wait. Raises Closed once `close` has been called."""
         if self._closing.wait(seconds):
-            raise Closed("podrun ends while its partition is on its way")
+            raise LaunchOverError("podrun ends while its partition is on its way")
 
     def close(self) -> None:
         """End this pause and all later ones."""
@@ -74,7 +74,7 @@ class LaunchServer:
         ConflictError if it has another POD than --cluster says or the port is taken.
         """
         spec = self.current.spec.server
-        self.address = find_server(spec, self.environ)
+        self.address = find_launch_server(spec, self.environ)
         if self.address is None:
             return self._start_service()
         self.log.info(f"V-IPU server {self.address}")

@@ -110,7 +110,7 @@ class _Parser:
                 raise UsageError(f"{shown} takes no value", hint="Type -v, or -vv for more.")
             self.given[option.name] = self.given.get(option.name, 0) + 1
             return
-        value = convert(option, text, shown) if text or option.takes_value else True
+        value = option_value(option, text, shown) if text or option.takes_value else True
         if option.repeatable:
             self.given[option.name] = (*self.given.get(option.name, ()), value)
             return
@@ -169,7 +169,7 @@ def _nearest(name: str) -> str | None:
     return f"Did you mean --{close}?" if close else None
 
 
-def convert(option: Option, text: str, shown: str) -> Any:
+def option_value(option: Option, text: str, shown: str) -> Any:
     """The value of ``text`` for an option. ``shown``: the option's name in errors. Raises UsageError."""
     kind = option.kind
     if kind in (ValueKind.BOOLEAN, ValueKind.FLAG):
@@ -255,7 +255,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def settle(given: Mapping[str, Any]) -> dict[str, Any]:
+def values_in_effect(given: Mapping[str, Any]) -> dict[str, Any]:
     """The value of every option: the given one, else the default. ``-v``, ``--vv`` and ``--debug`` become
     ``verbose`` (0, 1 or 2)."""
     values = {option.name: given.get(option.name, option.default) for option in OPTIONS}

@@ -18,7 +18,7 @@ from podrun.core.errors import (
     ServiceError,
     UsageError,
 )
-from podrun.launcher.holds import HoldOnPartition, PlaceInPartition, check_unused, take_place
+from podrun.launcher.holds import IpuReservation, PartitionKeepalive, check_unused, reserve_ipus
 from podrun.launcher.launch_faults import LaunchFaults
 from podrun.launcher.launch_server import LaunchPauses, LaunchServer
 from podrun.launcher.machine_work import LaunchReports
@@ -58,8 +58,8 @@ class LaunchPartition:
         )
         self.name = ""
         self.created = False
-        self._place: PlaceInPartition | None = None
-        self._hold: HoldOnPartition | None = None
+        self._reservation: IpuReservation | None = None
+        self._keepalive: PartitionKeepalive | None = None
         self._info: PartitionInfo | None = None
         self._waiting = threading.Lock()
 
@@ -76,7 +76,7 @@ class LaunchPartition:
     @property
     def first_ipu(self) -> int:
         """The launch's first IPU; not 0 only in a reconfigurable partition that it shares with other launches."""
-        return 0 if self._place is None else self._place.first_ipu
+        return 0 if self._reservation is None else self._reservation.first_ipu
 
     def pause(self, seconds: float) -> None:
         """Wait between two queries. Raises Closed when the launch ends."""
@@ -108,7 +108,7 @@ class LaunchPartition:
         check_may_use(self.client, self.name)
         self._log.info(f"partition {self.name} already exists and is in state {info.state.name}")
         if _shares(info, self.wanted):
-            self._take_place(info)
+            self._reserve_ipus(info)
         else:
             check_unused(self.client, info)
         if not _fits(info, self.wanted):
@@ -138,11 +138,11 @@ class LaunchPartition:
             return usable[0]
         return f"podrun-{os.getpid()}"
 
-    def _take_place(self, info: PartitionInfo) -> None:
+    def _reserve_ipus(self, info: PartitionInfo) -> None:
         address, size = self.server.address, self.wanted.size
         assert address is not None
         directory = runtime_directory(self.server.environ)
-        self._place = take_place(self.client, info, size, directory, f"{address.host}-{address.port}")
+        self._reservation = reserve_ipus(self.client, info, size, directory, f"{address.host}-{address.port}")
         last = self.first_ipu + size - 1
         self._log.info(f"IPUs {self.first_ipu} to {last} of partition {info.name} are this run's")
 
@@ -187,8 +187,8 @@ class LaunchPartition:
             self._info = self.client.get_partition(self.name)
         if not wanted.remove and needs.holder:
             self.client.hold_partition(self.name, needs.holder, keep=True)
-        elif needs.holder and self._hold is None and not self.server.own:
-            self._hold = HoldOnPartition(lambda: self.client.hold_partition(self.name, needs.holder))
+        elif needs.holder and self._keepalive is None and not self.server.own:
+            self._keepalive = PartitionKeepalive(lambda: self.client.hold_partition(self.name, needs.holder))
         self._log.info(f"creating partition {self.name} of {wanted.size} IPUs")
 
     # --- waited for ------------------------------------------------------------------------------------------
@@ -320,20 +320,20 @@ class LaunchPartition:
             self._waiting.release()
 
     def _close(self) -> None:
-        if self._place is not None:
-            self._place.release()
+        if self._reservation is not None:
+            self._reservation.release()
         try:
             if self.faults.planned and not self.server.own and self.name:
                 self.faults.disarm(self.client, self.name, self._log)
             if self.created and self.wanted.remove and not self.server.own:
                 self._remove_at_end()
         except PodrunError as error:
-            later = "; its server does that when it runs again" if self._hold is not None else ""
+            later = "; its server does that when it runs again" if self._keepalive is not None else ""
             self._log.warning(f"partition {self.name} could not be removed: {error.message}{later}")
         finally:
             self.server.close_client()
-            if self._hold is not None:
-                self._hold.release()
+            if self._keepalive is not None:
+                self._keepalive.release()
             self.server.close()
 
     def _remove_at_end(self) -> None:

@@ -18,7 +18,7 @@ from podrun.core.errors import UsageError
 from podrun.launcher.mpi_arguments import MpiArguments, parse_instance_arguments, parse_mpi_arguments
 from podrun.launcher.option_kinds import ValueKind
 from podrun.launcher.option_table import BY_NAME, OPTIONS
-from podrun.launcher.options import settle
+from podrun.launcher.options import values_in_effect
 from podrun.launcher.placement import plan_layout
 from podrun.launcher.program import LaunchContext, _interpreter_warning, resolve_program
 from podrun.launcher.spec import (
@@ -44,7 +44,7 @@ def plan_launch(given: Mapping[str, Any], program: tuple[str, ...], context: Lau
 
     `fit_to_pod` checks what depends on the POD (its size, IPU-Link domains), once the POD is known.
     """
-    values = settle(given)
+    values = values_in_effect(given)
     layout = plan_layout(values)
     offline = values["offline-mode"]
     everywhere = parse_mpi_arguments(values["mpi-global-args"], "--mpi-global-args")

@@ -3,9 +3,10 @@
 Each instance leads a process group of its own, dies with the process that runs this (see ``trampoline``), and
 is known by its index. Nothing here prints: what happens comes out of `ProcessRunner.poll` as events.
 
-`Residue` is what a launch may leave behind. It is recorded before it exists, so that it is removed whatever happens:
-`Residue.end` removes it at an orderly end; after ``kill -9`` instances die with podrun and a guardian process ends the
-rest at once; if the guardian is gone too, the next command cleans up (`podrun.partition.host.discovery`).
+`LaunchResources` is what a launch may leave behind. It is recorded before it exists, so that it is removed whatever
+happens: `LaunchResources.end` removes it at an orderly end; after ``kill -9`` instances die with podrun and a guardian
+process ends the rest at once; if the guardian is gone too, the next command cleans up
+(`podrun.partition.host.discovery`).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Ended:
         return f"signal {signal.Signals(self.signal).name} (exit code {self.code})"
 
 
-Event = Printed | Ended
+InstanceEvent = Printed | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +129,10 @@ class ProcessRunner:
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child, None))
         return process.pid
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[InstanceEvent]:
         """Wait at most ``timeout`` seconds for events; returns them in order for each instance."""
         lingering = any(child.status and not child.reported for child in self._children.values())
-        events: list[Event] = []
+        events: list[InstanceEvent] = []
         for key, _ in self._selector.select(min(timeout, 0.05) if lingering else timeout):
             if key.data is None:
                 self._drain_wake()
@@ -189,7 +190,7 @@ class ProcessRunner:
             while os.read(self._wake_read, 512):
                 pass
 
-    def _read(self, child: _Child, channel: OutputChannel) -> list[Event]:
+    def _read(self, child: _Child, channel: OutputChannel) -> list[InstanceEvent]:
         pipe = child.process.stdout if channel is OutputChannel.STDOUT else child.process.stderr
         assert pipe is not None
         try:
@@ -222,7 +223,7 @@ class ProcessRunner:
         child.ended_at = time.monotonic()
         self._selector.unregister(child.pidfd)
 
-    def _report_end(self, child: _Child) -> list[Event]:
+    def _report_end(self, child: _Child) -> list[InstanceEvent]:
         if child.status is None or child.reported:
             return []
         if child.open_channels and time.monotonic() - child.ended_at < LINGER_SECONDS:
@@ -234,7 +235,7 @@ class ProcessRunner:
         return [Ended(child.instance, code, number)]
 
 
-class Residue:
+class LaunchResources:
     """The processes and directories of one launch. ``launch_id`` marks the environment of its processes."""
 
     def __init__(self, registry: Registry) -> None:
@@ -248,7 +249,7 @@ class Residue:
         self._guardian.watch_mark(self.mark)
 
     @classmethod
-    def begin(cls, log: Log) -> Residue:
+    def begin(cls, log: Log) -> LaunchResources:
         """Remove what earlier launches left, then record this one."""
         registry = Registry()
         for entry in registry.sweep():

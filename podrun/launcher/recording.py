@@ -22,10 +22,10 @@ from podrun.launcher.process import Ended
 from podrun.launcher.recovery import (
     GoOnWithFewer,
     PowerCycleMachine,
+    RecoveryStep,
     ReplaceMachine,
     ResetThePartition,
     ResetTheseIpus,
-    Step,
     TakeSpare,
     Verdict,
 )
@@ -100,7 +100,7 @@ class LaunchRecording:
         parts = {"replicas": layout.replicas, "instances": layout.instances, "ipus": layout.ipus}
         self._notes.note_at(0, "start", parts)
 
-    def started_again(self, number: int, steps: Sequence[Step]) -> None:
+    def started_again(self, number: int, steps: Sequence[RecoveryStep]) -> None:
         """Note a restart after the steps of a recovery. ``number``: of the restart."""
         words = [*map(step_in_words, steps), f"instances started again (restart {number})"]
         self.note("restart", text=", ".join(words))
@@ -150,13 +150,13 @@ class LaunchRecording:
         goodput = goodput_of(timed, incidents=len(incidents))
         if self._file is not None:
             _write(self._file, "\n".join(to_lines(record)) + "\n")
-            _write(beside(self._file, "incidents"), incidents_json(record))
+            _write(file_beside(self._file, "incidents"), incidents_json(record))
             if goodput is not None:
-                _write(beside(self._file, "goodput"), json.dumps(goodput.plain, indent=2) + "\n")
+                _write(file_beside(self._file, "goodput"), json.dumps(goodput.plain, indent=2) + "\n")
         return Recorded(record, incidents, goodput)
 
 
-def step_in_words(step: Step) -> str:
+def step_in_words(step: RecoveryStep) -> str:
     """A step of a recovery in words: ``replace machine ipum2``."""
     match step:
         case ResetTheseIpus(ipus):
@@ -173,7 +173,7 @@ def step_in_words(step: Step) -> str:
             return f"go on with fewer replicas, at least {least}"
 
 
-def beside(file: Path, what: str) -> Path:
+def file_beside(file: Path, what: str) -> Path:
     """The file for ``what`` beside a record."""
     return file.with_name(f"{file.name}.{what}.json")
 

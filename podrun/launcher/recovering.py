@@ -10,7 +10,7 @@ from podrun.core.errors import PodrunError
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log, error_text
 from podrun.launcher.partition import LaunchPartition
-from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery, Step, Verdict
+from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery, RecoveryStep, Verdict
 from podrun.launcher.repair import Repairs
 from podrun.launcher.supervise import LaunchOutcome, Stopping
 
@@ -87,7 +87,7 @@ class Restarts:
             self.recording.started_again(decision.number, steps)
         return None
 
-    def _carry_out(self, recovery: Recovery) -> tuple[Step, ...] | None:
+    def _carry_out(self, recovery: Recovery) -> tuple[RecoveryStep, ...] | None:
         """Make the partition usable again and plan the faults that have still to strike, before instances start. The
         steps that were taken; None if that is impossible.
         """

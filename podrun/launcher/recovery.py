@@ -209,7 +209,9 @@ class GoOnWithFewer:
     at_least: int
 
 
-Step = ResetTheseIpus | ResetThePartition | PowerCycleMachine | ReplaceMachine | TakeSpare | GoOnWithFewer
+RecoveryStep = (
+    ResetTheseIpus | ResetThePartition | PowerCycleMachine | ReplaceMachine | TakeSpare | GoOnWithFewer
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class Recovery:
     """
 
     number: int
-    ways: tuple[tuple[Step, ...], ...]
+    ways: tuple[tuple[RecoveryStep, ...], ...]
     pause_seconds: float = 0.0
 
 
@@ -298,13 +300,13 @@ class Coordinator:
         """The verdict when nobody says what is broken: the partition service stays away."""
         return self._verdict(f"the recovery failed: {why}")
 
-    def _way(self, answer: Answer, damage: Damage) -> tuple[Step, ...]:
+    def _way(self, answer: Answer, damage: Damage) -> tuple[RecoveryStep, ...]:
         if answer is Answer.SPARE:
             return (TakeSpare(),)
         if answer is Answer.FEWER:
             return (GoOnWithFewer(self.policy.min_replicas),)
-        replaced: Sequence[Step] = tuple(map(ReplaceMachine, damage.lost))
-        cycled: Sequence[Step] = tuple(map(PowerCycleMachine, damage.power))
+        replaced: Sequence[RecoveryStep] = tuple(map(ReplaceMachine, damage.lost))
+        cycled: Sequence[RecoveryStep] = tuple(map(PowerCycleMachine, damage.power))
         if replaced or cycled or damage.links or damage.partition:
             return (*replaced, *cycled, ResetThePartition())
         ipus = tuple(sorted({*damage.ipus, *damage.tile_exceptions}))

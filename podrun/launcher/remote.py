@@ -21,7 +21,7 @@ from typing import Any
 from podrun.core.errors import DeadlineError, NotFoundError, ServiceError
 from podrun.launcher.output import OutputChannel
 from podrun.launcher.own_streams import Log
-from podrun.launcher.process import Command, Ended, Event, Printed, ProcessRunner
+from podrun.launcher.process import Command, Ended, InstanceEvent, Printed, ProcessRunner
 from podrun.partition.host.discovery import remove_scratch
 from podrun.partition.host.guardian import Guardian, end_marked
 from podrun.partition.machines.ray_starts import ActorStart, start_together
@@ -75,7 +75,7 @@ class HostActor:
         self._guardian.dismiss()
 
 
-def plain_event(event: Event) -> tuple[Any, ...]:
+def plain_event(event: InstanceEvent) -> tuple[Any, ...]:
     """An event as a tuple of plain values."""
     match event:
         case Printed(instance, channel, data):
@@ -84,7 +84,7 @@ def plain_event(event: Event) -> tuple[Any, ...]:
             return ("ended", instance, code, number)
 
 
-def event_of(plain: Sequence[Any]) -> Event:
+def event_of(plain: Sequence[Any]) -> InstanceEvent:
     """The event that `plain_event` described."""
     if plain[0] == "printed":
         return Printed(plain[1], OutputChannel(plain[2]), plain[3])
@@ -97,7 +97,7 @@ class RemoteRunner:
     def __init__(self, ray: Any, actor: Any, host: str, wake: Callable[[], None], log: Log) -> None:
         self.host = host
         self._ray, self._actor, self._wake, self._log = ray, actor, wake, log
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[InstanceEvent] = queue.SimpleQueue()
         self._running: set[int] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._fetch, name=f"podrun-host-{host}", daemon=True)
@@ -127,7 +127,7 @@ class RemoteRunner:
             self._thread.start()
         return pid
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[InstanceEvent]:
         """The events that have arrived, without waiting."""
         events = []
         while not self._events.empty():

@@ -16,10 +16,10 @@ from podrun.launcher.recovery import (
     GoOnWithFewer,
     PowerCycleMachine,
     Recovery,
+    RecoveryStep,
     ReplaceMachine,
     ResetThePartition,
     ResetTheseIpus,
-    Step,
     TakeSpare,
     damage_of,
     without_partition,
@@ -64,7 +64,7 @@ class Repairs:
             damage = without_partition(damage, f"partition {partition.name} in state ERROR")
         return damage, batches
 
-    def carry_out(self, recovery: Recovery) -> tuple[Step, ...] | None:
+    def carry_out(self, recovery: Recovery) -> tuple[RecoveryStep, ...] | None:
         """Do the first way that is possible, and return its steps; None if no way is possible. Afterwards the partition
         is on its way to ACTIVE.
 
@@ -91,7 +91,7 @@ class Repairs:
             if missing:
                 partition.client.inject_faults(partition.name, missing)
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: RecoveryStep) -> None:
         partition, client, name = self._partition, self._partition.client, self._partition.name
         match step:
             case ResetTheseIpus(ipus):

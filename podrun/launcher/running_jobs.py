@@ -77,7 +77,7 @@ def _holds(client: VipuClient, name: str, pid: int) -> bool:
     )
 
 
-def server_options(command: Any) -> Any:
+def job_server_options(command: Any) -> Any:
     """The options ``--api-host`` and ``--api-port`` of a click command."""
     command = click.option("--api-port", type=click.IntRange(1, 65535), help="Its port; 8090.")(command)
     return click.option(

@@ -42,7 +42,7 @@ class ServerAddress:
         return f"{self.host}:{self.port} ({self.source})"
 
 
-def find_server(server: ServerSpec, environ: Mapping[str, str]) -> ServerAddress | None:
+def find_launch_server(server: ServerSpec, environ: Mapping[str, str]) -> ServerAddress | None:
     """The server to use, or None if podrun has to start one. Does not connect to a server that the user names.
 
     In this order: --vipu-server-host, $IPUOF_VIPU_API_HOST, a `vipu-server` of this user on this host,

@@ -25,9 +25,9 @@ def launch_summary(
     """Lines without line ends. Figures that machines do not report are left out. ``command``: the program's, for advice
     in the words of the front end that it imports."""
     machines = len(reports)
-    parts = [counted(layout.replicas, "replica"), counted(layout.instances, "instance")]
+    parts = [number_of(layout.replicas, "replica"), number_of(layout.instances, "instance")]
     if machines:
-        parts.append(counted(machines, "machine"))
+        parts.append(number_of(machines, "machine"))
     lines = [f"done in {wall_seconds:.1f} s: {', '.join(parts)}"]
     if idle := _idle(layout, reports, command):
         lines.append(idle)
@@ -40,7 +40,7 @@ def launch_summary(
     return lines
 
 
-def counted(number: int, noun: str) -> str:
+def number_of(number: int, noun: str) -> str:
     """``1 machine``, ``4 machines``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
@@ -99,10 +99,10 @@ def _model(reports: Sequence[MachineReport]) -> list[str]:
     ]
     if not times:
         return []
-    return [f"modelled on IPUs: {duration(max(times))} per batch", f"({TRUST})"]
+    return [f"modelled on IPUs: {scaled_duration(max(times))} per batch", f"({TRUST})"]
 
 
-def duration(seconds: float) -> str:
+def scaled_duration(seconds: float) -> str:
     """A time in a unit that leaves at most three digits before the point."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
         if seconds * factor >= 1:

@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 from podrun.core.errors import PodrunError
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log
-from podrun.launcher.process import Command, Ended, Event, Printed
+from podrun.launcher.process import Command, Ended, InstanceEvent, Printed
 
 SETTLE_SECONDS = 1.0
 """From the first failure to SIGTERM for the others."""
@@ -42,7 +42,7 @@ class Runner(Protocol):
     def start(self, command: Command) -> int:
         """Start an instance; its process id there."""
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[InstanceEvent]:
         """The events that happened; waits at most ``timeout`` seconds."""
 
     def running(self) -> list[int]:
@@ -137,7 +137,7 @@ class Supervisor:
     def _running(self) -> list[int]:
         return [instance for runner in self._runners for instance in runner.running()]
 
-    def _poll(self) -> list[Event]:
+    def _poll(self) -> list[InstanceEvent]:
         first, *others = self._runners
         wait = min(max(self._deadline - self._clock(), 0.0), 0.2 if self._mixer.holding else 1.0)
         events = first.poll(wait)
@@ -145,7 +145,7 @@ class Supervisor:
             events += runner.poll(0)
         return events
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: InstanceEvent) -> None:
         match event:
             case Printed(instance, channel, data):
                 self._mixer.feed(instance, channel, data)

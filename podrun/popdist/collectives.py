@@ -39,7 +39,7 @@ from podrun.faults import cause_of, program_faults
 from podrun.faults.kinds import COLLECTIVE
 from podrun.popdist import core
 from podrun.popdist.core import popdist_error
-from podrun.record.recorder import digest, recorder
+from podrun.record.recorder import array_digest, process_recorder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -169,7 +169,7 @@ def _named(call: str, nbytes: int = 0) -> Iterator[Communicator]:
                 _strike(group, nbytes)
             yield group
     except popdist_error as error:
-        notes = recorder()
+        notes = process_recorder()
         if notes is not None:
             notes.note_error(error, "collective")
         record_error(error, AttachedIpus(environment().get(PARTITION, ""), (), {}))
@@ -274,16 +274,16 @@ def barrier() -> None:
     """Wait until all instances have arrived."""
     with _named("barrier") as group:
         group.barrier()
-    notes = recorder()
+    notes = process_recorder()
     if notes is not None:
         notes.note("collective", call="barrier")
 
 
 def _noted(call: str, result: np.ndarray) -> np.ndarray:
     """Record the result of a collective, if the launch is recorded, and return it."""
-    notes = recorder()
+    notes = process_recorder()
     if notes is not None:
-        notes.note("collective", call=call, digest=digest(result))
+        notes.note("collective", call=call, digest=array_digest(result))
     return result
 
 

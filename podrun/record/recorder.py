@@ -72,7 +72,7 @@ class EventRecorder:
 _of_this_process: dict[str, EventRecorder] = {}
 
 
-def recorder(environ: Mapping[str, str] | None = None) -> EventRecorder | None:
+def process_recorder(environ: Mapping[str, str] | None = None) -> EventRecorder | None:
     """The recorder of this process; None if nothing is recorded."""
     given = environment(environ)
     folder = given.get(FOLDER, "")
@@ -86,7 +86,7 @@ def recorder(environ: Mapping[str, str] | None = None) -> EventRecorder | None:
     return _of_this_process[str(path)]
 
 
-def digest(value: np.ndarray[Any, Any]) -> str:
+def array_digest(value: np.ndarray[Any, Any]) -> str:
     """A name for an array's bits, 64 of them. Reads memory at about its speed."""
     import xxhash
 
@@ -99,7 +99,7 @@ def digest_of_all(values: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
     whole = xxhash.xxh3_64()
     for name in sorted(values):
-        whole.update(f"{name}\0{digest(values[name])}\0".encode())
+        whole.update(f"{name}\0{array_digest(values[name])}\0".encode())
     return whole.hexdigest()
 
 
@@ -167,13 +167,13 @@ class RecordedConnection:
         inputs: Mapping[str, np.ndarray[Any, Any]],
         outputs: Mapping[str, np.ndarray[Any, Any]] | None = None,
     ) -> RunResult:
-        given = {name: digest(np.asarray(value)) for name, value in inputs.items()}
+        given = {name: array_digest(np.asarray(value)) for name, value in inputs.items()}
         first = self._done
         self._notes.note("run", batch=first, batches=batches, inputs=given)
         with self._joint_operation():
             result = self._heard("run", lambda: self._inner.run(batches, inputs, outputs))
             self._done = result.batches_done
-            given_back = {name: digest(value) for name, value in result.anchors.items()}
+            given_back = {name: array_digest(value) for name, value in result.anchors.items()}
             self._notes.note("ran", batch=first, batches=result.batches_done - first, outputs=given_back)
         return result
 
@@ -216,4 +216,4 @@ def describe_program(executable: Executable) -> dict[str, Any]:
                 name = type(instruction).__name__
                 found[name] = found.get(name, 0) + 1
     data = np.frombuffer(executable_file.dumps(executable), np.uint8)
-    return {"program": digest(data), "collectives": dict(sorted(found.items()))}
+    return {"program": array_digest(data), "collectives": dict(sorted(found.items()))}

@@ -20,7 +20,7 @@ from typing import Any
 from podrun.core.errors import UsageError
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest, Connection, config_files
-from podrun.record.recorder import RecordedConnection, recorder
+from podrun.record.recorder import RecordedConnection, process_recorder
 from podrun.runtime.environment import ours
 
 _ATTACH_POLL_SECONDS = 1.0
@@ -199,7 +199,7 @@ class RunDevice:
         """The IPUoF connection, opened on first use."""
         if self._connection is None:
             connection = open_connection(self._environment, self._held)
-            notes = recorder(self._environment)
+            notes = process_recorder(self._environment)
             self._connection = connection if notes is None else RecordedConnection(connection, notes)
         return self._connection
 

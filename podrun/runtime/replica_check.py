@@ -21,7 +21,7 @@ import numpy as np
 
 from podrun.core.errors import ErrorCause, ErrorCode, RecoverableRuntimeError, RecoveryAction
 from podrun.core.executable import Executable
-from podrun.record.recorder import digest, recorder
+from podrun.record.recorder import array_digest, process_recorder
 
 if TYPE_CHECKING:
     from podrun.runtime.device import RunDevice
@@ -65,10 +65,10 @@ class ReplicaCheck:
         found = _of_all_instances(mine) if device.job != device.ipus else sorted(mine)
         span = executable.layout.ipus_per_replica
         suspects = odd_ones(found, span)
-        notes = recorder(device.environ)
+        notes = process_recorder(device.environ)
         if notes is not None:
             first = np.array([each.digest for each in found[:span]], np.uint64)
-            notes.note("checked", batch=self._done, digest=None if suspects else digest(first))
+            notes.note("checked", batch=self._done, digest=None if suspects else array_digest(first))
         if suspects:
             error = differing(suspects, self._done, self._agreed)
             if notes is not None:

@@ -15,7 +15,7 @@ import podrun
 from podrun.core.cluster_file import read_cluster
 from podrun.core.documents import MAX_BYTES, parse_document, parse_json, read_bytes, read_document
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
-from podrun.launcher.config_file import read_config
+from podrun.launcher.config_file import read_options_file
 from podrun.launcher.host_names import read_hostfile
 from podrun.partition.commands.which_server import read_hcl
 from podrun.report.document import load as load_profile
@@ -97,7 +97,7 @@ def test_hostile_yaml_is_refused_in_time_by_every_reader(tmp_path: Path, kind: s
     path = tmp_path / "file.yaml"
     path.write_text(text)
     began = time.monotonic()
-    for read in (read_document, read_cluster, read_config):
+    for read in (read_document, read_cluster, read_options_file):
         with pytest.raises(ConfigError, match=rf"file\.yaml.*({reason})"):
             read(path)
     assert time.monotonic() - began < 20
@@ -132,7 +132,15 @@ def special(folder: Path) -> list[Path]:
 
 
 def test_special_files_are_refused_at_once_by_every_reader(tmp_path: Path) -> None:
-    readers = (read_document, read_cluster, read_config, read_hostfile, read_hcl, load_profile, read_bytes)
+    readers = (
+        read_document,
+        read_cluster,
+        read_options_file,
+        read_hostfile,
+        read_hcl,
+        load_profile,
+        read_bytes,
+    )
     for path in special(tmp_path):
         for read in readers:
             with pytest.raises(UsageError, match=r"regular file|cannot be read|is the most|no .*file"):

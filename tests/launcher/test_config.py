@@ -14,10 +14,10 @@ from podrun.launcher.config_file import (
     config_text,
     current_directory,
     merge_config,
-    read_config,
-    write_config,
+    read_options_file,
+    write_options_file,
 )
-from podrun.launcher.options import settle
+from podrun.launcher.options import values_in_effect
 
 
 def test_the_command_line_comes_first(tmp_path: Path) -> None:
@@ -45,10 +45,10 @@ def test_what_is_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]
 ) -> None:
     path = tmp_path_factory.mktemp("config") / "c.yaml"
-    effective = settle(values)
-    write_config(path, effective, overwrite=False)
-    read = read_config(path)
-    assert settle(read) == settle({**effective, "vv": False})
+    effective = values_in_effect(values)
+    write_options_file(path, effective, overwrite=False)
+    read = read_options_file(path)
+    assert values_in_effect(read) == values_in_effect({**effective, "vv": False})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_wrong_files_name_file_line_and_key(text: str, message: str, hint: str, 
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_config(path)
+        read_options_file(path)
     assert message in caught.value.message
     assert str(path) in caught.value.message
     assert hint in (caught.value.hint or "")
@@ -78,17 +78,17 @@ def test_wrong_files_name_file_line_and_key(text: str, message: str, hint: str, 
 
 def test_a_file_that_is_missing_and_one_that_is_there(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no configuration file"):
-        read_config(tmp_path / "none.yaml")
+        read_options_file(tmp_path / "none.yaml")
     path = tmp_path / "c.yaml"
-    write_config(path, settle({"num-replicas": 2}), overwrite=False)
+    write_options_file(path, values_in_effect({"num-replicas": 2}), overwrite=False)
     with pytest.raises(ConflictError, match="exists already"):
-        write_config(path, settle({"num-replicas": 4}), overwrite=False)
-    write_config(path, settle({"num-replicas": 4}), overwrite=True)
-    assert read_config(path)["num-replicas"] == 4
+        write_options_file(path, values_in_effect({"num-replicas": 4}), overwrite=False)
+    write_options_file(path, values_in_effect({"num-replicas": 4}), overwrite=True)
+    assert read_options_file(path)["num-replicas"] == 4
 
 
 def test_only_options_that_belong_in_a_file_are_written() -> None:
-    text = config_text(settle({"num-replicas": 2, "dry-run": True, "import-config": "x"}))
+    text = config_text(values_in_effect({"num-replicas": 2, "dry-run": True, "import-config": "x"}))
     keys = {line.split(":")[0] for line in text.splitlines() if line and line[0] not in "#- "}
     assert keys <= set(CONFIGURABLE)
     assert "num-replicas: 2" in text

@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from podrun.launcher.holds import PlaceInPartition
+from podrun.launcher.holds import IpuReservation
 
 OTHER_LAUNCH = """
 import sys
 from pathlib import Path
-from podrun.launcher.holds import PlaceInPartition
+from podrun.launcher.holds import IpuReservation
 
-place = PlaceInPartition.take(Path(sys.argv[1]), "p", 4, 4)
+place = IpuReservation.take(Path(sys.argv[1]), "p", 4, 4)
 print("taken" if place else "refused", flush=True)
 sys.stdin.readline()
 if place:
@@ -22,7 +22,7 @@ if place:
 
 
 def test_the_last_launch_removes_the_file(tmp_path: Path) -> None:
-    mine = PlaceInPartition.take(tmp_path, "p", 0, 4)
+    mine = IpuReservation.take(tmp_path, "p", 0, 4)
     assert mine is not None
     with subprocess.Popen(
         [sys.executable, "-c", OTHER_LAUNCH, str(tmp_path)],
@@ -32,13 +32,13 @@ def test_the_last_launch_removes_the_file(tmp_path: Path) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "taken\n"
-        assert PlaceInPartition.take(tmp_path, "p", 4, 4) is None
-        mine = PlaceInPartition.take(tmp_path, "p", 0, 4)
+        assert IpuReservation.take(tmp_path, "p", 4, 4) is None
+        mine = IpuReservation.take(tmp_path, "p", 0, 4)
         assert mine is not None
         mine.release()
         assert [path.name for path in tmp_path.iterdir()] == ["p.ipus"]
         other.communicate("\n", timeout=60)
-    again = PlaceInPartition.take(tmp_path, "p", 4, 4)
+    again = IpuReservation.take(tmp_path, "p", 4, 4)
     assert again is not None
     again.release()
     again.release()

@@ -10,7 +10,13 @@ from podrun.core.errors import UsageError
 from podrun.launcher.help_text import default_text, help_text
 from podrun.launcher.option_kinds import Option, ValueKind
 from podrun.launcher.option_table import BY_NAME, OPTIONS
-from podrun.launcher.options import find_option, nearest_option, parse_command_line, settle, show_value
+from podrun.launcher.options import (
+    find_option,
+    nearest_option,
+    parse_command_line,
+    show_value,
+    values_in_effect,
+)
 
 REFERENCE_DEFAULTS = {
     "num-replicas": 1,
@@ -197,12 +203,12 @@ def test_one_letter_missing_is_understood_as_a_typing_error(option: Option, data
 
 
 def test_settle_fills_in_defaults_and_counts_verbosity() -> None:
-    assert settle({})["num-replicas"] == 1
-    assert settle({"vv": True})["verbose"] == 2
-    assert settle({"debug": True})["verbose"] == 2
-    assert settle({"verbose": 5})["verbose"] == 2
+    assert values_in_effect({})["num-replicas"] == 1
+    assert values_in_effect({"vv": True})["verbose"] == 2
+    assert values_in_effect({"debug": True})["verbose"] == 2
+    assert values_in_effect({"verbose": 5})["verbose"] == 2
     with pytest.raises(UsageError, match="exclude each other"):
-        settle({"quiet": True, "verbose": 1})
+        values_in_effect({"quiet": True, "verbose": 1})
 
 
 def test_help_names_every_option_with_its_default() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from podrun.launcher.output import OutputChannel
-from podrun.launcher.process import Command, Ended, Event, Printed, ProcessRunner
+from podrun.launcher.process import Command, Ended, InstanceEvent, Printed, ProcessRunner
 
 pytestmark = pytest.mark.system
 
@@ -24,8 +24,8 @@ def runner() -> Iterator[ProcessRunner]:
     runner.close()
 
 
-def run_all(runner: ProcessRunner, seconds: float = 20.0) -> list[Event]:
-    events: list[Event] = []
+def run_all(runner: ProcessRunner, seconds: float = 20.0) -> list[InstanceEvent]:
+    events: list[InstanceEvent] = []
     end = time.monotonic() + seconds
     while runner.running():
         assert time.monotonic() < end
@@ -37,13 +37,13 @@ def python(instance: int, code: str, directory: Path) -> Command:
     return Command(instance, (sys.executable, "-S", "-c", code), str(directory), {"PATH": os.environ["PATH"]})
 
 
-def printed(events: list[Event], instance: int, channel: OutputChannel) -> bytes:
+def printed(events: list[InstanceEvent], instance: int, channel: OutputChannel) -> bytes:
     return b"".join(
         e.data for e in events if isinstance(e, Printed) and (e.instance, e.channel) == (instance, channel)
     )
 
 
-def ends(events: list[Event]) -> dict[int, Ended]:
+def ends(events: list[InstanceEvent]) -> dict[int, Ended]:
     return {e.instance: e for e in events if isinstance(e, Ended)}
 
 
@@ -85,7 +85,7 @@ def test_signals_reach_the_whole_group_and_are_told_from_exit_codes(
         "child.wait()"
     )
     runner.start(python(0, code, tmp_path))
-    events: list[Event] = []
+    events: list[InstanceEvent] = []
     while not printed(events, 0, OutputChannel.STDOUT):
         events += runner.poll(5.0)
     grandchild = int(printed(events, 0, OutputChannel.STDOUT))

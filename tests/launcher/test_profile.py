@@ -10,7 +10,7 @@ import pytest
 from podrun.core.errors import ConfigError, InvalidOptionError, UsageError
 from podrun.core.telemetry import IpuReport, MachineReport
 from podrun.launcher import cli
-from podrun.launcher.commands.profile import main, reporting, split_options
+from podrun.launcher.commands.profile import environment_with_reports, main, split_options
 from podrun.launcher.spec import LaunchLayout
 from podrun.launcher.summary import launch_summary
 from podrun.report.document import write_report
@@ -67,11 +67,11 @@ def test_words_that_cannot_be_right(words: list[str], message: str) -> None:
 def test_engine_options_of_the_user_stay(tmp_path: Path) -> None:
     own = {"debug.allowOutOfMemory": "true", "autoReport.directory": str(tmp_path / "mine")}
     environ = {"POPLAR_ENGINE_OPTIONS": json.dumps(own)}
-    told, directory = reporting(environ, None)
+    told, directory = environment_with_reports(environ, None)
     assert directory == tmp_path / "mine"
     given = json.loads(told["POPLAR_ENGINE_OPTIONS"])
     assert given["autoReport.all"] == given["debug.allowOutOfMemory"] == "true"
-    assert reporting(environ, str(tmp_path / "other"))[1] == tmp_path / "other"
+    assert environment_with_reports(environ, str(tmp_path / "other"))[1] == tmp_path / "other"
 
 
 def test_what_cannot_be_right_is_said_before_anything_starts(tmp_path: Path) -> None:

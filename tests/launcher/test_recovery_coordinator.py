@@ -34,11 +34,11 @@ from podrun.launcher.recovery import (
     GoOnWithFewer,
     PowerCycleMachine,
     Recovery,
+    RecoveryStep,
     ReplaceMachine,
     ResetThePartition,
     ResetTheseIpus,
     RestartPolicy,
-    Step,
     TakeSpare,
     Verdict,
     damage_of,
@@ -215,7 +215,7 @@ class World:
         self.partition.wait_active()
         self.repairs = Repairs(self.partition, Log(stream=self.said), self.plan)
         self.repairs.look()
-        self.done: tuple[Step, ...] | None = None
+        self.done: tuple[RecoveryStep, ...] | None = None
 
     def plan(self, replicas: int | None = None) -> LaunchSpec:
         line = parse_command_line(self._words)
@@ -329,7 +329,7 @@ def test_a_recovery_that_breaks_off_is_tried_again_while_restarts_remain(world: 
     ]
 
     class BrokenTwice(Repairs):
-        def carry_out(self, recovery: Recovery) -> tuple[Step, ...] | None:
+        def carry_out(self, recovery: Recovery) -> tuple[RecoveryStep, ...] | None:
             if failures:
                 raise failures.pop(0)
             return super().carry_out(recovery)

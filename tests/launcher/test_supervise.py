@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from podrun.core.errors import ServiceError
 from podrun.launcher.output import OutputChannel, OutputMixer
 from podrun.launcher.own_streams import Log
-from podrun.launcher.process import Command, Ended, Event, Printed
+from podrun.launcher.process import Command, Ended, InstanceEvent, Printed
 from podrun.launcher.supervise import GRACE_SECONDS, SETTLE_SECONDS, Supervisor
 
 
@@ -33,10 +33,10 @@ class World:
     def running(self) -> list[int]:
         return sorted(self.ends)
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[InstanceEvent]:
         times = [time for time, _ in self.ends.values()] + [time for time, _ in self.at]
         self.now = max(self.now, min([*times, self.now + timeout]))
-        events: list[Event] = []
+        events: list[InstanceEvent] = []
         for instance, (time, code) in sorted(self.ends.items(), key=lambda item: item[1]):
             if time <= self.now:
                 del self.ends[instance]

@@ -15,7 +15,7 @@ from podrun.core.environment import environment
 from podrun.popart.device_manager import DeviceManager
 from podrun.record.events import LaunchHeader, Record, TimedEvent, read_parts, with_faults
 from podrun.record.incidents import incidents_of
-from podrun.record.recorder import FOLDER, EventRecorder, _of_this_process, digest, recorder
+from podrun.record.recorder import FOLDER, EventRecorder, _of_this_process, array_digest, process_recorder
 
 BATCHES = 6
 FAULT = "ipu:1@batch=4:tile-parity"
@@ -90,7 +90,7 @@ def test_a_run_is_written_down_and_twice_the_same(folder: Path) -> None:
 
 
 def test_nothing_is_recorded_unless_asked_for(folder: Path) -> None:
-    assert recorder({}) is None
+    assert process_recorder({}) is None
     environ = {name: value for name, value in environment().items() if name != FOLDER}
     train(environ, folder / "checkpoints")
     assert {path.name for path in folder.iterdir()} == {"checkpoints"}
@@ -117,11 +117,11 @@ def test_a_digest_tells_any_bit_apart(dtype: str) -> None:
     from podrun.core.executable import numpy_dtype
 
     bits = np.zeros((3, 5), np.uint8 if dtype == "bool" else numpy_dtype(dtype))
-    seen = {digest(bits.astype(bool) if dtype == "bool" else bits)}
+    seen = {array_digest(bits.astype(bool) if dtype == "bool" else bits)}
     flat = bits.reshape(-1).view(np.uint8)
     for place in range(flat.size):
         flat[place] ^= 1
-        seen.add(digest(bits.astype(bool) if dtype == "bool" else bits))
+        seen.add(array_digest(bits.astype(bool) if dtype == "bool" else bits))
         flat[place] ^= 1
     assert len(seen) == flat.size + 1
-    assert digest(bits[:, ::2]) == digest(np.ascontiguousarray(bits[:, ::2]))
+    assert array_digest(bits[:, ::2]) == array_digest(np.ascontiguousarray(bits[:, ::2]))

@@ -11,7 +11,7 @@ import click
 
 from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, json_text
 from podrun.core.terminal import table
-from podrun.launcher.running_jobs import job_at, server_options
+from podrun.launcher.running_jobs import job_at, job_server_options
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
@@ -27,7 +27,7 @@ def faults_verb() -> None:
 
 @faults_verb.command("list")
 @click.argument("job", default="")
-@server_options
+@job_server_options
 @_JSON
 def list_faults(job: str, api_host: str | None, api_port: int | None, as_json: bool) -> None:
     """List the faults that have still to strike. JOB is a partition or a process id."""
@@ -47,7 +47,7 @@ def list_faults(job: str, api_host: str | None, api_port: int | None, as_json: b
 @faults_verb.command("cancel")
 @click.argument("job")
 @click.argument("texts", nargs=-1, metavar="[FAULT]...")
-@server_options
+@job_server_options
 def cancel_planned(job: str, texts: Sequence[str], api_host: str | None, api_port: int | None) -> None:
     """Take faults of JOB off the plan: the named ones, or all."""
     with job_at(job, api_host, api_port) as (client, name):
@@ -57,7 +57,7 @@ def cancel_planned(job: str, texts: Sequence[str], api_host: str | None, api_por
 
 @faults_verb.command("history")
 @click.argument("job", default="")
-@server_options
+@job_server_options
 @_JSON
 def fault_history(job: str, api_host: str | None, api_port: int | None, as_json: bool) -> None:
     """List the faults that have struck, oldest first. JOB is a partition or a process id."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import click
 
 from podrun.core.command_line import HELP_OPTIONS
-from podrun.launcher.running_jobs import job_at, server_options
+from podrun.launcher.running_jobs import job_at, job_server_options
 
 
 @click.command("podrun inject", context_settings=HELP_OPTIONS)
 @click.argument("job")
 @click.argument("texts", nargs=-1, required=True, metavar="FAULT...")
-@server_options
+@job_server_options
 def inject_verb(job: str, texts: Sequence[str], api_host: str | None, api_port: int | None) -> None:
     """Plan faults on JOB while it runs, as in: podrun inject mine ipu:5@batch=+10:tile-parity
 

@@ -63,7 +63,7 @@ class ProfileOptions:
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the verb; returns the program's exit code. Raises PodrunError for invalid options."""
-    from podrun.launcher.cli import run
+    from podrun.launcher.cli import run_command_line
     from podrun.report.document import load
 
     options, rest = split_options(words)
@@ -71,16 +71,16 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
         sys.stdout.write(HELP)
         return 0
     if options.compare and len(rest) == 1 and rest[0].endswith((".json", ".pop")):
-        return beside(Path(options.compare), Path(rest[0]), options.directory)
+        return show_side_by_side(Path(options.compare), Path(rest[0]), options.directory)
     other = load(Path(options.compare)) if options.compare else None
     line = parse_command_line(rest)
     if not line.program:
         raise UsageError("no program to profile", hint="Type podrun profile --num-replicas 16 train.py")
-    told, directory = reporting(environ, options.directory)
+    told, directory = environment_with_reports(environ, options.directory)
     told["PODRUN_COMMAND"] = shlex.join(["podrun", "profile", *words])
     first = directory.with_name(f"{directory.name}__instance_0")
     before = _documents(first)
-    code = run(line, told)
+    code = run_command_line(line, told)
     if line.given.get("dry-run"):
         return code
     written = [path for path, stamp in _documents(first).items() if before.get(path) != stamp]
@@ -99,7 +99,7 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     return code
 
 
-def beside(before: Path, after: Path, directory: str | None) -> int:
+def show_side_by_side(before: Path, after: Path, directory: str | None) -> int:
     """Write a page with two reports side by side, and print what changed. Raises ConfigError, UsageError."""
     from podrun.report.document import load, load_origin
     from podrun.report.html import side_by_side
@@ -154,7 +154,9 @@ def _takes_next(word: str) -> bool:
     return option is not None and option.takes_value and len(word) == 2
 
 
-def reporting(environ: Mapping[str, str], directory: str | None) -> tuple[dict[str, str], Path]:
+def environment_with_reports(
+    environ: Mapping[str, str], directory: str | None
+) -> tuple[dict[str, str], Path]:
     """The environment with all reports on, and the absolute directory that the names of instances' directories begin
     with.
 
