@@ -14,10 +14,10 @@ from podrun.core.terminal import (
     Preparation,
     above_status,
     at,
-    counted,
     fitted,
     following,
     live,
+    reported_steps,
     reporting,
 )
 from podrun.launcher.status import LaunchStatus
@@ -43,14 +43,14 @@ def test_what_is_quick_says_nothing() -> None:
     for terminal in (False, True):
         screen = Screen(terminal=terminal)
         with reporting("preparing 'x'", screen):
-            assert list(counted("piece", [1, 2])) == [1, 2]
+            assert list(reported_steps("piece", [1, 2])) == [1, 2]
         assert screen.getvalue() == ""
 
 
 def test_a_log_gets_one_line_with_the_step_and_seconds() -> None:
     screen = Screen(terminal=False)
     with reporting("preparing 'x'", screen, log_after=0.01):
-        for number in counted("compiling piece", [1, 2, 3]):
+        for number in reported_steps("compiling piece", [1, 2, 3]):
             if number == 2:
                 assert screen.written.wait(20)
     (line,) = screen.getvalue().splitlines()

@@ -31,22 +31,24 @@ EFFICIENCY = 0.85
 """Usable share of a link's raw rate. Source: the model that poplibs tests several IPUs with (graphcore/poplibs,
 lib/poplibs_test/Util.cpp)."""
 RAIL_LINKS = 2
-"""Links up, and links down, between neighbours along a rail. Same source."""
+"""Links up, and links down, between neighbours along a rail. Source: that of `EFFICIENCY`."""
 RUNG_LINKS = {"gc2": 4, "gc200": 2, "bow": 2}
-"""Links that a transfer between the two IPUs of a rung uses. GC2: same source. GC200: gc-iputraffictest's published
-sample, 423.3 Gb/s both ways between IPUs 2 and 3 of an IPU-M2000, is 0.83 of two links' 512. An IPU's ten links are six
-on its rung and two up and down each (block diagram of the IPU-M2000); the others are for traffic that crosses rungs."""
+"""Links that a transfer between the two IPUs of a rung uses. GC2: the source of `EFFICIENCY`. GC200:
+gc-iputraffictest's published sample, 423.3 Gb/s both ways between IPUs 2 and 3 of an IPU-M2000, is 0.83 of two links'
+512. An IPU's ten links are six on its rung and two up and down each (block diagram of the IPU-M2000); the others are
+for traffic that crosses rungs."""
 LINK_LATENCY = 2040 / 1.6e9
-"""Seconds that a neighbour exchange costs before its bytes: 2,040 cycles of a 16-chip GC2 system. Section 6.
+"""Seconds that a neighbour exchange costs before its bytes: 2,040 cycles of a 16-chip GC2 system.
 """
 SYNC_HOP = 15e-9
-"""Seconds a sync signal takes over one hop; there and back over ``1 + ranks / 4`` hops. Section 5."""
+"""Seconds a sync signal takes over one hop; there and back over ``1 + ranks / 4`` hops. Source: that of
+`EFFICIENCY`."""
 STEP_CYCLES = 2720
 """Further tile cycles of one step: control, rearrangement, the addition. The one fitted figure, fitted to the
 all-reduce records of 16 GC2 (74,752 to 101,218 cycles for the small sizes, over 16 steps).
 """
 GATEWAY_RATE = 12.5e9
-"""Bytes per second each way of one GW-Link port (100 GbE). Section 6, derived."""
+"""Bytes per second each way of one GW-Link port: 100 GbE, in bytes."""
 GATEWAY_PORTS = 2
 """GW-Link ports of a machine, "east" and "west": racks form a loop, and of two racks both cables join the pair.
 Published: Graphcore's "Switched GW-Links in large scale Pod systems"; data sheet of IPU-POD128 (cross connected)."""
@@ -88,9 +90,9 @@ class LinkModel:
 
 
 _MK1_LINK = 128 * 2**30 / 8
-"""128 Gib/s per link and direction: section 6."""
+"""128 Gib/s per link and direction."""
 _MK2_LINK = 320e9 / 10 / 2
-"""320 GB/s over 10 links, both directions together: section 1."""
+"""320 GB/s over 10 links, both directions together."""
 
 FABRICS = {
     "gc2": LinkModel("gc2", 1.6e9, _MK1_LINK, ild_ipus=16),
@@ -290,7 +292,7 @@ def send(nbytes: float, fabric: LinkModel, *, hops: int = 1, same_rung: bool = F
 
 
 SECONDS_PER_HOP = 2 * 15e-9
-"""Seconds that a further hop adds to a copy: links forward data as it arrives. The hop of section 5, both ends."""
+"""Seconds that a further hop adds to a copy: links forward data as it arrives. `SYNC_HOP`, at both ends."""
 
 
 def broadcast(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from podrun.compiler import extra_state
 from podrun.compiler.arenas import Memory, WeightGroup, grouped_names, replicas_reduced, rows
 from podrun.compiler.export import PieceFunction
-from podrun.compiler.extra_state import averaged, averages, counted, counts
+from podrun.compiler.extra_state import averaged, averages, counts, counts_micro_batches
 from podrun.compiler.fold import Folded, FoldedOperands, gradients, weight_gradients_each
-from podrun.compiler.forward_trace import Trace, evaluate
+from podrun.compiler.forward_trace import Trace, evaluate_forward
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.model_collectives import alone
 from podrun.compiler.program import FACTOR, Anchor, AnchorKind, Program
@@ -113,7 +113,7 @@ class ChunkBuilder:
         )
         outputs = [gradient_buffer(weight) for weight in self.weights]
         outputs += [statistics_buffer(name) for name in self.tracked]
-        if accumulate and counted(self.program):
+        if accumulate and counts_micro_batches(self.program):
             outputs += [count_buffer(weight) for weight in self.weights]
         outputs += [anchor_buffer(anchor.name) for anchor in self.stored]
         outputs += sorted(self.program.state_updates)
@@ -152,7 +152,7 @@ class ChunkBuilder:
                 for weight in group.weights:
                     found[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
             found |= {statistics_buffer(name): buffer((2,), "float32") for name in self.tracked}
-            if counted(self.program):
+            if counts_micro_batches(self.program):
                 found |= {count_buffer(weight): buffer((1,), "float32") for weight in self.weights}
         if split:
             found[KEYS] = buffer((replicas, 2), "uint32")
@@ -284,7 +284,7 @@ def forward_piece(builder: ChunkBuilder) -> PieceFunction:
     specs |= {n: abstract(program.inputs[n].spec) for n in traced.inputs}
 
     def run(values: Buffers) -> dict[str, Any]:
-        return evaluate(traced, [values[n] for n in (*names, extra_state.SEED_VARIABLE)], {}, alone)
+        return evaluate_forward(traced, [values[n] for n in (*names, extra_state.SEED_VARIABLE)], {}, alone)
 
     return PieceFunction(
         "forward", run, specs | {extra_state.SEED_VARIABLE: buffer((2,), "uint32")}, traced.outputs

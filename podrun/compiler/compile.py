@@ -66,7 +66,7 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.names import WHOLE, library_errors_named
-from podrun.core.terminal import at, counted
+from podrun.core.terminal import at, reported_steps
 from podrun.device.xla.clients import instruction_set
 from podrun.private_apis.jax import one_context
 
@@ -255,7 +255,7 @@ def _folded(
     accumulate = len(cut) > 1 and bool(builder.weights)
     if accumulate:
         found["clear"] = export_piece(_clear(builder.memory, "clear"))
-    for chunk in counted("exporting chunk", cut):
+    for chunk in reported_steps("exporting chunk", cut):
         name = f"micro_batches.{chunk.count}"
         names.append(name)
         if name not in work:
@@ -282,8 +282,10 @@ def _sharded(
     pieces += [turns_piece(home, indices) for home, indices in turns_at(builder).items()]
     if joint(builder.program.update):
         pieces += taking_pieces(builder.memory, builder.layout)
-    found = {piece.name: export_piece(piece) for piece in counted("exporting piece", pieces)}
-    found |= {unit.piece.name: export_traced(unit.piece) for unit in counted("exporting segment", chain)}
+    found = {piece.name: export_piece(piece) for piece in reported_steps("exporting piece", pieces)}
+    found |= {
+        unit.piece.name: export_traced(unit.piece) for unit in reported_steps("exporting segment", chain)
+    }
     timetable = Timetable(builder, chain, pipelined=builder.program.pipelined)
     return found, timetable.instructions(clear=accumulate)
 

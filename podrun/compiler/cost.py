@@ -22,7 +22,7 @@ from jax.extend.core import JaxprEqn, Literal
 from podrun.compiler import jaxprs
 from podrun.compiler.arenas import Memory, WeightGroup, plan_memory
 from podrun.compiler.export import TracedPiece
-from podrun.compiler.forward_trace import Trace, evaluate, fixed_numerics, trace
+from podrun.compiler.forward_trace import Trace, evaluate_forward, fixed_numerics, trace
 from podrun.compiler.ipu_memory import SegmentWork, ipu_memory, largest_need, remedies
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.model_collectives import alone
@@ -150,7 +150,7 @@ def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...],
         named = dict(zip(names, arguments[:-1], strict=True))
 
         def forward(chosen: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            values = evaluate(traced, [*(named | chosen).values(), arguments[-1]], {}, alone)
+            values = evaluate_forward(traced, [*(named | chosen).values(), arguments[-1]], {}, alone)
             return values[program.loss] if program.loss else jnp.float32(0), values
 
         if program.loss is None or not weights:

@@ -52,7 +52,7 @@ _BODIES = {"jit", "pjit", "closed_call", "checkpoint", "remat2", "scan", "while"
 """Primitives whose parameters hold jaxprs that mean the same with equal equations in them."""
 
 
-def evaluate(closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+def evaluate_for_export(closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
     """Evaluate, with products in the form above, also inside of loops and branches."""
     taps = dict.fromkeys(walled(closed.jaxpr), wall)
     return jaxprs.evaluate(closed.jaxpr, closed.consts, arguments, taps, _apply)
@@ -143,7 +143,7 @@ def _rewritten(value: Any) -> Any:
     closed = value if isinstance(value, ClosedJaxpr) else ClosedJaxpr(value, [])
 
     def body(*arguments: Any) -> list[Any]:
-        return evaluate(closed, arguments)
+        return evaluate_for_export(closed, arguments)
 
     again = jax.make_jaxpr(body)(*(buffer(a.shape, str(a.dtype)) for a in closed.in_avals))
     return again if isinstance(value, ClosedJaxpr) else again.jaxpr
@@ -295,7 +295,7 @@ def export_traced(traced: TracedPiece) -> Computation:
     closed = traced.jaxpr
 
     def run(*arguments: Any) -> tuple[Any, ...]:
-        return tuple(evaluate(closed, arguments))
+        return tuple(evaluate_for_export(closed, arguments))
 
     # The name is all of the function that reaches the bytes: one for all, so that pieces which compute the same are
     # equal to the byte, and compiled once.

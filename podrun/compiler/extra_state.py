@@ -192,14 +192,14 @@ def averages(program: Program) -> bool:
     return program.reduction is Reduction.MEAN
 
 
-def counted(program: Program) -> bool:
-    """True iff accumulators need to know how many micro-batches they hold."""
+def counts_micro_batches(program: Program) -> bool:
+    """True iff accumulators have to know how many micro-batches they hold."""
     return averages(program) and program.accumulates
 
 
 def averaging_arenas(program: Program, weights: tuple[str, ...], alignment: int) -> dict[str, Arena]:
     """The arena of counts, if there is something to count."""
-    if not counted(program) or not weights:
+    if not counts_micro_batches(program) or not weights:
         return {}
     members = tuple(
         ArenaMember(count_buffer(name), i * alignment, (1,)) for i, name in enumerate(sorted(weights))

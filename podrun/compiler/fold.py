@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from podrun.compiler import extra_state
 from podrun.compiler.arenas import GroupOf, rows
 from podrun.compiler.extra_state import averages
-from podrun.compiler.forward_trace import Trace, evaluate
+from podrun.compiler.forward_trace import Trace, evaluate_forward
 from podrun.compiler.model_collectives import exchanges, with_tokens
 from podrun.compiler.program import Program
 from podrun.compiler.stochastic import entered
@@ -121,8 +121,8 @@ class Folded:
         names = (*self.traced.parameters, *self.traced.inputs)
         arguments = [named.get(name) for name in names]
         if token is None:
-            return evaluate(self.traced, [*arguments, key], deltas)
-        return evaluate(self.traced, [*arguments, key], deltas, with_tokens(token))
+            return evaluate_forward(self.traced, [*arguments, key], deltas)
+        return evaluate_forward(self.traced, [*arguments, key], deltas, with_tokens(token))
 
     def own_rows(self, parameters: Tensors) -> dict[str, Any]:
         """Parameters as replicas see them: parameters with groups get the folded axis."""

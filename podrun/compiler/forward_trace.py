@@ -199,7 +199,7 @@ def trace(program: Program, anchors: Sequence[Anchor]) -> Trace:
     return traced
 
 
-def evaluate(
+def evaluate_forward(
     traced: Trace,
     arguments: Sequence[Any],
     deltas: Mapping[str, Any],
@@ -219,7 +219,7 @@ def evaluate(
             variable: _wide_tap(tap, stochastic.at(state, _TAPS + index))
             for index, (variable, tap) in enumerate(taps.items())
         }
-        results = stochastic.evaluate(closed, arguments, state, wide, apply)
+        results = stochastic.evaluate_rounded(closed, arguments, state, wide, apply)
         return dict(zip(traced.outputs, results, strict=True))
     values = jaxprs.evaluate(closed.jaxpr, closed.consts, arguments, taps, apply)
     return dict(zip(traced.outputs, values, strict=True))

@@ -127,7 +127,7 @@ def _check_ipu(equation: JaxprEqn, ipu: int, ipus_per_replica: int) -> None:
         )
 
 
-Place = Callable[[JaxprEqn], Spot | None]
+SpotOfEquation = Callable[[JaxprEqn], Spot | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class PieceSegment:
     piece: TracedPiece
 
 
-def split(piece: TracedPiece, place: Place) -> tuple[PieceSegment, ...]:
+def split(piece: TracedPiece, place: SpotOfEquation) -> tuple[PieceSegment, ...]:
     """The segments of ``piece`` in an order in which they can run, named ``NAME.0``, ``NAME.1`` ...
 
     Together they compute what the piece computes, equation for equation.
@@ -148,7 +148,7 @@ def split(piece: TracedPiece, place: Place) -> tuple[PieceSegment, ...]:
 
 
 class _Splitter:
-    def __init__(self, piece: TracedPiece, place: Place) -> None:
+    def __init__(self, piece: TracedPiece, place: SpotOfEquation) -> None:
         self.piece = piece
         self.jaxpr = piece.jaxpr.jaxpr
         self.equations: list[JaxprEqn] = list(self.jaxpr.eqns)

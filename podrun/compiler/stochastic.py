@@ -206,7 +206,7 @@ _MOVE = frozenset((
 _CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 
 
-def evaluate(
+def evaluate_rounded(
     closed: ClosedJaxpr,
     arguments: Sequence[Any],
     state: Any,

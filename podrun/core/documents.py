@@ -29,7 +29,7 @@ MOST_NODES = 20_000
 """Most values and keys of a YAML file: reading these takes a second and 40 MB, and a million of them 2 GB."""
 LONGEST_NUMBER = 100
 """Most characters of a number."""
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Keys and indices that lead to a value, from the top."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
@@ -43,7 +43,7 @@ class Document:
 
     where: str
     value: Any
-    lines: Mapping[Place, int] = field(default_factory=dict)
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def at(self, place: Sequence[str | int] = ()) -> str:
         """``FILE:LINE`` of a value, or of the nearest one around it that has a line."""
@@ -180,11 +180,11 @@ class _Reader:
     """Turns YAML's nodes into plain values, and notes their lines."""
 
     def __init__(self, where: str, hint: str | None) -> None:
-        self.lines: dict[Place, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self._where = where
         self._hint = hint
 
-    def value(self, node: Any, place: Place) -> Any:
+    def value(self, node: Any, place: KeyPath) -> Any:
         import yaml
 
         line = node.start_mark.line + 1
@@ -202,7 +202,7 @@ class _Reader:
         except (yaml.YAMLError, ValueError, KeyError) as error:  # A tag that does not fit the text behind it.
             raise self._error(line, f"{node.value[:40]!r} is no value of type {node.tag}") from error
 
-    def _mapping(self, node: Any, place: Place) -> dict[str, Any]:
+    def _mapping(self, node: Any, place: KeyPath) -> dict[str, Any]:
         import yaml
 
         found: dict[str, Any] = {}

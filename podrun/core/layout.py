@@ -126,10 +126,6 @@ class Layout:
         """The position of the machine that holds IPU ``ipu`` of a replica; None if replicas lie on one machine."""
         return ipu // self.ipus_per_position if self.machines_per_replica > 1 else None
 
-    def first_replica_of(self, machine: int) -> int:
-        """The first replica that a machine holds, whole or in part."""
-        return machine // self.machines_per_replica * self.replicas_per_machine
-
 
 @dataclass(frozen=True, slots=True)
 class InstancePart:
@@ -183,8 +179,8 @@ def slice_of(rank: int, ranks: int, size: int) -> slice:
 
 
 def is_power_of_two(number: int) -> bool:
-    """Whether a positive number is a power of two."""
-    return number & (number - 1) == 0
+    """True for 1, 2, 4, 8, ...; false for 0 and below."""
+    return number > 0 and number & (number - 1) == 0
 
 
 # --- Groups of replicas -----------------------------------------------------------------------------------------------

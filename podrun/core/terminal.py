@@ -12,7 +12,7 @@ Colour appears on a terminal only: never in a file or a pipe, with ``NO_COLOR`` 
 in a log in one line (or none). There is one such line; who writes to the terminal meanwhile does so `above_status`.
 
     with reporting("preparing 'training'", sys.stderr):
-        for piece in counted("compiling piece", pieces):
+        for piece in reported_steps("compiling piece", pieces):
             ...
 
 Quick work prints nothing. One preparation is reported at a time; of a preparation inside another, only the steps.
@@ -229,7 +229,7 @@ def _in_thread(work: Callable[[threading.Event], None]) -> Iterator[None]:
         thread.join()
 
 
-def counted(step: str, items: Collection[Item]) -> Iterator[Item]:
+def reported_steps(step: str, items: Collection[Item]) -> Iterator[Item]:
     """The items, one after another; the item being worked on is the present step of what is reported."""
     for number, item in enumerate(items, 1):
         at(step, number, len(items))

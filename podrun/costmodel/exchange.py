@@ -1,7 +1,8 @@
 """What moving data costs: between tiles of one IPU, with the barriers; between IPUs on IPU-Links; to and from the host.
 
 An exchange phase lasts as long as its busiest tile: words received or sent, one per cycle, plus a latency;
-many fragments cost more than their words. All functions return cycles.
+many fragments cost more than their words. Functions return cycles; those whose names end in ``_seconds`` return
+seconds.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def fabric_of(chip: Chip, *, ild_ipus: int | None = None) -> LinkModel:
 
 
 def neighbour_seconds(chip: Chip, nbytes: float) -> float:
-    """A copy of ``nbytes`` to a neighbouring chip."""
+    """Seconds of a copy of ``nbytes`` to a neighbouring chip."""
     if nbytes <= 0:
         return 0.0
     measured = chip.base == GC2.name and "link_rate" not in chip.facts
@@ -124,7 +125,9 @@ def neighbour_seconds(chip: Chip, nbytes: float) -> float:
 def all_reduce_seconds(
     chip: Chip, ranks: int, nbytes: float, *, ipus_per_replica: int = 1, method: str | None = None
 ) -> float:
-    """All-reduce of ``nbytes`` on each of ``ranks`` replicas, by the algorithm the library would choose."""
+    """Seconds of an all-reduce of ``nbytes`` on each of ``ranks`` replicas, by the algorithm that the library would
+    choose.
+    """
     if ranks <= 1 or nbytes <= 0:
         return 0.0
     chosen = METHODS.get(method) if method else None
@@ -132,14 +135,14 @@ def all_reduce_seconds(
 
 
 def reduce_scatter_seconds(chip: Chip, ranks: int, nbytes: float, *, ipus_per_replica: int = 1) -> float:
-    """Reduce-scatter of ``nbytes`` on each of ``ranks`` replicas: each keeps its part of the sum."""
+    """Seconds of a reduce-scatter of ``nbytes`` on each of ``ranks`` replicas: each keeps its part of the sum."""
     if ranks <= 1 or nbytes <= 0:
         return 0.0
     return reduce_scatter(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica).seconds
 
 
 def all_gather_seconds(chip: Chip, ranks: int, nbytes: float, *, ipus_per_replica: int = 1) -> float:
-    """All-gather to ``nbytes`` on each of ``ranks`` replicas, of which each had its part."""
+    """Seconds of an all-gather to ``nbytes`` on each of ``ranks`` replicas, of which each had its part."""
     if ranks <= 1 or nbytes <= 0:
         return 0.0
     return all_gather(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica).seconds
@@ -176,7 +179,7 @@ Assumed."""
 
 
 def stream_copy(chip: Chip, nbytes: float) -> dict[str, float]:
-    """Cycles of a synchronous host copy: ``begin`` (wait), ``mid`` (transfer), ``end`` (release)."""
+    """Cycles of each part of a synchronous host copy: ``begin`` (wait), ``mid`` (transfer), ``end`` (release)."""
     return {
         "begin": WAIT_SECONDS * chip.clock_hz,
         "mid": TRANSFER_CYCLES + nbytes / STREAM_BYTES_PER_SECOND * chip.clock_hz,
@@ -185,6 +188,6 @@ def stream_copy(chip: Chip, nbytes: float) -> dict[str, float]:
 
 
 def session_call_seconds(chip: Chip, rounds: int = 0, nbytes: float = 0.0) -> float:
-    """One session call: its fixed cost and ``rounds`` host rounds that nothing hides."""
+    """Seconds of one session call: its fixed cost and ``rounds`` host rounds that nothing hides."""
     each = sum(stream_copy(chip, 0.0).values()) / chip.clock_hz
     return CALL_SECONDS + rounds * each + nbytes / STREAM_BYTES_PER_SECOND

@@ -25,7 +25,7 @@ from podrun.core.names import parse, recomputing
 from podrun.costmodel.equations import Equation, FlatJaxpr, needed
 from podrun.costmodel.planners import VIEWS
 
-Place = Callable[[str], int | None]
+IpuOfScope = Callable[[str], int | None]
 """The place (pipeline stage or IPU) that a scope names, None if it names none."""
 
 
@@ -52,7 +52,7 @@ class Recompute:
 NOTHING = Recompute()
 
 
-def recomputed(flat: FlatJaxpr, what: Recompute, place: Place = lambda scope: None) -> FlatJaxpr:
+def recomputed(flat: FlatJaxpr, what: Recompute, place: IpuOfScope = lambda scope: None) -> FlatJaxpr:
     """The training step ``flat`` with recomputation; ``flat`` itself if nothing is recomputed.
 
     A value from another ``place`` was sent here in the forward pass: it is kept, not recomputed.
@@ -63,7 +63,7 @@ def recomputed(flat: FlatJaxpr, what: Recompute, place: Place = lambda scope: No
 class _Remaker:
     """Holds the copies made so far."""
 
-    def __init__(self, flat: FlatJaxpr, what: Recompute, place: Place) -> None:
+    def __init__(self, flat: FlatJaxpr, what: Recompute, place: IpuOfScope) -> None:
         self.flat, self.what = flat, what
         self.equations = flat.equations
         self.tensors = dict(flat.tensors)

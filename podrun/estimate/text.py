@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from podrun.estimate.layout import ProgramLayout
 from podrun.estimate.model import Estimate
-from podrun.report.text import counted, printable, size, unit_of_time
+from podrun.report.text import number_of, printable, size, unit_of_time
 
 MODULES_SHOWN = 8
 
@@ -18,8 +18,8 @@ def show(found: Estimate) -> str:
     unit, of = unit_of_time(total)
     lines = [
         f"{'Training' if found.training else 'Inference'}: {found.samples_per_second:,.0f} samples/s on "
-        f"{counted(found.replicas, 'replica')} of "
-        f"{counted(layout.ipus_per_replica, 'IPU')}, micro-batch {layout.micro_batch}, accumulation "
+        f"{number_of(found.replicas, 'replica')} of "
+        f"{number_of(layout.ipus_per_replica, 'IPU')}, micro-batch {layout.micro_batch}, accumulation "
         f"{layout.accumulation} (batch of {found.samples:,} samples)"
         + (", recomputing" if layout.recompute else ""),
         f"Fullest tile {size(found.max_tile_bytes)} of {size(found.tile_bytes)}: "

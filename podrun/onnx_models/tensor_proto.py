@@ -42,7 +42,6 @@ _SMALL: dict[int, np.dtype[Any]] = {
 }
 """Types with small elements, by TensorProto.DataType: UINT8, INT8, UINT16, INT16, BOOL, FLOAT16."""
 
-"""Numbers of which varints are made at a time: what lies between stays small."""
 _LONGEST = 10
 """Bytes of the longest varint: that of a negative number."""
 

@@ -19,8 +19,8 @@ def both(function: Any, *operands: Any) -> tuple[Any, Any, str]:
     """The function's values as written and as rewritten, and the rewritten jaxpr as text."""
     closed = jax.make_jaxpr(function)(*operands)
     written = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands)
-    rewritten = export.evaluate(closed, operands)
-    text = str(jax.make_jaxpr(lambda *given: export.evaluate(closed, given))(*operands))
+    rewritten = export.evaluate_for_export(closed, operands)
+    text = str(jax.make_jaxpr(lambda *given: export.evaluate_for_export(closed, given))(*operands))
     return written, rewritten, text
 
 
@@ -62,12 +62,12 @@ def check_product(summed: list[int], batch: list[int], left: int, right: int, fi
     axes = range(b, b + s) if first else range(b + 1, b + 1 + s)
     numbers = ((tuple(axes), tuple(range(b, b + s))), (tuple(range(b)), tuple(range(b))))
     closed = jax.make_jaxpr(lambda a, c: lax.dot_general(a, c, numbers))(a, c)
-    (found,) = jax.jit(lambda *given: export.evaluate(closed, given))(a, c)
+    (found,) = jax.jit(lambda *given: export.evaluate_for_export(closed, given))(a, c)
     k = "uvw"[:s]
     expected = np.einsum(f"...{k}l,...{k}r->...lr" if first else f"...l{k},...{k}r->...lr", a, c)
     np.testing.assert_array_equal(found, expected)
     assert found.shape == expected.shape
-    text = str(jax.make_jaxpr(lambda *given: export.evaluate(closed, given))(a, c))
+    text = str(jax.make_jaxpr(lambda *given: export.evaluate_for_export(closed, given))(a, c))
     assert f"(({list(axes)}" not in text or s == 1
 
 
@@ -88,7 +88,7 @@ def test_a_narrow_operand_becomes_the_rows_of_the_result(swapped: bool) -> None:
     _, _, plain = both(lambda a, c: a.T @ c, values(32, 512), values(32, 256, seed=3))
     assert "optimization_barrier" not in plain
     jaxpr = jax.make_jaxpr(lambda a, c: lax.dot_general(a, c, (((0,), (0,)), ((), ()))))(*operands)
-    again = jax.make_jaxpr(lambda *given: export.evaluate(jaxpr, given))(*operands)
+    again = jax.make_jaxpr(lambda *given: export.evaluate_for_export(jaxpr, given))(*operands)
     product = next(e for e in again.jaxpr.eqns if e.primitive.name == "dot_general")
     assert product.outvars[0].aval.shape == (10, 512)
     assert "optimization_barrier" in str(again)

@@ -16,6 +16,7 @@ from podrun.core.layout import (
     InstancePart,
     IpuRange,
     Layout,
+    is_power_of_two,
     replica_groups,
     replicas_on,
     slice_of,
@@ -51,7 +52,7 @@ def test_every_ipu_of_a_program_is_on_one_machine_at_one_position(layout: Layout
                 machine % layout.machines_per_replica if layout.machines_per_replica > 1 else None
             )
     for machine in range(layout.machines):
-        first = layout.first_replica_of(machine)
+        first = machine // layout.machines_per_replica * layout.replicas_per_machine
         assert held[machine] == set(range(first, first + layout.replicas_per_machine))
     assert layout.machines_per_position * layout.machines_per_replica == layout.machines
     assert layout.ipus_per_position * layout.machines_per_replica == layout.ipus_per_replica
@@ -147,3 +148,7 @@ def test_every_replica_is_in_one_group(stride: int, size: int, blocks: int) -> N
 def test_sizes_that_do_not_divide_are_refused(replicas: int, size: int) -> None:
     with pytest.raises(UsageError, match="do not fall into"):
         replica_groups(replicas, GroupKind.ORTHOGONAL, size)
+
+
+def test_zero_is_no_power_of_two() -> None:
+    assert [number for number in range(-2, 9) if is_power_of_two(number)] == [1, 2, 4, 8]

@@ -37,7 +37,7 @@ from podrun.core.executable import (
 )
 from podrun.core.names import SLICE, WHOLE
 from podrun.core.shared_region import RegionName
-from podrun.core.terminal import counted
+from podrun.core.terminal import reported_steps
 from podrun.device.crash_records import (
     CrashReader,
     describe_piece,
@@ -136,7 +136,7 @@ class Engine:
         self.buffers = Buffers(executable, groups.peers)
         compiled = {
             name: pieces.piece(c, self._donated(c), self.buffers.updated_in_place(c))
-            for name, c in counted("compiling piece", executable.computations.items())
+            for name, c in reported_steps("compiling piece", executable.computations.items())
         }
         first = groups.position * ipus_per_position(executable)
         texts = {

@@ -24,7 +24,6 @@ from podrun.runtime.operators import Operator, OperatorFunction
 
 ONNX = "ai.onnx"
 GRAPHCORE = "ai.graphcore"
-GRAPHCORE_VERSION = 1
 
 FAMILIES = (
     "elementwise",

@@ -25,9 +25,10 @@ from podrun.core.cluster import (
     arranged,
 )
 from podrun.core.errors import ConflictError, ExistsError, UsageError
+from podrun.core.layout import is_power_of_two
 from podrun.partition.state import events as ev
 from podrun.partition.state.events import Instruction
-from podrun.partition.state.placement import find_place, is_power_of_two, slices_of
+from podrun.partition.state.placement import find_place, slices_of
 from podrun.partition.state.records import Maintenance, Partition
 from podrun.partition.state.requirements import check_name
 from podrun.partition.state.reservations import end_reservation

@@ -41,11 +41,6 @@ class Routing:
     link_topology: str
 
 
-def is_power_of_two(number: int) -> bool:
-    """True for 1, 2, 4, 8, ..."""
-    return number > 0 and number & (number - 1) == 0
-
-
 def least_ilds(cluster: Cluster, size: int) -> int:
     """The fewest ILDs of a V-IPU cluster that hold ``size`` IPUs."""
     return max(1, size // cluster.topology.ild_ipus)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, LinkTopology, smallest_holding
 from podrun.core.errors import InternalError, NotFoundError, PodrunError, UsageError
+from podrun.core.layout import is_power_of_two
 from podrun.partition.state.placement import (
     DIRECT_IPUS,
     NEEDS_TORUS,
     ROUTINGS,
     ipus_of,
-    is_power_of_two,
     least_ilds,
     place_of_index,
     routing_named,
