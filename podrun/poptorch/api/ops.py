@@ -400,6 +400,9 @@ def custom_op(
     attributes: dict[str, Any] | None = None,
 ) -> list[torch.Tensor]:
     """An operator of the program's own, whose computation is registered with PODRUN_CUSTOM_OPS."""
+    for what, tensors in (("inputs", inputs), ("example_outputs", example_outputs)):
+        if not isinstance(tensors, (list, tuple)):
+            raise TypeError(f"poptorch.custom_op: {what} is a list of tensors, not {tensors!r}")
     given = attributes or {}
     if not all(isinstance(key, str) and key.isascii() and _plain(value) for key, value in given.items()):
         raise ValueError(

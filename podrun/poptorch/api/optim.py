@@ -133,7 +133,17 @@ class TorchOptimizer:
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+    """The arguments that were given. TypeError for those that are no numbers, where the program gives them."""
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
+        numbers = value if name == "betas" and isinstance(value, (tuple, list)) else [value]
+        if not all(isinstance(each, (int, float, torch.Tensor)) for each in numbers) or (
+            name == "betas" and len(numbers) != 2
+        ):
+            raise TypeError(
+                f"{name} is {'a pair of numbers' if name == 'betas' else 'a number'}, not {value!r}"
+            )
+    return given
 
 
 @shown_as("SGD")

@@ -69,7 +69,11 @@ def load(filename: str, edit_opts_fn: Callable[[Options], Any] | None = None) ->
 
 
 def _unwrapped(model: Any) -> Any:
-    return model._user_model if isinstance(model, PoplarExecutor) else model
+    if isinstance(model, PoplarExecutor):
+        return model._user_model
+    if not callable(model):
+        raise TypeError(f"poptorch: a model is a torch.nn.Module, not {model!r}")
+    return model
 
 
 BlockId = str

@@ -56,6 +56,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         self._options = options
         factor = _micro_batches(options)
+        if not (batch_size is None or isinstance(batch_size, int)):
+            raise TypeError(f"poptorch.DataLoader: batch_size is a number of samples, not {batch_size!r}")
         self._combined_batch_size = None if batch_size is None else batch_size * factor
         iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         chosen: dict[str, Any] = {"num_workers": num_workers, **kwargs}
