@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from collections.abc import Callable
@@ -72,6 +73,12 @@ def test_tensors_in_forward_are_on_the_ipu() -> None:
     assert str(X.device) == "cpu"
 
 
+def _row_written(module: Any, x: Any) -> Any:
+    made = x.clone()
+    made[0] = GLOBAL[1]
+    return made
+
+
 CLOSED = torch.tensor([1.0, 0.0, 2.0])
 MOVES: dict[str, tuple[Callable[..., Any], Any]] = {
     "to device": (lambda m, x: x + GLOBAL.to(x.device), X + GLOBAL),
@@ -91,6 +98,7 @@ MOVES: dict[str, tuple[Callable[..., Any], Any]] = {
     "item": (lambda m, x: x + GLOBAL.max().item(), X + 5),
     "condition": (lambda m, x: x + 1 if GLOBAL.sum() > 3 else x, X + 1),
     "copied": (lambda m, x: x.clone().copy_(GLOBAL) + x, X + GLOBAL),
+    "written": (_row_written, None),
     "row": (lambda m, x: torch.zeros_like(x).index_copy(0, torch.tensor([1]), x[:1]), None),
     "plain": (lambda m, x: x + m.plain, X + 1),
     "plain moved": (lambda m, x: x + m.plain.to(x.device), X + 1),
@@ -98,6 +106,14 @@ MOVES: dict[str, tuple[Callable[..., Any], Any]] = {
     "own": (lambda m, x: x.to(x.device) + x.to("ipu:0", torch.float16).float(), X + X),
     "context": (lambda m, x: x + _made_under(x.device), X + 1),
     "module": (lambda m, x: m.to(x.device).call and x + 1, X + 1),
+    "numbers of one tensor": (lambda m, x: x + sum(each * x for each in GLOBAL[0]), X * 7),
+    "numbers as floats": (lambda m, x: x * sum(float(each) for each in GLOBAL[0]), X * 6),
+    "number, then all": (lambda m, x: x * GLOBAL[0, 0] + GLOBAL.to(x.device), X * 3 + GLOBAL),
+    "new tensor": (lambda m, x: x + torch.tensor(GLOBAL), X + GLOBAL),
+    "zeros like": (lambda m, x: x + torch.zeros_like(GLOBAL), X),
+    "ones like": (lambda m, x: x + torch.ones_like(GLOBAL, device=x.device), X + 1),
+    "copy": (lambda m, x: x + copy.deepcopy(GLOBAL).to(x.device), X + GLOBAL),
+    "array": (lambda m, x: x + torch.as_tensor(GLOBAL.numpy()[0]) + x.new_tensor([1, 2, 3]), None),
     "generic": (lambda m, x: x + torch.ones(3, device="ipu") + torch.full((3,), 1, device=x.device), X + 2),
     "like": (lambda m, x: x + torch.ones_like(x, device=x.device) + x.new_ones(3, device=x.device), X + 2),
 }

@@ -40,6 +40,9 @@ _ANSWERS = (
 _MOVES = (_TENSOR.to, _TENSOR.type_as, _TENSOR.ipu, torch.as_tensor, torch.asarray, torch.tensor)
 """Functions that may bring a tensor of the host to another device."""
 
+_REDIRECTED = (torch.tensor, torch.zeros_like, torch.full_like)
+"""Functions whose result is on the IPU when they name no device, though their argument is the host's."""
+
 
 def is_users(frame: FrameType) -> bool:
     """Whether a frame runs code of the user's program."""
@@ -80,8 +83,11 @@ class IpuDevice(TorchFunctionMode):
             for question, answer in _ANSWERS:
                 if asked is question:
                     return answer
+        if func is _TENSOR.__deepcopy__ and _is_real(first):
+            with private.real_computation():
+                return func(*args, **keywords)
         named = _device_named(func, args, keywords)
-        if named == "ipu":
+        if named == "ipu" or (not named and func in _REDIRECTED and _is_real(first)):
             return self._on_ipu(func, args, keywords)
         if named == "cpu" and is_users(sys._getframe(1)):
             if isinstance(first, private.FakeTensor) and func in (*_MOVES, _TENSOR.cpu):
@@ -97,7 +103,7 @@ class IpuDevice(TorchFunctionMode):
 
     def _on_ipu(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call a function that names the IPU as its device."""
-        if func in _MOVES and args and _is_real(args[0]):
+        if args and _is_real(args[0]):
             args = (self._moved(args[0]), *args[1:])
         if func is _TENSOR.ipu:
             return args[0]

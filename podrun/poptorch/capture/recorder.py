@@ -86,6 +86,8 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         self._allowed = allowed_constants
         self._count = 0
         self._storages: dict[int, StorageState] = {}
+        self._numbers: list[StorageState] = []
+        """Of real tensors without dimensions."""
         self._views: dict[int, TensorView] = {}
         self._alive: list[torch.Tensor] = []
         """Every tensor met, kept so that Python cannot give its ``id`` to another one."""
@@ -118,7 +120,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
 
     def storages(self) -> list[StorageState]:
         """All storages that were met."""
-        return list(self._storages.values())
+        return [*self._storages.values(), *self._numbers]
 
     def _remember(self, tensor: torch.Tensor, view: TensorView) -> TensorView:
         self._views[id(tensor)] = view
@@ -140,7 +142,12 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
                 hint=f"For a constant write {name or 'tensor'}.to(x.device), x an argument of forward; for values "
                 "that change pass it as an argument; for a part of the module call register_buffer in __init__.",
             )
-        self.bind(tensor, self._constant(tensor))
+        value = self._constant(tensor)
+        if tensor.dim() == 0 and not constant and private.storage_of(tensor) not in self._allowed:
+            state = StorageState(tensor, value)  # Not by its storage, which may be that of a greater tensor.
+            self._numbers.append(state)
+            return self._remember(tensor, TensorView(state))
+        self.bind(tensor, value)
         return self._views[id(tensor)]
 
     def _constant(self, tensor: torch.Tensor) -> GraphValue:
@@ -179,9 +186,9 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         )
 
     def _unchanged_number(self, tensor: torch.Tensor) -> bool:
-        state = self._storages.get(private.storage_of(tensor))
+        view = self._views.get(id(tensor))
         real = tensor.dim() == 0 and not isinstance(tensor, private.FakeTensor)
-        return real and (state is None or (state.version == 0 and state.name is None))
+        return real and (view is None or (view.storage.version == 0 and view.storage.name is None))
 
     def _same_storage(self, tensor: torch.Tensor, state: StorageState) -> tuple[ViewStep, ...]:
         """The view that an unknown tensor is of a known storage (``x.data`` and the like)."""
@@ -246,7 +253,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     def aside(self) -> Iterator[list[GraphNode]]:
         """Record into a separate list. Error if the recorded nodes write to a tensor from outside."""
         outer, inner = self.graph.nodes, list[GraphNode]()
-        before = [(state, state.version, dict(state.reads)) for state in self._storages.values()]
+        before = [(state, state.version, dict(state.reads)) for state in self.storages()]
         self.graph.nodes = inner
         try:
             yield inner
