@@ -29,7 +29,8 @@ WITHOUT_CASES = {
     "random numbers: what they are is compared by their statistics": (
         "dropout native_dropout feature_dropout bernoulli.default bernoulli.p bernoulli.Tensor randn randn_like rand "
         "rand_like uniform uniform_ normal_functional normal_ normal exponential exponential_ randint.default "
-        "randint_like.default randint.low randint_like.low_dtype randperm multinomial"
+        "randint_like.default randint.low randint_like.low_dtype randperm multinomial "
+        "random.default random.to random.from"
     ),
     "elements that torch leaves undefined": (
         "empty.memory_format empty_like new_empty empty_strided new_empty_strided empty_permuted"
