@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from podrun.runtime import placing
+from podrun.runtime.batches import BatchRunner
 from podrun.runtime.building import BuiltModel, build
 from podrun.runtime.device import RunDevice
 from podrun.runtime.device_program import DeviceProgram, ProgramCompiler, ProgramLoader, StreamedScalars
@@ -17,10 +18,11 @@ from podrun.runtime.environment import check_replicas
 from podrun.runtime.executable_files import ExecutableFiles
 from podrun.runtime.graph import Model, OperatorGraph
 from podrun.runtime.model_lowering import Request, UpdateSource
+from podrun.runtime.own_steps import check_own_step, check_stages
 from podrun.runtime.pipelining import check_pipeline
 from podrun.runtime.random_state import RandomState
 from podrun.runtime.replica_check import ReplicaCheck
-from podrun.runtime.runner import BatchRunner, StepRunner, StreamTaps
+from podrun.runtime.runner import StepRunner, StreamTaps
 from podrun.runtime.session_reports import SessionReports
 from podrun.runtime.settings import PlacedBy, RunPlan, RunSettings
 from podrun.runtime.weights import HostWeights, WeightTransfer
@@ -48,6 +50,7 @@ class SessionSource:
             device.ipu_count // self.settings.local_replicas,
             loss,
             optimizer,
+            as_in_training=bool(self.model.stepped),
             own_copies=check_replicas(device.environ) > 0,
             input_shapes=self.input_shapes,
         )
@@ -82,6 +85,7 @@ class SessionParts:
 def place_and_build(source: SessionSource, request: Request, target: str) -> PlacedModel:
     """Place the operators of a session's model on IPUs, check the placement, and build the model."""
     model, settings = source.model, source.settings
+    check_own_step(model, settings, request.loss)
     graph = model.graph
     if settings.placement is PlacedBy.AUTOMATIC:
 
@@ -99,6 +103,7 @@ def place_and_build(source: SessionSource, request: Request, target: str) -> Pla
     graph = placing.place(graph, settings, request.ipus_per_replica)
     check_pipeline(graph, settings, source.plan.batches, training=source.training)
     placed = model.with_graph(graph)
+    check_stages(placed, settings)
     return PlacedModel(placed, build(placed, request))
 
 
@@ -109,7 +114,8 @@ def assemble(
     program in the way of streams.
     """
     built, settings = model.built, source.settings
-    weights = HostWeights(source.model, built, constant=settings.constant_weights and not source.training)
+    changing = source.training or bool(source.model.stepped)
+    weights = HostWeights(source.model, built, constant=settings.constant_weights and not changing)
     random = RandomState(program, settings)
     scalars = StreamedScalars(built)
     compiler = ProgramCompiler(source.name, model.placed, built, settings)

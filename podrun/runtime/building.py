@@ -59,6 +59,7 @@ from podrun.runtime.observers import Observer, observers_of, seen
 from podrun.runtime.observers import tensors as observed_tensors
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
 from podrun.runtime.optimizers.sgd import SgdRule
+from podrun.runtime.own_steps import check_written
 from podrun.runtime.pipelining import RESTORED, restoring, stage_count, stashed
 from podrun.runtime.placing import phases_of
 from podrun.runtime.replica_groups import (
@@ -353,6 +354,7 @@ def _read(model: Model, request: Request) -> _Read:
     pruned, grouped = for_one_replica(pruned, sharing, replicas)
     watching = observers_of(pruned.graph.nodes)
     lowered = lower_model(pruned, request, [*observed_tensors(watching), *model.updates])
+    check_written(model.stepped, lowered.state_updates)
     if loss is not None and settings.wide_loss_scale:
         lowered = widening(lowered, loss, request.plan.returned)
     needed = {name: None for node in lowered.graph.nodes for name in node.inputs}

@@ -1,29 +1,23 @@
-"""Running a session: step data in, a run on the device, anchors out.
-
-`StepRunner` moves the data of runs between a stepIO and a device; `BatchRunner` decides when a session may run.
-"""
+"""One run of a session: data in, a run on the device, anchors out. `podrun.runtime.batches` says when it may be."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from podrun.compiler.program import InputSpec
-from podrun.core.errors import ApplicationRuntimeError, CallError, PoplarError
+from podrun.core.errors import CallError, UnsupportedError, UsageError
 from podrun.core.executable import Retrieval, numpy_dtype
 from podrun.core.names import in_float32
 from podrun.runtime.building import BuiltModel
-from podrun.runtime.device_program import ProgramLoader, StreamedScalars
 from podrun.runtime.label_checks import label_ranges, warn_of_strange_labels
 from podrun.runtime.observers import observe
 from podrun.runtime.operators import Form
-from podrun.runtime.replica_check import ReplicaCheck
-from podrun.runtime.session_reports import SessionReports
 from podrun.runtime.settings import Returned, RunPlan, RunSettings, StepData, StepTensor, SyntheticData
-from podrun.runtime.weights import HostWeights
 
 if TYPE_CHECKING:
     from podrun.core.executable import TensorSpec
@@ -68,10 +62,20 @@ class StreamTaps(Protocol):
         """Let the functions see the values of a tensor that comes back."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunTensors:
+    """What crosses in a run of so many batches."""
+
+    batches: int
+    inputs: Mapping[str, StepTensor]
+    outputs: Mapping[str, StepTensor]
+
+
 class StepRunner:
     """Moves the data of runs between a stepIO and the device. ``model_inputs``: names of the model's inputs.
 
-    What is the same for every run is computed once for each number of batches.
+    A run has the plan's number of batches, or that of a part of a loop (``batches``). What is the same for every run is
+    computed once for each number of batches.
     """
 
     def __init__(
@@ -89,45 +93,82 @@ class StepRunner:
         self._loss_watch = LossWatch(
             name for name in plan.returned if built.program.loss in (name, in_float32(name))
         )
-        self._made_for: tuple[object, ...] = ()
-        self._inputs: dict[str, StepTensor] = {}
-        self._outputs: dict[str, StepTensor] = {}
+        self._laid_out_for: tuple[object, ...] = ()
+        self._tensors: dict[int, RunTensors] = {}
 
-    def check(self, io: StepData) -> None:
+    def check(self, io: StepData, batches: int | None = None) -> None:
         """Raise before anything runs if a stepIO's data cannot be right."""
-        self._lay_out()
+        tensors = self.tensors(batches)
         if self._settings.synthetic is not SyntheticData.OFF:
             return
-        io.check({n: t for n, t in self._inputs.items() if not self._is_replaced(n)}, self._outputs)
-        self._check_names(io.input_names())
+        io.check({n: t for n, t in tensors.inputs.items() if not self._is_replaced(n)}, tensors.outputs)
+        self._check_names(io.input_names(), tensors.inputs)
 
-    def run(self, io: StepData, connection: Connection) -> RunResult:
+    def run(self, io: StepData, connection: Connection, batches: int | None = None) -> RunResult:
         """Run with a stepIO's data. The result holds the anchors that `store` has to hand over."""
-        self._lay_out()
-        data = {name: self._input_data(io, tensor) for name, tensor in self._inputs.items()}
+        tensors = self.tensors(batches)
+        data = {name: self._input_data(io, tensor) for name, tensor in tensors.inputs.items()}
         warn_of_strange_labels(self._labels, data)
-        batches = self._plan.batches
+        batches = tensors.batches
         if self._settings.overlaps_batches:
             data = {name: value.reshape(1, batches, *value.shape[2:]) for name, value in data.items()}
             batches = 1
-        targets = self._targets(io)
+        targets = self._targets(io, tensors)
         if targets:
             return connection.run(batches, data, targets)
         return connection.run(batches, data)
 
     @property
-    def passes(self) -> int:
-        """How often the program runs in one run of the session."""
-        return 1 if self._settings.overlaps_batches else self._plan.batches
+    def most_batches(self) -> int:
+        """Batches of one run, and the most of a part of a loop."""
+        return self._plan.batches
 
-    def store(self, io: StepData, result: RunResult) -> None:
+    def passes(self, batches: int | None = None) -> int:
+        """How often the program runs in one run of the session."""
+        if self._settings.overlaps_batches:
+            return 1
+        return self._plan.batches if batches is None else batches
+
+    def check_loop(self, iterations: int) -> None:
+        """UsageError for a number of iterations that the program cannot run in a loop, UnsupportedError for tensors
+        whose values in a loop are neither all nor the last ones.
+        """
+        if iterations < 0:
+            raise UsageError(f"A loop has 0 iterations or more, not {iterations}.")
+        if self._settings.overlaps_batches and iterations % self._plan.batches:
+            raise UsageError(
+                f"A loop of {iterations} iterations: the pipeline was compiled for {self._plan.batches} at a time.",
+                hint=f"Run a multiple of {self._plan.batches}.",
+            )
+        for name, kind in self._plan.returned.items():
+            if kind.retrieval not in (Retrieval.ALL, Retrieval.FINAL):
+                raise UnsupportedError(
+                    f"The tensor {name!r} comes back from a run as {kind}: a loop gives all values, or the last one."
+                )
+
+    @property
+    def crossings(self) -> int:
+        """Micro-batches of one batch, of all replicas of this process."""
+        return self._settings.micro_batches * self._settings.local_replicas
+
+    def whole(self, batches: int) -> int:
+        """As many of so many batches as the program can run at once."""
+        return (
+            batches // self._plan.batches * self._plan.batches if self._settings.overlaps_batches else batches
+        )
+
+    def is_final(self, name: str) -> bool:
+        """True iff only the last value of a tensor comes back."""
+        return self._plan.returned[name].retrieval is Retrieval.FINAL
+
+    def store(self, io: StepData, result: RunResult, batches: int | None = None) -> None:
         """Hand the anchors of a run over to a stepIO and to connected functions."""
         if self._settings.synthetic is not SyntheticData.OFF:
             return
         given = self._by_batch(result.anchors)
-        for name, tensor in self._outputs.items():
+        for name, tensor in self.tensors(batches).outputs.items():
             value = self._built.anchor(name, given)
-            self._loss_watch.look(name, value, self.passes, result.batches_done)
+            self._loss_watch.look(name, value, self.passes(batches), result.batches_done)
             target = io.target(tensor)
             if target is None or not _same_memory(value, target):
                 io.store(tensor, value)
@@ -148,7 +189,7 @@ class StepRunner:
         inputs = {name: self._rows(name) for name in self._built.program.inputs}
         return inputs, dict.fromkeys(self._plan.returned, self._settings.local_replicas)
 
-    def _targets(self, io: StepData) -> dict[str, np.ndarray]:
+    def _targets(self, io: StepData, tensors: RunTensors) -> dict[str, np.ndarray]:
         """Arrays of the stepIO that the device may write anchors to: anchors that are returned as the program gives
         them. None if an observer can end the run, which then gives no anchors.
         """
@@ -157,20 +198,21 @@ class StepRunner:
         if self._built.observers:
             return {}
         given = {spec.name: spec for spec in self._built.program.anchors}
-        found: dict[str, np.ndarray] = {}
-        for name, tensor in self._outputs.items():
+        targets: dict[str, np.ndarray] = {}
+        for name, tensor in tensors.outputs.items():
             spec = self._built.wanted[name]
-            if name in self._built.derived or given.get(spec.name) != spec or spec.name in found:
+            if name in self._built.derived or given.get(spec.name) != spec or spec.name in targets:
                 continue
             target = io.target(tensor)
             if target is not None:
-                found[spec.name] = target.reshape(self._device_layout(spec.retrieval, tensor.layout))
-        return found
+                layout = self._device_layout(spec.retrieval, tensor.layout, tensors.batches)
+                targets[spec.name] = target.reshape(layout)
+        return targets
 
-    def _device_layout(self, retrieval: Retrieval, layout: tuple[int, ...]) -> tuple[int, ...]:
+    def _device_layout(self, retrieval: Retrieval, layout: tuple[int, ...], batches: int) -> tuple[int, ...]:
         """The shape of an anchor's array at the connection, where it begins with (crossings, replicas)."""
         if retrieval is Retrieval.ALL:
-            return (self._plan.batches, self._settings.micro_batches, *layout[1:])
+            return (batches, self._settings.micro_batches, *layout[1:])
         return layout if retrieval is Retrieval.EVERY_N else layout[1:]
 
     def _rows(self, name: str) -> int:
@@ -184,9 +226,9 @@ class StepRunner:
         every = {spec.name for spec in self._built.program.anchors if spec.retrieval is Retrieval.ALL}
         return {n: v.swapaxes(0, 1) if n in every else v for n, v in anchors.items()}
 
-    def _check_names(self, names: Iterable[str]) -> None:
+    def _check_names(self, names: Iterable[str], inputs: Mapping[str, StepTensor]) -> None:
         for name in names:
-            if name in self._inputs:
+            if name in inputs:
                 continue
             if name in self._built.weights:
                 # PopART's builder makes a weight an input of the model too: data for it are accepted and not used.
@@ -217,15 +259,21 @@ class StepRunner:
         """True iff functions fill all streams of an input."""
         return self._taps is not None and self._taps.replaces(name, self._rows(name))
 
-    def _lay_out(self) -> None:
-        """Compute the tensors of a run, unless that was done for this number of batches and these anchors."""
-        made_for = (self._plan.batches, tuple(self._plan.returned))
-        if made_for != self._made_for:
-            self._inputs, self._outputs = dict(self._step_inputs()), dict(self._step_outputs())
-            self._made_for = made_for
+    def tensors(self, batches: int | None = None) -> RunTensors:
+        """The tensors of a run, computed unless that was done for this number of batches and these anchors."""
+        if batches is None:
+            batches = self._plan.batches
+        laid_out_for = (self._plan.batches, tuple(self._plan.returned))
+        if laid_out_for != self._laid_out_for:
+            self._tensors.clear()
+            self._laid_out_for = laid_out_for
+        if batches not in self._tensors:
+            inputs, outputs = dict(self._step_inputs(batches)), dict(self._step_outputs(batches))
+            self._tensors[batches] = RunTensors(batches, inputs, outputs)
+        return self._tensors[batches]
 
-    def _step_inputs(self) -> Iterable[tuple[str, StepTensor]]:
-        batches, accumulation = self._plan.batches, self._settings.micro_batches
+    def _step_inputs(self, batches: int) -> Iterable[tuple[str, StepTensor]]:
+        accumulation = self._settings.micro_batches
         local = self._settings.local_replicas
         for name, item in self._built.program.inputs.items():
             spec = self._built.infos.get(name) or item.spec
@@ -240,8 +288,8 @@ class StepRunner:
 
             yield name, StepTensor(name, spec, (batches, accumulation, *replicas, *item.spec.shape), explain)
 
-    def _step_outputs(self) -> Iterable[tuple[str, StepTensor]]:
-        batches, accumulation = self._plan.batches, self._settings.micro_batches
+    def _step_outputs(self, batches: int) -> Iterable[tuple[str, StepTensor]]:
+        accumulation = self._settings.micro_batches
         replicas = self._settings.local_replicas
         for name, kind in self._plan.returned.items():
             spec = self._built.info(name)
@@ -259,54 +307,3 @@ class StepRunner:
 def _same_memory(value: np.ndarray, target: np.ndarray) -> bool:
     """Whether a value is a target that was filled in place."""
     return value.nbytes == target.nbytes and value.ctypes.data == target.ctypes.data
-
-
-class BatchRunner:
-    """Runs the batches of a session, with the checks before and the work after a run."""
-
-    def __init__(
-        self,
-        runner: StepRunner,
-        loader: ProgramLoader,
-        weights: HostWeights,
-        scalars: StreamedScalars,
-        check: ReplicaCheck,
-        reports: SessionReports,
-    ) -> None:
-        self._runner, self._loader, self._program = runner, loader, loader.program
-        self._weights, self._scalars, self._check = weights, scalars, check
-        self._reports = reports
-
-    def ensure_ready(self) -> None:
-        """Make sure that the program is loaded and has its weights. CallError if they were not sent."""
-        self._loader.ensure_loaded()
-        if self._weights.built.weights and not self._loader.weights_sent and not self._weights.constant:
-            raise CallError(
-                "Must call weightsFromHost before run as the model has initializers: they have not been sent to the "
-                "device since the program was loaded or the host's weights changed."
-            )
-
-    def run(self, io: StepData) -> None:
-        """One run of the session."""
-        self._runner.check(io)
-        executable, replicas = self._program.prepared("run"), self._weights.built.program.replicas
-        if self._scalars.changed:
-            self._program.write(self._scalars.values(executable))
-            self._scalars.changed = False
-        try:
-            result = self._runner.run(io, self._program.device.connection)
-            self._check.after_run(executable, self._program.device, result.batches_done, replicas)
-        except PoplarError:
-            self._program.on_device = (
-                False  # The memory of the IPUs cannot be trusted: the next call loads anew.
-            )
-            raise
-        step = executable.tile_report.get("step", {})
-        self._reports.cycles = int(step.get("cycles") or 0) * self._runner.passes
-        self._weights.device_is_ahead = True
-        try:
-            self._runner.observe(result)
-        except ApplicationRuntimeError:
-            self._program.on_device = False
-            raise
-        self._runner.store(io, result)

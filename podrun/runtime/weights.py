@@ -15,6 +15,7 @@ from podrun.core.executable import Executable, VariableRole, numpy_dtype
 from podrun.runtime.device_program import ProgramLoader
 from podrun.runtime.graph import Model
 from podrun.runtime.operators import Form
+from podrun.runtime.own_steps import check_alike
 from podrun.runtime.random_state import WORDS, RandomState
 from podrun.runtime.replica_check import ReplicaCheck
 from podrun.runtime.replica_groups import ReplicaStateRows, given, regrouped, retrieved
@@ -95,11 +96,16 @@ class HostWeights:
         return dict(self._state)
 
     def take_device(self, values: Mapping[str, np.ndarray]) -> None:
-        """Take what was read from the device."""
+        """Take what was read from the device. ApplicationRuntimeError if replicas differ that must not."""
+        self.check_alike(values)
         for name, value in values.items():
             target = self._weights if name in self._weights else self._state
             target[name] = np.array(self._as_host(name, value, "program"))
         self.device_is_ahead = False
+
+    def check_alike(self, values: Mapping[str, np.ndarray]) -> None:
+        """ApplicationRuntimeError if replicas hold different values, as read, of what the model's own step writes."""
+        check_alike(self._model.stepped & self._replica_state.keys(), values)
 
     def reset(self, source: Mapping[str, np.ndarray], ignore_unknown: bool) -> None:
         """Take the initial values of another model by name. UsageError for unknown ones (unless ignored)
@@ -267,7 +273,9 @@ class WeightTransfer:
         held = self._weights.device_values() | self._weights.state_values()
         values = {name: np.array(value) for name, value in held.items()}
         if self._program.on_device and self._weights.device_is_ahead and not self._weights.constant:
-            values |= self._program.read(_of_training(executable))
+            changed = self._program.read(_of_training(executable))
+            self._weights.check_alike(changed)
+            values |= changed
         return values, {"seed": self._random.seed(), "rng": self._random.read_rng()}
 
     def _compare_replicas(self, executable: Executable) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -32,6 +33,8 @@ from tests.runtime.tiny import (
 
 RATE, BATCHES, SAMPLES = 0.05, 2, 24
 ROOT = Path(__file__).resolve().parents[2]
+SHOWN = ("tiny", "tiny_steps")
+"""The files of which the page about the runtime shows parts."""
 
 
 def trained(
@@ -264,6 +267,14 @@ def test_shapes_that_do_not_fit_name_the_operator() -> None:
 
 def test_the_table_holds_functions_alone() -> None:
     assert OPERATORS.functions is FUNCTIONS
+
+
+def test_the_page_about_the_runtime_shows_this_front_end() -> None:
+    page = (ROOT / "docs/runtime.md").read_text(encoding="utf-8")
+    code = "".join((ROOT / f"tests/runtime/{name}.py").read_text(encoding="utf-8") for name in SHOWN)
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) > 6
+    assert [block for block in blocks if block not in code] == []
 
 
 OTHERS = ("podrun.popart", "podrun.poptorch", "podrun.onnx_models", "onnx", "torch")
