@@ -175,3 +175,12 @@ def test_no_machine_paths_or_index_addresses_in_the_project() -> None:
             text = path.read_text(encoding="utf-8", errors="replace")
             offending += [f"{name}: {p}" for p in patterns if p in text]
     assert offending == []
+
+
+def test_models_are_read_before_a_front_end_is_imported() -> None:
+    """As ``podrun estimate FILE`` does: tests import PopART first, and pass over a circle that begins elsewhere."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import podrun.onnx_models.model_loader"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

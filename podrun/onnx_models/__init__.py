@@ -9,3 +9,6 @@ function of parameters, inputs and a key) for the compiler. Nothing here knows d
 `graph_reader` reads a model into a graph in memory, and `lowering` makes the JAX function of it with the operators of
 `ops/`.
 """
+
+# Values and errors of models are PopART's. Its room imports this one, and therefore comes first, whoever asks.
+import podrun.popart  # noqa: F401
