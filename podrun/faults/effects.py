@@ -103,7 +103,7 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
         ErrorCode.HOST_SYNC_TIMEOUT,
         RecoveryAction.IPU_RESET,
         "host sync timeout",
-        "IPUDevice: still waiting for host sync after: 300 seconds. IPU {a} did not come to it in batch {batch}",
+        "IPUDevice: still waiting for host sync. IPU {a} did not come to it in batch {batch}",
     ),
     ("ipu", "sync-timeout"): Effect(
         UnknownRuntimeError,
@@ -131,7 +131,7 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
         ErrorCode.NONE,
         None,
         "",
-        "Out of memory. Single stream of length 268435456 in bufferIndex 0, on IPU-M2000 {a}",
+        "Out of memory. A single stream does not fit into bufferIndex 0 on IPU-M2000 {a}",
     ),
     ("link", "down"): Effect(
         RecoverableRuntimeError,
@@ -159,7 +159,7 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
         ErrorCode.HOST_SYNC_TIMEOUT,
         None,
         "",
-        "IPUDevice: still waiting for host sync after: 300 seconds. IPU-M2000 {a} and IPU-M2000 {b} did not reach each "
+        "IPUDevice: still waiting for host sync. IPU-M2000 {a} and IPU-M2000 {b} did not reach each "
         "other over the network in batch {batch}",
     ),
     ("instance-network", "partitioned"): Effect(
@@ -167,7 +167,7 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
         ErrorCode.HOST_SYNC_TIMEOUT,
         None,
         "",
-        "IPUDevice: still waiting for host sync after: 300 seconds. Instance {a} and instance {b} did not reach each "
+        "IPUDevice: still waiting for host sync. Instance {a} and instance {b} did not reach each "
         "other over the network in batch {batch}",
     ),
     ("machine", "connection-lost"): Effect(

@@ -93,18 +93,18 @@ class ProgramFaults:
 
 def program_faults(environ: Mapping[str, str] | None = None) -> ProgramFaults:
     """The faults that may strike in this process."""
-    given = environment(environ)
-    rank = given.get("OMPI_COMM_WORLD_RANK", "0")
+    variables = environment(environ)
+    rank = variables.get("OMPI_COMM_WORLD_RANK", "0")
     instance = int(rank) if rank.isdecimal() else 0
-    if given.get(FILE):
-        plan, number = PlanOfALaunch(Path(given[FILE])), given.get(LIFE, "0")
+    if variables.get(FILE):
+        plan, number = PlanOfALaunch(Path(variables[FILE])), variables.get(LIFE, "0")
         life = int(number) if number.isdecimal() else 0
         return ProgramFaults(
             lambda: plan.planned_for(instance, life),
             lambda spec: plan.note_strike(spec, instance, life),
             instance,
         )
-    own = process_plan(given)
+    own = process_plan(variables)
     return ProgramFaults(lambda: [spec for spec in own.planned if spec.in_program], own.claim, instance)
 
 
@@ -138,12 +138,12 @@ class PlanOfALaunch:
         """The faults that may strike an instance that was started ``life`` times before. A fault between two instances
         strikes both of them at once, and counts once.
         """
-        found = []
+        planned = []
         for spec in self._planned():
             strikes = self._strikes(spec)
             if len(strikes) < spec.repeat or any(s.misses(instance, life) for s in strikes):
-                found.append(spec)
-        return found
+                planned.append(spec)
+        return planned
 
     def note_strike(self, spec: FaultSpec, instance: int = 0, life: int = 0) -> bool:
         """Note that a fault strikes. This is written before the strike, which may end the process."""
@@ -164,17 +164,17 @@ class PlanOfALaunch:
 
     def _strikes(self, spec: FaultSpec) -> list[_JointStrike]:
         """How often a fault has struck, and which instances."""
-        found: list[_JointStrike] = []
+        strikes: list[_JointStrike] = []
         for line in self._lines(self._struck):
             instance, life, _, text = line.split(" ", 3)
             if text != spec.text:
                 continue
-            joined = next((s for s in found if s.misses(int(instance), int(life))), None)
+            joined = next((s for s in strikes if s.misses(int(instance), int(life))), None)
             if joined is None or len(spec.indices) == 1:
-                found.append(_JointStrike(int(life), {int(instance)}))
+                strikes.append(_JointStrike(int(life), {int(instance)}))
             else:
                 joined.instances.add(int(instance))
-        return found
+        return strikes
 
     @staticmethod
     def _lines(file: Path) -> list[str]:

@@ -101,16 +101,16 @@ def events_of(target: str, kind: str) -> tuple[str, ...]:
         return (CHECKPOINT_WRITE,)
     if target == "instance-network":
         return (COLLECTIVE,)
-    found: tuple[str, ...] = ("load",) if kind == "out-of-memory" else EVENTS
+    events: tuple[str, ...] = ("load",) if kind == "out-of-memory" else EVENTS
     if kind == "corrupt":
-        found = ("read",)  # The memory is empty when a program is loaded or a partition reset.
+        events = ("read",)  # The memory is empty when a program is loaded or a partition reset.
     if (target, kind) in DISTURBANCES and DISTURBANCES[target, kind].lasts:
-        found = ("load", "read")  # The effect lasts until the program is loaded again, so a reset ends it.
+        events = ("load", "read")  # The effect lasts until the program is loaded again, so a reset ends it.
     if WHERE[target] == "A-B":
-        found = tuple(
-            event for event in found if event != "read"
+        events = tuple(
+            event for event in events if event != "read"
         )  # The host reads over no link between machines.
-    return found
+    return events
 
 
 def strikes_in_batches(target: str, kind: str) -> bool:
@@ -120,8 +120,8 @@ def strikes_in_batches(target: str, kind: str) -> bool:
 
 def settings_of_kind(target: str, kind: str) -> Mapping[str, Setting]:
     """The parameters of a kind."""
-    found = DISTURBANCES.get((target, kind))
-    return {} if found is None else found.settings
+    disturbance = DISTURBANCES.get((target, kind))
+    return {} if disturbance is None else disturbance.settings
 
 
 def kinds_of(target: str) -> tuple[str, ...]:

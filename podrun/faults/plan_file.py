@@ -115,22 +115,22 @@ def parse_plan(text: str, where: str = "the fault plan") -> tuple[FaultSpec, ...
 
 def _faults(document: Document) -> tuple[FaultSpec, ...]:
     document.check(plan_schema(), hint=HINT)
-    found: list[FaultSpec] = []
+    specs: list[FaultSpec] = []
     for number, entry in enumerate(document.value["faults"]):
         place = ("faults", number)
         try:
             spec = parse_fault(entry) if isinstance(entry, str) else _fault(entry)
         except UsageError as error:
             raise document.error(place, error.message, hint=error.hint) from error
-        if spec in found:
-            first = document.at(("faults", found.index(spec)))
+        if spec in specs:
+            first = document.at(("faults", specs.index(spec)))
             raise document.error(
                 place,
                 f"fault {spec.text} is planned twice, also at {first}",
                 hint="Keep one, or give it repeat: {times: 2}.",
             )
-        found.append(spec)
-    return tuple(found)
+        specs.append(spec)
+    return tuple(specs)
 
 
 def _fault(entry: Mapping[str, Any]) -> FaultSpec:
@@ -177,9 +177,9 @@ def simulated_soc_errors(environ: Mapping[str, str]) -> tuple[FaultSpec, ...]:
     if _SOC not in text:
         return ()
     options = parse_json(text, GCDA_OPTIONS, hint="Unset it, or correct it.")
-    given = {key.removeprefix(_SOC): value for key, value in dict(options).items() if key.startswith(_SOC)}
-    names = str(given.get("errorList", "")).replace(",", " ").split()
-    count = str(given.get("triggerCount", ""))
+    settings = {key.removeprefix(_SOC): value for key, value in dict(options).items() if key.startswith(_SOC)}
+    names = str(settings.get("errorList", "")).replace(",", " ").split()
+    count = str(settings.get("triggerCount", ""))
     known = {"IPUSOFTERR": "soft-error"}
     unknown = [name for name in names if name not in known]
     if unknown or not names or not count.isdecimal():
@@ -190,7 +190,7 @@ def simulated_soc_errors(environ: Mapping[str, str]) -> tuple[FaultSpec, ...]:
             f"{GCDA_OPTIONS}: {what}",
             hint='As in: {"simulateSOCError.errorList": "IPUSOFTERR", "simulateSOCError.triggerCount": "3"}',
         )
-    again = str(given.get("rearmOnReset", "false")).lower() == "true"
+    again = str(settings.get("rearmOnReset", "false")).lower() == "true"
     repeat = f",repeat={MOST_REPEATS}" if again else ""
     may_miss = ":optional" if again else ""
     return tuple(

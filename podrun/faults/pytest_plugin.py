@@ -72,6 +72,6 @@ def podrun_faults() -> Iterator[PlanFaults]:
             plans.append(stack.enter_context(plan_in_process(specs)))
 
         yield plan
-    missed = report_unstruck(spec for each in plans for spec in each.planned)
+    missed = report_unstruck(spec for process_plan in plans for spec in process_plan.planned)
     if missed:
         pytest.fail(missed)

@@ -218,16 +218,16 @@ class _Moment:
 
 def _pairs(text: str, given: str) -> dict[str, str]:
     """``a=1,b=2`` as a mapping; ``step`` is ``batch``."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for part in given.split(",") if given else ():
         name, equals, value = part.partition("=")
         name = "batch" if name == "step" else name
         if not equals or not name or not value:
             raise UsageError(f"fault {text!r}: {part!r} is not of the form NAME=VALUE", hint=_kinds())
-        if name in found:
+        if name in pairs:
             raise UsageError(f"fault {text!r}: {name} is given twice")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
 def _settings(
@@ -237,16 +237,16 @@ def _settings(
     known = dict(settings_of_kind(target.value, kind))
     if target is FaultTarget.IPU and (target.value, kind) in EFFECTS:
         known["tile"] = Setting(int, 0, 0, 1471)
-    found: dict[str, SettingValue] = {}
+    settings: dict[str, SettingValue] = {}
     for name, value in sorted(given.items()):
         if name not in known:
             names = ", ".join(known) or "none"
             raise UsageError(f"fault {text!r}: {kind} has no setting {name!r}; it has: {names}")
-        found[name] = _setting(text, name, known[name], value)
-    missing = [name for name, setting in known.items() if setting.default is None and name not in found]
+        settings[name] = _setting(text, name, known[name], value)
+    missing = [name for name, setting in known.items() if setting.default is None and name not in settings]
     if missing:
         raise UsageError(f"fault {text!r}: {kind} needs {missing[0]}=", hint=f"As in {kind},{missing[0]}=...")
-    return tuple(found.items())
+    return tuple(settings.items())
 
 
 def _setting(text: str, name: str, setting: Setting, value: SettingValue) -> SettingValue:

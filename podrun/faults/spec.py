@@ -89,11 +89,11 @@ class FaultSpec:
 
     def setting(self, name: str, default: SettingValue | None) -> SettingValue | None:
         """A setting as it was given, else its kind's default, else ``default``."""
-        given = dict(self.settings).get(name)
-        if given is None:
+        value = dict(self.settings).get(name)
+        if value is None:
             known = settings_of_kind(self.target.value, self.kind).get(name)
-            given = known.default if known is not None else None
-        return default if given is None else given
+            value = known.default if known is not None else None
+        return default if value is None else value
 
     def number(self, name: str) -> float:
         """A setting that is a number."""

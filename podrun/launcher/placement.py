@@ -49,13 +49,13 @@ def plan_layout(values: Mapping[str, Any]) -> LaunchLayout:
 
 
 def _check_size(layout: LaunchLayout) -> None:
-    size, each = layout.ipus, layout.ipus_per_replica
+    size, per_replica = layout.ipus, layout.ipus_per_replica
     if size & (size - 1):
-        powers = [1 << bit for bit in range(22) if (1 << bit) % each == 0]
-        fitting = _near([power // each for power in powers], layout.replicas)
-        words = " or ".join(f"--num-replicas {n} ({n * each} IPUs)" for n in fitting)
+        powers = [1 << bit for bit in range(22) if (1 << bit) % per_replica == 0]
+        fitting = _near([power // per_replica for power in powers], layout.replicas)
+        words = " or ".join(f"--num-replicas {n} ({n * per_replica} IPUs)" for n in fitting)
         raise UsageError(
-            f"{layout.replicas} replicas of {each} IPUs need {size} IPUs, and a partition has a power of two",
+            f"{layout.replicas} replicas of {per_replica} IPUs need {size} IPUs, and a partition has a power of two",
             hint=f"Type {words}." if fitting else "Make --ipus-per-replica a power of two.",
         )
     if layout.ipus_per_instance > MAX_IPUS_PER_INSTANCE:

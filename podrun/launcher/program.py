@@ -86,9 +86,9 @@ def _interpreter_warning(command: tuple[str, ...], context: LaunchContext) -> li
 
     if os.path.basename(command[0]) not in ("python", "python3") or command[0] == context.python:
         return []
-    found = shutil.which(command[0], path=context.environ.get("PATH")) or command[0]
-    if os.path.dirname(os.path.abspath(found)) == os.path.dirname(os.path.abspath(context.python)):
+    interpreter = shutil.which(command[0], path=context.environ.get("PATH")) or command[0]
+    if os.path.dirname(os.path.abspath(interpreter)) == os.path.dirname(os.path.abspath(context.python)):
         return []
     return [
-        f"{command[0]} is {found}, which may not find podrun; without it the script runs with {context.python}"
+        f"{command[0]} is {interpreter}, which may not find podrun; without it the script runs with {context.python}"
     ]

@@ -145,7 +145,9 @@ class LaunchRecording:
         struck = [text for text in self._header.faults if text not in left or text in known]
         timed = with_faults(read_parts(self._folder), struck, times)
         timed = with_control(timed, since)
-        record = Record(self._header, tuple(each.event for each in without_ends_after_errors(timed)))
+        record = Record(
+            self._header, tuple(timed_event.event for timed_event in without_ends_after_errors(timed))
+        )
         incidents = tuple(incidents_of(record))
         goodput = goodput_of(timed, incidents=len(incidents))
         if self._file is not None:
@@ -209,7 +211,7 @@ def words_of(given: Mapping[str, Any], program: Sequence[str]) -> tuple[str, ...
         if not BY_NAME[name].takes_value:
             words += [f"--{name}"] * (int(value) if name == "verbose" else 1)
             continue
-        for each in value if BY_NAME[name].repeatable else (value,):
-            text = ("yes" if each else "no") if isinstance(each, bool) else str(each)
+        for item in value if BY_NAME[name].repeatable else (value,):
+            text = ("yes" if item else "no") if isinstance(item, bool) else str(item)
             words.append(f"--{name}={text}")
     return (*words, "--", *program)

@@ -80,8 +80,8 @@ def read_policy(path: Path) -> RestartPolicy:
     values: dict[str, Any] = document.value
     usual = RestartPolicy()
     after: dict[FailureKind, tuple[Answer, ...]] = {}
-    for name, given in values.get("after", {}).items():
-        words = given if isinstance(given, list) else [given]
+    for name, value in values.get("after", {}).items():
+        words = value if isinstance(value, list) else [value]
         after[FailureKind(name)] = tuple(map(Answer, words))
     return RestartPolicy(
         max_restarts=values.get("max-restarts", 3),
@@ -115,14 +115,14 @@ class Damage:
     @property
     def kind(self) -> FailureKind:
         """The worst kind of failure among them."""
-        found = (
+        broken = (
             (self.lost, FailureKind.LOST),
             (self.power, FailureKind.POWER),
             (self.links or self.partition, FailureKind.LINK),
             (self.ipus, FailureKind.IPU),
             (self.tile_exceptions, FailureKind.TILE_EXCEPTION),
         )
-        return next((kind for there, kind in found if there), FailureKind.PROGRAM)
+        return next((kind for there, kind in broken if there), FailureKind.PROGRAM)
 
 
 def damage_of(reports: Iterable[MachineReport]) -> Damage:

@@ -66,12 +66,12 @@ def words_in(header: LaunchHeader, folder: str) -> list[str]:
 
     def placed(path: str) -> str:
         there = os.path.join(header.directory, path)
-        found = (
+        only_there = (
             not os.path.isabs(path)
             and os.path.isfile(there)
             and not os.path.exists(os.path.join(folder, path))
         )
-        return there if found else path
+        return there if only_there else path
 
     words, script = [], False
     for word in header.words:

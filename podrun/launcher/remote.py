@@ -212,14 +212,14 @@ def connect_hosts(
 def nodes_of(hosts: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The node id of each host. Raises NotFoundError that names hosts without a node. ``nodes``: as Ray lists them."""
     alive = [node for node in nodes if node["Alive"]]
-    found = {host: str(node["NodeID"]) for host in hosts for node in alive if host in names_of(node)}
-    if missing := [host for host in hosts if host not in found]:
+    node_ids = {host: str(node["NodeID"]) for host in hosts for node in alive if host in names_of(node)}
+    if missing := [host for host in hosts if host not in node_ids]:
         known = sorted({f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in alive})
         raise NotFoundError(
             f"{', '.join(missing)}: no node of the Ray cluster has that name",
             hint=f"Its nodes are: {', '.join(known)}. Add one: ray start --address=HOST:6379 on it.",
         )
-    return found
+    return node_ids
 
 
 def names_of(node: Mapping[str, Any]) -> set[str]:

@@ -23,7 +23,7 @@ def job_at(job: str, host: str | None, port: int | None) -> Iterator[tuple[VipuC
     """The server and the partition of a job. Raises NotFoundError, ConflictError if several could be meant."""
     from podrun.partition.client.vipu_client import VipuClient
 
-    found: list[tuple[str, int, bool, str]] = []
+    jobs: list[tuple[str, int, bool, str]] = []
     names: list[str] = []
     for where, number, own, pid in _servers(host, port):
         with VipuClient(where, number, TIMEOUT_S, own=own) as client:
@@ -38,17 +38,17 @@ def job_at(job: str, host: str | None, port: int | None) -> Iterator[tuple[VipuC
                     or job in (info.name, pid)
                     or (job.isdecimal() and _holds(client, info.name, int(job)))
                 ):
-                    found.append((where, number, own, info.name))
-    if not found:
+                    jobs.append((where, number, own, info.name))
+    if not jobs:
         listed = ", ".join(sorted(names)) or "none"
         raise NotFoundError(
             f"there is no job {job}" if job else "no job is running",
             hint=f"Partitions: {listed}. Start one: podrun --num-replicas 16 train.py",
         )
-    if len(found) > 1:
-        listed = ", ".join(sorted(name for *_, name in found))
+    if len(jobs) > 1:
+        listed = ", ".join(sorted(name for *_, name in jobs))
         raise ConflictError(f"several jobs could be meant: {listed}", hint=f"Name one of them. {JOB_HELP}")
-    where, number, own, name = found[0]
+    where, number, own, name = jobs[0]
     with VipuClient(where, number, TIMEOUT_S, own=own) as client:
         yield client, name
 

@@ -57,9 +57,9 @@ def find_launch_server(server: ServerSpec, environ: Mapping[str, str]) -> Server
         return ServerAddress(server.host, port, "--vipu-server-host", own=False)
     if host := environ.get("IPUOF_VIPU_API_HOST"):
         return ServerAddress(host, port, "$IPUOF_VIPU_API_HOST", own=False)
-    found = _published(server)
-    if found is not None:
-        return found
+    published = _published(server)
+    if published is not None:
+        return published
     if host := environ.get("VIPU_CLI_API_HOST"):
         port = server.port or _environment_port(environ, "VIPU_CLI_API_PORT") or port
         return ServerAddress(host, port, "$VIPU_CLI_API_HOST", own=False)
@@ -149,8 +149,8 @@ def usable_names(existing: Mapping[str, PartitionInfo], environ: Mapping[str, st
 
 
 def _goes_with_a_launch(name: str) -> bool:
-    made = _OF_A_LAUNCH.fullmatch(name)
-    return made is not None and int(made[1]) != os.getpid() and os.path.exists(f"/proc/{made[1]}")
+    match = _OF_A_LAUNCH.fullmatch(name)
+    return match is not None and int(match[1]) != os.getpid() and os.path.exists(f"/proc/{match[1]}")
 
 
 def check_may_use(client: VipuClient, name: str) -> None:

@@ -171,7 +171,7 @@ def connect(
     wanted = environment().get("IPUOF_VIPU_API_PARTITION_ID")
     where = find_server(host, port, partition=wanted)
     address = (where.host, where.port)
-    if where.source.startswith("a running "):
+    if where.discovered:
         running = [entry for entry in Registry().entries() if entry.port]
         if len(running) > 1:
             address = _choose(running, wanted, say, one)

@@ -45,13 +45,13 @@ def first_difference(ours: Record, theirs: Record) -> Difference | None:
 
 def header_differences(ours: Record, theirs: Record) -> list[str]:
     """How the starts of the two launches differ, in words."""
-    found = []
+    lines = []
     for name in ("words", "faults", "directory"):
         a, b = getattr(ours.header, name), getattr(theirs.header, name)
         if a != b:
             shown = [" ".join(value) if isinstance(value, tuple) else value for value in (a, b)]
-            found.append(f"{name}: {shown[0] or 'none'} / {shown[1] or 'none'}")
-    return found
+            lines.append(f"{name}: {shown[0] or 'none'} / {shown[1] or 'none'}")
+    return lines
 
 
 def _plain(event: Event) -> dict[str, Any]:

@@ -160,9 +160,9 @@ def _parse(line: str, name: str, number: int) -> dict[str, Any]:
     try:
         if len(line) > LARGEST_LINE:
             raise ValueError(f"it is longer than {LARGEST_LINE} characters")
-        found = json.loads(line)
-        if isinstance(found, dict):
-            return found
+        fields = json.loads(line)
+        if isinstance(fields, dict):
+            return fields
         raise ValueError("it is no JSON object")
     except (ValueError, RecursionError) as error:
         raise RecordError(f"the record {name}, line {number}: {error}") from error
@@ -181,7 +181,7 @@ def _header(fields: Mapping[str, Any], name: str) -> LaunchHeader:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _event(fields: Mapping[str, Any], name: str, number: int) -> Event:
@@ -241,13 +241,13 @@ class TimedEvent:
 
 def read_parts(folder: Path) -> list[TimedEvent]:
     """The events of all processes of a launch, in causal order, without an unfinished last line of a killed process."""
-    found: list[TimedEvent] = []
+    timed: list[TimedEvent] = []
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
         if match is not None:
             actor = LAUNCH if match[1] is None else f"instance {int(match[1])}"
-            found += [_timed(line, actor) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-    return ordered(found)
+            timed += [_timed(line, actor) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    return ordered(timed)
 
 
 def _timed(line: str, actor: str) -> TimedEvent:
@@ -259,13 +259,13 @@ def _timed(line: str, actor: str) -> TimedEvent:
 
 def ordered(events: Iterable[TimedEvent]) -> list[TimedEvent]:
     """Events in causal order; podrun's events with the clock `AT_END` come after all others of their life."""
-    given = list(events)
+    listed = list(events)
     last: dict[int, int] = {}
-    for timed in given:
+    for timed in listed:
         last[timed.event.life] = max(last.get(timed.event.life, 0), timed.event.clock)
     placed = [
         TimedEvent(_at(t.event, last[t.event.life] + 1), t.seconds) if t.event.clock == AT_END else t
-        for t in given
+        for t in listed
     ]
     seconds = {id(timed.event): timed.seconds for timed in placed}
     return [
@@ -281,19 +281,19 @@ def with_control(events: Sequence[TimedEvent], control: Iterable[Mapping[str, An
     """The events, with those of the service (`MachineReport.control_events`): each after the last event that was
     written before it. Machines that are lost at once come in the order of their names.
     """
-    found = []
+    reported = []
     for entry in control:
         seconds = float(entry["time_s"])
         life, clock = _moment(events, seconds)
         data = {"did": str(entry["did"])}
         what = normalised(str(entry.get("what") or ""))
-        found.append(
+        reported.append(
             TimedEvent(
                 Event(SERVICE, life, clock, "control", data | ({"what": what} if what else {})), seconds
             )
         )
     placed = []
-    for lost, same in itertools.groupby(found, lambda t: t.event.data["did"] == "machine lost"):
+    for lost, same in itertools.groupby(reported, lambda t: t.event.data["did"] == "machine lost"):
         group = list(same)
         placed += sorted(group, key=lambda t: t.event.text) if lost else group
     return ordered([*events, *placed])
@@ -337,7 +337,7 @@ def with_faults(
     A fault whose error no process reported, and whose time is not known, comes at the end.
     """
     errors = [timed for timed in events if timed.event.kind in ("error", "ended")]
-    found = list(events)
+    placed = list(events)
     known = list(strikes)
     for text in struck:
         times = sorted(strike.seconds for strike in known if strike.fault == text)
@@ -348,15 +348,15 @@ def with_faults(
                 same = [t for t in errors if _is_of_same_operation(cause.event, t.event)]
                 errors = [timed for timed in errors if timed not in same] or errors * (spec.repeat == 1)
                 fault = Event(LAUNCH, cause.event.life, cause.event.clock, "fault", {"fault": text})
-                place = next(k for k, timed in enumerate(found) if timed is cause)
-                found.insert(place, TimedEvent(fault, cause.seconds))
+                place = next(k for k, timed in enumerate(placed) if timed is cause)
+                placed.insert(place, TimedEvent(fault, cause.seconds))
             elif number < len(times):
                 life, clock = _moment(events, times[number])
-                found.append(TimedEvent(Event(LAUNCH, life, clock, "fault", {"fault": text}), times[number]))
+                placed.append(TimedEvent(Event(LAUNCH, life, clock, "fault", {"fault": text}), times[number]))
             else:
-                found += [] if number else [_at_the_end(events, text)]
+                placed += [] if number else [_at_the_end(events, text)]
                 break
-    return ordered(found)
+    return ordered(placed)
 
 
 def _at_the_end(events: Sequence[TimedEvent], text: str) -> TimedEvent:

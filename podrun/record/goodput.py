@@ -130,12 +130,12 @@ def goodput_of(events: Sequence[TimedEvent], *, incidents: int = 0) -> Goodput |
     start = min(timed.seconds for timed in events)
     end = max(timed.seconds for timed in events)
     actors = sorted({timed.event.actor for timed in events} - {LAUNCH, SERVICE})
-    each = [_of_one([timed for timed in events if timed.event.actor == actor], events) for actor in actors]
-    if not each:
+    spent = [_of_one([timed for timed in events if timed.event.actor == actor], events) for actor in actors]
+    if not spent:
         return None
-    count, total = len(each), end - start
+    count, total = len(spent), end - start
     useful, recomputed, detecting, recovering = (
-        sum(found.seconds[k] for found in each) / count for k in range(4)
+        sum(instance.seconds[k] for instance in spent) / count for k in range(4)
     )
     return Goodput(
         total_seconds=total,
@@ -144,8 +144,8 @@ def goodput_of(events: Sequence[TimedEvent], *, incidents: int = 0) -> Goodput |
         detecting_seconds=detecting,
         recovering_seconds=recovering,
         waiting_seconds=max(0.0, total - useful - recomputed - detecting - recovering),
-        batches=max(found.batches for found in each),
-        recomputed_batches=max(found.lost for found in each),
+        batches=max(instance.batches for instance in spent),
+        recomputed_batches=max(instance.lost for instance in spent),
         incidents=incidents,
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.errors import cause_from_dict
-from podrun.faults import FaultTarget, parse_fault
+from podrun.faults import FaultSpec, FaultTarget, parse_fault
 from podrun.record.events import LAUNCH, SERVICE, Event, Record, explains
 from podrun.record.goodput import progress_of
 
@@ -74,8 +74,8 @@ class Incident:
 
 def incidents_json(record: Record) -> str:
     """The incidents of a record as JSON text; equal records give equal bytes."""
-    found = {"schema_version": SCHEMA, "incidents": [incident.plain for incident in incidents_of(record)]}
-    return json.dumps(found, indent=2) + "\n"
+    document = {"schema_version": SCHEMA, "incidents": [incident.plain for incident in incidents_of(record)]}
+    return json.dumps(document, indent=2) + "\n"
 
 
 def incidents_of(record: Record) -> list[Incident]:
@@ -88,9 +88,10 @@ def incidents_of(record: Record) -> list[Incident]:
 
 @dataclass(slots=True)
 class _Group:
-    """A fault, if one was planned, and errors, by their places among all events."""
+    """A fault, if one was planned, and errors, by their places among all events. ``specs``: of the faults."""
 
     faults: list[int]
+    specs: list[FaultSpec]
     errors: list[int]
 
     @property
@@ -101,28 +102,28 @@ class _Group:
 
 def _groups(events: Sequence[Event]) -> list[_Group]:
     """In the order of their beginnings."""
-    found: list[_Group] = []
+    groups: list[_Group] = []
     under_way: list[_Group] = []
     for place, event in enumerate(events):
         if event.kind == "fault":
-            under_way.append(_Group([place], []))
-            found.append(under_way[-1])
+            under_way.append(_Group([place], [parse_fault(str(event.data["fault"]))], []))
+            groups.append(under_way[-1])
         elif event.kind == "error" or _is_crash(event, events, under_way):
             group = _group_of(event, events, under_way)
             if group is None:
-                group = _Group([], [])
+                group = _Group([], [], [])
                 under_way.append(group)
-                found.append(group)
+                groups.append(group)
             group.errors.append(place)
         elif event.kind == "ran":
             under_way = [group for group in under_way if not _is_over(group, event, events)]
-    return sorted(found, key=lambda group: group.first)
+    return sorted(groups, key=lambda group: group.first)
 
 
 def _group_of(event: Event, events: Sequence[Event], under_way: Sequence[_Group]) -> _Group | None:
     """The incident that an error belongs to: that of the fault which explains it, else the last one under way."""
     for group in reversed(under_way):
-        if any(explains(parse_fault(str(events[place].data["fault"])), event) for place in group.faults):
+        if any(explains(spec, event) for spec in group.specs):
             return group
     return under_way[-1] if under_way else None
 
@@ -166,7 +167,7 @@ def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequen
         action=_action(events, group, end),
         evidence=tuple(_evidence(events, group, end)[:MOST_EVIDENCE]),
         lost_batches=lost if group.errors else 0,
-        stalled_seconds=sum(parse_fault(fault).number("seconds") for fault in faults),
+        stalled_seconds=sum(spec.number("seconds") for spec in group.specs),
     )
 
 
@@ -187,22 +188,22 @@ def _evidence(events: Sequence[Event], group: _Group, end: int) -> list[str]:
     """Events in words: the fault, the first error of each instance (later ones may depend on which process was faster),
     and what the service did until the next run without error. Its time is left out: it is no operation of instances.
     """
-    found = []
+    evidence = []
     for place in sorted([*group.faults, *group.errors]):
         event = events[place]
-        if event.kind == "fault" and parse_fault(str(event.data["fault"])).target is FaultTarget.SERVICE:
-            found.append(f"{SERVICE}: fault {event.data['fault']}")
+        if event.kind == "fault" and group.specs[group.faults.index(place)].target is FaultTarget.SERVICE:
+            evidence.append(f"{SERVICE}: fault {event.data['fault']}")
         elif event.kind == "fault" or not any(
             events[other].actor == event.actor for other in group.errors if other < place
         ):
-            found.append(event.text)
+            evidence.append(event.text)
     first = events[group.first]
     for event in events[group.first : end]:
         if event.kind == "ran" and (event.life, event.clock) > (first.life, first.clock):
             break
         if event.kind == "control" and event.data.get("did") in _CHANGES:
-            found.append(f"{SERVICE}: {event.data['did']} {event.data.get('what', '')}".rstrip())
-    return found
+            evidence.append(f"{SERVICE}: {event.data['did']} {event.data.get('what', '')}".rstrip())
+    return evidence
 
 
 _CHANGES = ("partition reset", "IPUs reset", "machine power-cycled", "machine lost", "machine replaced")

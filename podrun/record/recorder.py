@@ -74,11 +74,11 @@ _of_this_process: dict[str, EventRecorder] = {}
 
 def process_recorder(environ: Mapping[str, str] | None = None) -> EventRecorder | None:
     """The recorder of this process; None if nothing is recorded."""
-    given = environment(environ)
-    folder = given.get(FOLDER, "")
+    variables = environment(environ)
+    folder = variables.get(FOLDER, "")
     if not folder:
         return None
-    instance, life = given.get("OMPI_COMM_WORLD_RANK", "0"), given.get(LIFE, "0")
+    instance, life = variables.get("OMPI_COMM_WORLD_RANK", "0"), variables.get(LIFE, "0")
     path = Path(folder, f"instance-{instance}.{life}.{os.getpid()}.jsonl")
     if str(path) not in _of_this_process:
         life_number = int(life) if life.isdecimal() else 0
@@ -117,8 +117,8 @@ class RecordedConnection:
     @property
     def host_sync_timeout(self) -> float:
         """See `podrun.device.host.client.PortConnection`."""
-        found: float = self._inner.host_sync_timeout  # type: ignore[attr-defined]
-        return found
+        seconds: float = self._inner.host_sync_timeout  # type: ignore[attr-defined]
+        return seconds
 
     @host_sync_timeout.setter
     def host_sync_timeout(self, seconds: float) -> None:
@@ -154,9 +154,9 @@ class RecordedConnection:
         self._notes.note("write", tensors=len(arrays), digest=digest_of_all(arrays))
 
     def read_variables(self, names: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
-        found = self._heard("read", lambda: self._inner.read_variables(names))
-        self._notes.note("read", tensors=len(found), digest=digest_of_all(found))
-        return found
+        values = self._heard("read", lambda: self._inner.read_variables(names))
+        self._notes.note("read", tensors=len(values), digest=digest_of_all(values))
+        return values
 
     def read_digests(self) -> list[tuple[int, int]]:
         return self._heard("check", self._inner.read_digests)
@@ -167,14 +167,14 @@ class RecordedConnection:
         inputs: Mapping[str, np.ndarray[Any, Any]],
         outputs: Mapping[str, np.ndarray[Any, Any]] | None = None,
     ) -> RunResult:
-        given = {name: array_digest(np.asarray(value)) for name, value in inputs.items()}
+        input_digests = {name: array_digest(np.asarray(value)) for name, value in inputs.items()}
         first = self._done
-        self._notes.note("run", batch=first, batches=batches, inputs=given)
+        self._notes.note("run", batch=first, batches=batches, inputs=input_digests)
         with self._joint_operation():
             result = self._heard("run", lambda: self._inner.run(batches, inputs, outputs))
             self._done = result.batches_done
-            given_back = {name: array_digest(value) for name, value in result.anchors.items()}
-            self._notes.note("ran", batch=first, batches=result.batches_done - first, outputs=given_back)
+            output_digests = {name: array_digest(value) for name, value in result.anchors.items()}
+            self._notes.note("ran", batch=first, batches=result.batches_done - first, outputs=output_digests)
         return result
 
     def detach(self) -> None:
@@ -209,11 +209,11 @@ def describe_program(executable: Executable) -> dict[str, Any]:
     """A record's description of a program: a name for it, and the collectives of one pass of its instruction lists."""
     from podrun.core import executable_file
 
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for work in executable.instructions:
         for instruction in work:
             if isinstance(instruction, _COLLECTIVES):
                 name = type(instruction).__name__
-                found[name] = found.get(name, 0) + 1
+                counts[name] = counts.get(name, 0) + 1
     data = np.frombuffer(executable_file.dumps(executable), np.uint8)
-    return {"program": array_digest(data), "collectives": dict(sorted(found.items()))}
+    return {"program": array_digest(data), "collectives": dict(sorted(counts.items()))}

@@ -90,8 +90,8 @@ class _Launcher(click.Group):
     """Completes verbs; where no verb fits, files; behind a program only files."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
-        found = super().shell_complete(ctx, incomplete)
-        return found or [CompletionItem(incomplete, type="file")]
+        verbs = super().shell_complete(ctx, incomplete)
+        return verbs or [CompletionItem(incomplete, type="file")]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -21,9 +21,9 @@ def diff_records(ours: Path, theirs: Path) -> int:
     a, b = read_record(ours), read_record(theirs)
     for line in header_differences(a, b):
         sys.stdout.write(f"{line}\n")
-    found = first_difference(a, b)
-    sys.stdout.write(f"the same {len(a.events)} events\n" if found is None else f"{found.text}\n")
-    return 0 if found is None else DIFFERENT
+    difference = first_difference(a, b)
+    sys.stdout.write(f"the same {len(a.events)} events\n" if difference is None else f"{difference.text}\n")
+    return 0 if difference is None else DIFFERENT
 
 
 @click.command(

@@ -82,8 +82,8 @@ def fault_history(job: str, api_host: str | None, api_port: int | None, as_json:
 
 def history_of(reports: Sequence[MachineReport]) -> list[dict[str, Any]]:
     """The faults that struck the machines of a partition, by time."""
-    found = [{**entry, "machine": report.agent_id} for report in reports for entry in report.struck_faults]
-    return sorted(found, key=lambda entry: (entry["time_s"], entry["machine"]))
+    strikes = [{**entry, "machine": report.agent_id} for report in reports for entry in report.struck_faults]
+    return sorted(strikes, key=lambda entry: (entry["time_s"], entry["machine"]))
 
 
 @faults_verb.command("kinds")

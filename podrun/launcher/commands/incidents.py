@@ -24,11 +24,11 @@ def print_incidents(file: Path, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(incidents_json(record))
         return 0
-    found = incidents_of(record)
-    for incident in found:
+    incidents = incidents_of(record)
+    for incident in incidents:
         sys.stdout.write(f"{incident.text}\n")
         sys.stdout.writelines(f"    {line}\n" for line in incident.evidence)
-    if not found:
+    if not incidents:
         sys.stdout.write("no incidents\n")
     with contextlib.suppress(OSError, ValueError, TypeError):
         text = file.with_name(f"{file.name}.goodput.json").read_text(encoding="utf-8")

@@ -125,7 +125,7 @@ def split_options(words: Sequence[str]) -> tuple[ProfileOptions, list[str]]:
     Raises UsageError for an own option without its value or given twice, and for an unknown option.
     """
     queue, rest = list(words), []
-    found: dict[str, str] = {}
+    own_values: dict[str, str] = {}
     shown = False
     while queue and queue[0].startswith("-") and queue[0] not in ("-", "--"):
         word = queue.pop(0)
@@ -135,15 +135,15 @@ def split_options(words: Sequence[str]) -> tuple[ProfileOptions, list[str]]:
         elif name in ("--report-directory", "--compare"):
             if not equals:
                 value = queue.pop(0) if queue else ""
-            if not value or name in found:
+            if not value or name in own_values:
                 what = "is given twice" if value else "needs a value"
                 raise UsageError(f"{name} {what}", hint="podrun profile --help shows its options.")
-            found[name] = value
+            own_values[name] = value
         else:
             rest.append(word)
             if not equals and queue and _takes_next(word):
                 rest.append(queue.pop(0))
-    options = ProfileOptions(found.get("--report-directory"), found.get("--compare"), shown)
+    options = ProfileOptions(own_values.get("--report-directory"), own_values.get("--compare"), shown)
     return options, rest + queue
 
 
@@ -168,8 +168,8 @@ def environment_with_reports(
 
     engine_options({}, environ)
     own = json.loads(environ.get(VARIABLE, "").strip() or "{}")
-    given = os.path.expanduser(str(directory or own.get(KEY) or DIRECTORY))
-    path = Path(os.path.normpath(Path(current_directory(), given)))
+    folder = os.path.expanduser(str(directory or own.get(KEY) or DIRECTORY))
+    path = Path(os.path.normpath(Path(current_directory(), folder)))
     options = {**own, "autoReport.all": "true", KEY: str(path)}
     return {**environ, VARIABLE: json.dumps(options)}, path
 

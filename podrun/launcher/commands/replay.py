@@ -32,13 +32,13 @@ def replay_launch(file: Path, keep: str | None, relaunch: Relaunch) -> int:
     if incidents_json(before) == incidents_json(after):
         count = len(incidents_of(before))
         sys.stdout.write(f"replay: the same {count} incident{'' if count == 1 else 's'}\n")
-        found = first_difference(before, after)
-        if found is not None:
-            sys.stdout.write(f"the events differ otherwise: {found.text}\n")
+        difference = first_difference(before, after)
+        if difference is not None:
+            sys.stdout.write(f"the events differ otherwise: {difference.text}\n")
         return 0
     sys.stdout.write("replay: the incidents differ\n")
-    found = first_difference(before, after)
-    sys.stdout.write(f"{found.text}\n" if found is not None else "")
+    difference = first_difference(before, after)
+    sys.stdout.write(f"{difference.text}\n" if difference is not None else "")
     return DIFFERENT
 
 

@@ -48,12 +48,12 @@ def shrink_faults(file: Path, keep: str | None, relaunch: Relaunch) -> int:
     def fails(chosen: Sequence[str]) -> bool:
         with new_record(None) as place:
             relaunch.launch(before, chosen, place)
-            found = verdict(read_record(place)) == wanted
+            alike = verdict(read_record(place)) == wanted
         sys.stdout.write(
-            f"shrink: {' '.join(chosen) or 'no faults'}: {'fails' if found else 'does not fail so'}\n"
+            f"shrink: {' '.join(chosen) or 'no faults'}: {'fails' if alike else 'does not fail so'}\n"
         )
         sys.stdout.flush()
-        return found
+        return alike
 
     if not fails(faults):
         raise UsageError(
@@ -80,8 +80,8 @@ def verdict(record: Record) -> tuple[int, str] | None:
 
 def struck_faults(record: Record) -> list[str]:
     """The faults that struck, each marked as optional."""
-    found = [str(event.data.get("fault")) for event in record.events if event.kind == "fault"]
-    return [text if parse_fault(text).optional else f"{text}:optional" for text in found]
+    texts = [str(event.data.get("fault")) for event in record.events if event.kind == "fault"]
+    return [text if parse_fault(text).optional else f"{text}:optional" for text in texts]
 
 
 @click.command(

@@ -26,6 +26,8 @@ class Endpoint:
     source: str
     own: bool = False
     """The user has not named the server, so it has to prove that it is this user's."""
+    discovered: bool = False
+    """The server runs on this host, and nobody has named it."""
 
 
 def find_server(
@@ -59,7 +61,7 @@ def find_server(
 
         entry = Registry().find(partition=partition)
         if entry is not None:
-            return Endpoint(entry.host, entry.port, f"a running {entry.kind}", own=True)
+            return Endpoint(entry.host, entry.port, f"a running {entry.kind}", own=True, discovered=True)
     return Endpoint("127.0.0.1", port or 8090, "the default", own=True)
 
 
