@@ -45,7 +45,7 @@ class popart_exception(PodrunError):
     exit_code = 2
 
 
-class popart_internal_exception(popart_exception):
+class popart_internal_exception(popart_exception, podrun_errors.InternalError):
     """A state that PopART should never reach; in podrun this is a bug to report."""
 
     fault = Fault.INTERNAL

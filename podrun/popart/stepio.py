@@ -15,19 +15,15 @@ from __future__ import annotations
 import ctypes
 import inspect
 import itertools
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from podrun.core.executable import numpy_dtype
-from podrun.popart.enums import DataType
 from podrun.popart.exceptions import popart_exception, popart_runtime_error
-from podrun.popart.tensor_info import data_type_of, info_of
+from podrun.popart.tensor_info import info_of
 from podrun.runtime.settings import StepData, StepTensor
-
-_log = logging.getLogger("podrun.popart.session")
+from podrun.runtime.step_arrays import as_device_type, tensor_dtype
 
 
 class IStepIO(StepData):
@@ -87,43 +83,6 @@ def _separate(inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray
         if stop > end:
             end, last = stop, at
     return frozenset(name for at, (name, _) in enumerate(arrays) if at >= len(inputs) and at not in shared)
-
-
-_WARNED: set[str] = set()
-
-
-def tensor_dtype(tensor: StepTensor) -> np.dtype[Any]:
-    """The NumPy type of a tensor of a run."""
-    return numpy_dtype(tensor.spec.dtype)
-
-
-def as_device_type(array: np.ndarray, tensor: StepTensor) -> np.ndarray:
-    """``array`` in the type the device has, or popart_runtime_error.
-
-    Equal types pass; int64 becomes int32 with a warning, once per tensor; uint8 bytes stand for float8.
-    """
-    wanted = tensor_dtype(tensor)
-    if array.dtype == wanted:
-        return array
-    kind = data_type_of(tensor_dtype(tensor))
-    if array.dtype in (np.int64, np.uint64) and kind in (DataType.INT32, DataType.UINT32):
-        if tensor.name not in _WARNED:
-            _WARNED.add(tensor.name)
-            _log.warning(
-                "Input %r is %s; the device takes %s, so it is converted.", tensor.name, array.dtype, wanted
-            )
-        limits = np.iinfo(wanted)
-        if array.size and (array.min() < limits.min or array.max() > limits.max):
-            raise popart_runtime_error(
-                f"Input {tensor.name!r} is {array.dtype} with values that do not fit the device's {wanted}."
-            )
-        return array.astype(wanted)
-    if array.dtype == np.uint8 and kind in (DataType.FLOAT8_143, DataType.FLOAT8_152):
-        return array.view(wanted)
-    raise popart_runtime_error(
-        f"Type discrepancy for tensor {tensor.name!r}: the model has {kind.name} ({wanted}), the array given "
-        f"is {array.dtype}. Pass array.astype({str(wanted)!r})."
-    )
 
 
 class PyStepIO(IStepIO):

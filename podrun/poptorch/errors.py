@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from podrun.core.errors import Fault, PodrunError, PoplarError
-from podrun.popart.exceptions import popart_internal_exception
+from podrun.core.errors import Fault, GraphMemoryAllocationError, InternalError, PodrunError, PoplarError
 
 LONGEST_MESSAGE = 80
 """Lines of a message; a longer one goes to a file."""
@@ -134,7 +133,7 @@ def translated(doing: str = "") -> Iterator[None]:
     except Error:
         raise
     except PodrunError as error:
-        if error.fault is Fault.INTERNAL and not isinstance(error, popart_internal_exception):
+        if error.fault is Fault.INTERNAL and not isinstance(error, InternalError):
             raise
         raise _error_of(error) from error
     finally:
@@ -161,7 +160,6 @@ def _error_of(error: PodrunError) -> Error:
     if not isinstance(error, PoplarError):
         kind = "popart_internal_exception" if error.fault is Fault.INTERNAL else "popart_exception"
         return Error(error.message, hint=hint, location=where, type=kind)
-    name = type(error).__name__
     action = getattr(error, "recovery_action", None)
     if action is not None:
         hint = hint.replace(_LOAD_AGAIN, _CALL_AGAIN)
@@ -171,8 +169,7 @@ def _error_of(error: PodrunError) -> Error:
     kind = f"poplar_{error.type_name}"
     if error.type_name in ("unrecoverable_runtime_error", "unknown_runtime_error"):
         return UnrecoverableError(error.message, hint=hint, location=where, type=kind)
-    if name == "OutOfMemoryException":
-        kind = "poplar_graph_memory_allocation_error"
+    if isinstance(error, GraphMemoryAllocationError):
         for setting, ours in _SETTINGS.items():
             hint = hint.replace(setting, ours)
     return Error(error.message, hint=hint, location=where, type=kind)

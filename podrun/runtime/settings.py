@@ -172,6 +172,11 @@ class Returned:
         """The anchor ``name``, as the compiler takes it."""
         return AnchorSpec(name, self.retrieval, self.period)
 
+    @property
+    def every_micro_batch(self) -> bool:
+        """True iff all micro-batches of the batches that return come back, each by itself."""
+        return self.retrieval in (Retrieval.ALL, Retrieval.EVERY_N)
+
     def crossings(self, batches: int, accumulation: int) -> int:
         """Micro-batches that each replica hands over in one run."""
         if self.retrieval is Retrieval.ALL:

@@ -11,9 +11,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from podrun.popart.enums import DataType
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import popart_exception, surfaced
 from podrun.popart.tensor_info import boolean, number, numpy_name
 from podrun.runtime.optimizers.hyperparameters import Clipping, Hyperparameter, UpdateContext
+from podrun.runtime.optimizers.value_checks import (
+    ValueLimits,
+    check_bounds,
+    check_forms,
+    check_loss_scaling,
+    check_replaced,
+    check_weights,
+)
 
 if TYPE_CHECKING:
     from podrun.runtime.optimizers.rules import Rule
@@ -41,6 +49,10 @@ class OptimizerValue:
     def isConst(self) -> bool:
         """True iff it cannot change once the session is made."""
         return self._const
+
+    def plain(self) -> Hyperparameter:
+        """This value, as update rules read it."""
+        return Hyperparameter(self._value, self._const)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OptimizerValue) and (self._value, self._const) == (
@@ -131,11 +143,6 @@ class ClipNormSettings:
         return f"ClipNormSettings({which}, {self.maxNorm})"
 
 
-def _spoken(name: str) -> str:
-    """A hyper-parameter's name in a sentence: ``velocityScaling`` -> ``velocity scaling``."""
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name)
-
-
 class Optimizer(abc.ABC):
     """Base of SGD, Adam and Adaptive.
 
@@ -173,8 +180,8 @@ class Optimizer(abc.ABC):
         }
         self.clip_norm_settings = list(clip_norm_settings)
         self._check("the defaults", {name: values.default for name, values in self._maps.items()})
-        if self.lossScaling.val() == 0:
-            raise popart_exception(f"Loss scaling cannot be 0 ({self.NAME}: lossScaling).")
+        with surfaced():
+            check_loss_scaling(self.NAME, self.loss_scaling)
         self._check_clipping()
 
     def _constructor_keys(self) -> dict[str, str]:
@@ -209,23 +216,9 @@ class Optimizer(abc.ABC):
         return self.lossScaling.val()
 
     def _check(self, where: str, values: Mapping[str, OptimizerValue]) -> None:
-        for name in self.NOT_NEGATIVE:
-            if values[name].val() < 0:
-                raise popart_exception(
-                    f"Negative {_spoken(name)} ({values[name].val():g}) in {self.NAME}, {where}: {name} must be at "
-                    "least 0."
-                )
-        for name in self.POSITIVE:
-            if values[name].val() <= 0:
-                raise popart_exception(
-                    f"Non-positive {_spoken(name)} ({values[name].val():g}) in {self.NAME} is not supported ({where}: "
-                    f"{name})."
-                )
-        rate = values["learningRate"]
-        if rate.isConst() and rate.val() == 0:
-            raise popart_exception(
-                f"Constant, zero learning rate in {self.NAME}, {where}: it would train nothing."
-            )
+        limits = ValueLimits(self.NAME, self.NOT_NEGATIVE, self.POSITIVE)
+        with surfaced():
+            limits.check(where, {name: value.plain() for name, value in values.items()})
 
     def _check_clipping(self) -> None:
         groups = self.clip_norm_settings
@@ -238,8 +231,8 @@ class Optimizer(abc.ABC):
             raise popart_exception(
                 "ClipNormSettings.clipAllWeights covers all weights, so it must be the only group."
             )
-        if any(group.maxNorm <= 0 for group in groups):
-            raise popart_exception("The maxNorm of ClipNormSettings must be positive.")
+        with surfaced():
+            check_bounds(group.maxNorm for group in groups)
 
     # -- for the session --------------------------------------------------------------------------
 
@@ -250,7 +243,7 @@ class Optimizer(abc.ABC):
     @property
     def loss_scaling(self) -> Hyperparameter:
         """See `podrun.runtime.optimizers.hyperparameters.Hyperparameters`."""
-        return Hyperparameter(self.lossScaling.val(), self.lossScaling.isConst())
+        return self.lossScaling.plain()
 
     @property
     def clipping(self) -> Sequence[Clipping]:
@@ -262,8 +255,7 @@ class Optimizer(abc.ABC):
 
     def hyperparameter(self, name: str, weight: str) -> Hyperparameter:
         """See `Hyperparameters`."""
-        value = self.value(name, weight)
-        return Hyperparameter(value.val(), value.isConst())
+        return self.value(name, weight).plain()
 
     def is_specific(self, name: str, weight: str) -> bool:
         """See `Hyperparameters`."""
@@ -279,35 +271,13 @@ class Optimizer(abc.ABC):
 
     def check_replaces(self, other: Optimizer) -> None:
         """popart_exception unless this optimizer may replace ``other`` in a running session."""
-        if type(self).NAME != type(other).NAME:
-            raise popart_exception(
-                f"Optimizer update not valid: the session was made with {other.NAME}, which {self.NAME} "
-                "cannot replace."
-            )
-        if self._modes() != other._modes():
-            raise popart_exception(
-                "Optimizer update not valid: clip norm settings, modes and types must be those the session "
-                "was made with."
-            )
-        pairs = [("lossScaling", "", other.lossScaling, self.lossScaling)]
-        for name, values in self._maps.items():
-            before = other._maps[name]
-            if set(values.specific) != set(before.specific):
-                raise popart_exception(
-                    "Optimizer update not valid: weights with values of their own were "
-                    f"{sorted(before.specific)}, now {sorted(values.specific)}."
-                )
-            pairs.append((name, "", before.default, values.default))
-            pairs += [(name, w, before.specific[w], new) for w, new in values.specific.items()]
-        for name, weight, old, new in pairs:
-            what = f"{name} of weight {weight!r}" if weight else name
-            if old.isConst() != new.isConst():
-                raise popart_exception(
-                    f"Can not replace a {'' if old.isConst() else 'non '}constant value with a "
-                    f"{'' if new.isConst() else 'non '}constant value. Optimizer update not valid: {what}."
-                )
-            if old.isConst() and old.val() != new.val():
-                raise popart_exception(
-                    f"Values are constant but do not match. Optimizer update not valid: {what} is constant at "
-                    f"{old.val():g}, so it cannot become {new.val():g}."
-                )
+        with surfaced():
+            check_forms((type(other).NAME, type(self).NAME), self._modes() == other._modes())
+            check_replaced("lossScaling", other.loss_scaling, self.loss_scaling)
+            for name, values in self._maps.items():
+                before = other._maps[name]
+                check_weights(before.specific, values.specific)
+                check_replaced(name, before.default.plain(), values.default.plain())
+                for weight, new in values.specific.items():
+                    old = before.specific[weight]
+                    check_replaced(f"{name} of weight {weight!r}", old.plain(), new.plain())

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
 from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError
-from podrun.popart.enums import SyntheticDataMode
 from podrun.poptorch.api import enums
 from podrun.poptorch.api.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from podrun.poptorch.api.option_parts import (
@@ -257,12 +257,12 @@ class Options(OptionGroup):
         torch.manual_seed(random_seed)
         return self._set_extra("random_seed", random_seed)
 
-    def enableSyntheticData(self, enabled: bool | int | SyntheticDataMode) -> Options:
+    def enableSyntheticData(self, enabled: SupportsIndex) -> Options:
         """Run without data from or to the host. A number is a ``popart.SyntheticDataMode``: 0 is off."""
-        assert isinstance(enabled, (int, SyntheticDataMode)), (
+        assert isinstance(enabled, SupportsIndex), (
             "enableSyntheticData takes True, False or a popart.SyntheticDataMode"
         )
-        return self._set_extra("enable_synthetic_data", bool(int(enabled)))
+        return self._set_extra("enable_synthetic_data", bool(operator.index(enabled)))
 
     def enableExecutableCaching(self, path: str | None) -> Options:
         """Keep compiled programs in a folder; None: nowhere. Default: that of POPTORCH_CACHE_DIR, if it is set."""

@@ -8,8 +8,6 @@ the rules are the SDK's, so that a program that runs here runs there.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,8 +15,6 @@ from typing import Any
 
 import torch
 
-from podrun.popart.dataflow import DataFlow
-from podrun.popart.session import InferenceSession, TrainingSession
 from podrun.poptorch.api.annotations import BlockPlacement, CaptureAnnotations, following
 from podrun.poptorch.api.enums import (
     CommGroupType,
@@ -38,15 +34,25 @@ from podrun.poptorch.compile.session_model import (
     overlaps,
     session_model,
 )
-from podrun.poptorch.compile.session_optimizers import clips_gradients, session_optimizer
-from podrun.poptorch.compile.session_options import anchor_type, session_options, session_patterns
+from podrun.poptorch.compile.session_optimizers import check_scaling, clips_gradients, session_optimizer
+from podrun.poptorch.compile.session_options import (
+    anchor_type,
+    check_patterns,
+    draw,
+    run_plan,
+    run_settings_of,
+    session_options,
+)
 from podrun.poptorch.errors import Error, translated
 from podrun.poptorch.executor.calls import BatchDimensions
 from podrun.poptorch.executor.compiled_model import CompiledModel
 from podrun.poptorch.executor.devices import acquire
 from podrun.poptorch.executor.host_calls import ChainedModel, GraphPart, calls_host, parts_of
+from podrun.poptorch.executor.torch_session import TorchSession
 from podrun.poptorch.operators.table import supported
 from podrun.private_apis.torch import unvalidated_distributions
+from podrun.runtime.assembly import SessionSource
+from podrun.runtime.placing import recompute_annotated
 
 IDENTITY_LOSS = "podrun.identity_loss.default"
 
@@ -358,35 +364,26 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
     if not kinds and unseen is not None:
         kinds = {model.names[unseen.number]: anchor_type(OutputMode.Final, 1)}
     kinds |= {model.names[v.number]: anchor_type(OutputMode.Final, 1) for v in checks}
-    flow = DataFlow(options.device_iterations, kinds)
-    device = acquire(options, division.ipus * options.replication_factor)
-    made = session_options(
-        options,
-        request.training,
-        division.ipus,
-        division.phases,
-        clips=request.training and clips_gradients(request.optimizer),
-    )
     name = str(options.extra("model_name", "training" if request.training else "inference"))
     with translated("compiling the model"):
-        patterns = session_patterns(options)
-        if loss is None:
-            session: Any = InferenceSession(
-                model.model, flow, device, patterns=patterns, userOptions=made, name=name
-            )
-        else:
+        plan = run_plan(options, kinds)
+    device = acquire(options, division.ipus * options.replication_factor)
+    clips = request.training and clips_gradients(request.optimizer)
+    choices = session_options(options, request.training, division.ipus, division.phases, clips=clips)
+    with translated("compiling the model"):
+        check_patterns(options)
+        annotated = recompute_annotated(model.model.graph)
+        settings = run_settings_of(choices, plan, device, training=request.training, annotated=annotated)
+        optimizer = None
+        if loss is not None:
             names = {id(parameter): name for name, parameter in request.module.named_parameters()}
             optimizer = session_optimizer(request.optimizer, names)
-            session = TrainingSession(
-                model.model,
-                flow,
-                model.names[loss.number],
-                optimizer,
-                device,
-                patterns=patterns,
-                userOptions=made,
-                name=name,
-            )
+            check_scaling(settings, optimizer)
+        source = SessionSource(name, model.model, plan, settings, request.training)
+        session = TorchSession(
+            source, device.device, None if loss is None else model.names[loss.number], optimizer
+        )
+        draw(session.parts, choices)
         _prepare(session, request)
     return CompiledModel(
         session,
@@ -403,20 +400,16 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
     )
 
 
-def _prepare(session: Any, request: CompileRequest) -> None:
+def _prepare(session: TorchSession, request: CompileRequest) -> None:
     """Compile, or use the program of a file. Load it and send weights, unless there is no device."""
     if request.executable is not None:
-        with tempfile.TemporaryDirectory(prefix="podrun-") as folder:
-            path = os.path.join(folder, "executable")
-            with open(path, "wb") as file:
-                file.write(request.executable)
-            session.loadExecutable(path)
-    attached = request.options.connection_type != ConnectionType.Never
-    session.prepareDevice(loadEngine=attached)
-    if session.parts.model.built.program.uses_random or request.options.Precision.stochastic_rounding:
-        session.setRandomSeed(request.options.extra("random_seed", DEFAULT_SEED))
+        session.take_executable(request.executable)
+    attached, parts = request.options.connection_type != ConnectionType.Never, session.parts
+    session.prepare(load=attached)
+    if parts.model.built.program.uses_random or request.options.Precision.stochastic_rounding:
+        parts.random.set_seed(request.options.extra("random_seed", DEFAULT_SEED))
     if attached:
-        session.weightsFromHost()
+        parts.transfer.from_host()
 
 
 def _placed(captured: Capture, request: CompileRequest, division: Division) -> PlacedGraph:

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from podrun.popart.dataflow import BESIDE
+from podrun.compiler.program import Beside
 from podrun.poptorch.api.annotations import BlockPlacement
 from podrun.poptorch.api.enums import OverlapMode
 from podrun.poptorch.capture.graph import CapturedGraph, GraphNode, GraphValue
-from podrun.poptorch.compile.session_options import STRATEGIES
 from podrun.poptorch.operators.table import dtype_named, find, run_node
 from podrun.runtime.graph import (
     NOWHERE,
@@ -41,6 +40,14 @@ UPDATE = "podrun.update"
 """Operator that names the new value of a buffer."""
 CAPTURED = "captured"
 """Attribute of a node: the `GraphNode` that it stands for."""
+
+
+BESIDE = {
+    OverlapMode.NoOverlap: Beside.NOTHING,
+    OverlapMode.OverlapAccumulationLoop: Beside.MICRO_BATCHES,
+    OverlapMode.OverlapDeviceIterationLoop: Beside.BATCHES,
+}
+"""What runs while a tensor with a mark crosses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) 
     initial = {n: np.asarray(source.values[n]) for n in graph.parameters if n in used}
     initial |= {names[number]: data for number, (_, data) in graph.constants.items() if names[number] in used}
     inputs = {names[v.number]: TensorType(dtype_named(v.dtype), v.shape) for v in graph.inputs.values()}
-    crossing = {n: BESIDE[STRATEGIES[mode]] for n, mode in overlaps(graph).items()}
+    crossing = {n: BESIDE[mode] for n, mode in overlaps(graph).items()}
     main = OperatorGraph(
         name,
         tuple(nodes),

@@ -1,20 +1,35 @@
-"""Torch's and poptorch's optimizers as a session's: names of hyper-parameters, constants and variables, state types."""
+"""Torch's and poptorch's optimizers as the runtime's updates: hyper-parameters, constants and variables, types."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from podrun.popart.enums import AdamMode, AdaptiveMode, DataType, SGDAccumulatorAndMomentum, WeightDecayMode
-from podrun.popart.optimizers import SGD, Adam, Adaptive, ClipNormSettings
+from podrun.core.errors import UsageError
 from podrun.poptorch.api import optim
-from podrun.runtime.optimizers.adam import AdamForm
-from podrun.runtime.optimizers.sgd import SgdForm
+from podrun.runtime.loss_scaling import TRANSFORM
+from podrun.runtime.optimizers.adam import AdamForm, AdamRule
+from podrun.runtime.optimizers.adaptive import AdaptiveForm, AdaptiveKind, AdaptiveRule
+from podrun.runtime.optimizers.hyperparameters import Clipping, Hyperparameter, UpdateContext
+from podrun.runtime.optimizers.rules import Rule
+from podrun.runtime.optimizers.sgd import SgdForm, SgdRule
+from podrun.runtime.optimizers.value_checks import (
+    ADAM_LIMITS,
+    ADAPTIVE_LIMITS,
+    SGD_LIMITS,
+    ValueLimits,
+    check_bounds,
+    check_forms,
+    check_loss_scaling,
+    check_replaced,
+    check_weights,
+)
+from podrun.runtime.settings import RunSettings
 
 SUPPORTED = (
     torch.optim.SGD,
@@ -55,7 +70,7 @@ _RMSPROP_NAMES = {
     "momentum": "momentum",
     "eps": "eps",
 }
-_TYPES = {torch.float32: DataType.FLOAT, torch.float16: DataType.FLOAT16}
+_TYPES = {torch.float32: "float32", torch.float16: "float16"}
 
 
 def check_supported(optimizer: Any) -> None:
@@ -96,44 +111,128 @@ def attributes_of(optimizer: Any) -> set[str]:
     return {*vars(optimizer), *(key for group in optimizer.param_groups for key in group)}
 
 
-def session_optimizer(optimizer: Any, names: Mapping[int, str]) -> Any:
-    """The session's optimizer. ``names``: of parameters, by ``id``. Groups become values of their own weights."""
+@dataclass(frozen=True, slots=True)
+class TorchUpdate:
+    """The values of a torch optimizer and the form of its update: a `podrun.runtime.model_lowering.UpdateSource`.
+
+    ``own``: values of single weights, by the weight's name; they have all values that ``defaults`` has.
+    """
+
+    form: SgdForm | AdamForm | AdaptiveForm
+    limits: ValueLimits
+    defaults: Mapping[str, Hyperparameter]
+    own: Mapping[str, Mapping[str, Hyperparameter]]
+    loss_scaling: Hyperparameter
+    clipping: tuple[Clipping, ...] = ()
+
+    def hyperparameter(self, name: str, weight: str) -> Hyperparameter:
+        """See `podrun.runtime.optimizers.hyperparameters.Hyperparameters`."""
+        return self.own.get(weight, self.defaults)[name]
+
+    def is_specific(self, name: str, weight: str) -> bool:
+        """See `podrun.runtime.optimizers.hyperparameters.Hyperparameters`."""
+        return weight in self.own
+
+    def rule(self, context: UpdateContext) -> Rule:
+        """The update rule with these values."""
+        if isinstance(self.form, SgdForm):
+            return SgdRule(self, context, self.form)
+        if isinstance(self.form, AdamForm):
+            return AdamRule(self, context, self.form)
+        return AdaptiveRule(self, context, self.form)
+
+    def check(self) -> None:
+        """UsageError for values that make no sense."""
+        self.limits.check("the defaults", self.defaults)
+        check_loss_scaling(self.limits.owner, self.loss_scaling)
+        check_bounds(group.max_norm for group in self.clipping)
+        for weight, values in self.own.items():
+            self.limits.check(f"weight {weight!r}", values)
+
+    def check_replaces(self, other: TorchUpdate) -> None:
+        """UsageError unless these values may replace ``other`` in a running program."""
+        same = (self.form, self.clipping) == (other.form, other.clipping)
+        if isinstance(self.form, SgdForm) and self.form.clips_gradient:
+            # There the bound of the norm is a constant of the program, and the loss scaling is a factor of it.
+            same = same and self.loss_scaling.value == other.loss_scaling.value
+        check_forms((other.limits.owner, self.limits.owner), same)
+        check_replaced("lossScaling", other.loss_scaling, self.loss_scaling)
+        check_weights(other.own, self.own)
+        for name, value in self.defaults.items():
+            check_replaced(name, other.defaults[name], value)
+            for weight, values in self.own.items():
+                check_replaced(f"{name} of weight {weight!r}", other.own[weight][name], values[name])
+
+
+def check_scaling(settings: RunSettings, optimizer: TorchUpdate) -> None:
+    """UsageError for an optimizer, or an update period, that automatic loss scaling cannot work with."""
+    if settings.loss_scale is None:
+        return
+    if optimizer.loss_scaling.constant:
+        raise UsageError(
+            f"{TRANSFORM} The optimizer must have non-const loss scaling",
+            hint='Call optimizer.variable_attrs.markAsVariable("loss_scaling").',
+        )
+    if settings.loss_scale.period < 1:
+        raise UsageError(f"updatePeriod must be at least 1, not {settings.loss_scale.period}.")
+
+
+_Values = Callable[[Mapping[str, Any]], dict[str, tuple[str, float]]]
+
+
+def session_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> TorchUpdate:
+    """The update that a torch optimizer stands for. ``names``: of parameters, by ``id``. Groups become values of their
+    own weights.
+    """
     check_supported(optimizer)
-    convert, constructor = _family(optimizer)
-    groups = optimizer.param_groups
-    first = {key: _value(optimizer, key, value) for key, value in convert(groups[0]).items()}
+    form, convert, limits = _family(optimizer)
+
+    def values(group: Mapping[str, Any]) -> dict[str, Hyperparameter]:
+        return {
+            **_LEFT_OUT[limits.owner],
+            **{key: _value(optimizer, *pair) for key, pair in convert(group).items()},
+        }
+
+    first, *others = optimizer.param_groups
+    defaults = values(first)
     scaling = float(getattr(optimizer, "loss_scaling", 1.0))
-    values = {_constructor_key(constructor, key): value for key, value in first.items()}
-    values["lossScaling"] = (scaling, _is_constant(optimizer, "loss_scaling", scaling, (1.0,)))
-    made = constructor(values)
-    for group in groups[1:] if len(groups) > 1 else ():
-        specific = {key: _value(optimizer, key, value) for key, value in convert(group).items()}
-        for parameter in group["params"]:
-            if id(parameter) in names:
-                made.insertSpecific(names[id(parameter)], specific)
-    return made
-
-
-def _family(optimizer: Any) -> tuple[Any, Any]:
-    if isinstance(optimizer, torch.optim.SGD):
-        kind = _GradientClippingSgd if clips_gradients(optimizer) else SGD
-        return _sgd_values, lambda values: kind(values, _clipping(optimizer), **_sgd_options(optimizer))
-    if isinstance(optimizer, torch.optim.RMSprop):
-        return _rmsprop_values, lambda values: Adaptive(values, **_rmsprop_options(optimizer))
-    adam = _GradientClippingAdam if clips_gradients(optimizer) else Adam
-    return _adam_values, lambda values: adam(
-        values, clip_norm_settings=_clipping(optimizer), **_adam_options(optimizer)
+    update = TorchUpdate(
+        form,
+        limits,
+        defaults,
+        {
+            names[id(parameter)]: values(group)
+            for group in others
+            for parameter in group["params"]
+            if id(parameter) in names
+        },
+        Hyperparameter(scaling, _is_constant(optimizer, "loss_scaling", scaling, (1.0,))),
+        _clipping(optimizer),
     )
+    update.check()
+    return update
 
 
-def _constructor_key(constructor: Any, key: str) -> str:
-    return key if key in ("nesterov", "maxWeightNorm") else f"default{key[0].upper()}{key[1:]}"
+_LEFT_OUT: Mapping[str, Mapping[str, Hyperparameter]] = {
+    "SGD": {"velocityScaling": Hyperparameter(1.0)},
+    "Adam": {"maxWeightNorm": Hyperparameter(10.0)},
+    "Adaptive": {},
+}
+"""Values that some optimizers of a family do not have."""
 
 
-def _value(optimizer: Any, key: str, pair: tuple[str, float]) -> tuple[float, bool]:
-    attribute, value = pair
-    return float(value), _is_constant(
-        optimizer, attribute, float(value), _REFERENCE_CONSTANTS.get(attribute, ())
+def _family(optimizer: Any) -> tuple[SgdForm | AdamForm | AdaptiveForm, _Values, ValueLimits]:
+    if isinstance(optimizer, torch.optim.SGD):
+        return _sgd_form(optimizer), _sgd_values, SGD_LIMITS
+    if isinstance(optimizer, torch.optim.RMSprop):
+        return _rmsprop_form(optimizer), _rmsprop_values, ADAPTIVE_LIMITS
+    return _adam_form(optimizer), _adam_values, ADAM_LIMITS
+
+
+def _value(optimizer: Any, attribute: str, value: float) -> Hyperparameter:
+    value = float(value)
+    return Hyperparameter(
+        value, _is_constant(optimizer, attribute, value, _REFERENCE_CONSTANTS.get(attribute, ()))
     )
 
 
@@ -161,74 +260,53 @@ def _rmsprop_values(group: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
     return {name: (key, group[key]) for key, name in _RMSPROP_NAMES.items()}
 
 
-def _clipping(optimizer: Any) -> list[ClipNormSettings]:
-    return [ClipNormSettings.clipAllWeights(optimizer.max_grad_norm)] if clips_gradients(optimizer) else []
+def _clipping(optimizer: Any) -> tuple[Clipping, ...]:
+    if isinstance(optimizer, torch.optim.RMSprop) or not clips_gradients(optimizer):
+        return ()
+    return (Clipping(float(optimizer.max_grad_norm)),)
 
 
-class _GradientClippingSgd(SGD):
-    """SGD that clips gradients as torch.nn.utils.clip_grad_norm_ does; PopART clips steps."""
-
-    def form(self) -> SgdForm:
-        return replace(super().form(), clips_gradient=True)
-
-    def _modes(self) -> tuple[Any, ...]:
-        return (
-            *super()._modes(),
-            self.lossScaling.val(),
-        )  # The bound of the norm is a constant of the program.
-
-
-class _GradientClippingAdam(Adam):
-    """Adam that clips gradients before the weight decay is added, as torch.nn.utils.clip_grad_norm_ does."""
-
-    def form(self) -> AdamForm:
-        return replace(super().form(), clips_gradient=True)
-
-
-def _type(optimizer: Any, name: str) -> DataType:
+def _type(optimizer: Any, name: str) -> str:
     return _TYPES[getattr(optimizer, name, torch.float32)]
 
 
-def _sgd_options(optimizer: Any) -> dict[str, Any]:
-    combined = getattr(optimizer, "use_combined_accum", False)
-    modes = SGDAccumulatorAndMomentum
-    return {
-        "accumulatorAndMomentum": modes.Combined if combined else modes.Separate,
-        "accumType": _type(optimizer, "accum_type"),
-        "accl1Type": _type(optimizer, "velocity_accum_type"),
-    }
+def _sgd_form(optimizer: Any) -> SgdForm:
+    return SgdForm(
+        combined=getattr(optimizer, "use_combined_accum", False),
+        clips_gradient=clips_gradients(optimizer),
+        gradient_type=_type(optimizer, "accum_type"),
+        state_type=_type(optimizer, "velocity_accum_type"),
+    )
 
 
-def _adam_options(optimizer: Any) -> dict[str, Any]:
-    corrected = getattr(optimizer, "bias_correction", True)
-    if isinstance(optimizer, optim.LAMB):
-        mode = AdamMode.Lamb if corrected else AdamMode.LambNoBias
-    elif isinstance(optimizer, torch.optim.Adamax):
-        mode = AdamMode.AdaMax
-    else:
-        mode = AdamMode.Adam if corrected else AdamMode.AdamNoBias
-    decoupled = isinstance(optimizer, (torch.optim.AdamW, optim.LAMB))
-    return {
-        "mode": mode,
-        "weight_decay_mode": WeightDecayMode.Decay if decoupled else WeightDecayMode.L2Regularization,
-        "accum_type": _type(optimizer, "accum_type"),
-        "accl1_type": _type(optimizer, "first_order_momentum_accum_type"),
-        "accl2_type": _type(optimizer, "second_order_momentum_accum_type"),
-    }
+def _adam_form(optimizer: Any) -> AdamForm:
+    largest, lamb = isinstance(optimizer, torch.optim.Adamax), isinstance(optimizer, optim.LAMB)
+    return AdamForm(
+        corrected=largest or getattr(optimizer, "bias_correction", True),
+        largest=largest,
+        lamb=lamb,
+        decoupled_decay=lamb or isinstance(optimizer, torch.optim.AdamW),
+        clips_gradient=clips_gradients(optimizer),
+        gradient_type=_type(optimizer, "accum_type"),
+        first_type=_type(optimizer, "first_order_momentum_accum_type"),
+        second_type=_type(optimizer, "second_order_momentum_accum_type"),
+    )
 
 
-def _rmsprop_options(optimizer: Any) -> dict[str, Any]:
+def _rmsprop_form(optimizer: Any) -> AdaptiveForm:
     centered = bool(optimizer.param_groups[0]["centered"])
     assert all(bool(group["centered"]) == centered for group in optimizer.param_groups), (
         "RMSprop: centered has to be the same for all parameter groups"
     )
-    return {
-        "mode": AdaptiveMode.CenteredRMSProp if centered else AdaptiveMode.RMSProp,
-        "weight_decay_mode": WeightDecayMode.L2Regularization,
-        "accum_type": _type(optimizer, "accum_type"),
-        "accl1_type": _type(optimizer, "first_order_momentum_accum_type"),
-        "rmsprop_tf_variant": getattr(optimizer, "use_tf_variant", False),
-    }
+    moments = _type(optimizer, "first_order_momentum_accum_type")
+    return AdaptiveForm(
+        AdaptiveKind.CENTERED_RMSPROP if centered else AdaptiveKind.RMSPROP,
+        decoupled_decay=False,
+        tensorflow=getattr(optimizer, "use_tf_variant", False),
+        gradient_type=_type(optimizer, "accum_type"),
+        first_type=moments,
+        second_type=moments,
+    )
 
 
 def shown_scalars(scalars: Mapping[str, Any], parameters: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""Translates PopTorch's options to a session's."""
+"""Translates PopTorch's options to the runtime's settings, by way of PopART's.
+
+``options._Popart.set`` takes every option of PopART by its name, with PopART's types, and PopART's checks hold for
+what results; so do setters of PopTorch's that the SDK implements by PopART's options. That is why this module, alone in
+this room beside `podrun.poptorch.executor.devices`, imports PopART's front end.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from podrun.popart import enums as session_enums
-from podrun.popart.dataflow import AnchorReturnType
+from podrun.popart import option_checks
+from podrun.popart.dataflow import AnchorReturnType, DataFlow
+from podrun.popart.device import DeviceInfo
+from podrun.popart.graph_text import ir_text, write_dots
 from podrun.popart.patterns import Patterns
+from podrun.popart.run_settings import run_settings
 from podrun.popart.session_options import SessionOptions
 from podrun.poptorch.api.enums import MeanReductionStrategy, OutputMode, OverlapMode, ReductionType
 from podrun.poptorch.api.strategies import PHASED, PIPELINED
 from podrun.poptorch.errors import Error
+from podrun.runtime.assembly import SessionParts
+from podrun.runtime.settings import RunSettings
 
 
 def session_options(
@@ -106,14 +117,41 @@ def _apply_locations(made: SessionOptions, options: Any) -> None:
         made.numIOTiles = options.TensorLocations.num_io_tiles
 
 
-def session_patterns(options: Any) -> Patterns:
-    """The session's patterns. popart_exception for names that PopART does not have."""
+def run_settings_of(
+    choices: SessionOptions, plan: DataFlow, device: DeviceInfo, *, training: bool, annotated: bool
+) -> RunSettings:
+    """The runtime's settings. popart_exception for choices that contradict each other, the plan or the device.
+    ``annotated``: the model says itself which results to compute again.
+    """
+    option_checks.check_options(choices, plan, device, training=training)
+    option_checks.check_recomputation(choices, annotated)
+    option_checks.check_every_n_with_pipelining(choices, plan)
+    return run_settings(choices)
+
+
+def draw(parts: SessionParts, choices: SessionOptions) -> None:
+    """Write the drawings of the graph that ``dotChecks`` or POPART_DOT_CHECKS asks for."""
+    write_dots(parts.model.built.lowered.graph, choices)
+
+
+def ir_of(parts: SessionParts) -> str:
+    """The forward graph as JSON (`podrun.popart.graph_text`)."""
+    built, settings, training = parts.model.built, parts.source.settings, parts.source.training
+    return ir_text(built.lowered.graph, parts.model.placed.graph, built.infos, settings, training=training)
+
+
+def run_plan(options: Any, returned: Mapping[str, AnchorReturnType]) -> DataFlow:
+    """What a run consists of. popart_exception for a period that does not divide the batches."""
+    return DataFlow(options.device_iterations, returned)
+
+
+def check_patterns(options: Any) -> None:
+    """popart_exception for names of patterns that PopART does not have. Patterns change no result here."""
     chosen = options._Popart
     made = Patterns(session_enums.PatternsLevel(chosen.patterns_level))
     made.enableRuntimeAsserts(False)
     for name, enabled in chosen.patterns.items():
         made.enablePattern(name, bool(enabled))
-    return made
 
 
 _ROUTES = (bool, int, float, str, list, tuple, set, dict)

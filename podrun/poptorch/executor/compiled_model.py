@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from podrun.popart.stepio import PyStepIO, PyWeightsIO
 from podrun.poptorch.api.enums import OutputMode
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile.session_model import SessionModel
 from podrun.poptorch.compile.session_optimizers import session_optimizer, shown_scalars
+from podrun.poptorch.compile.session_options import ir_of
 from podrun.poptorch.errors import translated
 from podrun.poptorch.executor.calls import BatchDimensions
+from podrun.poptorch.executor.torch_session import TorchSession
 from podrun.poptorch.executor.watching import CallStamps
+from podrun.report.model import Profile
 from podrun.runtime.replica_groups import ALL_REPLICAS
 
 
@@ -32,7 +32,7 @@ class CompiledModel:
     ``input_updates``: the session's name of the new value of the input at a position. ``stamps``: of the last call.
     """
 
-    session: Any
+    session: TorchSession
     captured: Capture
     model: SessionModel
     batches: BatchDimensions
@@ -54,10 +54,9 @@ class CompiledModel:
         """The leaves of what forward returns, for inputs by position, with all micro-batches."""
         request = time.monotonic()
         data = {name: self._input(self.graph.inputs[p], inputs[p]) for p, name in self.model.inputs.items()}
-        arrays = self.session.initAnchorArrays()
         arrived = time.monotonic()
         with translated("running the model"):
-            self.session.run(PyStepIO(data, arrays))
+            arrays = self.session.run(data)
         ready = time.monotonic()
         self.last_anchors = {
             short: arrays[name] for short, (name, _, _) in self.anchors.items() if name in arrays
@@ -124,8 +123,8 @@ class CompiledModel:
             if value is not None
         }
         with translated("reading the weights"):
-            self.session.weightsToHost()
-            self.session.readWeights(PyWeightsIO(arrays))
+            self.session.parts.transfer.to_host()
+            self.session.parts.transfer.read(arrays)
         return arrays
 
     def _returned_rows(self, name: str) -> int:
@@ -139,13 +138,14 @@ class CompiledModel:
         """Send parameters and buffers to the device, or state of the optimizer."""
         known = {n: v for n, v in values.items() if self.session.parts.weights.get(n) is not None}
         with translated("writing the weights"):
-            self.session.writeWeights(PyWeightsIO({n: np.asarray(v, order="C") for n, v in known.items()}))
-            self.session.weightsFromHost()
+            transfer = self.session.parts.transfer
+            transfer.write({n: np.asarray(v, order="C") for n, v in known.items()})
+            transfer.from_host()
 
     def bring_weights(self) -> None:
         """Copy weights and state from the device to the session's own copy."""
         with translated("reading the weights"):
-            self.session.weightsToHost()
+            self.session.parts.transfer.to_host()
 
     @property
     def needs_weights(self) -> bool:
@@ -159,13 +159,13 @@ class CompiledModel:
     def change_optimizer(self, optimizer: Any, names: Mapping[int, str]) -> None:
         """Use other hyper-parameters from the next run on. Error if a constant one differs."""
         with translated("changing the optimizer"):
-            self.session.updateOptimizerFromHost(session_optimizer(optimizer, names))
+            self.session.change_optimizer(session_optimizer(optimizer, names))
 
     def optimizer_values(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The optimizer's state and its variable hyper-parameters, by the session's names."""
         with translated("reading the optimizer's state"):
-            self.session.weightsToHost()
             parts = self.session.parts
+            parts.transfer.to_host()
             state, scalars = parts.weights.state_values(), parts.scalars.values(parts.program.prepared("run"))
         shown = shown_scalars(scalars, self.session.parts.model.built.trained)
         return (
@@ -178,13 +178,13 @@ class CompiledModel:
     @property
     def attached(self) -> bool:
         """Whether the model holds its IPUs."""
-        return bool(self.session.device.isAttached)
+        return self.session.device.is_attached
 
     def attach(self) -> None:
         """Take IPUs and load the program."""
         with translated("attaching to a device"):
             self.session.device.attach()
-            self.session.loadEngineAndConnectStreams()
+            self.session.parts.loader.load()
 
     def detach(self) -> None:
         """Release the IPUs."""
@@ -195,13 +195,13 @@ class CompiledModel:
     def random_state(self) -> list[int]:
         """The present seed, then the generator's words."""
         with translated("reading the random state"):
-            return [int(self.session.getRandomSeed()), *self.session.getRNGState()]
+            return [self.session.parts.random.seed(), *self.session.parts.random.rng_state()]
 
     @random_state.setter
     def random_state(self, state: Sequence[int]) -> None:
         with translated("writing the random state"):
-            self.session.setRandomSeed(int(state[0]))
-            self.session.setRNGState([int(word) for word in state[1:]])
+            self.session.parts.random.set_seed(int(state[0]))
+            self.session.parts.random.set_rng_state([int(word) for word in state[1:]])
 
     # --- What it is ---------------------------------------------------------------------------------------------------
 
@@ -211,21 +211,19 @@ class CompiledModel:
 
     def cycles(self) -> int | None:
         """Modelled cycles of the last run; None before one."""
-        return None if self.session.parts.reports.cycles is None else int(self.session.getCycleCount())
+        reports = self.session.parts.reports
+        return None if reports.cycles is None else reports.cycle_count("")
 
-    def report(self) -> Any:
+    def report(self) -> Profile:
         """The tile model's report, a `podrun.report.Profile`."""
         with translated("making the report"):
-            return self.session.getReport()
+            return self.session.parts.reports.profile()
 
     def ir_text(self) -> str:
         """The forward graph as JSON."""
-        return str(self.session._serializeIr())
+        return ir_of(self.session.parts)
 
     def executable(self) -> bytes:
         """The compiled program as a file has it. Error on a device whose programs cannot be saved."""
-        with tempfile.TemporaryDirectory(prefix="podrun-") as folder, translated("saving the model"):
-            path = os.path.join(folder, "executable")
-            self.session.saveExecutable(path, saveVariables=False)
-            with open(path, "rb") as file:
-                return file.read()
+        with translated("saving the model"):
+            return self.session.executable()

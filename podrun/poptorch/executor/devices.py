@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from podrun.core.environment import environment
+from podrun.popart.device import DeviceInfo
 from podrun.popart.device_manager import DeviceManager
 from podrun.popart.enums import DeviceConnectionType
 from podrun.poptorch.api.enums import ConnectionType
@@ -50,7 +51,7 @@ def _is_set(name: str) -> bool:
     return environment().get(name, "0") not in ("", "0")
 
 
-def acquire(options: Any, ipus: int, sleep: Callable[[float], None] = time.sleep) -> Any:
+def acquire(options: Any, ipus: int, sleep: Callable[[float], None] = time.sleep) -> DeviceInfo:
     """The device that options ask for. Error if it is not available; with POPTORCH_WAIT_FOR_IPU the function waits
     while others have the IPUs.
     """
@@ -108,7 +109,7 @@ def _model_settings(ipus: int, options: Any) -> dict[str, Any]:
     return settings
 
 
-def _acquired(manager: DeviceManager, options: Any, ipus: int) -> Any:
+def _acquired(manager: DeviceManager, options: Any, ipus: int) -> DeviceInfo | None:
     """A device, or None if another process has it."""
     kind = DeviceConnectionType.Always
     if options.connection_type == ConnectionType.OnDemand:
@@ -145,7 +146,9 @@ def _refusal(manager: DeviceManager, options: Any, ipus: int) -> str:
     return "; ".join(refusals) or "another model of this program has them, or another process"
 
 
-def _of_id(manager: DeviceManager, identifier: int, ipus: int, kind: DeviceConnectionType) -> Any:
+def _of_id(
+    manager: DeviceManager, identifier: int, ipus: int, kind: DeviceConnectionType
+) -> DeviceInfo | None:
     device = manager.tryAcquireDeviceById(identifier, connectionType=kind)
     if device is None:
         return None

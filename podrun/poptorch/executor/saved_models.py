@@ -30,11 +30,12 @@ import torch
 from podrun.core.documents import parse_json
 from podrun.core.errors import ConfigError
 from podrun.poptorch.api.user_modules import weights_changed
-from podrun.poptorch.errors import Error
+from podrun.poptorch.errors import Error, translated
 from podrun.private_apis.torch import FUNCTION_MODULES
 
 if TYPE_CHECKING:
     from podrun.poptorch.executor.executor import PoplarExecutor
+    from podrun.poptorch.executor.torch_session import TorchSession
 
 EXPORT_VERSION = "podrun-poptorch-2"
 DEFAULT_NAME = "model.poptorch"
@@ -161,7 +162,8 @@ def _harmless(kind: type) -> bool:
 def checkpoint_state(executor: PoplarExecutor) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The tensors of a compiled model's session, and its values. poptorch.Error for a model that is not compiled."""
     session = _session(executor, "saved")
-    tensors, values = session._checkpoint_state()
+    with translated("saving a checkpoint"):
+        tensors, values = session.parts.transfer.checkpoint()
     return tensors, {
         "session": values,
         "groups": [_plain_group(group) for group in _groups(executor._optimizer)],
@@ -177,7 +179,8 @@ def restore_checkpoint(
     groups = _groups(executor._optimizer)
     if values.keys() != {"session", "groups", "torch"} or len(values["groups"]) != len(groups):
         raise Error("the checkpoint was not saved by a PopTorch model with this optimizer")
-    session._restore_checkpoint(tensors, values["session"])
+    with translated("resuming from a checkpoint"):
+        session.parts.transfer.restore(tensors, values["session"])
     for group, saved in zip(groups, values["groups"], strict=True):
         for key, value in saved.items():
             if isinstance(group.get(key), torch.Tensor):
@@ -194,12 +197,12 @@ def restore_checkpoint(
         executor.setOptimizer(executor._optimizer)
 
 
-def _session(executor: PoplarExecutor, doing: str) -> Any:
+def _session(executor: PoplarExecutor, doing: str) -> TorchSession:
     if executor._compiled is None or not executor.isAttachedToDevice():
         raise Error(
             f"a model is {doing} when it is compiled and attached to its IPUs: call model.compile(*inputs) first"
         )
-    session = getattr(executor._compiled, "session", None)
+    session: TorchSession | None = getattr(executor._compiled, "session", None)
     if session is None:
         raise Error(f"a model that calls poptorch.CPU cannot be {doing}: it only infers")
     return session
