@@ -9,6 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from podrun.numerics.interpolation import (
+    Resizing,
+    interpolated,
+    interpolation_matrix,
+    stepped_nearest,
+    stepped_positions,
+)
 from podrun.numerics.pools import (
     adaptive_average,
     adaptive_maximum,
@@ -18,8 +25,9 @@ from podrun.numerics.pools import (
     unpooled,
 )
 from podrun.numerics.precision import widen
+from podrun.numerics.sampling import sampled
 from podrun.numerics.windows import Window, fitted_window
-from podrun.poptorch.operators.table import Array, Call, aten, axis, spread
+from podrun.poptorch.operators.table import Array, Call, aten, spread
 
 
 def _window(
@@ -117,53 +125,6 @@ for _count in (1, 2, 3):
     aten(f"adaptive_max_pool{_count}d", kind="MaxPool")(_adaptive_maximum(_count))
 
 
-def _scale(size: int, out: int, align: bool, given: float | None) -> float:
-    if align:
-        return (size - 1) / (out - 1) if out > 1 else 0.0
-    return 1 / given if given else size / out
-
-
-def _resized(x: Array, where: int, matrix: np.ndarray) -> Array:
-    """``matrix [out, in]`` times one dimension of x."""
-    return jnp.moveaxis(jnp.tensordot(x, jnp.asarray(matrix, x.dtype), ((where,), (1,))), -1, where)
-
-
-def _linear_matrix(size: int, out: int, align: bool, scale: float | None) -> np.ndarray:
-    step = _scale(size, out, align, scale)
-    places = np.arange(out) * step if align else np.maximum((np.arange(out) + 0.5) * step - 0.5, 0)
-    low = np.minimum(np.floor(places).astype(int), size - 1)
-    high, weight = np.minimum(low + 1, size - 1), places - low
-    matrix = np.zeros((out, size))
-    np.add.at(matrix, (np.arange(out), low), 1 - weight)
-    np.add.at(matrix, (np.arange(out), high), weight)
-    return matrix
-
-
-CUBIC = -0.75
-"""The free parameter of torch's cubic kernel."""
-
-
-def _cubic_matrix(size: int, out: int, align: bool, scale: float | None) -> np.ndarray:
-    step = _scale(size, out, align, scale)
-    places = np.arange(out) * step if align else (np.arange(out) + 0.5) * step - 0.5
-    low = np.floor(places).astype(int)
-    matrix = np.zeros((out, size))
-    for offset in range(-1, 3):
-        distance = np.abs(places - (low + offset))
-        near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance**2 + 1
-        far = ((CUBIC * distance - 5 * CUBIC) * distance + 8 * CUBIC) * distance - 4 * CUBIC
-        weight = np.where(distance <= 1, near, np.where(distance < 2, far, 0))
-        np.add.at(matrix, (np.arange(out), np.clip(low + offset, 0, size - 1)), weight)
-    return matrix
-
-
-def _nearest(x: Array, where: int, out: int, scale: float | None, exact: bool) -> Array:
-    size = x.shape[where]
-    step = _scale(size, out, False, scale)
-    places = np.floor((np.arange(out) + (0.5 if exact else 0.0)) * np.float32(step)).astype(np.int32)
-    return jnp.take(x, np.minimum(places, size - 1), axis=where)
-
-
 def _scales(scales: tuple[Any, ...], count: int) -> tuple[float | None, ...]:
     """One scale a dimension; ``upsample`` overloads give a list or one argument each."""
     if len(scales) == 1 and isinstance(scales[0], (tuple, list)):
@@ -177,20 +138,24 @@ def _nearest_resize(count: int, exact: bool) -> Callable[..., Array]:
         for place, (out, scale) in enumerate(
             zip(call.shape[-count:], _scales(scales or tuple(keywords.values()), count), strict=True)
         ):
-            x = _nearest(x, x.ndim - count + place, out, scale, exact)
+            where = x.ndim - count + place
+            x = jnp.take(x, stepped_nearest(x.shape[where], out, exact, scale), axis=where)
         return x
 
     return resize
 
 
-def _smooth_resize(count: int, matrix: Callable[..., np.ndarray]) -> Callable[..., Array]:
+def _smooth_resize(count: int, how: Resizing) -> Callable[..., Array]:
     def resize(call: Call, x: Array, size: Any, align: bool = False, *scales: Any, **keywords: Any) -> Array:
         x = widen(x)
         for place, (out, scale) in enumerate(
             zip(call.shape[-count:], _scales(scales or tuple(keywords.values()), count), strict=True)
         ):
-            where = axis(x.ndim - count + place, x.ndim)
-            x = _resized(x, where, matrix(x.shape[where], out, bool(align), scale))
+            where = x.ndim - count + place
+            places = stepped_positions(x.shape[where], out, bool(align), scale)
+            if how.mode == "linear":
+                places = np.maximum(places, 0)
+            x = interpolated(x, where, interpolation_matrix(places, x.shape[where], how))
         return x
 
     return resize
@@ -200,8 +165,8 @@ for _count in (1, 2, 3):
     aten(f"upsample_nearest{_count}d", kind="Resize")(_nearest_resize(_count, False))
     aten(f"_upsample_nearest_exact{_count}d", kind="Resize")(_nearest_resize(_count, True))
 for _name, _count in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3)):
-    aten(f"upsample_{_name}", kind="Resize")(_smooth_resize(_count, _linear_matrix))
-aten("upsample_bicubic2d", kind="Resize")(_smooth_resize(2, _cubic_matrix))
+    aten(f"upsample_{_name}", kind="Resize")(_smooth_resize(_count, Resizing(mode="linear")))
+aten("upsample_bicubic2d", kind="Resize")(_smooth_resize(2, Resizing(mode="cubic")))
 
 
 @aten("grid_sampler_3d", kind="Resize")
@@ -210,42 +175,6 @@ def sample_volume(
 ) -> Array:
     """Volumes ``[N, C, D, H, W]`` at places ``[N, d, h, w, 3]`` (x, y, z from -1 to 1): between the eight neighbours,
     or the nearest one (``interpolation`` 1). ``padding`` outside: zeros, the border, or reflection."""
-    volume, sizes = widen(x), x.shape[:1:-1]
-    places = [_place(widen(grid)[..., i], size, padding, align_corners) for i, size in enumerate(sizes)]
-    if interpolation == 1:
-        return _voxels(volume, [jnp.round(p) for p in places])
-    lower = [jnp.floor(p) for p in places]
-    total: Any = 0.0
-    for corner in np.ndindex(2, 2, 2):
-        weight: Any = 1.0
-        for place, low, up in zip(places, lower, corner, strict=True):
-            weight = weight * (place - low if up else 1.0 - (place - low))
-        total = (
-            total
-            + _voxels(volume, [low + up for low, up in zip(lower, corner, strict=True)]) * weight[:, None]
-        )
-    return total
-
-
-def _place(position: Array, size: int, padding: int, align_corners: bool) -> Array:
-    """A position from -1 to 1 as an index of a dimension, by torch's rules for what lies outside."""
-    found = (position + 1) / 2 * (size - 1) if align_corners else ((position + 1) * size - 1) / 2
-    if padding == 2:
-        low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
-        if span == 0:
-            return jnp.zeros_like(found)
-        away = jnp.abs(found - low)
-        turns, extra = jnp.floor(away / span), jnp.mod(away, span)
-        found = jnp.where(jnp.mod(turns, 2) == 0, extra + low, span - extra + low)
-    return jnp.clip(found, 0, size - 1) if padding else found
-
-
-def _voxels(volume: Array, index: list[Array]) -> Array:
-    """Elements ``[N, C, ...]`` at indices of the last three dimensions, last one first; 0 outside."""
-    sizes = volume.shape[:1:-1]
-    inside: Any = True
-    for each, size in zip(index, sizes, strict=True):
-        inside = inside & (each >= 0) & (each < size)
-    w, h, d = (jnp.clip(each, 0, size - 1).astype(jnp.int32) for each, size in zip(index, sizes, strict=True))
-    n = jnp.arange(volume.shape[0]).reshape(-1, 1, 1, 1)
-    return jnp.where(inside[:, None], jnp.moveaxis(volume[n, :, d, h, w], -1, 1), 0)
+    mode = "nearest" if interpolation == 1 else "linear"
+    outside = ("zeros", "border", "reflection")[padding]
+    return sampled(widen(x), widen(grid), mode, outside, align_corners, as_torch=True)
