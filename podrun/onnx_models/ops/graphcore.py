@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -15,6 +14,8 @@ from jax import lax
 from podrun.compiler import model_collectives
 from podrun.core.errors import InputMismatch, UnimplementedError, UsageError
 from podrun.core.layout import GroupKind, replica_groups
+from podrun.numerics.ctc import alignment_losses, best_label_sequences, without_infinity
+from podrun.numerics.loss_functions import reduced
 from podrun.numerics.precision import rounds_once, widen
 from podrun.onnx_models.ops.common import Array, ints, onnx_dtype, same_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, operator
@@ -140,69 +141,10 @@ def ctc_beam_search_decoder(
     paths, time]``, labels beyond a length being ``blank``.
     """
     blank, width, paths = node.get("blank", 0), node.get("beam_width", 100), node.get("top_paths", 1)
-    if paths > width:
-        raise InputMismatch(f"top_paths {paths} is more than beam_width {width}")
-
-    def one(p: Array, n: Array) -> tuple[Array, Array, Array]:
-        return _beam_search(p, n, blank, width)
-
-    search = jax.vmap(one, in_axes=(1, 0))
-    scores, counts, labels = search(widen(log_p), lengths.astype(jnp.int32))
-    return (
-        scores[:, :paths].astype(log_p.dtype),
-        counts[:, :paths].astype(jnp.uint32),
-        labels[:, :paths].astype(jnp.uint32),
+    scores, counts, labels = best_label_sequences(
+        widen(log_p), lengths.astype(jnp.int32), blank, width, paths
     )
-
-
-_NEVER = -1e30
-"""A finite stand-in for the logarithm of 0, so that differences stay finite."""
-
-
-def _beam_search(log_p: Array, length: Array, blank: int, width: int) -> tuple[Array, Array, Array]:
-    """One sequence ``[time, classes]``: beams of equal prefixes merged, the best ``width`` kept at every
-    step.
-    """
-    steps, classes = log_p.shape
-    labels = jnp.full((width, steps), blank, jnp.int32)
-    counts = jnp.zeros(width, jnp.int32)
-    start = jnp.where(jnp.arange(width) == 0, 0.0, _NEVER)
-    ends_blank, ends_label = start, jnp.full(width, _NEVER)
-    others = np.asarray([c for c in range(classes) if c != blank], np.int32)
-
-    def step(state: Any, each: Any) -> tuple[Any, None]:
-        t, p = each
-        labels, counts, with_blank, with_label = state
-        total = jnp.logaddexp(with_blank, with_label)
-        last = jnp.where(
-            counts > 0, jnp.take_along_axis(labels, jnp.maximum(counts - 1, 0)[:, None], 1)[:, 0], -1
-        )
-        stay_blank = total + p[blank]
-        stay_label = jnp.where(last >= 0, with_label + p[last], _NEVER)
-        grown = (
-            jnp.where(others[None] == last[:, None], with_blank[:, None], total[:, None]) + p[others][None]
-        )
-        new = jnp.broadcast_to(labels[:, None], (width, len(others), steps))
-        place = jnp.arange(steps)[None, None] == counts[:, None, None]
-        new = jnp.where(place, others[None, :, None], new).reshape(-1, steps)
-        all_labels = jnp.concatenate([labels, new])
-        all_counts = jnp.concatenate([counts, jnp.repeat(counts + 1, len(others))])
-        all_blank = jnp.concatenate([stay_blank, jnp.full(grown.size, _NEVER)])
-        all_label = jnp.concatenate([stay_label, grown.reshape(-1)])
-        same = (all_counts[:, None] == counts[None]) & jnp.all(all_labels[:, None] == labels[None], axis=-1)
-        fresh = jnp.arange(len(all_counts)) >= width
-        merged = fresh & jnp.any(same, axis=1)
-        into = jnp.where(merged[:, None] & same, all_label[:, None], _NEVER)
-        all_label = all_label.at[:width].set(jnp.logaddexp(all_label[:width], jax.nn.logsumexp(into, axis=0)))
-        all_label = jnp.where(merged, _NEVER, all_label)
-        _, best = lax.top_k(jnp.logaddexp(all_blank, all_label), width)
-        made = (all_labels[best], all_counts[best], all_blank[best], all_label[best])
-        live = t < length
-        return tuple(jnp.where(live, a, b) for a, b in zip(made, state, strict=True)), None
-
-    state, _ = lax.scan(step, (labels, counts, ends_blank, ends_label), (jnp.arange(steps), log_p))
-    labels, counts, with_blank, with_label = state
-    return jnp.logaddexp(with_blank, with_label), counts, labels
+    return scores.astype(log_p.dtype), counts.astype(jnp.uint32), labels.astype(jnp.uint32)
 
 
 @operator(GRAPHCORE, "Ctc")
@@ -215,55 +157,20 @@ def ctc_loss(
     ``reduction`` Mean divides each loss by its target's length (at least 1) and averages over the batch.
     ``zeroInfinity`` turns losses without any alignment (and their gradients) into 0.
     """
-    wide = widen(log_p)
-    each = jax.vmap(_ctc_one, in_axes=(1, 0, 0, 0, None))
-    losses = each(
-        wide,
-        targets.astype(jnp.int32),
-        lengths.astype(jnp.int32),
-        target_lengths.astype(jnp.int32),
+    counts = target_lengths.astype(jnp.int32)
+    losses = alignment_losses(
+        *(widen(log_p), targets.astype(jnp.int32), lengths.astype(jnp.int32), counts),
         int(node.get("blank", 0)),
+        pairwise=True,
     )
-    impossible = losses > -_NEVER / 2
-    losses = (
-        jnp.where(impossible, 0, losses)
-        if node.get("zeroInfinity", 0)
-        else jnp.where(impossible, jnp.inf, losses)
-    )
+    losses = without_infinity(losses) if node.get("zeroInfinity", 0) else losses
     how = reduction_of(node)
-    if how == "Mean":
-        losses = jnp.mean(losses / jnp.maximum(target_lengths, 1).astype(losses.dtype))
-    elif how == "Sum":
-        losses = jnp.sum(losses)
+    if how == "mean":
+        losses = losses / jnp.maximum(target_lengths, 1).astype(losses.dtype)
+    losses = reduced(losses, how)
     kind = node.get("outDataType", "UNDEFINED")
     out = {"FLOAT": np.float32, "FLOAT16": np.float16}.get(str(kind), log_p.dtype)
     return losses.astype(out)
-
-
-def _ctc_one(log_p: Array, target: Array, length: Array, target_length: Array, blank: int) -> Array:
-    """Minus the log-probability of all alignments of one target, by the forward recursion over ``2 * most
-    + 1`` states.
-    """
-    most = target.shape[0]
-    states = jnp.full(2 * most + 1, blank, jnp.int32).at[1::2].set(target)
-    skips = jnp.concatenate([jnp.zeros(2, bool), (states[2:] != states[:-2]) & (states[2:] != blank)])
-    alpha = jnp.full(states.shape, _NEVER, log_p.dtype).at[0].set(log_p[0, blank])
-    if most:
-        alpha = alpha.at[1].set(jnp.where(target_length > 0, log_p[0, target[0]], _NEVER))
-
-    def step(alpha: Array, each: Any) -> tuple[Array, None]:
-        t, p = each
-        one = jnp.concatenate([jnp.full(1, _NEVER, alpha.dtype), alpha[:-1]])
-        two = jnp.where(
-            skips, jnp.concatenate([jnp.full(2, _NEVER, alpha.dtype), alpha[:-2]])[: alpha.size], _NEVER
-        )
-        new = jnp.maximum(jnp.logaddexp(jnp.logaddexp(alpha, one), two) + p[states], _NEVER)
-        return jnp.where(t < length, new, alpha), None
-
-    alpha, _ = lax.scan(step, alpha, (jnp.arange(1, log_p.shape[0]), log_p[1:]))
-    last = alpha[2 * target_length]
-    before = jnp.where(target_length > 0, alpha[jnp.maximum(2 * target_length - 1, 0)], _NEVER)
-    return -jnp.logaddexp(last, before)
 
 
 # --- splines (torch-spline-conv) -------------------------------------------------------------------------------

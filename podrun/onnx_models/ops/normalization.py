@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.core.errors import InputMismatch
+from podrun.numerics.convolution import along_channels
+from podrun.numerics.norms import (
+    inverse_deviation,
+    normalised_channels,
+    over_root_mean_square,
+    rescaled,
+    running,
+    standardised,
+    standardised_groups,
+)
 from podrun.numerics.precision import rounds_once, widen
 from podrun.onnx_models.ops.common import Array, axis_in, ints
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
-
-
-def _per_channel(v: Array, rank: int) -> Array:
-    return v.reshape((1, -1) + (1,) * (rank - 2))
-
-
-def _standardised(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
-    """x less its mean over its standard deviation; mean and biased variance kept as 1 over ``axes``."""
-    mean = jnp.mean(x, axis=axes, keepdims=True)
-    variance = jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
-    return (x - mean) * lax.rsqrt(variance + np.asarray(epsilon, x.dtype)), mean, variance
 
 
 def _batch_training(
@@ -36,17 +33,12 @@ def _batch_training(
     biased.
     """
     rank = x.ndim
-    axes = (0, *range(2, rank))
-    y, batch_mean, batch_var = _standardised(widen(x), axes, node.get("epsilon", 1e-5))
-    y = y * _per_channel(widen(scale), rank) + _per_channel(widen(bias), rank)
-    momentum = np.asarray(node.get("momentum", 0.9), np.float32)
-    batch_mean, batch_var = batch_mean.reshape(-1), batch_var.reshape(-1)
-    wide_mean, wide_var = widen(mean), widen(var)
-    momentum = momentum.astype(wide_mean.dtype)
-    running_mean = wide_mean * momentum + lax.stop_gradient(batch_mean).astype(wide_mean.dtype) * (
-        1 - momentum
-    )
-    running_var = wide_var * momentum + lax.stop_gradient(batch_var).astype(wide_var.dtype) * (1 - momentum)
+    y, *measured = standardised(widen(x), (0, *range(2, rank)), node.get("epsilon", 1e-5))
+    y = rescaled(y, along_channels(widen(scale), rank), along_channels(widen(bias), rank))
+    batch_mean, batch_var = (each.reshape(-1) for each in measured)
+    momentum = node.get("momentum", 0.9)
+    running_mean = running(widen(mean), batch_mean, momentum)
+    running_var = running(widen(var), batch_var, momentum)
     ctx.state_update(3, 1)
     ctx.state_update(4, 2)
     saved = (batch_mean.astype(mean.dtype), batch_var.astype(var.dtype))
@@ -54,12 +46,8 @@ def _batch_training(
 
 
 def _batch_inference(node: Node, x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
-    rank = x.ndim
-    factor = widen(scale) * lax.rsqrt(widen(var) + np.asarray(node.get("epsilon", 1e-5), widen(var).dtype))
-    wide = widen(x)
-    factor = factor.astype(wide.dtype)
-    y = (wide - _per_channel(widen(mean), rank).astype(wide.dtype)) * _per_channel(factor, rank)
-    return (y + _per_channel(widen(bias), rank).astype(wide.dtype)).astype(x.dtype)
+    mean, var, scale, bias = (widen(each) for each in (mean, var, scale, bias))
+    return normalised_channels(widen(x), mean, var, scale, bias, node.get("epsilon", 1e-5)).astype(x.dtype)
 
 
 @operator(ONNX, "BatchNormalization", since=(1, 6, 7, 9))
@@ -100,27 +88,8 @@ def batch_normalization_mode(
 @rounds_once
 def instance_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: Array) -> Array:
     """Normalise each channel of each instance over its spatial axes (ONNX InstanceNormalization)."""
-    y, _, _ = _standardised(x, tuple(range(2, x.ndim)), node.get("epsilon", 1e-5))
-    return y * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)
-
-
-def _groups(x: Array, groups: int, epsilon: float) -> tuple[Array, Array, Array]:
-    if x.shape[1] % groups:
-        raise InputMismatch(f"{x.shape[1]} channels do not make {groups} groups")
-    parts = x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
-    y, mean, variance = _standardised(parts, (2,), epsilon)
-    return y.reshape(x.shape), mean, variance
-
-
-def _dealt(x: Array, groups: int) -> Array:
-    """Channels 0, ``groups``, 2 ``groups`` ... first, then 1, ``groups`` + 1 ...; undone by the number of
-    each.
-    """
-    if x.shape[1] % groups:
-        raise InputMismatch(f"{x.shape[1]} channels do not make {groups} groups")
-    return jnp.swapaxes(x.reshape(x.shape[0], x.shape[1] // groups, groups, *x.shape[2:]), 1, 2).reshape(
-        x.shape
-    )
+    y, _, _ = standardised(x, tuple(range(2, x.ndim)), node.get("epsilon", 1e-5))
+    return rescaled(y, along_channels(scale, x.ndim), along_channels(bias, x.ndim))
 
 
 @operator(ONNX, "GroupNormalization", since=(18, 21))
@@ -130,10 +99,10 @@ def group_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: 
     GroupNormalization).
     """
     groups = node["num_groups"]
-    y, _, _ = _groups(x, groups, node.get("epsilon", 1e-5))
+    y, _, _ = standardised_groups(x, groups, node.get("epsilon", 1e-5))
     if node.opset < 21:
         scale, bias = (jnp.repeat(v, x.shape[1] // groups) for v in (scale, bias))
-    return y * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)
+    return rescaled(y, along_channels(scale, x.ndim), along_channels(bias, x.ndim))
 
 
 @operator(GRAPHCORE, "GroupNormalization")
@@ -145,13 +114,10 @@ def graphcore_group_normalization(
     type (PopART GroupNorm). Groups are of neighbours, or strided if the session says so.
     """
     epsilon, groups = node.get("epsilon", 1e-5), node["num_groups"]
-    if ctx.sdk is not None and ctx.sdk.strided_groups:
-        y, mean, variance = _groups(_dealt(x, groups), groups, epsilon)
-        y = _dealt(y, x.shape[1] // groups)
-    else:
-        y, mean, variance = _groups(x, groups, epsilon)
-    y = y * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)
-    deviation = lax.rsqrt(variance + np.asarray(epsilon, x.dtype))
+    strided = ctx.sdk is not None and ctx.sdk.strided_groups
+    y, mean, variance = standardised_groups(x, groups, epsilon, strided=strided)
+    y = rescaled(y, along_channels(scale, x.ndim), along_channels(bias, x.ndim))
+    deviation = inverse_deviation(variance, epsilon)
     return y, mean.reshape(-1), deviation.reshape(-1)
 
 
@@ -164,10 +130,9 @@ def layer_normalization(
     axes = tuple(range(axis, x.ndim))
     epsilon = node.get("epsilon", 1e-5)
     wide = widen(x)
-    y, mean, variance = _standardised(wide, axes, epsilon)
-    y = y * widen(scale)
-    y = y if bias is None else y + widen(bias)
-    return y.astype(x.dtype), mean, lax.rsqrt(variance + np.asarray(epsilon, wide.dtype))
+    y, mean, variance = standardised(wide, axes, epsilon)
+    y = rescaled(y, widen(scale), widen(bias))
+    return y.astype(x.dtype), mean, inverse_deviation(variance, epsilon)
 
 
 @operator(ONNX, "RMSNormalization", since=(23,))
@@ -176,9 +141,7 @@ def rms_normalization(ctx: Context, node: Node, x: Array, scale: Array) -> Array
     RMSNormalization).
     """
     axis = axis_in(node.get("axis", -1), x.ndim)
-    wide = widen(x)
-    square = jnp.mean(jnp.square(wide), axis=tuple(range(axis, x.ndim)), keepdims=True)
-    y = wide * lax.rsqrt(square + np.asarray(node.get("epsilon", 1e-5), wide.dtype))
+    y, _ = over_root_mean_square(widen(x), tuple(range(axis, x.ndim)), node.get("epsilon", 1e-5))
     return (y * widen(scale)).astype(scale.dtype)
 
 

@@ -15,7 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import InputMismatch
-from podrun.numerics.gradients import absolute, with_gradient
+from podrun.numerics.gradients import absolute
+from podrun.numerics.loss_functions import (
+    bounded_nll,
+    class_losses,
+    hot_classes,
+    nll_of_softmax,
+    reduced,
+    weighted_reduction,
+)
 from podrun.numerics.precision import is_float, rounds_once
 from podrun.onnx_models.ops.common import Array, axis_in
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
@@ -23,26 +31,24 @@ from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
 from podrun.runtime.widening import WIDE
 
-REDUCTIONS = {0: "Sum", 1: "Mean", 2: "None"}
+REDUCTIONS = {0: "sum", 1: "mean", 2: "none", "NoReduction": "none"}
 """popart.ReductionType by value; models hold it as a string or as the number."""
 
 
 def reduction_of(node: Node) -> str:
-    """``Sum``, ``Mean`` or ``None`` (NoReduction) from the attribute ``reduction``. ValueError for
+    """``sum``, ``mean`` or ``none`` (NoReduction) from the attribute ``reduction``. InputMismatch for
     anything else.
     """
     given = node.get("reduction", "Mean")
     name = REDUCTIONS.get(given, str(given))
-    name = {"NoReduction": "None", "none": "None", "sum": "Sum", "mean": "Mean"}.get(name, name)
-    if name not in ("Sum", "Mean", "None"):
+    name = (
+        name
+        if name in ("sum", "mean", "none")
+        else {"Sum": "sum", "Mean": "mean", "None": "none"}.get(name, "")
+    )
+    if not name:
         raise InputMismatch(f"reduction {given!r} is none of Sum, Mean, NoReduction")
     return name
-
-
-def _reduced(x: Array, how: str) -> Array:
-    if how == "Sum":
-        return jnp.sum(x)
-    return jnp.mean(x) if how == "Mean" else x
 
 
 @operator(GRAPHCORE, "L1")
@@ -51,47 +57,18 @@ def l1loss(ctx: Context, node: Node, x: Array) -> Array:
     """``lambda`` times the sum (or mean, or each) of abs(x); the gradient at 0 is 0 (PopART L1)."""
     if x.ndim == 0:
         raise InputMismatch("a rank-0 input is not accepted")
-    return _reduced(absolute(x) * np.asarray(node.get("lambda", 1.0), x.dtype), reduction_of(node))
+    return reduced(absolute(x) * np.asarray(node.get("lambda", 1.0), x.dtype), reduction_of(node))
 
 
 @operator(GRAPHCORE, "IdentityLoss")
 @rounds_once
 def identity_loss(ctx: Context, node: Node, x: Array) -> Array:
     """Sum or mean of x, or x itself: makes any tensor a loss (PopART IdentityLoss)."""
-    return _reduced(x, reduction_of(node))
+    return reduced(x, reduction_of(node))
 
 
 SOFTMAX_AXIS = "__softmax_axis"
 """Attribute of a joined Nll: the axis of the Softmax that made its probabilities."""
-
-
-@jax.custom_jvp
-def _nll_of_softmax(p: Array, logits: Array, hot: Array) -> Array:
-    """-log of the entries of ``p = softmax(logits)`` that ``hot`` selects; the gradient is that of the logits, ``p -
-    hot``.
-    """
-    picked = jnp.sum(jnp.where(hot, p, jnp.zeros((), p.dtype)), axis=-1)
-    return -jnp.log(jnp.maximum(picked, np.asarray(_smallest(logits.dtype), p.dtype)))
-
-
-@_nll_of_softmax.defjvp
-def _nll_of_softmax_jvp(
-    primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]
-) -> tuple[Array, Array]:
-    p, _, hot = primals
-    slope = p - hot.astype(p.dtype)
-    return _nll_of_softmax(*primals), jnp.sum(slope * tangents[1].astype(p.dtype), axis=-1)
-
-
-def _smallest(dtype: Any) -> float:
-    return 6.1e-5 if dtype == jnp.float16 else 1e-7
-
-
-def _logarithm(p: Array, dtype: Any) -> Array:
-    """-log of p bounded below; the gradient, -1 / p, has a bound of its own and never vanishes (PopART NllGrad)."""
-    value = -jnp.log(jnp.maximum(p, np.asarray(_smallest(dtype), p.dtype)))
-    least = np.asarray(6.104e-5 if dtype == jnp.float16 else 1e-10, p.dtype)
-    return with_gradient(value, -p / jax.lax.stop_gradient(jnp.maximum(p, least)))
 
 
 @operator(GRAPHCORE, "Nll")
@@ -113,40 +90,29 @@ def nllloss(ctx: Context, node: Node, p: Array, label: Array, logits: Array = No
     dtype = p.dtype
     wide: Any = p.astype(jnp.float32) if is_float(p) and p.dtype.itemsize < 4 else p
     classes = p.shape[-1]
-    hot = label[..., None] == jnp.arange(classes, dtype=label.dtype)
+    hot = hot_classes(label, classes)
     if logits is not None and axis_in(node.get(SOFTMAX_AXIS), p.ndim) == p.ndim - 1:
-        losses = _nll_of_softmax(jax.lax.stop_gradient(wide), logits, hot)
+        losses = nll_of_softmax(jax.lax.stop_gradient(wide), logits, hot)
     else:
         picked = jnp.sum(jnp.where(hot, wide, jnp.zeros((), wide.dtype)), axis=-1)
-        losses = -picked if node.get("inputIsLogProbability", 0) else _logarithm(picked, dtype)
+        losses = -picked if node.get("inputIsLogProbability", 0) else bounded_nll(picked, dtype)
     ignored = node.get("ignoreIndex")
     dtype = losses.dtype if node.get(WIDE) else dtype
     if ignored is None:
-        return _reduced(losses, reduction_of(node)).astype(dtype)
+        return reduced(losses, reduction_of(node)).astype(dtype)
     keep = label != ignored
     losses = jnp.where(keep, losses, jnp.zeros((), wide.dtype))
-    if reduction_of(node) == "Mean":
+    if reduction_of(node) == "mean":
         return (jnp.sum(losses) / jnp.maximum(jnp.sum(keep), 1).astype(wide.dtype)).astype(dtype)
-    return _reduced(losses, reduction_of(node)).astype(dtype)
+    return reduced(losses, reduction_of(node)).astype(dtype)
 
 
 def _nll(ctx: Context, node: Node, log_p: Array, target: Array, weight: Array | None) -> Array:
     """Losses of ``log_p [N, C, ...]`` at classes ``target [N, ...]``, weighted by class, reduced (ONNX's
     rule).
     """
-    ignored = node.get("ignore_index")
-    keep = jnp.ones(target.shape, bool) if ignored is None else target != ignored
-    safe = jnp.where(keep, target, 0)
-    picked = jnp.take_along_axis(log_p, safe[:, None], axis=1)[:, 0]
-    factor = jnp.ones((), log_p.dtype) if weight is None else weight[safe]
-    factor = jnp.where(keep, factor, jnp.zeros((), log_p.dtype))
-    losses = -picked * factor
-    match node.get("reduction", "mean"):
-        case "none":
-            return losses
-        case "sum":
-            return jnp.sum(losses)
-    return jnp.sum(losses) / jnp.sum(jnp.broadcast_to(factor, losses.shape))
+    losses, factor = class_losses(log_p, target, weight, node.get("ignore_index"))
+    return weighted_reduction(losses, jnp.broadcast_to(factor, losses.shape), node.get("reduction", "mean"))
 
 
 @operator(ONNX, "NegativeLogLikelihoodLoss", since=(12, 13, 22))

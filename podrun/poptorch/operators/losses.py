@@ -8,29 +8,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podrun.numerics import loss_functions
+from podrun.numerics.ctc import alignment_losses, best_label_sequences, without_infinity
 from podrun.numerics.gradients import absolute
+from podrun.numerics.loss_functions import class_losses, weighted_reduction
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.ipu import registered
 from podrun.poptorch.operators.table import Array, Call, aten
 
 NONE, MEAN, SUM = 0, 1, 2
 """Torch's numbers for ``reduction``."""
+HOW = ("none", "mean", "sum")
+"""What they mean, by number."""
 
 
 def reduced(losses: Array, reduction: int) -> Array:
     """All losses, their mean or their sum."""
-    if reduction == NONE:
-        return losses
-    return jnp.mean(losses) if reduction == MEAN else jnp.sum(losses)
-
-
-def _class_losses(x: Array, target: Array, weight: Array | None, ignore: int) -> tuple[Array, Array]:
-    """``-weight * x[target]`` and the weights; 0 for targets that are ignored."""
-    counted = target != ignore
-    safe = jnp.where(counted, target, 0)
-    picked = jnp.take_along_axis(x, jnp.expand_dims(safe, 1), 1).squeeze(1)
-    weights = (jnp.ones_like(picked) if weight is None else jnp.take(widen(weight), safe)) * counted
-    return -picked * weights, weights
+    return loss_functions.reduced(losses, HOW[reduction])
 
 
 @aten("nll_loss_forward", "nll_loss2d_forward", kind="Nll")
@@ -39,14 +32,10 @@ def negative_log_likelihood(
 ) -> tuple[Array, Array]:
     """``-x[target]``, weighted by class; the mean is over the weights. Also the sum of the weights."""
     single = x.ndim == 1
-    losses, weights = _class_losses(
-        widen(x)[None] if single else widen(x), target.reshape(1) if single else target, weight, ignore
-    )
-    total = jnp.sum(weights)
-    if reduction == NONE:
-        return (losses[0] if single else losses), total
-    summed = jnp.sum(losses)
-    return (summed / total if reduction == MEAN else summed), total
+    x, target = (widen(x)[None], target.reshape(1)) if single else (widen(x), target)
+    losses, weights = class_losses(x, target, widen(weight), ignore)
+    result = weighted_reduction(losses, weights, HOW[reduction])
+    return (result[0] if single and reduction == NONE else result), jnp.sum(weights)
 
 
 @aten("nll_loss", "nll_loss_nd", "nll_loss2d", kind="Nll")
@@ -79,17 +68,15 @@ def cross_entropy(
         return _soft_cross_entropy(logs, target, weight, reduction, smoothing, single)
     if single:
         logs, target = logs[None], target.reshape(1)
-    losses, weights = _class_losses(logs, target, weight, ignore)
+    losses, weights = class_losses(logs, target, widen(weight), ignore)
     if smoothing:
         classes = logs.shape[1]
         by_class = _along_classes(weight, logs.ndim)
         counted = (target != ignore).astype(logs.dtype)
         smooth = -jnp.sum(logs if weight is None else logs * by_class, 1) * counted
         losses = (1 - smoothing) * losses + smooth * (smoothing / classes)
-    if reduction == NONE:
-        return losses[0] if single else losses
-    total = jnp.sum(losses)
-    return total / jnp.sum(weights) if reduction == MEAN else total
+    result = weighted_reduction(losses, weights, HOW[reduction])
+    return result[0] if single and reduction == NONE else result
 
 
 def _along_classes(weight: Array | None, rank: int) -> Any:
@@ -192,51 +179,13 @@ def soft_margin(call: Call, x: Array, target: Array, reduction: int = MEAN) -> A
     return reduced(jax.nn.softplus(-widen(target) * widen(x)), reduction)
 
 
-LEAST = -1e30
-"""A finite stand-in for the logarithm of 0, so that differences stay finite."""
-
-
-def _rows_of(targets: Array, lengths: Array, samples: int) -> Array:
+def _rows_of(targets: Array, lengths: Array) -> Array:
     """``[samples, most]`` labels; a flat list of labels is cut by samples."""
     if targets.ndim == 2:
         return targets
     begins = jnp.cumsum(lengths) - lengths
     places = begins[:, None] + jnp.arange(targets.shape[0])
     return jnp.take(targets, jnp.clip(places, 0, targets.shape[0] - 1))
-
-
-def negative_log_probabilities(
-    logs: Array, targets: Array, input_lengths: Array, target_lengths: Array, blank: int
-) -> Array:
-    """``-log(P(targets))`` of each sample, logs ``[time, samples, classes]``; infinity for the impossible.
-
-    Source: Graves et al., Connectionist Temporal Classification, 2006: the forward variables, over labels with blanks
-    between them.
-    """
-    time, samples, _ = logs.shape
-    labels = _rows_of(targets, target_lengths, samples)
-    states = 2 * labels.shape[1] + 1
-    extended = jnp.full((samples, states), blank).at[:, 1::2].set(labels)
-    scores = jnp.take_along_axis(logs, jnp.broadcast_to(extended, (time, samples, states)), 2)
-    before = jnp.pad(extended, ((0, 0), (2, 0)), constant_values=blank)[:, :states]
-    may_skip = (extended != blank) & (extended != before)
-    start = jnp.where(jnp.arange(states) < 2, scores[0], LEAST)
-    start = jnp.where((jnp.arange(states) == 1) & (target_lengths[:, None] == 0), LEAST, start)
-
-    def step(alpha: Array, at: tuple[Array, Array]) -> tuple[Array, None]:
-        score, now = at
-        one = jnp.pad(alpha, ((0, 0), (1, 0)), constant_values=LEAST)[:, :states]
-        two = jnp.pad(alpha, ((0, 0), (2, 0)), constant_values=LEAST)[:, :states]
-        ways = jnp.stack([alpha, one, jnp.where(may_skip, two, LEAST)])
-        moved = jnp.maximum(jax.nn.logsumexp(ways, 0) + score, LEAST)
-        return jnp.where((now < input_lengths)[:, None], moved, alpha), None
-
-    alpha, _ = lax.scan(step, start, (scores[1:], jnp.arange(1, time)))
-    last = 2 * target_lengths[:, None]
-    ends = jnp.take_along_axis(alpha, jnp.concatenate([last, jnp.maximum(last - 1, 0)], 1), 1)
-    ends = jnp.where((target_lengths[:, None] == 0) & (jnp.arange(2) == 1), LEAST, ends)
-    total = jax.nn.logsumexp(ends, 1)
-    return jnp.where(total <= LEAST / 2, jnp.inf, -total)
 
 
 @aten("ctc_loss", kind="Ctc")
@@ -250,19 +199,20 @@ def ctc_loss(
     reduction: int = MEAN,
     zero_infinity: bool = False,
 ) -> Array:
-    """`negative_log_probabilities` of each sample; their mean divides each by its target's length first."""
+    """Minus the log probability of each target; their mean divides each by its target's length first."""
     single = logs.ndim == 2
     wide = widen(logs)[:, None] if single else widen(logs)
     ends, lengths = (jnp.atleast_1d(jnp.asarray(each)) for each in (input_lengths, target_lengths))
     rows = targets[None] if single and targets.ndim == 1 else targets
-    losses = negative_log_probabilities(wide, rows, ends, lengths, blank)
+    labels = _rows_of(rows, lengths)
+    losses = alignment_losses(wide, labels, ends, lengths, blank, pairwise=False)
     counted = jnp.arange(wide.shape[0])[:, None, None] < ends[:, None]
     whole = jnp.sum(jnp.where(counted, jnp.exp(wide), 0), (0, 2))
     losses = losses + (
         whole - lax.stop_gradient(whole)
     )  # As in torch: the gradient with respect to the input of log_softmax.
     if zero_infinity:
-        losses = jnp.where(jnp.isinf(losses), 0, losses)
+        losses = without_infinity(losses)
     if reduction == NONE:
         return losses.reshape(call.shape)
     if reduction == MEAN:
@@ -278,5 +228,4 @@ def beam_search(
 
     ``logs``: log probabilities ``[time, samples, classes]``.
     """
-    attributes = {"blank": blank, "beam_width": width, "top_paths": best}
-    return tuple(registered(call, "CtcBeamSearchDecoder", "ai.graphcore", 1, attributes, (logs, lengths)))
+    return best_label_sequences(widen(logs), lengths.astype(jnp.int32), blank, width, best)

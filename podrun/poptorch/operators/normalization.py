@@ -9,12 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.numerics.convolution import along_channels
+from podrun.numerics.norms import (
+    inverse_deviation,
+    over_root_mean_square,
+    rescaled,
+    standardised,
+    standardised_groups,
+)
 from podrun.numerics.precision import widen
 from podrun.poptorch.operators.table import Array, Call, aten
 
 
-def _along_channels(values: Array, rank: int) -> Array:
-    return widen(values).reshape((1, -1) + (1,) * (rank - 2))
+def _along_channels(values: Array | None, rank: int) -> Array:
+    return None if values is None else along_channels(widen(values), rank)
 
 
 @aten("batch_norm", kind="BatchNormalization")
@@ -35,15 +43,13 @@ def batch_norm(
     """
     wide = widen(x)
     if training or mean is None:
-        others = tuple(i for i in range(x.ndim) if i != 1)
-        now, spread = jnp.mean(wide, others), jnp.var(wide, others)
+        made, now, spread = standardised(wide, (0, *range(2, x.ndim)), epsilon)
+        now, spread = now.reshape(-1), spread.reshape(-1)
     else:
         now, spread = widen(mean), widen(variance)
-    made = (wide - _along_channels(now, x.ndim)) * _along_channels(lax.rsqrt(spread + epsilon), x.ndim)
-    if weight is not None:
-        made = made * _along_channels(weight, x.ndim)
-    if bias is not None:
-        made = made + _along_channels(bias, x.ndim)
+        made = wide - along_channels(now, x.ndim)
+        made = made * along_channels(inverse_deviation(spread, epsilon), x.ndim)
+    made = rescaled(made, _along_channels(weight, x.ndim), _along_channels(bias, x.ndim))
     if len(call.results) == 1:
         return made
     count = x.size // x.shape[1]
@@ -55,22 +61,14 @@ def batch_norm(
     return made, *updated
 
 
-def _normalised(x: Array, where: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
-    """x less its mean over its deviation, with mean and 1 / deviation."""
-    mean = jnp.mean(x, where, keepdims=True)
-    scale = lax.rsqrt(jnp.var(x, where, keepdims=True) + epsilon)
-    return (x - mean) * scale, mean, scale
-
-
 @aten("native_layer_norm", kind="LayerNormalization")
 def layer_norm_with_statistics(
     call: Call, x: Array, shape: Any, weight: Array | None, bias: Array | None, epsilon: float
 ) -> tuple[Array, Array, Array]:
     """Normalise over the last dimensions, whose sizes are ``shape``."""
     where = tuple(range(x.ndim - len(shape), x.ndim))
-    made, mean, scale = _normalised(widen(x), where, epsilon)
-    made = made if weight is None else made * widen(weight)
-    return (made if bias is None else made + widen(bias)), mean, scale
+    made, mean, variance = standardised(widen(x), where, epsilon)
+    return rescaled(made, widen(weight), widen(bias)), mean, inverse_deviation(variance, epsilon)
 
 
 @aten("layer_norm", kind="LayerNormalization")
@@ -92,11 +90,10 @@ def rms_norm(
     call: Call, x: Array, shape: Any, weight: Array | None = None, epsilon: float | None = None
 ) -> Any:
     """x over the root of its mean square, over the last dimensions."""
-    wide = widen(x)
     where = tuple(range(x.ndim - len(shape), x.ndim))
     epsilon = float(np.finfo(x.dtype).eps) if epsilon is None else epsilon
-    scale = lax.rsqrt(jnp.mean(jnp.square(wide), where, keepdims=True) + epsilon)
-    made = wide * scale if weight is None else wide * scale * widen(weight)
+    made, scale = over_root_mean_square(widen(x), where, epsilon)
+    made = rescaled(made, widen(weight), None)
     return made if len(call.results) == 1 else (made, scale)
 
 
@@ -113,10 +110,9 @@ def group_norm_with_statistics(
     epsilon: float,
 ) -> tuple[Array, Array, Array]:
     """Normalise groups of channels of each sample."""
-    made, mean, scale = _normalised(widen(x).reshape(batch, groups, -1), (2,), epsilon)
-    made = made.reshape(x.shape)
-    made = made if weight is None else made * _along_channels(weight, x.ndim)
-    return (made if bias is None else made + _along_channels(bias, x.ndim)), mean[..., 0], scale[..., 0]
+    made, mean, variance = standardised_groups(widen(x), groups, epsilon)
+    made = rescaled(made, _along_channels(weight, x.ndim), _along_channels(bias, x.ndim))
+    return made, mean[..., 0], inverse_deviation(variance, epsilon)[..., 0]
 
 
 @aten("group_norm", kind="GroupNormalization")
