@@ -21,14 +21,20 @@ def reduced(losses: Array, how: str) -> Array:
 
 
 def class_losses(
-    log_p: Array, target: Array, weight: Array | None, ignored: int | None
+    log_p: Array, target: Array, weight: Array | None, ignored: int | None, *, by_product: bool = False
 ) -> tuple[Array, Array]:
     """``-weight * log_p`` at classes ``target [N, ...]`` of ``log_p [N, C, ...]``; and the weights.
 
-    Weights are 0 for targets that are ``ignored``, and 1 without ``weight [C]``.
+    Weights are 0 for targets that are ``ignored``, and 1 without ``weight [C]``. ``by_product``: a weight becomes 0 by
+    a product, as PopTorch's front end always had it, and not by a choice: XLA contracts products and sums into other
+    bits.
     """
     counted = jnp.ones(target.shape, bool) if ignored is None else target != ignored
     safe = jnp.where(counted, target, 0)
+    if by_product:
+        picked = jnp.take_along_axis(log_p, jnp.expand_dims(safe, 1), 1).squeeze(1)
+        weights = (jnp.ones_like(picked) if weight is None else jnp.take(weight, safe)) * counted
+        return -picked * weights, weights
     picked = jnp.take_along_axis(log_p, safe[:, None], axis=1)[:, 0]
     factor = jnp.ones((), log_p.dtype) if weight is None else weight[safe]
     factor = jnp.where(counted, factor, jnp.zeros((), log_p.dtype))

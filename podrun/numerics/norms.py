@@ -18,10 +18,20 @@ from podrun.numerics.convolution import along_channels
 Array = Any
 
 
-def standardised(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
-    """x less its mean over its standard deviation; mean and variance, kept as 1 over ``axes``."""
+def standardised(
+    x: Array, axes: tuple[int, ...], epsilon: float, *, own_mean: bool = False
+) -> tuple[Array, Array, Array]:
+    """x less its mean over its standard deviation; mean and variance, kept as 1 over ``axes``.
+
+    ``own_mean``: the variance takes a mean of its own (``jnp.var``), as PopTorch's front end always did: the gradients
+    of both ways differ in bits.
+    """
     mean = jnp.mean(x, axis=axes, keepdims=True)
-    variance = jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
+    variance = (
+        jnp.var(x, axes, keepdims=True)
+        if own_mean
+        else jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
+    )
     return (x - mean) * inverse_deviation(variance, epsilon), mean, variance
 
 
@@ -51,7 +61,9 @@ def running(before: Array, measured: Array, kept: float) -> Array:
     return before * weight + lax.stop_gradient(measured).astype(before.dtype) * (1 - weight)
 
 
-def standardised_groups(x: Array, groups: int, epsilon: float, *, strided: bool = False) -> tuple[Array, ...]:
+def standardised_groups(
+    x: Array, groups: int, epsilon: float, *, strided: bool = False, own_mean: bool = False
+) -> tuple[Array, ...]:
     """`standardised` within each of ``groups`` of channels: x of its shape, mean and variance ``[N, groups, 1]``.
 
     Group g has neighbouring channels, or, ``strided``, channels ``g, g + groups, ...`` (PopART's option). Raises
@@ -61,7 +73,7 @@ def standardised_groups(x: Array, groups: int, epsilon: float, *, strided: bool 
         raise InputMismatch(f"{x.shape[1]} channels do not make {groups} groups")
     dealt = _dealt(x, groups) if strided else x
     parts = dealt.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
-    y, mean, variance = standardised(parts, (2,), epsilon)
+    y, mean, variance = standardised(parts, (2,), epsilon, own_mean=own_mean)
     y = y.reshape(x.shape)
     return (_dealt(y, x.shape[1] // groups) if strided else y), mean, variance
 

@@ -47,7 +47,7 @@ def _cubic_weights(t: Array) -> list[Array]:
     return [far[0], near[0], near[1], far[1]]
 
 
-def _places(grid: Array, sizes: Sequence[int], padding: str, align: bool, held: bool) -> list[Array]:
+def _places(grid: Array, sizes: Sequence[int], padding: str, align: bool) -> list[Array]:
     """Positions from -1 to 1, last axis first, as indices of each axis; mirrored or held inside if padding says so."""
     places = []
     for a, size in enumerate(sizes):
@@ -55,16 +55,16 @@ def _places(grid: Array, sizes: Sequence[int], padding: str, align: bool, held: 
         p = (g + 1) / 2 * (size - 1) if align else ((g + 1) * size - 1) / 2
         if padding == "reflection":
             p = _reflected(p, 0.0, size - 1.0) if align else _reflected(p, -0.5, size - 0.5)
-        if padding == "border" or (padding == "reflection" and held):
+        elif padding == "border":
             p = jnp.clip(p, 0, size - 1)
         places.append(p)
     return places
 
 
-def _sample(image: Array, grid: Array, mode: str, padding: str, align: bool, as_torch: bool) -> Array:
+def _sample(image: Array, grid: Array, mode: str, padding: str, align: bool) -> Array:
     """``image [C, *spatial]`` at ``grid [*out, rank]``."""
     moved = "zeros" if mode == "cubic" else padding  # A cubic kernel mirrors its elements, not its position.
-    places = _places(grid, image.shape[1:], moved, align, as_torch)
+    places = _places(grid, image.shape[1:], moved, align)
     if mode == "nearest":
         return _pixel(image, tuple(jnp.round(p) for p in places), padding, align)
     floors = [jnp.floor(p) for p in places]
@@ -74,29 +74,25 @@ def _sample(image: Array, grid: Array, mode: str, padding: str, align: bool, as_
     else:
         weights = [_cubic_weights(p - f) for p, f in zip(places, floors, strict=True)]
         first = -1
-    order = -1 if as_torch else 1
     total: Any = 0
-    for steps in np.ndindex(*(len(w) for w in weights[::order])):
-        corner = steps[::order]
+    for corner in np.ndindex(*(len(w) for w in weights)):
         weight: Any = 1
-        for w, k in list(zip(weights, corner, strict=True))[::order]:
+        for w, k in zip(weights, corner, strict=True):
             weight = weight * w[k]
         index = tuple(f + (k + first) for f, k in zip(floors, corner, strict=True))
         total = total + weight * _pixel(image, index, padding, align)
     return total
 
 
-def sampled(x: Array, grid: Array, mode: str, padding: str, align: bool, *, as_torch: bool) -> Array:
+def sampled(x: Array, grid: Array, mode: str, padding: str, align: bool) -> Array:
     """``[N, C, *in]`` at normalised positions ``[N, *out, rank]``, which name the last axis first: ``[N, C, *out]``.
 
     ``mode``: nearest, linear or cubic. ``padding``: what lies outside: zeros, the border, or a reflection. ``align``:
-    -1 and 1 are the middles of the outermost elements, not their ends. ``as_torch``: positions that were mirrored are
-    held inside the image, and neighbours are added up with the first axis fastest, as PopTorch's front end always
-    did; ONNX's definition has neither.
+    -1 and 1 are the middles of the outermost elements, not their ends.
     """
     if mode not in MODES:
         raise InputMismatch(f"mode '{mode}' is not known")
-    return jax.vmap(lambda image, at: _sample(image, at, mode, padding, align, as_torch))(x, grid)
+    return jax.vmap(lambda image, at: _sample(image, at, mode, padding, align))(x, grid)
 
 
 def affine_positions(theta: Array, spatial: Sequence[int], align: bool) -> Array:

@@ -92,9 +92,8 @@ def test_what_lies_outside_is_left_out_or_filled() -> None:
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("align", [False, True])
 @pytest.mark.parametrize(("mode", "rank"), [("nearest", 2), ("linear", 2), ("linear", 3), ("cubic", 2)])
-@pytest.mark.parametrize("as_torch", [False, True])
 @pytest.mark.sample(4)
-def test_samples_are_torchs(padding: str, align: bool, mode: str, rank: int, as_torch: bool) -> None:
+def test_samples_are_torchs(padding: str, align: bool, mode: str, rank: int) -> None:
     rng = np.random.default_rng(5)
     x = rng.standard_normal((2, 3, 4, 5, 3)[: 2 + rank])
     grid = 1.4 * rng.uniform(-1, 1, (*(2, 3, 2, 4)[: 1 + rank], rank))
@@ -104,7 +103,7 @@ def test_samples_are_torchs(padding: str, align: bool, mode: str, rank: int, as_
     expected.square().sum().backward()
 
     def run(x: Any) -> Any:
-        return sampled(x, jnp.asarray(grid, jnp.float32), mode, padding, align, as_torch=as_torch)
+        return sampled(x, jnp.asarray(grid, jnp.float32), mode, padding, align)
 
     narrow = x.astype(np.float32)
     np.testing.assert_allclose(jax.jit(run)(narrow), expected.detach().numpy(), 1e-3, 1e-4)
@@ -127,7 +126,7 @@ def test_unknown_modes_are_refused() -> None:
     with pytest.raises(InputMismatch, match="nearest_mode 'x'"):
         resized(x, Resizing(nearest="x"), (2,), (8,), (2.0,))
     with pytest.raises(InputMismatch, match="mode 'area'"):
-        sampled(x, np.ones((1, 2, 1), np.float32), "area", "zeros", False, as_torch=False)
+        sampled(x, np.ones((1, 2, 1), np.float32), "area", "zeros", False)
 
 
 def test_a_matrix_meets_the_axis_it_is_given() -> None:

@@ -99,7 +99,7 @@ def grid_sample(ctx: Context, node: Node, x: Array, grid: Array) -> Array:
     """
     mode = LINEAR.get(node.get("mode", "linear"), node.get("mode", "linear"))
     padding, align = node.get("padding_mode", "zeros"), bool(node.get("align_corners", 0))
-    return sampled(x, grid.astype(x.dtype), mode, padding, align, as_torch=False)
+    return sampled(x, grid.astype(x.dtype), mode, padding, align)
 
 
 @operator(ONNX, "AffineGrid", since=(20,))

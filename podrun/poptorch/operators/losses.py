@@ -33,7 +33,7 @@ def negative_log_likelihood(
     """``-x[target]``, weighted by class; the mean is over the weights. Also the sum of the weights."""
     single = x.ndim == 1
     x, target = (widen(x)[None], target.reshape(1)) if single else (widen(x), target)
-    losses, weights = class_losses(x, target, widen(weight), ignore)
+    losses, weights = class_losses(x, target, widen(weight), ignore, by_product=True)
     result = weighted_reduction(losses, weights, HOW[reduction])
     return (result[0] if single and reduction == NONE else result), jnp.sum(weights)
 
@@ -68,7 +68,7 @@ def cross_entropy(
         return _soft_cross_entropy(logs, target, weight, reduction, smoothing, single)
     if single:
         logs, target = logs[None], target.reshape(1)
-    losses, weights = class_losses(logs, target, widen(weight), ignore)
+    losses, weights = class_losses(logs, target, widen(weight), ignore, by_product=True)
     if smoothing:
         classes = logs.shape[1]
         by_class = _along_classes(weight, logs.ndim)

@@ -43,12 +43,12 @@ def batch_norm(
     """
     wide = widen(x)
     if training or mean is None:
-        made, now, spread = standardised(wide, (0, *range(2, x.ndim)), epsilon)
-        now, spread = now.reshape(-1), spread.reshape(-1)
+        others = tuple(i for i in range(x.ndim) if i != 1)
+        now, spread = jnp.mean(wide, others), jnp.var(wide, others)
     else:
         now, spread = widen(mean), widen(variance)
-        made = wide - along_channels(now, x.ndim)
-        made = made * along_channels(inverse_deviation(spread, epsilon), x.ndim)
+    made = wide - along_channels(now, x.ndim)
+    made = made * along_channels(inverse_deviation(spread, epsilon), x.ndim)
     made = rescaled(made, _along_channels(weight, x.ndim), _along_channels(bias, x.ndim))
     if len(call.results) == 1:
         return made
@@ -67,7 +67,7 @@ def layer_norm_with_statistics(
 ) -> tuple[Array, Array, Array]:
     """Normalise over the last dimensions, whose sizes are ``shape``."""
     where = tuple(range(x.ndim - len(shape), x.ndim))
-    made, mean, variance = standardised(widen(x), where, epsilon)
+    made, mean, variance = standardised(widen(x), where, epsilon, own_mean=True)
     return rescaled(made, widen(weight), widen(bias)), mean, inverse_deviation(variance, epsilon)
 
 
@@ -110,7 +110,7 @@ def group_norm_with_statistics(
     epsilon: float,
 ) -> tuple[Array, Array, Array]:
     """Normalise groups of channels of each sample."""
-    made, mean, variance = standardised_groups(widen(x), groups, epsilon)
+    made, mean, variance = standardised_groups(widen(x), groups, epsilon, own_mean=True)
     made = rescaled(made, _along_channels(weight, x.ndim), _along_channels(bias, x.ndim))
     return made, mean[..., 0], inverse_deviation(variance, epsilon)[..., 0]
 

@@ -25,7 +25,6 @@ from podrun.numerics.pools import (
     unpooled,
 )
 from podrun.numerics.precision import widen
-from podrun.numerics.sampling import sampled
 from podrun.numerics.windows import Window, fitted_window
 from podrun.poptorch.operators.table import Array, Call, aten, spread
 
@@ -174,7 +173,46 @@ def sample_volume(
     call: Call, x: Array, grid: Array, interpolation: int, padding: int, align_corners: bool
 ) -> Array:
     """Volumes ``[N, C, D, H, W]`` at places ``[N, d, h, w, 3]`` (x, y, z from -1 to 1): between the eight neighbours,
-    or the nearest one (``interpolation`` 1). ``padding`` outside: zeros, the border, or reflection."""
-    mode = "nearest" if interpolation == 1 else "linear"
-    outside = ("zeros", "border", "reflection")[padding]
-    return sampled(widen(x), widen(grid), mode, outside, align_corners, as_torch=True)
+    or the nearest one (``interpolation`` 1). ``padding`` outside: zeros, the border, or reflection.
+
+    `podrun.numerics.sampling` adds up neighbours in another order, which XLA compiles to other bits.
+    """
+    volume, sizes = widen(x), x.shape[:1:-1]
+    places = [_place(widen(grid)[..., i], size, padding, align_corners) for i, size in enumerate(sizes)]
+    if interpolation == 1:
+        return _voxels(volume, [jnp.round(p) for p in places])
+    lower = [jnp.floor(p) for p in places]
+    total: Any = 0.0
+    for corner in np.ndindex(2, 2, 2):
+        weight: Any = 1.0
+        for place, low, up in zip(places, lower, corner, strict=True):
+            weight = weight * (place - low if up else 1.0 - (place - low))
+        total = (
+            total
+            + _voxels(volume, [low + up for low, up in zip(lower, corner, strict=True)]) * weight[:, None]
+        )
+    return total
+
+
+def _place(position: Array, size: int, padding: int, align_corners: bool) -> Array:
+    """A position from -1 to 1 as an index of a dimension, by torch's rules for what lies outside."""
+    found = (position + 1) / 2 * (size - 1) if align_corners else ((position + 1) * size - 1) / 2
+    if padding == 2:
+        low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
+        if span == 0:
+            return jnp.zeros_like(found)
+        away = jnp.abs(found - low)
+        turns, extra = jnp.floor(away / span), jnp.mod(away, span)
+        found = jnp.where(jnp.mod(turns, 2) == 0, extra + low, span - extra + low)
+    return jnp.clip(found, 0, size - 1) if padding else found
+
+
+def _voxels(volume: Array, index: list[Array]) -> Array:
+    """Elements ``[N, C, ...]`` at indices of the last three dimensions, last one first; 0 outside."""
+    sizes = volume.shape[:1:-1]
+    inside: Any = True
+    for each, size in zip(index, sizes, strict=True):
+        inside = inside & (each >= 0) & (each < size)
+    w, h, d = (jnp.clip(each, 0, size - 1).astype(jnp.int32) for each, size in zip(index, sizes, strict=True))
+    n = jnp.arange(volume.shape[0]).reshape(-1, 1, 1, 1)
+    return jnp.where(inside[:, None], jnp.moveaxis(volume[n, :, d, h, w], -1, 1), 0)
