@@ -135,21 +135,21 @@ def command_reference() -> str:
 
 def _own_helps() -> Iterator[tuple[str, str]]:
     """The helps of commands that are written as podrun's own, not as click's."""
-    from podrun.compat.__main__ import USAGE
-    from podrun.estimate.command import parser as estimate_parser
+    from podrun.compat.__main__ import compat_command
+    from podrun.estimate.command import estimate_command
     from podrun.launcher.cli import RECORD_VERBS
     from podrun.launcher.commands.click_verbs import RecordCommand, verb_command
     from podrun.launcher.commands.profile import HELP
     from podrun.report import __main__ as report
 
-    yield "podrun compat", USAGE
+    yield "podrun compat", next(_helps(compat_command, ("podrun compat",)))[1]
     yield "podrun profile", HELP
-    yield "podrun estimate", estimate_parser().format_help()
+    yield "podrun estimate", next(_helps(estimate_command, ("podrun estimate",)))[1]
     for verb in RECORD_VERBS:
         command = verb_command(verb)
         assert isinstance(command, RecordCommand)
         yield f"podrun {verb}", command.help_page
-    yield "python -m podrun.report", report.parser().format_help()
+    yield "python -m podrun.report", next(_helps(report.report_command, ("python -m podrun.report",)))[1]
 
 
 def _helps(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
