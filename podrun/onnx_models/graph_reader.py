@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,41 +12,10 @@ import onnx
 import onnx.inliner
 
 from podrun.core.errors import UnsupportedError, UsageError
-from podrun.onnx_models.light_model import LightModel
-from podrun.onnx_models.ops.registry import ONNX, OPERATORS, find
+from podrun.onnx_models.annotations import take_hints, take_place
+from podrun.onnx_models.ops.registry import ONNX, find
 from podrun.onnx_models.tensor_proto import to_array
-from podrun.popart.dataflow import BESIDE
-from podrun.popart.enums import CommGroupType, ExchangeStrategy, RecomputeType, VariableRetrievalMode
-from podrun.popart.names import (
-    AVAILABLE_MEMORY,
-    BROADCAST_KEY,
-    EXECUTION_PHASE,
-    PIPELINE_STAGE,
-    RECOMPUTE,
-    TRANSFERS_KEY,
-    VARIABLE_KEY,
-    VIRTUAL_GRAPH,
-)
-from podrun.runtime.graph import Hints, Model, Node, OperatorGraph, Place, TensorType, VariableGroups
-
-
-def session_model(light: LightModel) -> Model:
-    """A model for sessions: the main graph, and what PopART's builder notes in the model's metadata."""
-    entries = {entry.key: entry.value for entry in light.proto.metadata_props if entry.key in _NOTED}
-    noted = {key: json.loads(entries[key]) if key in entries else {} for key in _NOTED}
-    return Model(
-        read_model(light.proto, light.values),
-        OPERATORS,
-        broadcast=frozenset(noted[BROADCAST_KEY]),
-        transfers={name: BESIDE[ExchangeStrategy[kind]] for name, kind in noted[TRANSFERS_KEY].items()},
-        groups={
-            name: VariableGroups(CommGroupType(kind).name, size, VariableRetrievalMode(mode).name)
-            for name, (kind, size, mode) in noted[VARIABLE_KEY].items()
-        },
-    )
-
-
-_NOTED = (BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY)
+from podrun.runtime.graph import Node, OperatorGraph, TensorType
 
 
 def read_model(
@@ -154,7 +122,7 @@ def _read_node(proto: onnx.NodeProto, opsets: Mapping[str, int], position: str) 
         opset = 1
     attributes = dict(schema_defaults(domain, proto.op_type, opset))
     attributes.update({a.name: _attribute(a, opsets) for a in proto.attribute if not a.ref_attr_name})
-    place, hints = _place(attributes), _hints(attributes)
+    place, hints = take_place(attributes), take_hints(attributes)
     return Node(
         op_type=proto.op_type,
         domain=domain,
@@ -167,23 +135,6 @@ def _read_node(proto: onnx.NodeProto, opsets: Mapping[str, int], position: str) 
         place=place,
         hints=hints,
     )
-
-
-def _place(attributes: dict[str, Any]) -> Place:
-    """The place among a node's attributes, taken out of them. PopART's number -1 means no IPU and no stage."""
-    ipu, stage = attributes.pop(VIRTUAL_GRAPH, None), attributes.pop(PIPELINE_STAGE, None)
-    return Place(
-        None if ipu == -1 else ipu, None if stage == -1 else stage, attributes.pop(EXECUTION_PHASE, None)
-    )
-
-
-_RECOMPUTED = {RecomputeType.Recompute.value: True, RecomputeType.Checkpoint.value: False}
-
-
-def _hints(attributes: dict[str, Any]) -> Hints:
-    """The hints among a node's attributes, taken out of them."""
-    recompute = _RECOMPUTED.get(attributes.pop(RECOMPUTE, None))
-    return Hints(attributes.pop(AVAILABLE_MEMORY, None), recompute)
 
 
 @functools.cache

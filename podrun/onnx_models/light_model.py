@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from podrun.core.errors import UsageError
 from podrun.onnx_models.tensor_proto import (
+    ELEMENT_TYPES,
+    element_type,
     packed,
     packed_field,
     packed_halves,
@@ -25,9 +28,6 @@ from podrun.onnx_models.tensor_proto import (
     typed_data,
     unpacked,
 )
-from podrun.popart.enums import DataType
-from podrun.popart.exceptions import popart_exception
-from podrun.popart.tensor_info import data_type_of, onnx_data_type
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -82,7 +82,7 @@ class LightModel:
 
     def to_bytes(self, *, standard: bool = False) -> bytes:
         """The whole model as PopART writes it: as protobuf would, with halves and bytes packed into int32_data
-        (`packed_tensors`), unless it has to be ``standard`` ONNX. popart_exception beyond 2 GB.
+        (`packed_tensors`), unless it has to be ``standard`` ONNX. UsageError beyond 2 GB.
         """
         small = not standard and any(len(tensor.int32_data) for tensor in self.proto.graph.initializer)
         if not self.values and not small:
@@ -97,7 +97,7 @@ class LightModel:
         whole = [before, *packed_field(self.proto, "graph", *parts), behind]
         size = sum(len(part) for part in whole)
         if size > _MOST_BYTES:
-            raise popart_exception(
+            raise UsageError(
                 f"The model has {size} bytes; a ModelProto has at most {_MOST_BYTES}.",
                 hint="builder.saveInitializersExternally(ids, filename) puts weights in a file beside it.",
             )
@@ -135,11 +135,11 @@ def put_beside(values: MutableMapping[str, np.ndarray], name: str, value: np.nda
     """An initializer for ``value``. A large value goes into ``values``, and nobody may change it from then on."""
     from onnx import TensorProto
 
-    kind = data_type_of(value.dtype)
-    if value.size <= MOST_HELD or kind not in (DataType.FLOAT, DataType.FLOAT16):
+    kind = element_type(value.dtype)
+    if value.size <= MOST_HELD or kind not in ("float32", "float16"):
         return to_proto(name, value)
     values[name] = value
-    return TensorProto(name=name, data_type=onnx_data_type(kind), dims=value.shape)
+    return TensorProto(name=name, data_type=ELEMENT_TYPES[kind], dims=value.shape)
 
 
 def _taken(tensor: TensorProto, at_least: int) -> np.ndarray | None:

@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.popart.enums import DataType
-from podrun.popart.exceptions import popart_exception
-from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx, data_type_of, onnx_data_type
+from podrun.core.errors import UsageError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
-    from onnx import TensorProto, TypeProto
+    from onnx import TensorProto
 
 _WORD = 4
 _SMALL: dict[int, np.dtype[Any]] = {
@@ -109,24 +107,30 @@ def _varints(numbers: np.ndarray) -> bytes:
     return bytes(groups[there])
 
 
-_REFUSED = {
-    DataType.DOUBLE,
-    DataType.BFLOAT16,
-    DataType.COMPLEX64,
-    DataType.COMPLEX128,
-    DataType.STRING,
-    DataType.FLOAT8_143,
-    DataType.FLOAT8_152,
+ELEMENT_TYPES: dict[str, int] = {
+    "float32": 1,
+    "uint8": 2,
+    "int8": 3,
+    "uint16": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "object": 8,
+    "bool": 9,
+    "float16": 10,
+    "float64": 11,
+    "uint32": 12,
+    "uint64": 13,
+    "complex64": 14,
+    "complex128": 15,
+    "bfloat16": 16,
+    # GFLOAT8 1.4.3 and 1.5.2 have no infinity and one NaN: ONNX's FNUZ kinds.
+    "float8_e4m3fnuz": 18,
+    "float8_e5m2fnuz": 20,
 }
+"""ONNX's numbers of element types (TensorProto.DataType) by NumPy's names; strings are objects."""
 
-_PACKED = {
-    DataType.FLOAT,
-    DataType.DOUBLE,
-    DataType.FLOAT16,
-    DataType.BFLOAT16,
-    DataType.FLOAT8_143,
-    DataType.FLOAT8_152,
-}
+_PACKED = frozenset({"float32", "float64", "float16", "bfloat16", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 """Types whose data are written to the wire at once (`typed_data`)."""
 _LENGTH_DELIMITED = 2
 """The wire type of packed fields, bytes and messages."""
@@ -135,24 +139,35 @@ _AT_ONCE = 1 << 20
 """Numbers whose varints are made at a time, so that intermediate arrays stay small."""
 
 
+def element_type(dtype: Any) -> str:
+    """NumPy's name of a type that models can hold, for strings ``object``. UsageError for any other type."""
+    name: str = np.dtype(dtype).name
+    if name.startswith("str"):
+        return "object"
+    if name not in ELEMENT_TYPES:
+        raise UsageError(f"NumPy type {name} has no PopART data type.")
+    return name
+
+
 def to_proto(name: str, array: np.ndarray) -> TensorProto:
     """``array`` as a TensorProto in its type's own field. Small types take one int32_data entry each, as
     ONNX says.
     """
     from onnx import TensorProto
 
-    kind = data_type_of(array.dtype)
-    proto = TensorProto(name=name, data_type=onnx_data_type(kind), dims=array.shape)
+    kind = element_type(array.dtype)
+    proto = TensorProto(name=name, data_type=ELEMENT_TYPES[kind], dims=array.shape)
     flat = np.ascontiguousarray(array).reshape(-1)
     if kind in _PACKED:
         # A list of Python numbers in between takes many times as long.
         proto.MergeFromString(b"".join(packed_field(proto, *typed_data(array))))
-    elif kind is DataType.INT64:
+    elif kind == "int64":
         proto.int64_data.extend(flat.tolist())
-    elif kind in (DataType.UINT32, DataType.UINT64):
+    elif kind in ("uint32", "uint64"):
         proto.uint64_data.extend(flat.tolist())
-    elif kind in (DataType.COMPLEX64, DataType.COMPLEX128, DataType.STRING):
-        raise popart_exception(f"Tensor {name!r} of type {kind.name} cannot be stored in a model.")
+    elif kind in ("complex64", "complex128", "object"):
+        what = "STRING" if kind == "object" else kind.upper()
+        raise UsageError(f"Tensor {name!r} of type {what} cannot be stored in a model.")
     else:
         proto.int32_data.extend(flat.astype(np.int32).tolist())
     return proto
@@ -160,9 +175,9 @@ def to_proto(name: str, array: np.ndarray) -> TensorProto:
 
 def typed_data(array: np.ndarray) -> tuple[str, bytes | memoryview]:
     """The field of a TensorProto for an array of floating-point numbers, and its content on the wire."""
-    kind, flat = data_type_of(array.dtype), np.ascontiguousarray(array).reshape(-1)
-    if kind in (DataType.FLOAT, DataType.DOUBLE):
-        return "float_data" if kind is DataType.FLOAT else "double_data", raw_data(array)
+    kind, flat = element_type(array.dtype), np.ascontiguousarray(array).reshape(-1)
+    if kind in ("float32", "float64"):
+        return "float_data" if kind == "float32" else "double_data", raw_data(array)
     bits = flat.view(_BITS[flat.itemsize])
     parts = [_small_varints(bits[start : start + _AT_ONCE]) for start in range(0, len(bits), _AT_ONCE)]
     return "int32_data", b"".join(parts)
@@ -206,48 +221,6 @@ def to_array(proto: TensorProto, base_dir: str = "") -> np.ndarray:
         return value
     # Not ascontiguousarray, which makes a scalar an array of one.
     return np.asarray(numpy_helper.to_array(proto, base_dir=base_dir), order="C")
-
-
-def check_initializer(array: Any) -> np.ndarray:
-    """``array`` as an initial value that PopART takes. Raises TypeError or popart_exception with the reason if it is
-    not one.
-    """
-    if not isinstance(array, np.ndarray):
-        raise TypeError(
-            "addInitializedInputTensor(): incompatible function arguments. The initial value is a "
-            "numpy.ndarray, not "
-            f"{type(array).__name__}."
-        )
-    kind = data_type_of(array.dtype)
-    if kind in _REFUSED:
-        raise popart_exception(
-            f"Initial values of type {kind.name} ({array.dtype}) are not taken. Pass array.astype('float32') "
-            "or another "
-            "type that the IPU has."
-        )
-    return array
-
-
-def type_proto(info: TensorInfo) -> TypeProto:
-    """ONNX's TypeProto for a TensorInfo; negative dimensions become unknown ones, strings symbols."""
-    from onnx import helper
-
-    dims = [None if isinstance(dim, int) and dim < 0 else dim for dim in info.shape()]
-    return helper.make_tensor_type_proto(onnx_data_type(info.dataType()), dims)
-
-
-def info_from_type(proto: TypeProto) -> TensorInfo | None:
-    """The TensorInfo of an ONNX TypeProto, or None if the proto is incomplete (no type, no rank, no tensor)."""
-    if not proto.HasField("tensor_type"):
-        return None
-    tensor = proto.tensor_type
-    if not tensor.elem_type or not tensor.HasField("shape"):
-        return None
-    dims: list[int | str] = []
-    for dim in tensor.shape.dim:
-        which = dim.WhichOneof("value")
-        dims.append(dim.dim_value if which == "dim_value" else dim.dim_param if which == "dim_param" else -1)
-    return TensorInfo(data_type_from_onnx(tensor.elem_type), dims)
 
 
 _GRAPH, _INITIALIZER = 7, 5

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Never
 
-from podrun.onnx_models.custom import register_op
-from podrun.onnx_models.transformer import GraphTransformer, NumericsReport
 from podrun.popart import enums as _enums
 from podrun.popart import session as session
 from podrun.popart.builder import Builder
+from podrun.popart.custom import register_op
 from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
 from podrun.popart.debug import (
     DebugContext,
@@ -92,6 +91,7 @@ from podrun.popart.session import InferenceSession, Session, TrainingSession
 from podrun.popart.session_options import SessionOptions
 from podrun.popart.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
+from podrun.popart.transformer import GraphTransformer, NumericsReport
 from podrun.popart.variables import CommGroup, ReplicaGrouping, VariableSettings
 
 globals().update(_ACCESSORS)

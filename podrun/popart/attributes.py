@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.popart.enums import RecomputeType
-from podrun.popart.exceptions import popart_exception
-from podrun.popart.graph_builder import Pushed
-from podrun.popart.names import (
+from podrun.onnx_models.annotations import (
     AVAILABLE_MEMORY,
     COMM_GROUP,
     CONV_DITHERING,
@@ -33,6 +30,9 @@ from podrun.popart.names import (
     SERIALIZE_PRECISION,
     VIRTUAL_GRAPH,
 )
+from podrun.popart.enums import RecomputeType
+from podrun.popart.exceptions import popart_exception
+from podrun.popart.graph_builder import Pushed
 from podrun.popart.option_groups import TensorLocation
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.onnx_models.tensor_proto import check_initializer
+from podrun.onnx_models.annotations import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY
 from podrun.popart.attributes import NodeAttributes
 from podrun.popart.dataflow import InputSettings
 from podrun.popart.debug import TRACE, note
@@ -35,10 +35,10 @@ from podrun.popart.graph_builder import (
     load,
 )
 from podrun.popart.graphcore_ops import GraphcoreOp
-from podrun.popart.names import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY, FormerBuilder
+from podrun.popart.names import FormerBuilder
 from podrun.popart.node_inference import check_windows, infer_custom, infer_graphcore
 from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, check_inputs, debug_name, takes_debug_prefix
-from podrun.popart.tensor_info import TensorInfo
+from podrun.popart.tensor_info import TensorInfo, check_initializer
 from podrun.popart.variables import VariableSettings
 
 _log = logging.getLogger("podrun.popart.builder")

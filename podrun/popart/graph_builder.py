@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.onnx_models.light_model import LightModel, put_beside
-from podrun.onnx_models.tensor_proto import info_from_type, to_array, to_proto, type_proto
-from podrun.popart.exceptions import popart_exception
+from podrun.onnx_models.tensor_proto import to_array, to_proto
+from podrun.popart.exceptions import popart_exception, surfacing
 from podrun.popart.names import UNNAMED
-from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx
+from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx, info_from_type, type_proto
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto, TypeProto
@@ -325,6 +325,7 @@ OPSETS = range(6, 12)
 """Opsets that have an ``aiOnnxOpsetN`` property in PopART."""
 
 
+@surfacing
 class BuilderModel:
     """The part of a builder that makes models."""
 
@@ -381,7 +382,7 @@ class BuilderModel:
 
     def saveInitializersExternally(self, ids: Sequence[str], filename: str) -> None:
         """Move values of variables out of the model into ``filename``, whose folder must exist."""
-        from podrun.onnx_models.transformer import move_initializers
+        from podrun.popart.transformer import move_initializers
 
         move_initializers(self._scope.initializers, self._scope.values, ids, filename)
 
@@ -400,7 +401,7 @@ def load(source: str | bytes | os.PathLike[str]) -> GraphScope:
     """A scope that continues the model in a file or in bytes."""
     from onnx import shape_inference
 
-    from podrun.onnx_models.loader import read_light_model
+    from podrun.popart.loader import read_light_model
 
     light = read_light_model(source)
     model = light.proto

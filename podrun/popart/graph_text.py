@@ -22,16 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.onnx_models.annotations import AVAILABLE_MEMORY, EXECUTION_PHASE, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
 from podrun.popart.exceptions import popart_exception
-from podrun.popart.names import (
-    AVAILABLE_MEMORY,
-    EXECUTION_PHASE,
-    PIPELINE_STAGE,
-    UNNAMED,
-    VIRTUAL_GRAPH,
-)
+from podrun.popart.names import UNNAMED
 from podrun.popart.patterns import Patterns
 from podrun.popart.popart_environment import dot_checks
 from podrun.popart.session_options import SessionOptions

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from podrun.onnx_models.annotations import COLLECTIVE_OPERATOR, COMM_GROUP
 from podrun.popart.enums import DataType, InitType, ReductionType, ScatterReduction, TensorRemapType
 from podrun.popart.exceptions import popart_exception
-from podrun.popart.names import COLLECTIVE_OPERATOR, COMM_GROUP
 from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx, onnx_data_type, parse_data_type
 
 Infos = Sequence[TensorInfo | None]

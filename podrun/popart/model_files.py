@@ -1,14 +1,18 @@
-"""An ONNX model with the weights of a session: what modelToHost and saveVariables write."""
+"""ONNX models of sessions: read with what PopART's builder notes in them, written with the weights of a session."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import numpy as np
 
+from podrun.onnx_models.annotations import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY
 from podrun.onnx_models.light_model import LightModel, put_beside
-from podrun.onnx_models.tensor_proto import type_proto
-from podrun.popart.tensor_info import TensorInfo
+from podrun.popart.dataflow import BESIDE
+from podrun.popart.enums import CommGroupType, ExchangeStrategy, VariableRetrievalMode
+from podrun.popart.tensor_info import TensorInfo, type_proto
+from podrun.runtime.graph import Model, VariableGroups
 from podrun.runtime.tensor_names import STATE_PREFIXES
 
 
@@ -41,3 +45,25 @@ class ModelFiles:
         del graph.input[:]
         graph.input.extend(inputs)
         return LightModel(model, {t.name: values[t.name] for t in kept if t.name in values})
+
+
+def session_model(light: LightModel) -> Model:
+    """A model for sessions: the main graph, and what PopART's builder notes in the model's metadata."""
+    from podrun.onnx_models.graph_reader import read_model
+    from podrun.onnx_models.ops.registry import OPERATORS
+
+    entries = {entry.key: entry.value for entry in light.proto.metadata_props if entry.key in _NOTED}
+    noted = {key: json.loads(entries[key]) if key in entries else {} for key in _NOTED}
+    return Model(
+        read_model(light.proto, light.values),
+        OPERATORS,
+        broadcast=frozenset(noted[BROADCAST_KEY]),
+        transfers={name: BESIDE[ExchangeStrategy[kind]] for name, kind in noted[TRANSFERS_KEY].items()},
+        groups={
+            name: VariableGroups(CommGroupType(kind).name, size, VariableRetrievalMode(mode).name)
+            for name, (kind, size, mode) in noted[VARIABLE_KEY].items()
+        },
+    )
+
+
+_NOTED = (BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY)

@@ -47,32 +47,6 @@ ACCESSORS = _accessors()
 """``reservedGradientPrefix`` and all the others, by name."""
 
 
-VIRTUAL_GRAPH = "__ipu_number"
-PIPELINE_STAGE = "__pipeline_stage"
-EXECUTION_PHASE = "__execution_phase"
-RECOMPUTE = "__recompute_output_in_backward_pass"
-AVAILABLE_MEMORY = "__available_memory"
-PARTIALS_TYPE = "__partials_type"
-INPLACE_NAMES = "__inplace_op_names"
-INPLACE_PRIORITIES = "__inplace_op_priorities"
-SCHEDULE_PRIORITY = "__schedule_priority"
-OUTLINE = "__outline"
-EXCLUDE_PATTERNS = "__exclude_patterns"
-CONV_DITHERING = "__enable_conv_dithering"
-SERIALIZE_MODE = "__serialize_matmul_mode"
-SERIALIZE_FACTOR = "__serialize_matmul_factor"
-SERIALIZE_PRECISION = "__serialize_matmul_precision"
-OUTPUT_LOCATION = "__output_tensor_location"
-COMM_GROUP = "__collectiveCommGroup"
-COLLECTIVE_OPERATOR = "__collectiveOperator"
-
-TRANSFERS_KEY = "podrun.input_transfers"
-BROADCAST_KEY = "podrun.broadcast_inputs"
-"""Metadata of a model: the inputs of which every replica gets the whole."""
-
-VARIABLE_KEY = "podrun.variable_settings"
-"""Metadata of a model: the VariableSettings of its variables, by name."""
-
 UNNAMED = "BuilderGraph"
 """The name of a graph that the program has given none."""
 

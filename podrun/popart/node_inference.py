@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import PodrunError
-from podrun.onnx_models import custom
-from podrun.onnx_models.tensor_proto import info_from_type, type_proto
+from podrun.popart import custom
 from podrun.popart.exceptions import popart_exception
 from podrun.popart.graph_builder import GRAPHCORE_DOMAIN, GraphScope
 from podrun.popart.graphcore_ops import OPS, GraphcoreOp
-from podrun.popart.tensor_info import TensorInfo, data_type_of
+from podrun.popart.tensor_info import TensorInfo, data_type_of, info_from_type, type_proto
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from podrun.onnx_models.tensor_proto import to_proto
+from podrun.popart.exceptions import surfaced
 from podrun.popart.graphcore_ops import REQUIRED
 from podrun.popart.tensor_info import onnx_data_type, parse_data_type
 
@@ -147,7 +148,8 @@ def onnx_value(op_type: str, parameter: Parameter, value: Any) -> Any:
     if parameter.kind == "TENSOR":
         if not isinstance(value, np.ndarray):
             raise Unfit(f"{parameter.name} is a numpy.ndarray, not {value!r}")
-        return to_proto("", value)
+        with surfaced():
+            return to_proto("", value)
     if parameter.name in ("to", "dtype") and parameter.kind == "INT" and isinstance(value, str):
         return onnx_data_type(parse_data_type(value))
     if value is None and parameter.default is None:

@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.core.terminal import at
-from podrun.onnx_models import loader
 from podrun.onnx_models.light_model import LightModel
-from podrun.onnx_models.transformer import ExternalFiles
-from podrun.popart import option_checks
+from podrun.popart import loader, option_checks
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
 from podrun.popart.enums import DeviceType, IrSerializationFormat
@@ -43,6 +41,7 @@ from podrun.popart.run_settings import run_settings
 from podrun.popart.session_options import SessionOptions
 from podrun.popart.stepio import IStepIO, IWeightsIO, StreamCallbacks
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, info_of
+from podrun.popart.transformer import ExternalFiles
 from podrun.runtime.assembly import PlacedModel, SessionSource, assemble, place_and_build
 from podrun.runtime.device_program import DeviceProgram
 from podrun.runtime.environment import import_jax, progress
@@ -384,7 +383,7 @@ def _in_memory(model: Model | LightModel) -> Model:
     if isinstance(model, Model):
         return model
     import_jax()
-    from podrun.onnx_models.graph_reader import session_model
+    from podrun.popart.model_files import session_model
 
     return session_model(model)
 

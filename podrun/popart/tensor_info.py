@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.popart.enums import DataType
 from podrun.popart.exceptions import popart_exception
+
+if TYPE_CHECKING:
+    from onnx import TypeProto
 
 # PopART type, NumPy (or ml_dtypes) name, ONNX TensorProto.DataType value, bytes per element.
 _TABLE: tuple[tuple[DataType, str, int, int], ...] = (
@@ -274,3 +277,56 @@ def number(value: Any) -> float:
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         raise TypeError(f"{value!r} is no number")
     return float(value)
+
+
+_REFUSED = {
+    DataType.DOUBLE,
+    DataType.BFLOAT16,
+    DataType.COMPLEX64,
+    DataType.COMPLEX128,
+    DataType.STRING,
+    DataType.FLOAT8_143,
+    DataType.FLOAT8_152,
+}
+
+
+def check_initializer(array: Any) -> np.ndarray:
+    """``array`` as an initial value that PopART takes. Raises TypeError or popart_exception with the reason if it is
+    not one.
+    """
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            "addInitializedInputTensor(): incompatible function arguments. The initial value is a "
+            "numpy.ndarray, not "
+            f"{type(array).__name__}."
+        )
+    kind = data_type_of(array.dtype)
+    if kind in _REFUSED:
+        raise popart_exception(
+            f"Initial values of type {kind.name} ({array.dtype}) are not taken. Pass array.astype('float32') "
+            "or another "
+            "type that the IPU has."
+        )
+    return array
+
+
+def type_proto(info: TensorInfo) -> TypeProto:
+    """ONNX's TypeProto for a TensorInfo; negative dimensions become unknown ones, strings symbols."""
+    from onnx import helper
+
+    dims = [None if isinstance(dim, int) and dim < 0 else dim for dim in info.shape()]
+    return helper.make_tensor_type_proto(onnx_data_type(info.dataType()), dims)
+
+
+def info_from_type(proto: TypeProto) -> TensorInfo | None:
+    """The TensorInfo of an ONNX TypeProto, or None if the proto is incomplete (no type, no rank, no tensor)."""
+    if not proto.HasField("tensor_type"):
+        return None
+    tensor = proto.tensor_type
+    if not tensor.elem_type or not tensor.HasField("shape"):
+        return None
+    dims: list[int | str] = []
+    for dim in tensor.shape.dim:
+        which = dim.WhichOneof("value")
+        dims.append(dim.dim_value if which == "dim_value" else dim.dim_param if which == "dim_param" else -1)
+    return TensorInfo(data_type_from_onnx(tensor.elem_type), dims)

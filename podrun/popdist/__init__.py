@@ -1,8 +1,8 @@
 """PopDist: which of the instances that ``podrun`` launched this process is, and PopART's settings for it.
 
 Only names of the SDK's ``popdist``, ``mpi4py`` and ``horovod.popart`` may enter. The environment of a launch is read
-here (`core`), data of instances are exchanged (`collectives`, `mpi`), and session options and devices leave for
-programs (`popart`). `popdist.popart` is `podrun.popdist.popart`.
+here (`core`), data of instances are exchanged (`collectives`, `mpi`), and nothing of a front
+end may enter: `popdist.popart` is `podrun.popart.instances`.
 """
 
 from podrun.popdist.collectives import (

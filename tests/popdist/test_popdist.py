@@ -175,7 +175,7 @@ def test_a_deadline_is_a_number_of_seconds(seconds):
 
 def test_session_options(launched):
     import podrun.popart as popart
-    from podrun.popdist.popart import configureSessionOptions
+    from podrun.popart.instances import configureSessionOptions
 
     opts = configureSessionOptions(popart.SessionOptions())
     assert not opts.enableReplicatedGraphs

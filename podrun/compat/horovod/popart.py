@@ -1,6 +1,6 @@
-"""``import horovod.popart as hvd``: `podrun.popdist.popart`."""
+"""``import horovod.popart as hvd``: `podrun.popart.instances`."""
 
-from podrun.popdist.popart import (
+from podrun.popart.instances import (
     DistributedOptimizer,
     DistributedTrainingSession,
     broadcast_weights,

@@ -1,5 +1,5 @@
-"""``import popdist.popart``: `podrun.popdist.popart`."""
+"""``import popdist.popart``: `podrun.popart.instances`."""
 
-from podrun.popdist.popart import configureSessionOptions, getDevice
+from podrun.popart.instances import configureSessionOptions, getDevice
 
 __all__ = ["configureSessionOptions", "getDevice"]

@@ -8,9 +8,9 @@ from typing import Any
 from podrun import poptorch as _poptorch
 from podrun.compat._start import give_back as _give_back
 from podrun.compat._start import install as _install
-from podrun.onnx_models.cpp_operators import explain_compilers as _explain_compilers
-from podrun.onnx_models.custom import explain_libraries as _explain_libraries
-from podrun.onnx_models.custom import load_files as _load_files
+from podrun.popart.cpp_operators import explain_compilers as _explain_compilers
+from podrun.popart.custom import explain_libraries as _explain_libraries
+from podrun.popart.custom import load_files as _load_files
 from podrun.poptorch import *  # noqa: F403
 from podrun.poptorch import __version__ as __version__
 from podrun.poptorch.api import enums, ops, optim, options, profiling

@@ -17,10 +17,10 @@ from podrun.core.layout import GroupKind, replica_groups
 from podrun.numerics.ctc import alignment_losses, best_label_sequences, without_infinity
 from podrun.numerics.loss_functions import reduced
 from podrun.numerics.precision import rounds_once, widen
+from podrun.onnx_models.annotations import COLLECTIVE_OPERATOR, COMM_GROUP
 from podrun.onnx_models.ops.common import Array, ints, onnx_dtype, same_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, operator
 from podrun.onnx_models.ops.training import reduction_of
-from podrun.popart.names import COLLECTIVE_OPERATOR, COMM_GROUP
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
 

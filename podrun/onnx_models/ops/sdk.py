@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from podrun.core.errors import UsageError
+from podrun.onnx_models.annotations import SERIALIZE_FACTOR, SERIALIZE_MODE
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, lookup
-from podrun.popart.names import SERIALIZE_FACTOR, SERIALIZE_MODE
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Form
 

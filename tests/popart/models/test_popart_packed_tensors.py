@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import podrun.popart as popart
 from podrun.onnx_models.graph_reader import read_model as read_graph
-from podrun.onnx_models.loader import standard_model
 from podrun.onnx_models.model_loader import read_light_model
 from podrun.onnx_models.tensor_proto import to_array, to_proto
+from podrun.popart.loader import standard_model
 
 KINDS = (np.float16, np.int8, np.uint8, np.int16, np.uint16, np.bool_)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.onnx_models.cpp_operators import explain_compilers, operators_in, sdk_sources
+from podrun.popart.cpp_operators import explain_compilers, operators_in, sdk_sources
 from podrun.popart.exceptions import popart_exception
 
 SOURCE = """

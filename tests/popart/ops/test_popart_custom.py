@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import podrun.popart as popart
-from podrun.onnx_models.custom import explain_libraries
 from podrun.onnx_models.ops import registry
+from podrun.popart.custom import explain_libraries
 
 DOMAIN = "test.ops"
 
@@ -21,7 +21,7 @@ DOMAIN = "test.ops"
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     """Leave the operator tables as they were."""
-    from podrun.onnx_models import custom
+    from podrun.popart import custom
 
     registry.load()  # Families register when they are loaded, once: into the table that stays.
     monkeypatch.setattr(custom, "_registered", {})

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.onnx_models import loader
 from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.tensor_proto import raw_data, to_array, to_proto
+from podrun.popart import loader
 from podrun.popart.enums import DataType
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import popart_exception, surfacing
 from podrun.popart.tensor_info import numpy_name, onnx_data_type
 from podrun.runtime.tensor_names import STATE_PREFIXES
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _TYPE_ATTRIBUTES = {"to", "dtype"}
 
 
+@surfacing
 class GraphTransformer:
     """``t = GraphTransformer(model); t.convertFloatsToHalfs(); model = t.getModelProto()``. Takes a path or
     bytes.
@@ -333,6 +334,7 @@ def _write(place: ExternalPlace, data: memoryview) -> None:
 Source = str | bytes | os.PathLike[str]
 
 
+@surfacing
 class NumericsReport:
     """See the module docstring. popart_exception if the models do not hold the same weights."""
 

@@ -222,7 +222,7 @@ def input_shapes(model: ModelProto, info: InputShapeInfo) -> dict[str, tuple[int
     """Shapes that InputShapeInfo gives, for the inputs of ``model``; popart_exception for one that
     contradicts it.
     """
-    from podrun.onnx_models.tensor_proto import info_from_type
+    from podrun.popart.tensor_info import info_from_type
 
     initializers = {tensor.name for tensor in model.graph.initializer}
     shapes = {}

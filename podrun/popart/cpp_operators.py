@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from podrun.onnx_models.custom import FILES, files
+from podrun.popart.custom import FILES, files
 from podrun.popart.exceptions import popart_unsupported
 
 _COMPILERS = re.compile(r"(.*-)?(g\+\+|gcc|c\+\+|cc|clang\+\+|clang|popc)(-\d+)?")
