@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,39 @@ def test_poptorch_does_not_go_through_popart() -> None:
         if any(_room(module) == "popart" for module in _imports(path))
     }
     assert importers <= set(THROUGH_POPART)
+
+
+FOLDERS_OF_PARTITION: dict[str, set[str]] = {
+    "host": set(),
+    "state": {"host"},
+    "machines": {"host", "state"},
+    "server": {"host", "state", "machines"},
+    "client": {"host", "state"},
+    "commands": {"host", "state", "machines", "server", "client"},
+}
+"""Folder of podrun/partition -> those that it may import at run time."""
+
+
+def test_imports_inside_the_partition_room_point_down() -> None:
+    wrong = []
+    for path in sorted((PACKAGE / "partition").glob("*/*.py")):
+        for node in _at_run_time(syntax_tree(path)):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if not module.startswith("podrun.partition."):
+                continue
+            other = module.split(".")[2]
+            if other not in FOLDERS_OF_PARTITION[path.parent.name] | {path.parent.name}:
+                wrong.append(f"{path.parent.name}/{path.name}: {module}")
+    assert wrong == []
+
+
+def _at_run_time(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those that only type checkers read."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _at_run_time(child)
 
 
 def test_every_room_is_in_the_table_of_the_design() -> None:

@@ -12,7 +12,8 @@ from concurrent import futures
 
 import grpc
 
-from podrun.partition.machines.endpoint_watch import EndpointWatcher, listens
+from podrun.partition.host.discovery import listens
+from podrun.partition.machines.endpoint_watch import EndpointWatcher
 from tests.conftest import wait_until
 
 LISTENER = """

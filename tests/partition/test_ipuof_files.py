@@ -13,7 +13,8 @@ import pytest
 from podrun.partition.commands.create import write_ipuof_files
 from podrun.partition.host.discovery import ProcessId
 from podrun.partition.host.holders import Holder, here, this_holder
-from podrun.partition.host.ipuof_files import IpuofFiles, read_mark, remove_dead
+from podrun.partition.host.ipuof_files import read_mark, remove_dead
+from podrun.partition.server.config_folder import IpuofFiles
 from podrun.partition.state import events as ev
 from podrun.partition.state.values import PartitionState
 

@@ -18,8 +18,8 @@ from podrun.core.errors import ServiceError
 from podrun.device.service.control import MachineControl
 from podrun.faults import parse_faults
 from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.host.discovery import listens
 from podrun.partition.machines import ray_session
-from podrun.partition.machines.endpoint_watch import listens
 from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.records import MachineUse

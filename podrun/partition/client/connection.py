@@ -18,8 +18,7 @@ from podrun.core.errors import (
     error_from_json,
 )
 from podrun.core.known_servers import KnownServers
-from podrun.partition.host.discovery import DEFAULT_PORT
-from podrun.partition.machines.endpoint_watch import listens
+from podrun.partition.host.discovery import DEFAULT_PORT, listens
 from podrun.partition.state.codec import ERROR_METADATA_KEY
 
 CHANNEL_OPTIONS = (

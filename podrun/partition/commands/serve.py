@@ -35,8 +35,9 @@ PRESTART_PATIENCE_S = 120.0
 
 def serve_pod(cluster: Any, options: dict[str, Any]) -> int:
     from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
-    from podrun.partition.host.ipuof_files import IpuofFiles, ipuof_directory
+    from podrun.partition.host.ipuof_files import ipuof_directory
     from podrun.partition.machines.keeper import Keeper
+    from podrun.partition.server.config_folder import IpuofFiles
     from podrun.partition.server.service import Service
     from podrun.partition.state.store import Store, default_state_file
 

@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -244,3 +245,23 @@ def _from_json(data: Mapping[str, object]) -> ServiceEntry:
         return ServiceEntry(**plain)  # type: ignore[arg-type]
     except AssertionError as error:
         raise ValueError("a process is an object") from error
+
+
+def listens(endpoint: str, timeout: float = 1.0) -> bool:
+    """True iff a process accepts connections at host:port."""
+    connection = connect_to(endpoint, timeout)
+    if connection is None:
+        return False
+    connection.close()
+    return True
+
+
+def connect_to(endpoint: str, timeout: float = 1.0) -> socket.socket | None:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
+    except OSError:
+        return None
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setblocking(False)
+    return connection

@@ -10,7 +10,6 @@ threads that look, and that give such signs, every so often.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import socket
@@ -21,9 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from podrun.core.errors import UsageError
 from podrun.partition.host.discovery import ProcessId, this_process
-from podrun.partition.state.values import Requirements
 
 HOLD_LEASE_S = 60.0
 """Seconds without a sign of life after which a partition ends whose holder the server cannot see."""
@@ -83,19 +80,6 @@ def parse_holder(text: str) -> Holder:
         raise ValueError(f"{text[:80]!r} names no process, as HOST:BOOT:PID-NAMESPACE:PID:START-TICKS does")
     host, boot, namespace, pid, ticks = text.split(":")
     return Holder(host, boot, namespace, ProcessId(int(pid), int(ticks)))
-
-
-def check_end(needs: Requirements) -> None:
-    """Raise UsageError for a request whose time limit or holder is none."""
-    if needs.limit_s < 0 or not math.isfinite(needs.limit_s):
-        raise UsageError(f"a partition cannot last {needs.limit_s:g} s", hint="Use --time-limit SECONDS.")
-    try:
-        if needs.holder:
-            parse_holder(needs.holder)
-    except ValueError as error:
-        raise UsageError(
-            str(error), hint="Leave it empty: the partition then stays until it is removed."
-        ) from None
 
 
 def lives(text: str) -> bool | None:

@@ -19,27 +19,7 @@ from dataclasses import dataclass
 
 from podrun.core.access import tls_asked_for
 from podrun.core.connections import GREETING
-
-
-def listens(endpoint: str, timeout: float = 1.0) -> bool:
-    """True iff a process accepts connections at host:port."""
-    connection = _connect(endpoint, timeout)
-    if connection is None:
-        return False
-    connection.close()
-    return True
-
-
-def _connect(endpoint: str, timeout: float = 1.0) -> socket.socket | None:
-    host, _, port = endpoint.rpartition(":")
-    try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
-    except OSError:
-        return None
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setblocking(False)
-    return connection
-
+from podrun.partition.host.discovery import connect_to
 
 CLOSED_AT_ONCE_S = 0.1
 """Least time between two connections to one endpoint."""
@@ -47,7 +27,7 @@ CLOSED_AT_ONCE_S = 0.1
 
 def _connect_to_watch(endpoint: str) -> socket.socket | None:
     """A connection that its server leaves open, except with TLS: such a server closes what is silent."""
-    connection = _connect(endpoint)
+    connection = connect_to(endpoint)
     if connection is not None and not tls_asked_for():
         with contextlib.suppress(OSError):  # That it is broken is found where connections are watched.
             connection.send(GREETING)

@@ -15,7 +15,8 @@ from podrun.core.access import make_token
 from podrun.core.cluster import Cluster
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import PodrunError, ServiceError, TakenBy
-from podrun.partition.machines.endpoint_watch import EndpointWatcher, listens
+from podrun.partition.host.discovery import listens
+from podrun.partition.machines.endpoint_watch import EndpointWatcher
 from podrun.partition.machines.keeper import Keeper
 from podrun.partition.machines.pool import SILENT, Control, OnLost
 from podrun.partition.state.records import NO_LEASE, Lease, MachineUse

@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from podrun.core.cluster import Cluster
 from podrun.core.errors import ConflictError, PodrunError, ServiceError, TakenBy, UsageError
 from podrun.core.telemetry import NO_ANSWER, NOT_READY, AttachedProcess, IpuReport, MachineReport
 from podrun.partition.machines.pool import SILENT, MachinePool
-from podrun.partition.server.views import AgentFacts
 from podrun.partition.state import events as ev
 from podrun.partition.state.records import MachineUse, Maintenance, Partition
-from podrun.partition.state.values import PartitionState
+from podrun.partition.state.values import (
+    PartitionState,
+)
 
 log = logging.getLogger("podrun.partition")
 
@@ -335,3 +337,16 @@ class Reporter:
             bare = MachineReport(agent.id, state=state, serial=agent.serial, target=self.cluster.target)
             result += of_agent or [bare]
         return result
+
+
+class AgentFacts(NamedTuple):
+    """What is known of agents, by id; most of a large POD are in none of these. ``silent``: seconds since its machine
+    answered."""
+
+    lost: set[str]
+    maintenance: Mapping[str, Maintenance]
+    holders: Mapping[str, tuple[str, ...]]
+    running: set[str]
+    silent: Mapping[str, float]
+    endpoints: Mapping[str, tuple[str, ...]]
+    attached: Mapping[str, int]

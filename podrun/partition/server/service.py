@@ -18,10 +18,10 @@ from podrun.core.cluster import Cluster
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import ServiceError
 from podrun.faults import FaultSpec
-from podrun.partition.host.holders import HEARTBEAT_S, ROUND_S, Rounds, check_end, steady_clock
-from podrun.partition.host.ipuof_files import IpuofFiles
+from podrun.partition.host.holders import HEARTBEAT_S, ROUND_S, Rounds, steady_clock
 from podrun.partition.machines import operations
 from podrun.partition.machines.pool import MachinePool
+from podrun.partition.server.config_folder import IpuofFiles
 from podrun.partition.server.operation_workers import OperationWorkers
 from podrun.partition.server.readings import ServiceReadings
 from podrun.partition.server.request_faults import (
@@ -32,6 +32,7 @@ from podrun.partition.server.request_faults import (
 from podrun.partition.state import events as ev
 from podrun.partition.state.maintenance import anything_due
 from podrun.partition.state.records import ITSELF, Asker, Partition, Reservation
+from podrun.partition.state.requirements import check_end
 from podrun.partition.state.store import Store, Superseded
 from podrun.partition.state.values import (
     PartitionState,

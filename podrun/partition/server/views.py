@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from podrun.core.cluster import Agent, Cluster, ipu_number
 from podrun.core.errors import UsageError
+from podrun.partition.machines.operations import AgentFacts
 from podrun.partition.server.event_log import Told
 from podrun.partition.state.accounts import Account
 from podrun.partition.state.codec import from_message, to_json
@@ -38,6 +39,7 @@ from podrun.partition.state.values import (
 
 if TYPE_CHECKING:
     from podrun.partition.state.allocator import Allocator
+
 
 Source = TypeVar("Source")
 Result = TypeVar("Result")
@@ -77,19 +79,6 @@ class AgentStatus(NamedTuple):
     stale: float | None
     cluster: str
     attached: int
-
-
-class AgentFacts(NamedTuple):
-    """What is known of agents, by id; most of a large POD are in none of these. ``silent``: seconds since its machine
-    answered."""
-
-    lost: set[str]
-    maintenance: Mapping[str, Maintenance]
-    holders: Mapping[str, tuple[str, ...]]
-    running: set[str]
-    silent: Mapping[str, float]
-    endpoints: Mapping[str, tuple[str, ...]]
-    attached: Mapping[str, int]
 
 
 def agent_statuses(pod: Cluster, facts: AgentFacts) -> Iterator[tuple[Agent, AgentStatus]]:
@@ -359,9 +348,6 @@ def agent_text(info: AgentInfo) -> str:
 def json_by_name(entries: Iterable[Named]) -> dict[str, str]:
     """The JSON of values, by name, for those who watch."""
     return {entry.name: json.dumps(to_json(entry)) for entry in entries}
-
-
-# --- on the wire -------------------------------------------------------------------------------------------------
 
 
 def requirements_of(request: Any, owner: int) -> Requirements:

@@ -5,6 +5,7 @@ allocator's state. Pure; the invariants are for tests, for stored state and for 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, LinkTopology, smallest_holding
 from podrun.core.errors import InternalError, NotFoundError, PodrunError, UsageError
 from podrun.core.layout import is_power_of_two
+from podrun.partition.host.holders import parse_holder
 from podrun.partition.state.placement import (
     DIRECT_IPUS,
     NEEDS_TORUS,
@@ -27,6 +29,7 @@ from podrun.partition.state.values import PartitionState, Requirements, SyncType
 if TYPE_CHECKING:
     from podrun.partition.state.allocator import Allocator
     from podrun.partition.state.records import Partition
+
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -266,3 +269,16 @@ _BROKEN = "the allocator's state does not hold together"
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise InternalError(f"{_BROKEN}: {message}")
+
+
+def check_end(needs: Requirements) -> None:
+    """Raise UsageError for a request whose time limit or holder is none."""
+    if needs.limit_s < 0 or not math.isfinite(needs.limit_s):
+        raise UsageError(f"a partition cannot last {needs.limit_s:g} s", hint="Use --time-limit SECONDS.")
+    try:
+        if needs.holder:
+            parse_holder(needs.holder)
+    except ValueError as error:
+        raise UsageError(
+            str(error), hint="Leave it empty: the partition then stays until it is removed."
+        ) from None
