@@ -109,6 +109,7 @@ def test_every_call_of_a_shared_server_and_its_machines(shared: _Pod) -> None:
     ):
         if user == ALICE:
             shared.create()  # the administrator has removed her partition
+            assert shared.service.wait_idle(20)
         for row, code in shared.answers(user).items():
             assert code in (HARMLESS if TABLE[row] in may else DENIED), (user, row, code)
 

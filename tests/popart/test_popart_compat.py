@@ -119,4 +119,5 @@ def test_a_module_runs_as_python_runs_it(tmp_path):
 def test_it_says_what_it_is_for(capsys, words, code):
     assert main(words) == code
     out, err = capsys.readouterr()
-    assert "Runs a program written for the SDK alone" in (out if code == 0 else err)
+    told = " ".join((out if code == 0 else err).split())
+    assert "Run a program written for the SDK alone" in told

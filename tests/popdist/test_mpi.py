@@ -13,8 +13,9 @@ from hypothesis.extra import numpy as arrays
 
 from podrun.compat import COMPAT_PATH
 from podrun.core.errors import UnsupportedError
+from podrun.popart import instances
 from podrun.popart.exceptions import popart_unsupported
-from podrun.popdist import mpi, popart
+from podrun.popdist import mpi
 from podrun.popdist.collectives import decode, encode
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -88,11 +89,16 @@ def test_an_installed_mpi4py_is_that_of_a_single_process(tmp_path, monkeypatch):
 
 
 def test_horovod_wants_to_be_started_and_does_not_reduce_on_the_host(monkeypatch):
-    monkeypatch.setattr(popart, "_up", False)
+    monkeypatch.setattr(instances, "_up", False)
     with pytest.raises(ValueError, match=r"use hvd\.init\(\)"):
-        popart.rank()
-    monkeypatch.setattr(popart, "_up", True)
-    assert (popart.size(), popart.rank(), popart.local_size(), popart.local_rank()) == (1, 0, 1, 0)
+        instances.rank()
+    monkeypatch.setattr(instances, "_up", True)
+    assert (instances.size(), instances.rank(), instances.local_size(), instances.local_rank()) == (
+        1,
+        0,
+        1,
+        0,
+    )
     with pytest.raises(popart_unsupported, match="on the host") as caught:
-        popart.DistributedOptimizer(None, None, None)
+        instances.DistributedOptimizer(None, None, None)
     assert "configureSessionOptions" in str(caught.value.hint)

@@ -29,7 +29,7 @@ import json, sys
 from podrun.collectives import create
 from podrun.core.cluster import load_cluster
 from podrun.device.service.server import MachineServer
-from podrun.partition.machines.pool import LocalMachinePool
+from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.store import Store
 address, secret = sys.argv[1:]
