@@ -29,7 +29,7 @@ def spread_of(values: Any, states: Any) -> Any:
 def run(function: Any, state: Any, *arguments: Any) -> Any:
     """A function of halves, evaluated with stochastic rounding."""
     closed = jax.make_jaxpr(function)(*arguments)
-    return stochastic.evaluate(closed, arguments, state, {}, jaxprs.bind)[0]
+    return stochastic.evaluate_rounded(closed, arguments, state, {}, jaxprs.bind)[0]
 
 
 def test_each_of_two_neighbours_by_its_nearness() -> None:
