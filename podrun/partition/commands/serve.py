@@ -34,6 +34,7 @@ PRESTART_PATIENCE_S = 120.0
 
 
 def serve_pod(cluster: Any, options: dict[str, Any]) -> int:
+    """Serve a POD until a signal ends it. ``options``: those of the command. Returns the exit code."""
     from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
     from podrun.partition.host.ipuof_files import ipuof_directory
     from podrun.partition.machines.keeper import Keeper

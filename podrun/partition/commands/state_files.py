@@ -22,6 +22,7 @@ _STATE_OPTIONS = (
 
 
 def state_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Decorator: give a command the options that name a POD and its state file."""
     for option in _STATE_OPTIONS:
         command = option(command)
     return command
@@ -58,6 +59,7 @@ def repair_state(cluster: str, state_file: Path | None, yes: bool) -> int:
 
 
 def diagnosis_of(cluster: str, state_file: Path | None) -> tuple[Path, StateDiagnosis, Cluster]:
+    """The state file of a POD, what is wrong with it, and the POD."""
     from podrun.core.cluster import load_cluster
     from podrun.partition.state.repair import diagnose, read_rows
     from podrun.partition.state.store import default_state_file
@@ -68,6 +70,7 @@ def diagnosis_of(cluster: str, state_file: Path | None) -> tuple[Path, StateDiag
 
 
 def print_diagnosis(path: Path, found: StateDiagnosis) -> None:
+    """Print each problem of a state file with what a repair does, and what is kept."""
     for problem in found.problems:
         click.echo(f"{problem.what}: {problem.action}")
     kept = found.kept

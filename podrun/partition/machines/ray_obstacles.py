@@ -26,6 +26,7 @@ SESSION_SUFFIX = len(f"/{RAY_DIRECTORY}/session_2000-01-01_00-00-00_000000_41943
 
 
 def is_read_only(path: str) -> bool:
+    """True iff there is a folder at ``path`` that this process may not write to."""
     return os.path.isdir(path) and not os.access(path, os.W_OK)
 
 

@@ -113,12 +113,14 @@ def _allocations(draft: Allocator, needs: Requirements) -> list[str]:
 
 
 def check_allocation_seen(draft: Allocator, name: str) -> None:
+    """Raise the error of an unknown allocation unless the caller may see one of that name."""
     known = allocations_seen(draft)
     if name not in known:
         raise unknown_name("allocation", name, known, "vipu-admin create allocation NAME")
 
 
 def allocations_seen(draft: Allocator) -> list[str]:
+    """The names of the allocations that the caller may see."""
     return [name for name in draft.allocations if draft.asker.sees(name)]
 
 
