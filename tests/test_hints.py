@@ -19,7 +19,7 @@ from podrun.monitor.exporter import exporter
 from podrun.report.__main__ import report_command
 from podrun.upkeep.pages import pages
 from tests.conftest import ROOT
-from tests.sources import syntax_tree
+from tests.sources import syntax_nodes, syntax_tree
 from tests.test_docs import COMMANDS, PAGES
 
 REFUSALS = {"UsageError", "ConfigError", "NotFoundError", "ConflictError", "UnsupportedError"}
@@ -36,7 +36,7 @@ OTHERS = {
 
 
 def _without_hint(path: Path) -> Iterator[str]:
-    for node in ast.walk(syntax_tree(path)):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             call = node.exc
             name = call.func.id if isinstance(call.func, ast.Name) else ""
@@ -74,7 +74,7 @@ def test_commands_that_messages_name_take_what_is_named(room: str) -> None:
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
     """String literals, with their lines; X stands for what an f-string puts in."""
-    nodes = list(ast.walk(syntax_tree(path)))
+    nodes = syntax_nodes(path)
     parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in nodes:
         if isinstance(node, ast.JoinedStr):

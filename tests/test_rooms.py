@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources import syntax_tree
+from tests.sources import syntax_nodes, syntax_tree
 
 PACKAGE = Path(__file__).resolve().parent.parent / "podrun"
 
@@ -60,10 +61,11 @@ def _room(module: str) -> str:
     return parts[0] if parts else ""
 
 
+@functools.cache
 def _imports(path: Path) -> set[str]:
     """Modules of ours that a file imports anywhere in it."""
     found: set[str] = set()
-    for node in ast.walk(syntax_tree(path)):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names if name.name.split(".")[0] == "podrun"}
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "podrun":
