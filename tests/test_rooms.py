@@ -48,6 +48,9 @@ ALLOWED: dict[str, set[str]] = {
     # Completion tells a shell the options of every verb.
     "launcher": BASE | {"faults", "partition", "report", "estimate", "record", "upkeep", "compat.__main__"},
     "upkeep": BASE | {"partition"},
+    # Decides as they do, in virtual time. The launcher imports its verbs by name, when they are asked for.
+    "simulate": BASE
+    | {"faults", "partition", "launcher", "record", "checkpoint", "costmodel", "estimate", "collectives"},
     "estimate": BASE | {"onnx_models", "poptorch", "runtime", "popart", "report", "costmodel", "commands"},
     "report": BASE | {"costmodel.target", "commands"},
     "record": BASE | {"faults", "device.connection"},

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
 UPKEEP_VERBS = ("doctor", "cache", "ps", "stop")
+SIMULATION_VERBS = ("simulate",)
 VERBS = (
     *("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS),
+    *SIMULATION_VERBS,
     *("completion", "help"),
 )
 """Verbs. ``podrun -- profile`` runs a program of that name instead."""

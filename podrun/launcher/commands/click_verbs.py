@@ -18,9 +18,14 @@ from podrun.launcher.relaunch import StartWords, start_podrun
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 
+ELSEWHERE = {verb: f"podrun.simulate.commands.{verb}" for verb in ("simulate",)}
+"""Verbs of rooms above the launcher, which use what it decides: each is imported when it is asked for."""
+
+
 def verb_command(verb: str) -> click.Command:
-    """The click command of a verb that has a file of its name in this folder."""
-    command: click.Command = getattr(import_module(f"podrun.launcher.commands.{verb}"), f"{verb}_verb")
+    """The click command of a verb that has a file of its name in this folder or in another room's."""
+    module = ELSEWHERE.get(verb, f"podrun.launcher.commands.{verb}")
+    command: click.Command = getattr(import_module(module), f"{verb}_verb")
     return command
 
 

@@ -74,7 +74,7 @@ def _click_verbs() -> dict[str, click.Command]:
     """The verbs that are made with click."""
     from podrun.compat.__main__ import compat_command
     from podrun.estimate.command import estimate_command
-    from podrun.launcher.cli import RECORD_VERBS
+    from podrun.launcher.cli import RECORD_VERBS, SIMULATION_VERBS
     from podrun.launcher.commands.click_verbs import verb_command
     from podrun.upkeep.verbs import VERBS
 
@@ -82,7 +82,10 @@ def _click_verbs() -> dict[str, click.Command]:
         **VERBS,
         "estimate": estimate_command,
         "compat": compat_command,
-        **{verb: verb_command(verb) for verb in ("faults", "inject", "completion", *RECORD_VERBS)},
+        **{
+            verb: verb_command(verb)
+            for verb in ("faults", "inject", "completion", *RECORD_VERBS, *SIMULATION_VERBS)
+        },
     }
 
 

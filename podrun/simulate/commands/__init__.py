@@ -1,0 +1,1 @@
+"""``podrun simulate``, ``podrun chaos`` and ``podrun scale``: one verb a file."""

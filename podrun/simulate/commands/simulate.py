@@ -1,0 +1,134 @@
+"""``podrun simulate JOBS``: what a queue does to the jobs of a log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from podrun.core.command_line import HELP_OPTIONS, PodName
+from podrun.core.errors import UsageError
+from podrun.simulate.counted_pool import POLICIES
+from podrun.simulate.traces.reading import MAX_BROKEN, READERS
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateRequest:
+    """The options of a command line."""
+
+    jobs: Path | None
+    processors: int | None
+    pod: str | None
+    policy: str | None
+    scale: float
+    format: str | None
+    clairvoyant: bool
+    generate: str | None
+    write_swf: Path | None
+    max_broken: float
+    seed: int
+    users: bool
+    json_file: Path | None
+
+
+@click.command(
+    "podrun simulate",
+    context_settings=HELP_OPTIONS,
+    epilog="""\b
+    Examples:
+      podrun simulate KTH-SP2.swf --processors 100 --policy easy
+      podrun simulate jobs.csv --pod pod128 --scale 0.6 --json figures.json
+      podrun simulate --generate jobs=2000,mean-gap-s=300,largest=64 --pod pod64""",
+)
+@click.argument("jobs", required=False, type=click.Path(path_type=Path))
+@click.option("--processors", type=int, metavar="N", help="A pool of N processors that are only counted.")
+@click.option("--pod", type=PodName(), metavar="NAME", help="podrun's own allocator and queue on a POD.")
+@click.option(
+    "--policy", type=click.Choice([*POLICIES, "podrun"]), help="Who is next [easy; podrun with --pod]."
+)
+@click.option("--scale", type=float, default=1.0, metavar="S", help="Arrivals in S of their time [1].")
+@click.option("--format", type=click.Choice(list(READERS)), help="Of JOBS [by its name and first line].")
+@click.option("--clairvoyant", is_flag=True, help="As if everybody asked for the time that the job takes.")
+@click.option("--generate", metavar="KEY=VALUE,...", help="Draw jobs instead of reading them.")
+@click.option("--write-swf", type=click.Path(path_type=Path), metavar="FILE", help="Write the jobs drawn.")
+@click.option(
+    "--max-broken",
+    type=float,
+    default=MAX_BROKEN,
+    metavar="SHARE",
+    help=f"Most lines that may make no sense [{MAX_BROKEN}].",
+)
+@click.option("--seed", type=int, default=1, metavar="N", help="Of all that is drawn [1].")
+@click.option("--users", is_flag=True, help="Print the users, heaviest first.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the figures."
+)
+def simulate_verb(**options: Any) -> int:
+    """Says how long the jobs of a log wait, on counted processors or on a POD under podrun's own allocator.
+
+    JOBS: a log in Standard Workload Format, of sacct, Philly, Helios, Acme or Alibaba, or a table with the columns
+    submit_s, run_s and size.
+    """
+    request = SimulateRequest(**options)
+    _check(request)
+    from podrun.simulate.queue_report import run_request, shown_figures, shown_users
+
+    report, warnings, users = run_request(request)
+    for warning in warnings:
+        click.echo(f"podrun simulate: {warning}", err=True)
+    click.echo(shown_figures(report), nl=False)
+    if request.users:
+        click.echo(shown_users(users), nl=False)
+    if request.json_file is not None:
+        request.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _check(request: SimulateRequest) -> None:
+    """Raise UsageError for options that contradict each other."""
+    if (request.jobs is None) == (request.generate is None):
+        raise UsageError("one log is needed", hint="podrun simulate JOBS, or --generate jobs=1000")
+    if (request.processors is None) == (request.pod is None):
+        raise UsageError(
+            "either counted processors or a POD is needed",
+            hint="--processors 128 --policy easy, or --pod pod128",
+        )
+    if request.processors is not None and request.processors < 1:
+        raise UsageError(f"a pool of {request.processors} processors runs nothing", hint="--processors 128")
+    if request.processors is not None and request.policy == "podrun":
+        raise UsageError("podrun's own queue places partitions on a POD", hint="--pod pod128")
+    if request.pod is not None and request.policy not in (None, "podrun"):
+        raise UsageError(
+            f"a POD is served by podrun's own queue, not by {request.policy}",
+            hint=f"--processors 128 --policy {request.policy}",
+        )
+    if not 0 < request.scale < float("inf"):
+        raise UsageError(f"arrivals cannot be scaled by {request.scale:g}", hint="--scale 0.6")
+    if not 0 <= request.max_broken <= 1:
+        raise UsageError(f"{request.max_broken:g} is no share", hint="--max-broken 0.05")
+
+
+def generator_values(text: str, kind: type[Any]) -> Mapping[str, Any]:
+    """``jobs=1000,mean-gap-s=60`` as the fields of a dataclass. Raises UsageError, which lists them."""
+    defaults: dict[str, Any] = {entry.name: entry.default for entry in fields(kind)}
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        key = name.replace("-", "_")
+        if key not in defaults or not equals:
+            names = ", ".join(entry.replace("_", "-") for entry in defaults)
+            raise UsageError(f"{part!r} says nothing of a log that is drawn", hint=f"Known: {names}.")
+        try:
+            values[key] = type(defaults[key])(value)
+        except ValueError:
+            raise UsageError(f"{name} is {value!r}, not a number", hint="--generate jobs=1000") from None
+    return values
+
+
+def with_defaults(request: SimulateRequest) -> SimulateRequest:
+    """The request with its policy."""
+    return replace(request, policy=request.policy or ("podrun" if request.pod else "easy"))

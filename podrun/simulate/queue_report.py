@@ -1,0 +1,151 @@
+"""``podrun simulate`` from its options to its figures: reads or draws the jobs, runs them, says what became of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podrun import __version__
+from podrun.core.errors import UsageError
+from podrun.core.terminal import table
+from podrun.simulate.counted_pool import CountedPool
+from podrun.simulate.jobs import JobOutcome, TraceJob, arrivals_scaled, as_swf, clairvoyant, moments
+from podrun.simulate.queue_metrics import SHOWN_USERS, queue_figures, users_of
+from podrun.simulate.traces.cluster_logs import summary_of
+from podrun.simulate.traces.lines import JobLog
+from podrun.simulate.traces.reading import read_trace
+from podrun.simulate.workload import TraceGenerator
+
+if TYPE_CHECKING:
+    from podrun.simulate.commands.simulate import SimulateRequest
+
+SCHEMA_VERSION = 1
+Users = Mapping[str, Mapping[str, float]]
+
+
+def run_request(asked: SimulateRequest) -> tuple[dict[str, Any], list[str], Users]:
+    """The report of a request as JSON values, warnings, and figures by user. Raises PodrunError."""
+    from podrun.simulate.commands.simulate import with_defaults
+
+    request = with_defaults(asked)
+    jobs, source, warnings = _jobs_of(request)
+    jobs = arrivals_scaled(jobs, request.scale)
+    if request.clairvoyant:
+        jobs = clairvoyant(jobs)
+    outcomes, processors, more = _outcomes(request, jobs)
+    figures = queue_figures(outcomes, processors)
+    users = users_of(outcomes)
+    report = {
+        "schema_version": SCHEMA_VERSION,
+        "podrun_version": __version__,
+        "policy": request.policy,
+        "processors": processors,
+        "pod": request.pod,
+        "scale": request.scale,
+        "clairvoyant": request.clairvoyant,
+        "seed": request.seed,
+        **figures.as_json(),
+        **more,
+        "source": source,
+        "by_user": dict(list(users.items())[:SHOWN_USERS]),
+    }
+    return report, warnings, users
+
+
+def _jobs_of(request: SimulateRequest) -> tuple[list[TraceJob], dict[str, Any], list[str]]:
+    """The jobs, what is said of where they come from, and warnings."""
+    if request.jobs is None:
+        from podrun.simulate.commands.simulate import generator_values
+
+        generator = TraceGenerator(**generator_values(request.generate or "", TraceGenerator))
+        jobs = generator.draw(request.seed)
+        largest = request.processors or _pod_size(request)
+        if generator.largest > largest:
+            raise UsageError(
+                f"jobs of up to {generator.largest} do not fit {largest}", hint=f"largest={largest}"
+            )
+        if request.write_swf is not None:
+            request.write_swf.write_text(as_swf(jobs), encoding="utf-8")
+        return jobs, {"stated": generator.expected(), "drawn": moments(jobs)}, []
+    largest = request.processors or _pod_size(request)
+    trace = read_trace(request.jobs, request.format or "", most_broken=request.max_broken, largest=largest)
+    warnings = []
+    if trace.broken:
+        warnings.append(f"warning: {len(trace.broken)} lines are left out: {trace.broken_words()}")
+    return trace.jobs, _source(request.jobs, trace), warnings
+
+
+def _source(path: Path, trace: JobLog) -> dict[str, Any]:
+    return {
+        "file": path.name,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "format": trace.format,
+        "broken": len(trace.broken),
+        "broken_lines": [{"line": line, "why": why} for line, why in trace.broken[:20]],
+        "dropped": dict(sorted(trace.dropped.items())),
+        "summary": summary_of(trace),
+    }
+
+
+def _pod_size(request: SimulateRequest) -> int:
+    from podrun.core.cluster import load_cluster
+
+    return load_cluster(request.pod or "").ipu_count
+
+
+def _outcomes(
+    request: SimulateRequest, jobs: Sequence[TraceJob]
+) -> tuple[list[JobOutcome], int, dict[str, Any]]:
+    """What became of the jobs, the size of the pool, and figures that only a POD has."""
+    if request.pod is None:
+        processors = request.processors or 0
+        return CountedPool(processors, request.policy or "easy").run(jobs), processors, {}
+    from podrun.core.cluster import load_cluster
+    from podrun.simulate.pod_queue import PodQueue
+
+    pod = load_cluster(request.pod)
+    queue = PodQueue(pod, seed=request.seed)
+    return queue.run(jobs), pod.ipu_count, queue.figures()
+
+
+def shown_figures(report: Mapping[str, Any]) -> str:
+    """The report as text."""
+    where = (
+        f"{report['pod']} of {report['processors']} IPUs"
+        if report["pod"]
+        else f"{report['processors']} processors"
+    )
+    rows = [
+        ("jobs", f"{report['jobs']:,} on {where}, {report['policy']}"),
+        ("mean wait", f"{report['mean_wait_s']:,.1f} s"),
+        (
+            "median, 95 %, 99 %",
+            " ".join(f"{report[f'{n}_wait_s']:,.1f}" for n in ("median", "p95", "p99")) + " s",
+        ),
+        ("mean bounded slowdown", f"{report['mean_bounded_slowdown']:,.3f}"),
+        ("weighted by IPU-seconds", f"{report['weighted_bounded_slowdown']:,.3f}"),
+        ("utilisation, occupancy", f"{report['utilisation']:.1%} {report['occupancy']:.1%}"),
+        ("started before others", f"{report['backfilled']:,}"),
+        ("fairness over users", f"{report['fairness_jain']:.3f} (Jain, {report['users']} users)"),
+    ]
+    if "mean_fragmentation" in report:
+        rows.append(("fragmentation", f"{report['mean_fragmentation']:.1%} of free IPUs, over time"))
+    width = max(len(name) for name, _ in rows) + 2
+    return "".join(f"{name:<{width}}{value}\n" for name, value in rows)
+
+
+def shown_users(users: Users) -> str:
+    """The heaviest users as a table."""
+    rows = [
+        (
+            name or "-",
+            f"{entry['jobs']:.0f}",
+            f"{entry['mean_wait_s']:,.0f}",
+            f"{entry['mean_bounded_slowdown']:,.2f}",
+            f"{entry['processor_seconds'] / 3600:,.1f}",
+        )
+        for name, entry in list(users.items())[:SHOWN_USERS]
+    ]
+    return table(("user", "jobs", "mean wait s", "mean slowdown", "processor-hours"), rows)
