@@ -70,7 +70,7 @@ def test_a_broken_line_is_counted_and_named_and_many_are_refused(tmp_path: Path,
     (broken,) = trace.broken
     assert broken[0] == 42
     assert why in broken[1]
-    with pytest.raises(ConfigError, match="log.swf:42: .* 1 of 41 jobs .* make no sense"):
+    with pytest.raises(ConfigError, match=r"log.swf:42: .* 1 of 41 jobs .* make no sense"):
         read_trace(path, largest=8, most_broken=0.01)
 
 
