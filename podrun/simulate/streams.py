@@ -56,11 +56,6 @@ def _arrays(value: Any) -> Any:
     return np.array(value, np.uint64) if isinstance(value, list) else value
 
 
-def exponential(stream: Generator, mean: float) -> float:
-    """A time with this mean and no memory."""
-    return float(stream.exponential(mean))
-
-
 def lognormal(stream: Generator, median: float, mean: float) -> float:
     """A time with this median and this mean, which is not below the median: sigma is sqrt(2 ln(mean/median))."""
     sigma = math.sqrt(max(0.0, 2.0 * math.log(mean / median)))

@@ -13,7 +13,7 @@ from podrun.simulate.commands.simulate import simulate_verb
 from podrun.simulate.engine import SECOND
 from podrun.simulate.jobs import as_swf, moments
 from podrun.simulate.traces.lines import JobLog
-from podrun.simulate.traces.reading import packed, read_trace
+from podrun.simulate.traces.reading import packed_log, read_trace
 from podrun.simulate.workload import TraceGenerator
 
 SWF = "; MaxProcs: 8\n" + "".join(
@@ -46,7 +46,7 @@ def test_a_run_ends_at_the_time_asked_for_and_without_one_the_run_counts(tmp_pat
 
 def test_a_packed_log_is_read(tmp_path: Path) -> None:
     path = tmp_path / "log.swf.gz"
-    path.write_bytes(packed(SWF))
+    path.write_bytes(packed_log(SWF))
     assert len(read_trace(path).jobs) == 40
 
 

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from podrun.simulate.traces.lines import (
     BrokenLineError,
     JobLog,
-    duration,
-    integer,
     job_of,
-    moment,
-    needed,
-    number,
-    rows_of,
+    read_duration,
+    read_integer,
+    read_moment,
+    read_number,
+    required_field,
     spent,
+    table_rows,
 )
 
 SWF_COLUMNS = 18
@@ -49,10 +49,10 @@ def _swf_job(trace: JobLog, fields: list[str], line: int, last: float) -> float:
     """Add the job of a line; returns when it was submitted."""
     if len(fields) != SWF_COLUMNS:
         raise BrokenLineError(f"it has {len(fields)} columns, not {SWF_COLUMNS}")
-    submit, run = number(fields[1], "the submit time"), number(fields[3], "the run time")
-    allocated = integer(fields[4], "the number of allocated processors")
-    wanted = integer(fields[7], "the number of requested processors")
-    requested = number(fields[8], "the requested time")
+    submit, run = read_number(fields[1], "the submit time"), read_number(fields[3], "the run time")
+    allocated = read_integer(fields[4], "the number of allocated processors")
+    wanted = read_integer(fields[7], "the number of requested processors")
+    requested = read_number(fields[8], "the requested time")
     if submit < last:
         raise BrokenLineError(f"the clock runs backwards: submitted at {submit:g} s, after {last:g} s")
     size = wanted if wanted > 0 else allocated
@@ -74,7 +74,7 @@ _GPUS = re.compile(r"gres/gpu(?::[\w.-]+)?=(\d+)")
 
 def read_sacct(trace: JobLog, text: str) -> None:
     """What ``sacct -P`` prints. Sizes are GPUs if any job has some, else nodes."""
-    rows = list(rows_of(text, "|"))
+    rows = list(table_rows(text, "|"))
     with_gpus = any("gres/gpu" in f"{row.get('AllocTRES')}{row.get('ReqTRES')}" for _, row in rows)
     for line, row in rows:
         try:
@@ -84,9 +84,11 @@ def read_sacct(trace: JobLog, text: str) -> None:
 
 
 def _sacct_job(trace: JobLog, row: Mapping[str, str], line: int, with_gpus: bool) -> None:
-    name, state = needed(row, "JobIDRaw", "JobID"), row.get("State", "").split(" ")[0]
-    submit = moment(row.get("Eligible", ""), "Eligible") or moment(needed(row, "Submit"), "Submit")
-    start, end = moment(row.get("Start", ""), "Start"), moment(row.get("End", ""), "End")
+    name, state = required_field(row, "JobIDRaw", "JobID"), row.get("State", "").split(" ")[0]
+    submit = read_moment(row.get("Eligible", ""), "Eligible") or read_moment(
+        required_field(row, "Submit"), "Submit"
+    )
+    start, end = read_moment(row.get("Start", ""), "Start"), read_moment(row.get("End", ""), "End")
     run = spent(start, end)
     if submit is None:
         raise BrokenLineError("there is no Submit or Eligible time")
@@ -96,11 +98,11 @@ def _sacct_job(trace: JobLog, row: Mapping[str, str], line: int, with_gpus: bool
         )
     if not run:
         return trace.drop("never ran")
-    found = _GPUS.findall(row.get("AllocTRES", "") or row.get("ReqTRES", ""))
-    size = sum(map(int, found)) if with_gpus else integer(row.get("NNodes", "") or "1", "NNodes")
+    parts = _GPUS.findall(row.get("AllocTRES", "") or row.get("ReqTRES", ""))
+    size = sum(map(int, parts)) if with_gpus else read_integer(row.get("NNodes", "") or "1", "NNodes")
     if size <= 0:
         return trace.drop("asked for no processor")
-    limit = duration(row.get("Timelimit", ""), "Timelimit") or run
+    limit = read_duration(row.get("Timelimit", ""), "Timelimit") or run
     trace.jobs.append(
         job_of(name, (submit, run, limit), size, user=row.get("User", ""), status=state, line=line)
     )
@@ -113,17 +115,17 @@ PLAIN_COLUMNS = ("submit_s", "run_s", "size")
 
 def read_plain(trace: JobLog, text: str) -> None:
     """A table with the columns ``submit_s, run_s, size`` and perhaps ``requested_s, user, id, status``."""
-    for line, row in rows_of(text):
+    for line, row in table_rows(text):
         try:
-            times = [number(needed(row, name), name) for name in PLAIN_COLUMNS[:2]]
+            times = [read_number(required_field(row, name), name) for name in PLAIN_COLUMNS[:2]]
             requested = row.get("requested_s", "").strip()
-            size = integer(needed(row, "size"), "size")
+            size = read_integer(required_field(row, "size"), "size")
             if times[1] < 0:
                 raise BrokenLineError(f"the clock runs backwards: run_s is {times[1]:g}")
             if times[1] == 0 or size <= 0:
                 trace.drop("never ran" if times[1] == 0 else "asked for no processor")
                 continue
-            limit = number(requested, "requested_s") if requested else times[1]
+            limit = read_number(requested, "requested_s") if requested else times[1]
             if limit <= 0:
                 trace.drop("asked for no time")
                 continue

@@ -19,11 +19,11 @@ from podrun.simulate.traces.lines import (
     BrokenLineError,
     JobLog,
     job_of,
-    moment,
-    needed,
-    number,
-    rows_of,
+    read_moment,
+    read_number,
+    required_field,
     spent,
+    table_rows,
 )
 
 ClusterRow = tuple[str, float | None, float | None, float, str, str]
@@ -50,10 +50,10 @@ def _philly_job(job: Any) -> ClusterRow:
     attempts = job.get("attempts") or []
     run, gpus = 0.0, 0
     for attempt in attempts:
-        start, end = (moment(str(attempt.get(name)), name) for name in ("start_time", "end_time"))
+        start, end = (read_moment(str(attempt.get(name)), name) for name in ("start_time", "end_time"))
         run += spent(start, end) or 0.0
         gpus = max(gpus, sum(len(part.get("gpus", ())) for part in attempt.get("detail") or ()))
-    submitted = moment(str(job.get("submitted_time")), "submitted_time")
+    submitted = read_moment(str(job.get("submitted_time")), "submitted_time")
     return (
         str(job.get("jobid", "")),
         submitted,
@@ -75,15 +75,18 @@ def read_acme(trace: JobLog, text: str) -> None:
 
 
 def _gpu_row(row: Mapping[str, str]) -> ClusterRow:
-    submitted = moment(needed(row, "submit_time"), "submit_time")
-    start, end = moment(row.get("start_time", ""), "start_time"), moment(row.get("end_time", ""), "end_time")
+    submitted = read_moment(required_field(row, "submit_time"), "submit_time")
+    start, end = (
+        read_moment(row.get("start_time", ""), "start_time"),
+        read_moment(row.get("end_time", ""), "end_time"),
+    )
     run = spent(start, end)
     if start is not None and submitted is not None and start < submitted:
         raise BrokenLineError(
             f"the clock runs backwards: it starts {submitted - start:g} s before its request"
         )
-    gpus = number(row.get("gpu_num", "") or "0", "gpu_num")
-    return needed(row, "job_id"), submitted, run, gpus, row.get("user", ""), row.get("state", "")
+    gpus = read_number(row.get("gpu_num", "") or "0", "gpu_num")
+    return required_field(row, "job_id"), submitted, run, gpus, row.get("user", ""), row.get("state", "")
 
 
 PAI_COLUMNS = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
@@ -97,10 +100,13 @@ def read_pai(trace: JobLog, text: str) -> None:
 
 
 def _pai_row(row: Mapping[str, str]) -> ClusterRow:
-    start, end = moment(row.get("start_time", ""), "start_time"), moment(row.get("end_time", ""), "end_time")
-    instances = number(row.get("inst_num", "") or "1", "inst_num")
-    share = number(row.get("plan_gpu", "") or "0", "plan_gpu") / 100
-    name = f"{needed(row, 'job_name')}/{row.get('task_name', '')}"
+    start, end = (
+        read_moment(row.get("start_time", ""), "start_time"),
+        read_moment(row.get("end_time", ""), "end_time"),
+    )
+    instances = read_number(row.get("inst_num", "") or "1", "inst_num")
+    share = read_number(row.get("plan_gpu", "") or "0", "plan_gpu") / 100
+    name = f"{required_field(row, 'job_name')}/{row.get('task_name', '')}"
     return name, start, spent(start, end), instances * share, row.get("user", ""), row.get("status", "")
 
 
@@ -110,16 +116,16 @@ def read_openb(trace: JobLog, text: str) -> None:
 
 
 def _openb_row(row: Mapping[str, str]) -> ClusterRow:
-    created = moment(needed(row, "creation_time"), "creation_time")
-    begun = moment(row.get("scheduled_time", ""), "scheduled_time")
-    end = moment(row.get("deletion_time", ""), "deletion_time")
+    created = read_moment(required_field(row, "creation_time"), "creation_time")
+    begun = read_moment(row.get("scheduled_time", ""), "scheduled_time")
+    end = read_moment(row.get("deletion_time", ""), "deletion_time")
     run = spent(begun if begun is not None else created, end)
-    gpus = number(row.get("num_gpu", "") or "0", "num_gpu")
-    return needed(row, "name"), created, run, gpus, row.get("qos", ""), row.get("pod_phase", "")
+    gpus = read_number(row.get("num_gpu", "") or "0", "num_gpu")
+    return required_field(row, "name"), created, run, gpus, row.get("qos", ""), row.get("pod_phase", "")
 
 
 def _rows(trace: JobLog, text: str, read: Callable[[Mapping[str, str]], ClusterRow]) -> None:
-    for line, row in rows_of(text):
+    for line, row in table_rows(text):
         _add(trace, line, functools.partial(read, row))
 
 

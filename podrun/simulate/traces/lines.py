@@ -78,7 +78,7 @@ def job_of(
     return TraceJob(name, submit, min(run, requested), requested, size, user, status, line)
 
 
-def number(text: str, what: str) -> float:
+def read_number(text: str, what: str) -> float:
     """A number of a field. Raises BrokenLineError."""
     try:
         value = float(text)
@@ -89,9 +89,9 @@ def number(text: str, what: str) -> float:
     return value
 
 
-def integer(text: str, what: str) -> int:
+def read_integer(text: str, what: str) -> int:
     """A whole number of a field. Raises BrokenLineError."""
-    value = number(text, what)
+    value = read_number(text, what)
     if value != int(value):
         raise BrokenLineError(f"{what} is {text!r}, not a whole number")
     return int(value)
@@ -100,7 +100,7 @@ def integer(text: str, what: str) -> int:
 NO_TIME = ("", "none", "unknown", "null", "nan", "n/a", "-")
 
 
-def moment(text: str, what: str) -> float | None:
+def read_moment(text: str, what: str) -> float | None:
     """Seconds since 1970 of a date or of seconds; None for what stands for no time. Without a zone: as UTC."""
     plain = text.strip()
     if plain.lower() in NO_TIME:
@@ -117,16 +117,16 @@ def moment(text: str, what: str) -> float | None:
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 
 
-def duration(text: str, what: str) -> float | None:
+def read_duration(text: str, what: str) -> float | None:
     """Seconds of ``D-HH:MM:SS``, ``HH:MM:SS`` or ``MM:SS``; None if there is no limit."""
     plain = text.strip()
     if plain.lower() in (*NO_TIME, "unlimited", "partition_limit"):
         return None
-    if found := _DURATION.fullmatch(plain):
-        days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    if parts := _DURATION.fullmatch(plain):
+        days, hours, minutes, seconds = (float(part or 0) for part in parts.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if found := re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", plain):
-        days, hours, minutes = (float(part or 0) for part in found.groups())
+    if parts := re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", plain):
+        days, hours, minutes = (float(part or 0) for part in parts.groups())
         return (days * 24 + hours) * 3600 + minutes * 60
     raise BrokenLineError(f"{what} is {text!r}, not a duration such as 1-12:00:00")
 
@@ -140,7 +140,7 @@ def spent(start: float | None, end: float | None) -> float | None:
     return end - start
 
 
-def rows_of(text: str, delimiter: str = ",") -> Iterator[tuple[int, Mapping[str, str]]]:
+def table_rows(text: str, delimiter: str = ",") -> Iterator[tuple[int, Mapping[str, str]]]:
     """The rows of a table with a header, with their lines from 1; fields of a short row are empty."""
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter, restval="")
     for row in reader:
@@ -150,7 +150,7 @@ def rows_of(text: str, delimiter: str = ",") -> Iterator[tuple[int, Mapping[str,
         )
 
 
-def needed(row: Mapping[str, str], *names: str) -> str:
+def required_field(row: Mapping[str, str], *names: str) -> str:
     """The first of these fields that has a value. Raises BrokenLineError."""
     for name in names:
         if row.get(name, "").strip():

@@ -106,6 +106,6 @@ def _leave_out_larger(trace: JobLog, largest: int) -> None:
     trace.jobs = fitting
 
 
-def packed(text: str) -> bytes:
+def packed_log(text: str) -> bytes:
     """A log as a packed file holds it, the same bytes each time."""
     return gzip.compress(text.encode(), mtime=0)
