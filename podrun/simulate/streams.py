@@ -67,3 +67,13 @@ def weibull_left(stream: Generator, shape: float, scale: float, age: float) -> f
     given that it is beyond its age."""
     survived = (age / scale) ** shape
     return float(scale * (survived + stream.standard_exponential()) ** (1.0 / shape) - age)
+
+
+def lemon_factor(stream: Generator, shape: float) -> float:
+    """How often one unit fails, as a multiple of the mean: gamma with mean 1, the more uneven the smaller its shape."""
+    return float(stream.gamma(shape, 1.0 / shape))
+
+
+def truncated(draw: float, longest: float) -> float:
+    """A time that was drawn, cut off at a longest one (0: none)."""
+    return min(draw, longest) if longest > 0 else draw
