@@ -24,7 +24,7 @@ from tests.test_docs import COMMANDS, PAGES
 
 REFUSALS = {"UsageError", "ConfigError", "NotFoundError", "ConflictError", "UnsupportedError"}
 """Errors that a user can do something about."""
-ROOMS = ("launcher", "partition", "monitor", "estimate", "report")
+ROOMS = ("launcher", "partition", "monitor", "estimate", "report", "simulate")
 """The rooms whose commands people type."""
 OTHERS = {
     "podrun estimate": estimate_command,

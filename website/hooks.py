@@ -137,7 +137,7 @@ def _own_helps() -> Iterator[tuple[str, str]]:
     """The helps of commands that are written as podrun's own, not as click's."""
     from podrun.compat.__main__ import compat_command
     from podrun.estimate.command import estimate_command
-    from podrun.launcher.cli import RECORD_VERBS
+    from podrun.launcher.cli import RECORD_VERBS, SIMULATION_VERBS
     from podrun.launcher.commands.click_verbs import RecordCommand, verb_command
     from podrun.launcher.commands.profile import HELP
     from podrun.report import __main__ as report
@@ -145,6 +145,8 @@ def _own_helps() -> Iterator[tuple[str, str]]:
     yield "podrun compat", next(_helps(compat_command, ("podrun compat",)))[1]
     yield "podrun profile", HELP
     yield "podrun estimate", next(_helps(estimate_command, ("podrun estimate",)))[1]
+    for verb in SIMULATION_VERBS:
+        yield f"podrun {verb}", next(_helps(verb_command(verb), (f"podrun {verb}",)))[1]
     for verb in RECORD_VERBS:
         command = verb_command(verb)
         assert isinstance(command, RecordCommand)
