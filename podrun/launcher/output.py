@@ -104,6 +104,7 @@ class OutputMixer:
         self._errors: list[deque[bytes]] = [deque(maxlen=REMEMBERED_LINES) for _ in range(instances)]
         self._held: dict[int, tuple[float, list[bytes]]] = {}
         self._said: dict[tuple[bytes, ...], int] = {}
+        self._said_before: set[tuple[bytes, ...]] = set()
         self._written = 0
         self._last_error_at = [-1] * instances
         self._files = _open_files(directory, instances) if directory else {}
@@ -112,6 +113,16 @@ class OutputMixer:
         """Take bytes that an instance printed."""
         self._copy(instance, channel, chunk)
         self._take(instance, channel, self._assemblers[instance, channel].feed(chunk))
+
+    def begin_attempt(self) -> None:
+        """The instances start again: what they say from here on is of another attempt. An error that an earlier attempt
+        ended with is told in one line."""
+        self.release_all()
+        self._said_before.update(self._said)
+        self._said.clear()
+        for instance, errors in enumerate(self._errors):
+            errors.clear()
+            self._last_error_at[instance] = -1
 
     def finish(self, instance: int) -> None:
         """The instance has ended: write its unfinished last line."""
@@ -178,6 +189,8 @@ class OutputMixer:
         """The lines; in place of those that another instance says as well, one line."""
         if self._only not in (None, instance):
             return lines
+        if tuple(lines) in self._said_before:
+            return [b"%s (the same error as before)" % _named(lines)]
         first = self._said.setdefault(tuple(lines), instance)
         return lines if first == instance else [b"%s (the same as of instance %d)" % (_named(lines), first)]
 

@@ -121,6 +121,36 @@ def test_what_several_instances_say_in_the_same_words_is_told_once() -> None:
     assert screen.text == f"[1,0]<stderr>:{same}[1,2]<stderr>:{same}{TAGGED}"
 
 
+def test_an_error_of_an_earlier_attempt_is_told_in_one_line() -> None:
+    screen = Screen()
+    mixer = OutputMixer(1, screen)
+    mixer.feed(0, ERR, TRACE)
+    mixer.keep(0)
+    mixer.begin_attempt()
+    first = screen.text
+    assert first.count("Traceback") == 1
+    for _ in range(2):
+        mixer.feed(0, ERR, TRACE)
+        mixer.keep(0)
+        assert mixer.show_failure(0)
+        mixer.begin_attempt()
+    again = "[1,0]<stderr>:ValueError: x (the same error as before)\n"
+    assert screen.text == first + again * 2
+    mixer.feed(0, ERR, TRACE.replace(b"ValueError", b"KeyError"))
+    mixer.keep(0)
+    assert mixer.show_failure(0)
+    assert screen.text.count("Traceback") == 2
+
+
+def test_an_attempt_that_says_nothing_does_not_repeat_what_the_last_one_said() -> None:
+    screen = Screen()
+    mixer = OutputMixer(1, screen)
+    mixer.feed(0, ERR, TRACE)
+    mixer.begin_attempt()
+    assert not mixer.explains_itself(0)
+    assert not mixer.show_failure(0)
+
+
 def test_what_was_shown_before_an_instance_failed_is_not_said_again_by_another() -> None:
     now = [0.0]
     screen = Screen()
