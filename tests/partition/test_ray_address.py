@@ -8,6 +8,7 @@ import pytest
 
 from podrun.core.errors import ServiceError, UsageError
 from podrun.partition.machines import ray_starts
+from podrun.partition.machines.ray_obstacles import listens_on_loopback_only
 from podrun.partition.machines.ray_starts import check_form, resolve
 
 
@@ -38,3 +39,22 @@ def test_auto_is_the_environments_cluster_or_the_one_last_started_here(
         resolve("auto", {})
     with pytest.raises(UsageError, match="RAY_ADDRESS nowhere"):
         resolve("auto", {"RAY_ADDRESS": "nowhere"})
+
+
+def test_a_ray_on_the_loopback_address_only_is_told_from_one_at_the_hosts_own() -> None:
+    """Ray puts the host's own address in place of 127.0.0.1, and asks there for ever."""
+    for listens_at, is_only in (("127.0.0.1", True), ("0.0.0.0", False)):
+        with socket.create_server((listens_at, 0)) as server:
+            port = server.getsockname()[1]
+            own = _own_address()
+            assert listens_on_loopback_only(f"127.0.0.1:{port}") == (is_only or own == "127.0.0.1")
+            assert not listens_on_loopback_only(f"10.0.0.1:{port}")
+
+
+def _own_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+        try:
+            outward.connect(("8.8.8.8", 1))
+        except OSError:
+            return "127.0.0.1"
+        return str(outward.getsockname()[0])

@@ -34,6 +34,10 @@ class RayError(Exception):
     pass
 
 
+class OutOfMemoryError(RayError):
+    pass
+
+
 @dataclass
 class PretendedRay:
     """``outcomes``: what each start of an actor comes to, by its name; None: it never answers."""
@@ -42,7 +46,9 @@ class PretendedRay:
     begun: list[str] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
     now: float = 0.0
-    exceptions: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(RayError=RayError))
+    exceptions: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(RayError=RayError, OutOfMemoryError=OutOfMemoryError)
+    )
 
     def begin(self, name: str) -> ActorStart:
         self.begun.append(name)
@@ -142,3 +148,19 @@ def test_which_messages_of_ray_mean_death_before_running() -> None:
     for kind in ("USER_ERROR", "INTENDED_USER_EXIT", "NODE_OUT_OF_MEMORY"):
         assert death_before_running(NEVER_RAN.replace("SYSTEM_ERROR", kind)) is None, kind
     assert death_before_running("The actor died because of an error raised in its creation task, ...") is None
+
+
+def test_a_machine_that_rays_memory_monitor_ends_as_it_starts_is_told_in_one_line() -> None:
+    long = "Memory on the node (IP: 10.0.0.7, ID: 2f18) was 5.90GB used / 23.54GB limit (0.25)\n- bytes spillable: 0"
+
+    class Ray(PretendedRay):
+        def get(self, ref: tuple[str, str | None]) -> str:
+            if ref[0] == "b":
+                raise OutOfMemoryError(long)
+            return super().get(ref)
+
+    with pytest.raises(ServiceError) as caught:
+        Ray({"a": ["the endpoint of a"], "b": ["ends"]}).start()
+    phrase = "Ray's memory monitor ended its process when 5.90GB of 23.54GB were used on 10.0.0.7"
+    assert caught.value.message == f"machine b did not start: {phrase}"
+    assert "RAY_memory_monitor_refresh_ms=0" in caught.value.hint

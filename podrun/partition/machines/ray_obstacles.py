@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,10 @@ FEW_FILES = 256
 """A lower limit of open files is the likely cause if Ray does not start (it started with 64, not with 40)."""
 RAY_DIRECTORY = "r"
 """Ray's directory has mode 0777; it lies in a scratch directory of mode 0700."""
+_SOMEWHERE = "8.8.8.8"
+"""An address of another network; nothing is sent there."""
+_NEAR_SECONDS = 2.0
+"""Longest wait for a connection to this host."""
 SESSION_SUFFIX = len(f"/{RAY_DIRECTORY}/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 
 
@@ -73,6 +78,25 @@ def check_installed() -> None:
             hint="Install it: pip install ray (in a checkout: pip install -c constraints.txt .). "
             "Without Ray, in one process: podrun compat PROGRAM",
         )
+
+
+def listens_on_loopback_only(address: str) -> bool:
+    """True iff ``address`` (``HOST:PORT``) is a loopback address and nobody answers at that port of this host's own
+    address, which Ray puts in its place; Ray would ask there for ever."""
+    host, _, port = address.rpartition(":")
+    if host not in ("127.0.0.1", "localhost", "[::1]"):
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+        try:
+            outward.connect((_SOMEWHERE, 1))  # Chooses the address; sends nothing.
+        except OSError:
+            return True  # The host has no other address.
+        own = outward.getsockname()[0]
+    try:
+        with socket.create_connection((own, int(port)), timeout=_NEAR_SECONDS):
+            return False
+    except OSError:
+        return True
 
 
 def short_scratch(announce: Callable[[str], None]) -> Path:

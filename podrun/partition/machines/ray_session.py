@@ -37,6 +37,7 @@ from podrun.partition.machines.ray_obstacles import (
     check_installed,
     check_paths,
     is_read_only,
+    listens_on_loopback_only,
     short_scratch,
     what_to_try,
 )
@@ -59,9 +60,11 @@ _ENVIRONMENT = {
     # address and keeps its files in a directory of mode 0777.
     "RAY_ENABLE_AUTO_CONNECT": "0",
 }
-_OWN_ENVIRONMENT = {
-    # Despite its name: Ray listens on 127.0.0.1 instead of the host's address.
+_ON_LOOPBACK = {
+    # Despite its name: Ray listens on 127.0.0.1 instead of the host's address, and does not ask for it at that one.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+_OWN_ENVIRONMENT = _ON_LOOPBACK | {
     # Machines of a POD start together. Ray's default is one process for each CPU at a time, with a warning.
     "RAY_worker_maximum_startup_concurrency": "64",
     # Machines that share a process share its heap, so one machine's piece reuses what another's freed, still cached.
@@ -203,6 +206,8 @@ class RaySession:
 
     def _join(self, address: str) -> None:
         self._set(_ENVIRONMENT)
+        if listens_on_loopback_only(address):
+            self._set(_ON_LOOPBACK)
         if self._keeper is not None:
             token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self._keeper.token_file}
             self._set(_OWN_ENVIRONMENT | (token if self._keeper.token_file else {}))

@@ -44,6 +44,7 @@ idle.
 """
 _POLL_SECONDS = 0.2
 _MEMORY_USE = re.compile(r"IP: (?P<ip>[^,)\s]+).*? was (?P<used>\S+) used / (?P<limit>\S+) limit", re.DOTALL)
+_MORE_MEMORY = "free memory there, or start that Ray with RAY_memory_monitor_refresh_ms=0"
 WHY_SECONDS = 5.0
 """Longest wait for Ray's answer why an actor ended."""
 
@@ -98,15 +99,17 @@ def death_of_memory(ray: Any, actor: Any) -> str:
     try:
         ray.get(actor.endpoints.remote(), timeout=WHY_SECONDS)
     except ray.exceptions.OutOfMemoryError as error:
-        use = _MEMORY_USE.search(str(error))
-        full = f" when {use['used']} of {use['limit']} were used on {use['ip']}" if use else ""
-        return (
-            f"Ray's memory monitor ended its process{full} (free memory there, or start that Ray with "
-            "RAY_memory_monitor_refresh_ms=0)"
-        )
+        return f"{_ended_by_monitor(error)} ({_MORE_MEMORY})"
     except ray.exceptions.RayError:
         pass
     return ""
+
+
+def _ended_by_monitor(error: Exception) -> str:
+    """What Ray's OutOfMemoryError says, as a phrase; Ray itself says it in 40 lines."""
+    use = _MEMORY_USE.search(str(error))
+    full = f" when {use['used']} of {use['limit']} were used on {use['ip']}" if use else ""
+    return f"Ray's memory monitor ended its process{full}"
 
 
 def start_together(
@@ -173,6 +176,11 @@ def _death(start: ActorStart, ray: RayCalls) -> ActorDeath | None:
 def _answer(name: str, start: ActorStart, ray: RayCalls, hint: str) -> Any:
     try:
         return ray.get(start.reply)
+    except ray.exceptions.OutOfMemoryError as error:
+        raise ServiceError(
+            f"{name} did not start: {_ended_by_monitor(error)}",
+            hint=f"{_MORE_MEMORY[0].upper()}{_MORE_MEMORY[1:]}.",
+        ) from error
     except ray.exceptions.RayError as error:
         death = death_before_running(str(error))
         why = (
