@@ -33,20 +33,18 @@ from podrun.launcher.spec import LaunchLayout, LaunchSpec
 from podrun.record.events import (
     AT_END,
     LAUNCH,
-    FaultTime,
     LaunchHeader,
     Record,
     normalised,
     read_parts,
-    strikes_of,
     to_lines,
     with_control,
-    with_faults,
     without_ends_after_errors,
 )
 from podrun.record.goodput import Goodput, goodput_of, progress_of
 from podrun.record.incidents import Incident, incidents_json, incidents_of
 from podrun.record.recorder import FOLDER, EventRecorder
+from podrun.record.strikes import FaultTime, strikes_of, with_faults
 
 NOT_RECORDED = frozenset(
     {"record", "fault", "fault-plan", "export-config", "overwrite-config", "import-config"}
@@ -104,6 +102,10 @@ class LaunchRecording:
         """Note a restart after the steps of a recovery. ``number``: of the restart."""
         words = [*map(step_in_words, steps), f"instances started again (restart {number})"]
         self.note("restart", text=", ".join(words))
+
+    def recovery_failed(self, why: str) -> None:
+        """Note that a recovery broke off, since something else broke meanwhile."""
+        self.note("repair", text=f"the recovery failed: {normalised(why.partition('. ')[0])}")
 
     def gave_up(self, verdict: Verdict) -> None:
         """Note that the instances are not started again."""

@@ -46,21 +46,29 @@ class Restarts:
         if self.recording is not None and outcome.failed is not None:
             self.recording.ended(outcome.failed)
         tried = len(self.coordinator.attempts)
+        broke: PodrunError | None = None
         while True:
             try:
                 verdict = self._repair(failed, mixer)
                 break
             except PodrunError as error:
-                self.log.write(error_text(error))
+                broke = error
                 if len(self.coordinator.attempts) == tried:  # Nobody even says what is broken.
                     verdict = self.coordinator.broke_off(error.message)
                     break
+                if self.recording is not None:
+                    self.recording.recovery_failed(error.message)
                 failed = Attempt(
                     f"the recovery failed: {error.message}", error.exit_code, Damage(), in_recovery=True
                 )
                 tried = len(self.coordinator.attempts)
         if verdict is None:
+            mixer.begin_attempt()
             return True
+        if (
+            broke is not None
+        ):  # The lines of attempts have its message; only here nothing follows that makes it moot.
+            self.log.write(error_text(broke))
         if self.recording is not None:
             self.recording.gave_up(verdict)
         self.log.write(f"podrun: not started again: {verdict.text}\n")

@@ -15,8 +15,9 @@ from typing import Any
 
 from podrun.core.errors import cause_from_dict
 from podrun.faults import FaultSpec, FaultTarget, parse_fault
-from podrun.record.events import LAUNCH, SERVICE, Event, Record, explains
+from podrun.record.events import LAUNCH, SERVICE, Event, Record
 from podrun.record.goodput import progress_of
+from podrun.record.strikes import explains
 
 SCHEMA = 1
 MOST_EVIDENCE = 12
@@ -253,14 +254,28 @@ def _component(event: Event, faults: Sequence[str]) -> str:
     return "the program"
 
 
+_DECISIONS = ("restart", "repair", "verdict")
+"""What a launch notes about a recovery."""
+
+
+def _is_acted_on(events: Sequence[Event]) -> bool:
+    """True iff a launch recovers, or gives up, before instances use their IPUs again."""
+    kinds = (event.kind for event in events)
+    return next(
+        (kind in _DECISIONS for kind in kinds if kind in (*_DECISIONS, "ran", "load", "attach")), False
+    )
+
+
 def _action(events: Sequence[Event], group: _Group, end: int) -> str:
     """What was done about it, according to the events after it."""
     done = []
     last = max([*group.faults, *group.errors])
-    if not group.errors and any(event.kind in ("ran", "load", "attach") for event in events[last:]):
+    in_reset = any(spec.during == "partition-reset" for spec in group.specs)
+    is_quiet = not group.errors and not (in_reset and _is_acted_on(events[last:]))
+    if is_quiet and any(event.kind in ("ran", "load", "attach") for event in events[last:]):
         return "none was needed"
     for event in events[last:end]:
-        if event.actor == LAUNCH and event.kind in ("restart", "repair", "verdict"):
+        if event.actor == LAUNCH and event.kind in _DECISIONS:
             done.append(str(event.data.get("text", event.kind)))
         elif event.kind == "load" and "the program was loaded again" not in done:
             done.append("the program was loaded again")

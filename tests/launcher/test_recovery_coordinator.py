@@ -349,6 +349,7 @@ def test_a_recovery_that_breaks_off_is_tried_again_while_restarts_remain(world: 
         "the recovery failed: the server went away",
         "the recovery failed: partition p is in state ERROR: a second fault",
     ]
+    assert "error:" not in here.said.getvalue()  # The launch goes on.
     here.partition.wait_again()
     assert machine.links_down == set()
     failures += [ServiceError("the server went away")] * 9
@@ -356,6 +357,7 @@ def test_a_recovery_that_breaks_off_is_tried_again_while_restarts_remain(world: 
     assert not recover()
     assert len(coordinator.attempts) == 3
     assert "not started again: 2 restarts, as many as are allowed" in here.said.getvalue()
+    assert here.said.getvalue().count("error: the server went away") == 1
 
 
 def test_a_spare_is_taken_for_a_lost_machine(world: Callable[..., World]) -> None:

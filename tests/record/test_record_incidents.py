@@ -13,21 +13,18 @@ from podrun.faults import cause_of, error_for, parse_fault
 from podrun.record.events import (
     AT_END,
     Event,
-    FaultTime,
     LaunchHeader,
     Record,
     TimedEvent,
-    explains,
     ordered,
     parse_record,
-    strikes_of,
     to_lines,
     with_control,
-    with_faults,
     without_ends_after_errors,
 )
 from podrun.record.goodput import goodput_of
 from podrun.record.incidents import incidents_json, incidents_of
+from podrun.record.strikes import FaultTime, explains, strikes_of, with_faults
 
 FAULT = "link:2-3@batch=7:down"
 ERROR = {

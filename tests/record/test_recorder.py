@@ -13,9 +13,10 @@ import podrun.popart as popart
 from podrun.checkpoint import Checkpoints
 from podrun.core.environment import environment
 from podrun.popart.device_manager import DeviceManager
-from podrun.record.events import LaunchHeader, Record, TimedEvent, read_parts, with_faults
+from podrun.record.events import LaunchHeader, Record, TimedEvent, read_parts
 from podrun.record.incidents import incidents_of
 from podrun.record.recorder import FOLDER, EventRecorder, _of_this_process, array_digest, process_recorder
+from podrun.record.strikes import with_faults
 
 BATCHES = 6
 FAULT = "ipu:1@batch=4:tile-parity"
