@@ -388,3 +388,13 @@ def test_waiting_for_ipus_that_others_have(monkeypatch: Any) -> None:
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
     assert devices.acquire(O(), 1, slept.append) == "device"
     assert slept == [devices.SECONDS_BETWEEN_ATTEMPTS]
+
+
+def test_a_program_may_ask_for_no_engine(caplog: Any) -> None:
+    options = O()
+    options._Popart.set("compileEngine", False)
+    model = poptorch.inferenceModel(torch.nn.Linear(2, 2), options)
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        with pytest.raises(poptorch.Error, match=r"Devicex::prepare\(\) must be called before"):
+            model(torch.ones(1, 2))
+    assert "Not compiling engine by request" in caplog.text

@@ -21,6 +21,14 @@ WEIGHTS = [torch.nn.Parameter(torch.ones(2))]
         (lambda: poptorch.optim.AdamW(WEIGHTS, lr=0.1, betas=3), "betas is a pair of numbers, not 3"),
         (lambda: poptorch.optim.LAMB(WEIGHTS, betas=(0.9,)), "betas is a pair of numbers"),
         (lambda: poptorch.optim.RMSprop(WEIGHTS, lr=0.1, eps="x"), "eps is a number, not 'x'"),
+        (lambda: poptorch.optim.SGD(3, lr=0.1), "params is an iterable of tensors or of groups.* not 3"),
+        (lambda: poptorch.optim.LAMB(WEIGHTS[0], lr=0.1), "params is an iterable of tensors or of groups"),
+        (lambda: poptorch.optim.Adam([3], lr=0.1), "params holds tensors or groups, not 3"),
+        (
+            lambda: poptorch.DataLoader(poptorch.Options(), [1, 2], num_workers="a"),
+            "num_workers is a number of processes, not 'a'",
+        ),
+        (lambda: poptorch.set_available_memory(WEIGHTS[0], "a"), "proportion is a number, not 'a'"),
         (lambda: poptorch.inferenceModel(3), "a model is a torch.nn.Module, not 3"),
         (
             lambda: poptorch.DataLoader(poptorch.Options(), [1, 2], batch_size="a"),
@@ -44,3 +52,27 @@ def test_it_is_named(call: Callable[[], Any], message: str) -> None:
 def test_whole_numbers_and_tensors_are_numbers() -> None:
     poptorch.optim.SGD(WEIGHTS, lr=1, momentum=0)
     poptorch.optim.AdamW(WEIGHTS, lr=torch.tensor(0.1), betas=[0.9, 0.99])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: poptorch.Options()._Popart.setPatterns("a"), "patterns are True or False by name, not 'a'"),
+        (lambda: poptorch.Options()._Popart.set([], 1), "a PopART option has a name"),
+        (
+            lambda: poptorch.SerialPhasedExecution(3),
+            "a phase is a poptorch.Phase, stages or block ids, not 3",
+        ),
+    ],
+)
+def test_what_options_assert_is_named(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("params", "message"), [([], "empty parameter list"), ([{"lr": 0.1}], "has them under 'params'")]
+)
+def test_an_optimizer_needs_parameters(params: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        poptorch.optim.SGD(params, lr=0.1)

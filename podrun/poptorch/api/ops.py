@@ -173,6 +173,8 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
     """Set the part of the tiles' memory that the product or convolution which made the tensor may take."""
+    if not isinstance(available_memory_proportion, (int, float)):
+        raise TypeError(f"available_memory_proportion is a number, not {available_memory_proportion!r}")
     if not 0 < available_memory_proportion <= 1:
         raise ValueError("available_memory_proportion must be above 0 and at most 1")
     return _marked(tensor, "set_available_memory", float(available_memory_proportion))

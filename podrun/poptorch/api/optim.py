@@ -132,6 +132,24 @@ class TorchOptimizer:
         torch.optim.Optimizer.load_state_dict(self, rest)  # type: ignore[arg-type]
 
 
+def _checked(params: Any) -> list[Any]:
+    """The parameters or groups of an optimizer. TypeError for what is neither, ValueError for none."""
+    if isinstance(params, (torch.Tensor, str)) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"params is an iterable of tensors or of groups, such as model.parameters(), not {params!r}"
+        )
+    listed = list(params)
+    for each in listed:
+        named = isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], torch.Tensor)
+        if not (named or isinstance(each, (torch.Tensor, dict))):
+            raise TypeError(f"params holds tensors or groups, not {each!r}")
+        if isinstance(each, dict) and "params" not in each:
+            raise ValueError(f"a group of parameters has them under 'params': {sorted(map(str, each))}")
+    if not listed:
+        raise ValueError("optimizer got an empty parameter list")
+    return listed
+
+
 def _given(**values: Any) -> dict[str, Any]:
     """The arguments that were given. TypeError for those that are no numbers, where the program gives them."""
     given = {name: value for name, value in values.items() if value is not None}
@@ -172,7 +190,7 @@ class TorchSGD(TorchOptimizer, torch.optim.SGD):
         max_grad_norm: float | None = None,
     ) -> None:
         given = _given(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
-        torch.optim.SGD.__init__(self, params, **given, nesterov=bool(nesterov))
+        torch.optim.SGD.__init__(self, _checked(params), **given, nesterov=bool(nesterov))
         self._set_up({**given, "loss_scaling": loss_scaling, "velocity_scaling": velocity_scaling})
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self.use_combined_accum = bool(use_combined_accum)
@@ -239,7 +257,7 @@ class TorchAdam(_AdamBase, torch.optim.Adam):
     ) -> None:
         _refuse_amsgrad(amsgrad)
         given = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        torch.optim.Adam.__init__(self, params, **given)
+        torch.optim.Adam.__init__(self, _checked(params), **given)
         options = {
             "loss_scaling": loss_scaling,
             "accum_type": accum_type,
@@ -275,7 +293,7 @@ class AdamW(_AdamBase, torch.optim.AdamW):
     ) -> None:
         _refuse_amsgrad(amsgrad)
         given = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        torch.optim.AdamW.__init__(self, params, **given)
+        torch.optim.AdamW.__init__(self, _checked(params), **given)
         options = {
             "loss_scaling": loss_scaling,
             "bias_correction": bias_correction,
@@ -314,7 +332,7 @@ class RMSprop(TorchOptimizer, torch.optim.RMSprop):
         given = _given(
             lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
         )
-        torch.optim.RMSprop.__init__(self, params, **given)
+        torch.optim.RMSprop.__init__(self, _checked(params), **given)
         self._set_up({**given, "loss_scaling": loss_scaling})
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self.accum_type = accum_type or torch.float32
@@ -348,7 +366,7 @@ class LAMB(TorchOptimizer, torch.optim.Optimizer):
         )
         defaults = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
         torch.optim.Optimizer.__init__(
-            self, params, {**defaults, "max_weight_norm": LARGEST_WEIGHT_NORM, **given}
+            self, _checked(params), {**defaults, "max_weight_norm": LARGEST_WEIGHT_NORM, **given}
         )
         self._set_up({**given, "loss_scaling": loss_scaling})
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling

@@ -49,6 +49,7 @@ from podrun.poptorch.executor.compiled_model import CompiledModel
 from podrun.poptorch.executor.devices import acquire
 from podrun.poptorch.executor.host_calls import ChainedModel, GraphPart, calls_host, parts_of
 from podrun.poptorch.executor.torch_session import TorchSession
+from podrun.poptorch.executor.watching import logger
 from podrun.poptorch.operators.table import supported
 from podrun.private_apis.torch import unvalidated_distributions
 from podrun.runtime.assembly import SessionSource
@@ -384,7 +385,10 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
             source, device.device, None if loss is None else model.names[loss.number], optimizer
         )
         draw(session.parts, choices)
-        _prepare(session, request)
+        if choices.compileEngine:
+            _prepare(session, request)
+        else:
+            logger.warning("Not compiling engine by request: compileEngine is False, so the model cannot run")
     return CompiledModel(
         session,
         captured,

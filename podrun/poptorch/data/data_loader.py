@@ -58,6 +58,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         factor = _micro_batches(options)
         if not (batch_size is None or isinstance(batch_size, int)):
             raise TypeError(f"poptorch.DataLoader: batch_size is a number of samples, not {batch_size!r}")
+        if not isinstance(num_workers, int):
+            raise TypeError(f"poptorch.DataLoader: num_workers is a number of processes, not {num_workers!r}")
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+            if isinstance(flag, torch.Tensor):
+                raise TypeError(f"poptorch.DataLoader: {name} is True or False, not {flag!r}")
         self._combined_batch_size = None if batch_size is None else batch_size * factor
         iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         chosen: dict[str, Any] = {"num_workers": num_workers, **kwargs}
