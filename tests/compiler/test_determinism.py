@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.core import executable_file
@@ -29,6 +30,7 @@ print(hashlib.sha256(executable_file.dumps(compile_program(program))).hexdigest(
 """
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_process_folder_or_hash_seed(tmp_path: Path) -> None:
     """The script lies in another folder in each run; its line numbers differ too."""
     tests = str(Path(__file__).resolve().parent.parent)

@@ -114,6 +114,7 @@ def test_collectives_in_pipelines(replicas: int) -> None:
         np.testing.assert_allclose(pipelined, sequential, rtol=5e-4, atol=5e-5)
 
 
+@pytest.mark.slow
 def test_pipelined_is_sequential_to_the_bit() -> None:
     groups = GROUPS["consecutive"](8)
     generator = np.random.default_rng(4)

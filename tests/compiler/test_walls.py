@@ -87,6 +87,7 @@ def few() -> Any:
     return compiled(network(4))
 
 
+@pytest.mark.slow
 def test_what_is_compiled_grows_with_depth_and_not_with_its_square(few: Any) -> None:
     assert len(compiled(network(8)).as_text()) < 2.2 * len(few.as_text())  # Without walls 2.5.
 

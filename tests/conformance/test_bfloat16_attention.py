@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import onnx
+import pytest
 from onnx.reference.ops.op_attention import _compute_attention
 
 import podrun.onnx_backend as backend
@@ -17,6 +18,7 @@ def units(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.abs(a.view(np.int16).astype(int) - b.view(np.int16).astype(int))
 
 
+@pytest.mark.slow
 def test_it_is_within_a_unit_of_the_exact_value_and_nearer_than_the_reference():
     node = onnx.helper.make_node("Attention", inputs=["Q", "K", "V"], outputs=["Y"], is_causal=1)
     random, ours, reference = np.random.default_rng(0), [], []

@@ -91,6 +91,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_yaml_is_refused_in_time_by_every_reader(tmp_path: Path, kind: str) -> None:
     text, reason = HOSTILE[kind]

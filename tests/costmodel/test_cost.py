@@ -187,6 +187,7 @@ def _layers(batch: int, width: int, dtype: Any) -> Any:
     return jax.make_jaxpr(step)(shapes, jax.ShapeDtypeStruct((batch, width), dtype))
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(64, 256), st.integers(256, 768), st.sampled_from(["gc2", "gc200", "bow", "c600"]))
 def test_more_and_wider_never_takes_less_time_or_memory(batch: int, width: int, chip: str) -> None:

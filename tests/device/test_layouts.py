@@ -151,6 +151,7 @@ def _created(host: str, size: int, *, timeout: float, address: str | None) -> An
     return create(size, timeout=timeout, address="127.0.0.1", host=host)
 
 
+@pytest.mark.slow
 @FEW
 @given(case=cases())
 def test_no_layout_changes_a_bit(pieces: PieceCache, case: Case) -> None:

@@ -186,12 +186,14 @@ def test_many_layouts_give_the_bits_of_one_machine(pieces: PieceCache, case: Cas
     compare(case, pieces)
 
 
+@pytest.mark.slow
 def test_running_means_start_anew_on_every_machine(pieces: PieceCache) -> None:
     """Running means count micro-batches next to the weights, on whichever machine these lie."""
     options = {"accumulation_factor": 3, "pipelined": True, "reduction": Reduction.MEAN, "update": Sgd()}
     compare(Case((1, 4, 6), 8, 1, 1, options), pieces)
 
 
+@pytest.mark.slow
 def test_eight_stages_agree_with_one_ipu(pieces: PieceCache) -> None:
     """Bits belong to segments: against the model in one piece it is float32 rounding."""
     anchors = (AnchorSpec("loss"), AnchorSpec("Gradient___w3"))

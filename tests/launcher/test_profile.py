@@ -115,6 +115,7 @@ def test_a_dry_run_starts_and_reports_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_a_program_is_profiled_compared_and_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

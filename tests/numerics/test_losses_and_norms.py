@@ -105,6 +105,7 @@ def test_what_no_alignment_gives_is_infinite(pairwise: bool) -> None:
     assert ctc.without_infinity(losses).tolist() == [0.0]
 
 
+@pytest.mark.slow
 def test_wide_beams_are_the_sums_over_all_alignments() -> None:
     logs = np.asarray(jax.nn.log_softmax(jnp.asarray(numbers(3, 1, 3), jnp.float32), 2))
     sums: dict[tuple[int, ...], float] = {}

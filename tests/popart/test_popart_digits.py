@@ -84,6 +84,7 @@ def train_after(before: str, environment: dict[str, str], *arguments: str) -> No
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_a_seed_fixes_every_byte(tmp_path, monkeypatch):
     """In a process where JAX has computed with three threads, and twice in this one, where other tests have run."""
@@ -121,6 +122,7 @@ def test_bits_do_not_depend_on_what_the_process_computed_before(tmp_path, model,
     assert after.read_bytes() == clean.read_bytes()
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_by_the_client_that_jax_has_for_everyone(tmp_path, monkeypatch):
     own = {clients.one_thread_device().client, clients.two_thread_device().client}
     used = set()

@@ -123,6 +123,7 @@ QUICK = settings(
 )
 
 
+@pytest.mark.slow
 @QUICK
 @given(LAYOUTS)
 def test_generated_layouts(layout: Layout) -> None:

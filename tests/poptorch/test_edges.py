@@ -43,6 +43,7 @@ class Calls(torch.nn.Module):
         return self.function(*args)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_gradients_are_clipped_in_a_pipeline(kind: str) -> None:
     torch.manual_seed(1)
@@ -101,6 +102,7 @@ COMPARISONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_comparison_of_no_number_is_an_exception(name: str) -> None:
     function = COMPARISONS[name]

@@ -69,6 +69,7 @@ def reads(model: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", list(reads(Affine())))
 def test_reading_weights_copies_them_once(training: Any, data: Any, way: str) -> None:
     copies = counted(training)

@@ -84,6 +84,7 @@ def test_losses_and_weights_of_all_models_are_torchs(name: str, way: str) -> Non
     compare(MODELS[name], way, steps=5 if name == "resnet18" else 10)
 
 
+@pytest.mark.slow
 def test_a_half_model_learns_as_torch_does_and_keeps_its_types() -> None:
     torch.manual_seed(0)
     model = MODELS["cnn"].make().train()

@@ -53,6 +53,7 @@ def _no_thread_left() -> Iterator[None]:
     assert drawing() == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("settings", [RunSettings(), RunSettings(replicas=2, local_replicas=2)])
 def test_a_loop_is_the_run_of_its_elements(settings: RunSettings, own: bool) -> None:

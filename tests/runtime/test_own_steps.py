@@ -45,6 +45,7 @@ def reference(network: Network) -> dict[str, np.ndarray]:
     return {"loss": np.array(losses), **values}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("replicas", "stages"), [(1, 1), (2, 1), (8, 1), (1, 4), (2, 2)])
 def test_it_trains_as_numpy_does_and_all_replicas_agree(replicas: int, stages: int) -> None:
     network = Network(rows=SAMPLES // replicas, stages=stages)
@@ -55,6 +56,7 @@ def test_it_trains_as_numpy_does_and_all_replicas_agree(replicas: int, stages: i
             np.testing.assert_allclose(seen, value, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_noise_drops_in_as_in_training() -> None:
     network = Network(rows=4, noise=1.0)
     model = with_own_step(network, 0.0)

@@ -95,6 +95,7 @@ def test_momentum_is_a_rule_of_the_runtime() -> None:
     agree(trained(Network(), optimizer=Descent(RATE, 0.5)), reference(Network(), 0.5))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stages", [2, 4])
 def test_a_pipeline_has_the_bits_of_the_model_on_as_many_ipus(stages: int) -> None:
     network = Network(stages=stages)
@@ -112,6 +113,7 @@ def test_all_orders_of_a_pipeline_have_the_same_bits() -> None:
         same(first, other)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("replicas", "accumulation"), [(2, 1), (8, 1), (1, 4), (4, 2)])
 def test_replicas_and_micro_batches_share_a_batch(replicas: int, accumulation: int) -> None:
     settings = RunSettings(
@@ -120,6 +122,7 @@ def test_replicas_and_micro_batches_share_a_batch(replicas: int, accumulation: i
     agree(trained(Network(), settings), reference(Network()))
 
 
+@pytest.mark.slow
 def test_replicated_pipelines_that_recompute_agree_to_the_bit() -> None:
     network = Network(stages=2)
     settings = RunSettings(replicas=2, local_replicas=2, accumulates=True, accumulation=4)

@@ -94,6 +94,7 @@ def _guarded(*words: str, instructions: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_a_gradient_that_xla_dies_of_is_computed() -> None:
     """One column of pixels, and a kernel of which one column meets them."""

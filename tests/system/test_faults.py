@@ -91,6 +91,7 @@ def test_fault(
     assert shown not in machine_errors(pod).lower()
 
 
+@pytest.mark.slow
 def test_a_fault_that_does_not_strike_fails_its_launch_and_spares_the_next(pod: Commands) -> None:
     fault = "ipu:5@batch=40:trap"
     late = pod.run(*RUN, "--fault", fault, SMALL, "5")

@@ -79,6 +79,7 @@ def check_histogram(samples: Samples, call: str, count: int) -> None:
     assert least <= samples[f"{name}_sum", label] <= most
 
 
+@pytest.mark.slow
 def test_figures_of_the_service_are_what_was_done(
     commands: Commands, port: int, vipu: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

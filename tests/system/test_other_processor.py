@@ -27,6 +27,7 @@ TESTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_a_part_of_the_suite_passes_there():
     level = name_of(Path("/proc/cpuinfo").read_text(encoding="utf-8"), {}).split("-")[0]

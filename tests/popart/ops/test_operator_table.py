@@ -127,6 +127,7 @@ def _check_gradient(example: table.Example) -> int:
     return 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("operator", _sampled(ALL), ids=_label)
 def test_batching_is_doing_each(operator: tuple[str, str]) -> None:
     """``vmap`` over stacked inputs gives what running each gives: what folding replicas rests on."""

@@ -104,6 +104,7 @@ def test_every_n_counts_micro_batches(device):
     np.testing.assert_allclose(anchors[case.y], x[1::2] @ case.start, rtol=1e-5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", [("All",), ("Final",), ("Sum",), ("EveryN", 3)], ids=str)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_anchored_weight_is_the_one_after_its_update(device_of, kind, replicas):
@@ -250,6 +251,7 @@ def test_inputs_and_streamed_scalars_can_be_anchored(device):
             assert anchors[name].item() == value
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", [("All",), ("Final",), ("Sum",), ("EveryN", 2)], ids=str)
 def test_accumulators_hold_the_sum_so_far_of_each_replica(device_of, replicas, kind):

@@ -204,6 +204,7 @@ def in_flight(ipus, second, pipelined=True):
         return [*weights(session, *names), session.getRNGState()]
 
 
+@pytest.mark.slow
 def test_updates_in_flight_round_in_turns():
     """Each with bits of its own: with the same bits each time a weight would go no place or as many as steps."""
     for values in in_flight(2, 1)[:2]:
