@@ -23,7 +23,8 @@ WEIGHTS = [torch.nn.Parameter(torch.ones(2))]
         (lambda: poptorch.optim.RMSprop(WEIGHTS, lr=0.1, eps="x"), "eps is a number, not 'x'"),
         (lambda: poptorch.optim.SGD(3, lr=0.1), "params is an iterable of tensors or of groups.* not 3"),
         (lambda: poptorch.optim.LAMB(WEIGHTS[0], lr=0.1), "params is an iterable of tensors or of groups"),
-        (lambda: poptorch.optim.Adam([3], lr=0.1), "params holds tensors or groups, not 3"),
+        (lambda: poptorch.optim.Adam([{"lr": 1}], lr=0.1), "groups with .params."),
+        (lambda: poptorch.optim.Adam([3], lr=0.1), "params holds tensors, or groups with .params., not 3"),
         (
             lambda: poptorch.DataLoader(poptorch.Options(), [1, 2], num_workers="a"),
             "num_workers is a number of processes, not 'a'",
@@ -68,11 +69,3 @@ def test_whole_numbers_and_tensors_are_numbers() -> None:
 def test_what_options_assert_is_named(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    ("params", "message"), [([], "empty parameter list"), ([{"lr": 0.1}], "has them under 'params'")]
-)
-def test_an_optimizer_needs_parameters(params: list[Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        poptorch.optim.SGD(params, lr=0.1)

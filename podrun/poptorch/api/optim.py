@@ -133,20 +133,13 @@ class TorchOptimizer:
 
 
 def _checked(params: Any) -> list[Any]:
-    """The parameters or groups of an optimizer. TypeError for what is neither, ValueError for none."""
+    """The parameters or groups of an optimizer. TypeError for what is neither, where the program gives it."""
     if isinstance(params, (torch.Tensor, str)) or not isinstance(params, Iterable):
-        raise TypeError(
-            f"params is an iterable of tensors or of groups, such as model.parameters(), not {params!r}"
-        )
+        raise TypeError(f"params is an iterable of tensors or of groups (model.parameters()), not {params!r}")
     listed = list(params)
     for each in listed:
-        named = isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], torch.Tensor)
-        if not (named or isinstance(each, (torch.Tensor, dict))):
-            raise TypeError(f"params holds tensors or groups, not {each!r}")
-        if isinstance(each, dict) and "params" not in each:
-            raise ValueError(f"a group of parameters has them under 'params': {sorted(map(str, each))}")
-    if not listed:
-        raise ValueError("optimizer got an empty parameter list")
+        if not (isinstance(each, (torch.Tensor, tuple)) or (isinstance(each, dict) and "params" in each)):
+            raise TypeError(f"params holds tensors, or groups with 'params', not {each!r}")
     return listed
 
 
@@ -158,9 +151,8 @@ def _given(**values: Any) -> dict[str, Any]:
         if not all(isinstance(each, (int, float, torch.Tensor)) for each in numbers) or (
             name == "betas" and len(numbers) != 2
         ):
-            raise TypeError(
-                f"{name} is {'a pair of numbers' if name == 'betas' else 'a number'}, not {value!r}"
-            )
+            kind = "a pair of numbers" if name == "betas" else "a number"
+            raise TypeError(f"{name} is {kind}, not {value!r}")
     return given
 
 
@@ -199,10 +191,8 @@ class TorchSGD(TorchOptimizer, torch.optim.SGD):
                 "velocity_scaling has no effect without use_combined_accum=True: it is the loss scaling",
                 stacklevel=2,
             )
-        self.accum_type, self.velocity_accum_type = (
-            accum_type or torch.float32,
-            velocity_accum_type or torch.float32,
-        )
+        self.accum_type = accum_type or torch.float32
+        self.velocity_accum_type = velocity_accum_type or torch.float32
         self.max_grad_norm = UNLIMITED_NORM if max_grad_norm is None else max_grad_norm
         self.defaults["velocity_scaling"] = 1.0 if velocity_scaling is None else velocity_scaling
         for group in self.param_groups:
