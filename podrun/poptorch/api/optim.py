@@ -137,9 +137,9 @@ def _checked(params: Any) -> list[Any]:
     if isinstance(params, (torch.Tensor, str)) or not isinstance(params, Iterable):
         raise TypeError(f"params is an iterable of tensors or of groups (model.parameters()), not {params!r}")
     listed = list(params)
-    for each in listed:
-        if not (isinstance(each, (torch.Tensor, tuple)) or (isinstance(each, dict) and "params" in each)):
-            raise TypeError(f"params holds tensors, or groups with 'params', not {each!r}")
+    for item in listed:
+        if not (isinstance(item, (torch.Tensor, tuple)) or (isinstance(item, dict) and "params" in item)):
+            raise TypeError(f"params holds tensors, or groups with 'params', not {item!r}")
     return listed
 
 

@@ -443,7 +443,8 @@ class PopartOptions(OptionGroup):
     def set(self, key: str, value: Any) -> PopartOptions:  # type: ignore[override]
         """Set one option."""
         self.checkIsFrozen(key)
-        assert isinstance(key, str), f"a PopART option has a name, not {key!r}"
+        if not isinstance(key, str):
+            raise AssertionError(f"a PopART option has a name, not {key!r}")
         self.options[key] = value
         return self
 
@@ -456,7 +457,8 @@ class PopartOptions(OptionGroup):
         """Set which of PopART's patterns are applied."""
         self.checkIsFrozen("patterns")
         assert isinstance(level, int), "the level of patterns is a number"
-        assert isinstance(patterns, dict), f"patterns are True or False by name, not {patterns!r}"
+        if not isinstance(patterns, dict):
+            raise AssertionError(f"patterns are True or False by name, not {patterns!r}")
         self.patterns.update(patterns)
         self.__dict__["patterns_level"] = level
         return self

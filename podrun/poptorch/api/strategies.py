@@ -136,10 +136,9 @@ class _PhasedExecution(ExecutionStrategy):
         if len(phases) == 1 and isinstance(phases[0], (list, tuple)):
             phases = tuple(phases[0])
         assert phases, "phases have to be given"
-        for each in phases:
-            assert isinstance(each, (Phase, Stage, str, list, tuple)), (
-                f"a phase is a poptorch.Phase, stages or block ids, not {each!r}"
-            )
+        for phase in phases:
+            if not isinstance(phase, (Phase, Stage, str, list, tuple)):
+                raise AssertionError(f"a phase is a poptorch.Phase, stages or block ids, not {phase!r}")
         self._phases = [each if isinstance(each, Phase) else Phase(*_together(each)) for each in phases]
         self._liveness = Liveness.AlwaysLive
         self._separate_backward = False
