@@ -8,17 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from podrun.runtime.graph import Hints, Place
+from podrun.runtime.graph_text import AVAILABLE_MEMORY as AVAILABLE_MEMORY
+from podrun.runtime.graph_text import EXECUTION_PHASE as EXECUTION_PHASE
+from podrun.runtime.graph_text import PIPELINE_STAGE as PIPELINE_STAGE
+from podrun.runtime.graph_text import VIRTUAL_GRAPH as VIRTUAL_GRAPH
 
-VIRTUAL_GRAPH = "__ipu_number"
-"""The IPU of a replica; -1: none."""
-PIPELINE_STAGE = "__pipeline_stage"
-"""The stage of a pipeline; -1: none."""
-EXECUTION_PHASE = "__execution_phase"
-"""The phase of phased execution."""
 RECOMPUTE = "__recompute_output_in_backward_pass"
 """A number of RecomputeType."""
-AVAILABLE_MEMORY = "__available_memory"
-"""The part of the tiles' memory that a product may take for temporary data."""
 PARTIALS_TYPE = "__partials_type"
 """The type of partial sums: half or float."""
 INPLACE_NAMES = "__inplace_op_names"

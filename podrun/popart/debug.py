@@ -18,8 +18,10 @@ from types import FrameType
 from typing import Any, TextIO
 
 from podrun import __version__
-from podrun.popart.popart_environment import LOG_DESTINATION, LOG_LEVEL
 from podrun.runtime.environment import ours
+
+LOG_LEVEL, LOG_DESTINATION = "POPART_LOG_LEVEL", "POPART_LOG_DEST"
+"""Variables with the level and the destination of log lines."""
 
 _PACKAGE = os.path.dirname(__file__)
 """Frames in files below this directory do not belong to the program."""

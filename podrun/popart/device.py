@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
 from types import TracebackType
 
-from podrun.core.layout import IpuRange
 from podrun.popart.enums import DeviceConnectionType, DeviceType, SyncPattern
 from podrun.popart.exceptions import surfaced
 from podrun.runtime.device import DeviceKind, RunDevice
@@ -14,19 +12,17 @@ from podrun.runtime.device import DeviceKind, RunDevice
 TILES_PER_IPU = 1472
 """Tiles of a Mk2 IPU (GC200 and Bow)."""
 
-STANDALONE_IPUS = 64
-"""IPUs of a process that runs without a partition."""
-
 MODEL_TILES = 4
 """Tiles of an IPU model by default, as in PopART."""
 
-_KINDS = {
+KINDS = {
     DeviceType.Ipu: DeviceKind.IPU,
     DeviceType.OfflineIpu: DeviceKind.OFFLINE,
     DeviceType.IpuModel: DeviceKind.MODEL,
     DeviceType.Sim: DeviceKind.MODEL,
     DeviceType.Cpu: DeviceKind.CPU,
 }
+"""The runtime's kinds of devices, by PopART's."""
 
 
 class DeviceInfo:
@@ -37,21 +33,15 @@ class DeviceInfo:
     def __init__(
         self,
         kind: DeviceType,
-        ipus: IpuRange,
-        identifier: int = 0,
+        device: RunDevice,
         connection_type: DeviceConnectionType = DeviceConnectionType.Always,
         tiles: int = TILES_PER_IPU,
-        target: str = "gc200",
-        environ: Mapping[str, str] | None = None,
         pattern: SyncPattern = SyncPattern.Full,
-        job: IpuRange | None = None,
         version: str = "ipu2",
     ) -> None:
         self._kind, self._connection_type, self._tiles = kind, connection_type, tiles
         self._pattern, self._version = pattern, version
-        self.device = RunDevice(
-            _KINDS[kind], ipus, identifier=identifier, target=target, environ=environ, job=job
-        )
+        self.device = device
         """The runtime's device: podrun's own, not part of PopART's interface."""
 
     @property

@@ -11,16 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from podrun.core.layout import IpuRange
-from podrun.popart.device import MODEL_TILES, STANDALONE_IPUS, TILES_PER_IPU, DeviceInfo
+from podrun.popart.device import KINDS, MODEL_TILES, TILES_PER_IPU, DeviceInfo
 from podrun.popart.enums import DeviceConnectionType, DeviceSelectionCriterion, DeviceType, SyncPattern
-from podrun.popart.exceptions import popart_exception, poplar_exception, surfaced, surfacing
-from podrun.runtime.device import device_ids, held_here, open_connection, partition_configured
-from podrun.runtime.environment import ours
-
-
-def _power_of_two(count: int) -> bool:
-    return count > 0 and count & (count - 1) == 0
-
+from podrun.popart.exceptions import popart_exception, surfacing
+from podrun.runtime.device import RunDevice, held_here
+from podrun.runtime.device_pool import Acquisition, Candidates, DevicePool
 
 _log = logging.getLogger("podrun.popart.device")
 
@@ -35,7 +30,7 @@ class DeviceManager:
     """Gives devices: ``DeviceManager().acquireAvailableDevice(4)``. Holds nothing itself."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._environ = dict(ours(environ))
+        self._pool = DevicePool(environ)
         self._timeout = 0
 
     def setOnDemandAttachTimeout(self, attachTimeout: int) -> None:
@@ -45,19 +40,7 @@ class DeviceManager:
     @property
     def total_ipus(self) -> int:
         """IPUs of the partition, or of this process where there is none."""
-        if not partition_configured(self._environ):
-            text = self._environ.get("PODRUN_STANDALONE_IPUS", str(STANDALONE_IPUS))
-            if not text.isdecimal() or not _power_of_two(int(text)):
-                raise popart_exception(
-                    f"PODRUN_STANDALONE_IPUS is {text!r}, not a power of two.",
-                    hint=f"As in: export PODRUN_STANDALONE_IPUS={STANDALONE_IPUS}",
-                )
-            return int(text)
-        connection = open_connection(self._environ, 0)
-        try:
-            return connection.total_ipus
-        finally:
-            connection.close()
+        return self._pool.total_ipus
 
     # -- acquiring --------------------------------------------------------------------------------
 
@@ -72,21 +55,16 @@ class DeviceManager:
         tilesPerIpu: int = 0,
     ) -> DeviceInfo:
         """A free device with ``numIpus`` IPUs. popart_exception if there is none."""
-        device, refusals = self._acquire(
-            numIpus, tilesPerIPU or tilesPerIpu, pattern, connectionType, selectionCriterion
-        )
-        if device is None:
-            why = (
-                f" ({'; '.join(dict.fromkeys(refusals))})"
-                if refusals
-                else f" (the partition has {self.total_ipus} IPUs)"
-            )
+        answer = self._acquire(numIpus, connectionType, selectionCriterion)
+        if answer.device is None:
+            refusals = "; ".join(dict.fromkeys(answer.refusals))
+            why = refusals or f"the partition has {self.total_ipus} IPUs"
             raise popart_exception(
                 f"Failed to acquire device with {numIpus} IPUs. Ensure that there are sufficient IPUs "
-                f"available: gc-monitor shows who uses them{why}.",
+                f"available: gc-monitor shows who uses them ({why}).",
                 hint="gc-monitor",
             )
-        return device
+        return self._described(answer.device, connectionType, pattern, tilesPerIPU or tilesPerIpu)
 
     def tryAcquireAvailableDevice(
         self,
@@ -99,90 +77,34 @@ class DeviceManager:
         tilesPerIpu: int = 0,
     ) -> DeviceInfo | None:
         """A free device with ``numIpus`` IPUs, or None."""
-        return self._acquire(
-            numIpus, tilesPerIPU or tilesPerIpu, pattern, connectionType, selectionCriterion
-        )[0]
+        device = self._acquire(numIpus, connectionType, selectionCriterion).device
+        if device is None:
+            return None
+        return self._described(device, connectionType, pattern, tilesPerIPU or tilesPerIpu)
 
     def refusals(self, numIpus: int = 1) -> list[str]:
         """Why no device with ``numIpus`` IPUs can be acquired now, each reason once; empty if one can."""
-        device, found = self._acquire(
-            numIpus, 0, SyncPattern.Full, DeviceConnectionType.Always, DeviceSelectionCriterion.First
-        )
-        if device is not None:
-            device.detach()
-        return list(dict.fromkeys(found))
+        return self._pool.refusals(numIpus)
 
     def _acquire(
-        self,
-        count: int,
-        tiles: int,
-        pattern: SyncPattern,
-        connection_type: DeviceConnectionType,
-        criterion: DeviceSelectionCriterion,
-    ) -> tuple[DeviceInfo | None, list[str]]:
+        self, count: int, connection_type: DeviceConnectionType, criterion: DeviceSelectionCriterion
+    ) -> Acquisition:
         if not isinstance(count, int):
             raise TypeError(f"(): incompatible function arguments. numIpus is an int, not {count!r}.")
-        if not _power_of_two(count):
-            raise popart_exception(f"A device has a power of two of IPUs; {count} were asked for.")
-        _check_attachable(connection_type)
-        total = self.total_ipus
-        candidates = [pair for pair in device_ids(total).items() if pair[1].count == count]
-        if criterion is DeviceSelectionCriterion.Random:
-            # An OnDemand device attaches nothing before a session is prepared. So a device that another device of
-            # this process holds is chosen only if there is nothing else.
-            random.SystemRandom().shuffle(candidates)
-            candidates.sort(key=lambda pair: held_here(pair[1]))
-        refusals: list[str] = []
-        for identifier, ipus in self._own_first(candidates):
-            device = self._device(identifier, ipus, tiles, pattern, connection_type)
-            refusal = _taken(device)
-            if refusal is None:
-                return device, []
-            refusals.append(refusal)
-            device.device.connection.close()
-        return None, refusals
+        order = _shuffled if criterion is DeviceSelectionCriterion.Random else list
+        return self._pool.acquire(count, attach=_attaches(connection_type), order=order)
 
-    def _own_first(self, candidates: list[tuple[int, IpuRange]]) -> list[tuple[int, IpuRange]]:
-        """Under PopRun, the IPUs that belong to this instance come first, so that instances do not race for
-        them.
-        """
-        from podrun.popdist import core
-
-        layout = core.layout(self._environ)
-        if layout is None:
-            return candidates
-        first = layout.ipus.first
-        return sorted(candidates, key=lambda pair: pair[1].first != first)
-
-    def _device(
+    def _described(
         self,
-        identifier: int,
-        ipus: IpuRange,
-        tiles: int,
-        pattern: SyncPattern,
+        device: RunDevice,
         connection_type: DeviceConnectionType,
+        pattern: SyncPattern = SyncPattern.Full,
+        tiles: int = 0,
     ) -> DeviceInfo:
-        device = DeviceInfo(
-            DeviceType.Ipu,
-            ipus,
-            identifier=identifier,
-            connection_type=connection_type,
-            tiles=tiles or TILES_PER_IPU,
-            environ=self._environ,
-            pattern=pattern,
-            job=self._job(ipus),
-        )
-        device.setOnDemandAttachTimeout(self._timeout)
-        return device
-
-    def _job(self, ipus: IpuRange) -> IpuRange:
-        """The IPUs of the whole program: under PopRun those of all instances, if ``ipus`` are this instance's."""
-        from podrun.popdist import core
-
-        layout = core.layout(self._environ)
-        if layout is None or ipus != layout.ipus:
-            return ipus
-        return layout.job
+        """The runtime's device under PopART's names."""
+        info = DeviceInfo(DeviceType.Ipu, device, connection_type, tiles or TILES_PER_IPU, pattern)
+        info.setOnDemandAttachTimeout(self._timeout)
+        return info
 
     def acquireRange(
         self, ipus: IpuRange, connectionType: DeviceConnectionType = DeviceConnectionType.Always
@@ -192,19 +114,8 @@ class DeviceManager:
 
         popart_exception if somebody else has one of them.
         """
-        total = self.total_ipus
-        if ipus.stop > total:
-            raise popart_exception(f"IPUs {ipus.first} to {ipus.stop - 1} go beyond the partition's {total}.")
-        identifiers = {held: identifier for identifier, held in device_ids(total).items()}
-        device = self._device(identifiers.get(ipus, -1), ipus, 0, SyncPattern.Full, connectionType)
-        refusal = _taken(device)
-        if refusal is not None:
-            raise popart_exception(
-                f"Failed to acquire device with IPUs {ipus.first} to {ipus.stop - 1}: {refusal}. gc-monitor shows who "
-                "uses them.",
-                hint="gc-monitor",
-            )
-        return device
+        attach = connectionType is not DeviceConnectionType.OnDemand
+        return self._described(self._pool.acquire_range(ipus, attach=attach), connectionType)
 
     def acquireDeviceById(
         self,
@@ -229,12 +140,8 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
     ) -> DeviceInfo | None:
         """The device with an id, or None if it is busy. poplar_exception if there is none of that id."""
-        _check_attachable(connectionType)
-        ids = device_ids(self.total_ipus)
-        if id not in ids:
-            raise poplar_exception(f"No such device set id: '{id}'")
-        device = self._device(id, ids[id], 0, pattern, connectionType)
-        return device if _taken(device) is None else None
+        device = self._pool.acquire_by_id(id, attach=_attaches(connectionType))
+        return None if device is None else self._described(device, connectionType, pattern)
 
     def enumerateDevices(
         self,
@@ -247,17 +154,14 @@ class DeviceManager:
         """Devices of that kind and size, free or taken."""
         if deviceType is not DeviceType.Ipu:
             return []
-        return [
-            self._device(identifier, ipus, tilesPerIPU, pattern, connectionType)
-            for identifier, ipus in device_ids(self.total_ipus).items()
-            if ipus.count == numIpus
-        ]
+        devices = self._pool.devices(numIpus)
+        return [self._described(device, connectionType, pattern, tilesPerIPU) for device in devices]
 
     # -- devices that are not hardware ------------------------------------------------------------
 
     def createCpuDevice(self) -> DeviceInfo:
         """A device of one IPU computed on the CPU."""
-        return DeviceInfo(DeviceType.Cpu, IpuRange(0, 1), tiles=1)
+        return DeviceInfo(DeviceType.Cpu, _unattached(DeviceType.Cpu, 1), tiles=1)
 
     def createIpuModelDevice(self, options: Mapping[str, Any]) -> DeviceInfo:
         """IPUs as a model: ``createIpuModelDevice({"numIPUs": 2})``."""
@@ -290,19 +194,28 @@ class DeviceManager:
         return device
 
 
-def _check_attachable(connection_type: DeviceConnectionType) -> None:
+def _attaches(connection_type: DeviceConnectionType) -> bool:
+    """True iff a device is attached when it is acquired. popart_exception for one that never is."""
     if connection_type is DeviceConnectionType.Never:
         raise popart_exception(
             "A device that is never attached cannot be acquired: use createOfflineIPUDevice."
         )
+    return connection_type is not DeviceConnectionType.OnDemand
 
 
-def _taken(device: DeviceInfo) -> str | None:
-    """Attach now, unless the device attaches on demand. Returns None on success, otherwise who or what prevents it."""
-    if device.connectionType is DeviceConnectionType.OnDemand:
-        return None
-    with surfaced():
-        return device.refusal()
+def _shuffled(candidates: Candidates) -> Candidates:
+    """Candidates in random order, those that this process holds last.
+
+    An OnDemand device attaches nothing before a session is prepared. So a device that another device of this process
+    holds is chosen only if there is nothing else.
+    """
+    random.SystemRandom().shuffle(candidates)
+    return sorted(candidates, key=lambda pair: held_here(pair[1]))
+
+
+def _unattached(kind: DeviceType, ipus: int) -> RunDevice:
+    """A device that is not of the partition."""
+    return RunDevice(KINDS[kind], IpuRange(0, ipus))
 
 
 def _described(kind: DeviceType, values: Mapping[str, str]) -> DeviceInfo:
@@ -313,7 +226,7 @@ def _described(kind: DeviceType, values: Mapping[str, str]) -> DeviceInfo:
     offline = kind is DeviceType.OfflineIpu
     return DeviceInfo(
         kind,
-        IpuRange(0, count),
+        _unattached(kind, count),
         connection_type=DeviceConnectionType.Never if offline else DeviceConnectionType.Always,
         tiles=int(values.get("tilesPerIPU", TILES_PER_IPU if offline else MODEL_TILES)),
         version=_version(values),

@@ -6,91 +6,21 @@ Source of names, levels and errors: graphcore/popart, willow/src/patterns.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
 from podrun.popart.enums import PatternsLevel
 from podrun.popart.exceptions import popart_exception
-
-MANDATORY = (
-    "AbsGradOp",
-    "AllReduceToIdentityPattern",
-    "Atan2Arg0GradOp",
-    "Atan2Arg1GradOp",
-    "ConvDataGrad",
-    "ConvFlipWeightsDoubleFlip",
-    "ConvFlipWeightsGradOp",
-    "ConvTranspose",
-    "CosGradOp",
-    "CoshOp",
-    "DivArg0GradOp",
-    "DivArg1GradOp",
-    "ExpGradOp",
-    "Expm1GradOp",
-    "FmodArg0GradOp",
-    "Log1pGradOp",
-    "LogGradOp",
-    "LoopScanOutPattern",
-    "MatMulLhsGradOp",
-    "MatMulOp",
-    "MatMulRhsGradOp",
-    "MulArgGradOp",
-    "PowArg0GradOp",
-    "PowArg1GradOp",
-    "RandomNormalLikeOpPattern",
-    "RandomUniformLikeOpPattern",
-    "ReciprocalGradOp",
-    "ScanToLoopPattern",
-    "SinGradOp",
-    "SqrtGradOp",
-    "SubtractArg1GradOp",
-    "TanToSinOverCos",
-    "ZerosLikeOpPattern",
+from podrun.runtime.rewrites import (
+    MANDATORY,
+    NAMES,
+    OPT_IN,
+    known_rewrite,
+    similar_rewrite,
 )
-"""Rewrites that PopART cannot run without."""
+from podrun.runtime.rewrites import register_rewrite as register_pattern
 
-OPT_IN = ("LSTMOp", "Slice2SliceSubsample", "SplitGather", "TiedGather", "TiedGatherAccumulate")
-"""Rewrites that only PatternsLevel.All or the user switches on."""
-
-OPTIONAL = (
-    "AcoshOpPattern",
-    "AsinhOpPattern",
-    "ContiguateIpuCopyIndices",
-    "DecomposeBinaryConstScalar",
-    "InitAccumulate",
-    "InPlace",
-    "L1LossToIdentity",
-    "LambSerialisedWeight",
-    "NegativeOneScale",
-    "NlllWithSoftMaxGradDirect",
-    "OpToIdentity",
-    "OptimizerDecompose",
-    "PackedDataBlock",
-    "PadSum",
-    "PostNRepl",
-    "PreUniRepl",
-    "RemoveUnnecessaryLossGradCast",
-    "SequenceExpander",
-    "SoftMaxGradDirect",
-    "SparseAccumulate",
-    "SplitGradOpToConcat",
-    "SumToAdd",
-    "UpdateInplacePrioritiesForIpu",
-    "UpsampleToResize",
-    "ViewSimplify",
-)
-"""Rewrites that are on by default and may be switched off."""
-
-NAMES = tuple(sorted((*MANDATORY, *OPT_IN, *OPTIONAL)))
-"""Every pattern."""
-
-_registered: set[str] = set()
-
-
-def register_pattern(name: str) -> None:
-    """Let programs name a rewrite of their own (one that a compiled library would provide). It has no effect here."""
-    _registered.add(name)
+__all__ = ["Patterns", "register_pattern"]
 
 
 def _of_level(level: PatternsLevel) -> set[str]:
@@ -168,11 +98,9 @@ class Patterns:
 
 
 def _known(name: str) -> str:
-    name = name.replace(
-        "SoftmaxGrad", "SoftMaxGrad"
-    )  # The name in lists of patterns; the attribute has another one.
-    if name in NAMES or name in _registered:
-        return name
+    known = known_rewrite(name)
+    if known is not None:
+        return known
     raise popart_exception(
         f"Invalid pattern name {name!r}.{_guess(name)}",
         hint="A rewrite that a compiled library of the program's own would bring is made known by "
@@ -181,5 +109,5 @@ def _known(name: str) -> str:
 
 
 def _guess(name: str) -> str:
-    near = difflib.get_close_matches(name.removeprefix("enable"), NAMES, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    near = similar_rewrite(name)
+    return "" if near is None else f" Did you mean {near!r}?"

@@ -32,7 +32,7 @@ from podrun.popart.exceptions import (
     OutOfMemoryException as OutOfMemoryException,  # Programs look for this name here, too.
 )
 from podrun.popart.exceptions import popart_exception, popart_runtime_error, surfacing
-from podrun.popart.graph_text import Ir, inference_from, ir_text, write_dots
+from podrun.popart.ir import Ir, drawing_of, inference_from, ir_text
 from podrun.popart.model_files import ModelFiles
 from podrun.popart.names import FormerSession, takes_former_arguments
 from podrun.popart.optimizers.base import Optimizer
@@ -47,6 +47,7 @@ from podrun.runtime.device_program import DeviceProgram
 from podrun.runtime.environment import import_jax, progress
 from podrun.runtime.executable_files import check_writable, in_folder
 from podrun.runtime.graph import Model
+from podrun.runtime.graph_text import write_dots
 from podrun.runtime.model_lowering import Request
 from podrun.runtime.placing import recompute_annotated
 
@@ -98,7 +99,7 @@ class Session(FormerSession):
             option_checks.check_recomputation(options, recompute_annotated(model.graph))
             source = SessionSource(name, model, self._flow, run_settings(options), self._training, fixed)
             built = self._build(source, source.request(device, loss, optimizer), device.target)
-        write_dots(built.built.lowered.graph, options)
+        write_dots(built.built.lowered.graph, drawing_of(options))
         self.parts = assemble(source, built, DeviceProgram(device, self), self._taps)
         """The objects that the session consists of: podrun's own, not part of PopART's interface."""
 
@@ -363,10 +364,7 @@ class Session(FormerSession):
             raise TypeError(
                 f"_serializeIr(): incompatible function arguments. {format!r} is no IrSerializationFormat."
             )
-        built, placed = self.parts.model.built, self.parts.model.placed.graph
-        return ir_text(
-            built.lowered.graph, placed, built.infos, self.parts.source.settings, training=self._training
-        )
+        return ir_text(self.parts)
 
     def getSerializedGraph(self) -> bytes:
         """The compiled program as JSON: its streams, variables, arenas, pieces, and the instructions of every IPU.

@@ -31,7 +31,7 @@ from podrun.popart.option_groups import (
     Strict,
     TensorLocationSettings,
 )
-from podrun.popart.popart_environment import cache_directory
+from podrun.runtime.environment import cache_directory
 
 
 def _deprecated(name: str, instead: str) -> None:

@@ -43,6 +43,10 @@ class Error(PodrunError):
         return "\n".join(self._lines())
 
 
+class ArgumentError(Error, AssertionError):
+    """An argument or a value of an option that cannot be right. It is an AssertionError too, as the SDK's are."""
+
+
 class RecoverableError(Error):
     """An error after which the model can run again. ``recovery_action`` says what must happen before: IPU_RESET,
     LINK_RESET, PARTITION_RESET or FULL_RESET.

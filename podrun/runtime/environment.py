@@ -21,6 +21,12 @@ from podrun.core.terminal import reporting
 SHARED_CACHE = "POPDIST_EXECUTABLE_CACHE_PATH"
 """Variable that names the executable cache which all instances of a launch share."""
 
+CACHE_DIRECTORIES = ("POPART_CACHE_DIR", "POPXL_CACHE_DIR")
+"""Variables that name a cache directory and so switch the executable cache on."""
+
+DRAWINGS = "POPART_DOT_CHECKS"
+"""Variable with the points at which the graph is drawn, with colons between them."""
+
 CHECK_REPLICAS = "PODRUN_CHECK_REPLICAS"
 """Variable with the number of batches after which replicas compare digests of their weights."""
 
@@ -33,6 +39,17 @@ def ours(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
 def shared_cache(environ: Mapping[str, str] | None = None) -> str:
     """The directory that ``podrun`` gives all instances of a launch, or empty."""
     return ours(environ).get(SHARED_CACHE, "")
+
+
+def cache_directory(environ: Mapping[str, str] | None = None) -> str:
+    """The directory of the executable cache that the user's variables name, or empty."""
+    variables = ours(environ)
+    return next((variables[name] for name in CACHE_DIRECTORIES if variables.get(name)), "")
+
+
+def dot_checks(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The points at which the graph is to be drawn."""
+    return [name for name in ours(environ).get(DRAWINGS, "").split(":") if name]
 
 
 def check_replicas(environ: Mapping[str, str] | None = None) -> int:

@@ -265,7 +265,7 @@ def spread(patch: pytest.MonkeyPatch, way: Way) -> None:
     """Sessions from now on: so many instances, and machines that meet as if they were on ``way.hosts``."""
     opened = partial(Instances, count=way.instances)
     patch.setattr("podrun.runtime.device.open_connection", opened)
-    patch.setattr("podrun.popart.device_manager.open_connection", opened)
+    patch.setattr("podrun.runtime.device_pool.open_connection", opened)
     if len(set(way.hosts)) > 1:
 
         def joined(token: Any, rank: int, **more: Any) -> Any:

@@ -398,3 +398,43 @@ def test_a_program_may_ask_for_no_engine(caplog: Any) -> None:
     with caplog.at_level(logging.WARNING, "poptorch::python"), refused:
         model(torch.ones(1, 2))
     assert "Not compiling engine by request" in caplog.text
+
+
+def _fields_of(group: Any, prefix: str = "") -> dict[str, Any]:
+    """PopART's options and their defaults, by the names under which PopTorch's programs set them."""
+    fields: dict[str, Any] = {}
+    for name in getattr(type(group), "__dataclass_fields__", None) or group.__slots__:
+        value = getattr(group, name)
+        if name.endswith(("Settings", "location")):
+            fields |= _fields_of(value, f"{prefix}{name}.")
+        elif not name.startswith("_") and name != "shardingDomain":
+            fields[prefix + name] = value
+    return fields
+
+
+def test_popart_options_are_those_of_popart_with_their_types() -> None:
+    from podrun.popart.session_options import SessionOptions
+    from podrun.poptorch.compile.popart_options import DECIDED_BY, OPTIONS
+
+    fields = _fields_of(SessionOptions())
+    former = {"defaultPrefetchBufferingDepth", "prefetchBufferingDepthMap", "saveInitializersToFile"}
+    assert set(fields) == (set(OPTIONS) - former) | set(DECIDED_BY)
+    for name in set(OPTIONS) & set(fields) - {"automaticLossScalingSettings.toTrackTensors"}:
+        kind, default = OPTIONS[name].kind, fields[name]
+        if isinstance(kind, range):
+            assert {int(member) for member in type(default)} == set(kind), name
+        else:
+            assert type(default) is kind, name
+
+
+def test_an_option_that_another_one_decides_is_refused_with_its_name() -> None:
+    options = O()
+    options._Popart.set("accumulationFactor", 2)
+    with pytest.raises(poptorch.Error, match=r"use options\.Training\.gradientAccumulation"):
+        poptorch.inferenceModel(torch.nn.Linear(2, 2), options)(torch.ones(1, 2))
+
+
+def test_wrong_values_are_errors_of_poptorch_and_assertion_errors() -> None:
+    with pytest.raises(poptorch.Error, match="deviceIterations must be above 0") as caught:
+        O().deviceIterations(0)
+    assert isinstance(caught.value, AssertionError)

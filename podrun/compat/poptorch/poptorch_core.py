@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from podrun.poptorch.api.annotations import isRunningOnIpu as isCompilingWithDispatcher
-from podrun.poptorch.compile.session_options import validate_options as _validate
+from podrun.poptorch.compile.popart_options import check_popart_options
 from podrun.poptorch.errors import Error, RecoverableError, TestErrorType, UnrecoverableError
 from podrun.poptorch.errors import throw_test_error as _throwTestError
 
@@ -22,4 +22,4 @@ __all__ = [
 
 def _validateOptions(options: dict[str, Any]) -> None:
     """Error for PopART options in ``Options.toDict()`` that sessions do not have."""
-    _validate(options)
+    check_popart_options(options.get("popart_options", {}))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
-from podrun.poptorch.errors import Error
+from podrun.poptorch.errors import ArgumentError, Error
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,8 @@ def begins_block(module: torch.nn.Module) -> bool:
 
 def removeBlocks(module: torch.nn.Module) -> None:
     """Remove all annotations by `BeginBlock` from a module and the modules inside it."""
-    assert isinstance(module, torch.nn.Module), "removeBlocks takes a module"
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentError("removeBlocks takes a module")
     for part in module.modules():
         for key, hook in list(part._forward_pre_hooks.items()):
             if isinstance(hook, _BeginBlockHook):
@@ -205,7 +206,8 @@ class NameScope:
     """A prefix of operators' names: ``with poptorch.NameScope("head"): ...``."""
 
     def __init__(self, name: str) -> None:
-        assert isinstance(name, str), "Parameter to NameScope must be a string"
+        if not isinstance(name, str):
+            raise ArgumentError("Parameter to NameScope must be a string")
         self.name = name
 
     def __enter__(self) -> None:

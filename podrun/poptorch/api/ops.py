@@ -20,7 +20,7 @@ from podrun.poptorch.api.enums import MatMulSerializationMode, MultiConvPlanType
 from podrun.poptorch.capture.capture import branch, host_call, loop
 from podrun.poptorch.capture.graph import flatten, unflatten
 from podrun.poptorch.capture.recorder import line_of_user
-from podrun.poptorch.errors import Error
+from podrun.poptorch.errors import ArgumentError, Error
 from podrun.private_apis.torch import FakeTensor
 
 NAMESPACE = "podrun"
@@ -143,7 +143,8 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
     """Mark a tensor as the loss: its ``sum``, its ``mean`` or (``none``) the tensor itself. AssertionError for another
     reduction.
     """
-    assert reduction in REDUCTIONS, "Unsupported reduction type!"
+    if reduction not in REDUCTIONS:
+        raise ArgumentError("Unsupported reduction type!")
     if isRunningOnIpu():
         made: torch.Tensor = operator_library().identity_loss(x, REDUCTIONS[reduction])
         return made
@@ -220,9 +221,12 @@ def serializedMatMul(
     keep_precision: bool = False,
 ) -> torch.Tensor:
     """``lhs @ rhs``, computed in ``factor`` parts of one dimension."""
-    assert isinstance(keep_precision, bool), "keep_precision is True or False"
-    assert isinstance(factor, int), "factor is a number"
-    assert isinstance(mode, MatMulSerializationMode), "mode is a poptorch.MatMulSerializationMode"
+    if not isinstance(keep_precision, bool):
+        raise ArgumentError("keep_precision is True or False")
+    if not isinstance(factor, int):
+        raise ArgumentError("factor is a number")
+    if not isinstance(mode, MatMulSerializationMode):
+        raise ArgumentError("mode is a poptorch.MatMulSerializationMode")
     if isRunningOnIpu():
         made: torch.Tensor = operator_library().serialized_matmul(
             lhs, rhs, mode.value, factor, keep_precision
@@ -425,7 +429,8 @@ def _plain(value: Any) -> bool:
 
 
 def _overlapped(tensors: Any, mode: OverlapMode, name: str) -> Any:
-    assert isinstance(mode, OverlapMode), "mode is a poptorch.OverlapMode"
+    if not isinstance(mode, OverlapMode):
+        raise ArgumentError("mode is a poptorch.OverlapMode")
     if not isRunningOnIpu():
         return tensors
     leaves, structure = flatten(tensors)
@@ -462,8 +467,10 @@ class MultiConv(torch.nn.Module):
         numbers.
         """
         values = list(value) if isinstance(value, (list, tuple)) else [value]
-        assert values, "availableMemoryProportions takes a number or a list that is not empty"
-        assert all(isinstance(each, float) for each in values), "availableMemoryProportions takes numbers"
+        if not values:
+            raise ArgumentError("availableMemoryProportions takes a number or a list that is not empty")
+        if not all(isinstance(each, float) for each in values):
+            raise ArgumentError("availableMemoryProportions takes numbers")
         return self._set("availableMemoryProportions", values)
 
     def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
@@ -475,20 +482,22 @@ class MultiConv(torch.nn.Module):
 
     def planType(self, value: MultiConvPlanType | None) -> MultiConv:
         """Set whether the convolutions run at the same time. AssertionError for another type."""
-        assert value is None or isinstance(value, MultiConvPlanType), (
-            "planType takes a poptorch.MultiConvPlanType"
-        )
+        if value is not None and not isinstance(value, MultiConvPlanType):
+            raise ArgumentError("planType takes a poptorch.MultiConvPlanType")
         return self._set("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
         """Set the least number of tiles of each convolution. AssertionError unless it is a number."""
-        assert isinstance(value, int), "perConvReservedTiles takes a number of tiles"
-        assert not isinstance(value, bool), "perConvReservedTiles takes a number of tiles"
+        if not isinstance(value, int):
+            raise ArgumentError("perConvReservedTiles takes a number of tiles")
+        if isinstance(value, bool):
+            raise ArgumentError("perConvReservedTiles takes a number of tiles")
         return self._set("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
         """Set by how much the plan may be slower than the fastest. AssertionError unless it is a number."""
-        assert isinstance(value, float), "cycleBackOff takes a number"
+        if not isinstance(value, float):
+            raise ArgumentError("cycleBackOff takes a number")
         return self._set("cycleBackOff", value)
 
     def enableConvDithering(self, value: bool | Sequence[bool] | None) -> MultiConv:

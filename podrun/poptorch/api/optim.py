@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from podrun.poptorch.errors import ArgumentError
+
 Kind = TypeVar("Kind", bound=type)
 
 UNLIMITED_NORM = math.inf
@@ -47,9 +49,8 @@ class VariableAttributes:
         self._variable.add(attr)
 
     def _check(self, attr: str) -> None:
-        assert attr in self._allowed, (
-            f"{attr} is not an attribute of the optimizer: {', '.join(self._allowed)}"
-        )
+        if attr not in self._allowed:
+            raise ArgumentError(f"{attr} is not an attribute of the optimizer: {', '.join(self._allowed)}")
 
 
 _OWN = (

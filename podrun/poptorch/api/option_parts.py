@@ -16,7 +16,7 @@ import torch
 from podrun.core.environment import environment
 from podrun.poptorch.api import enums
 from podrun.poptorch.api.enums import MeanReductionStrategy, ReductionType
-from podrun.poptorch.errors import Error
+from podrun.poptorch.errors import ArgumentError, Error
 
 G = TypeVar("G", bound="OptionGroup")
 
@@ -55,17 +55,19 @@ class OptionGroup:
 
     def _set_checked(self, name: str, value: Any) -> None:
         self.checkIsFrozen(name)
-        assert name in self._values, f"Unknown option {name}"
+        if name not in self._values:
+            raise ArgumentError(f"Unknown option {name}")
         kinds = self._types.get(name)
         default = self._defaults.get(name)
         if kinds is None and default is not None:
             kinds = (type(default),)
         if kinds is not None and isinstance(value, int) and not isinstance(value, bool) and float in kinds:
             value = float(value)
-        assert kinds is None or (isinstance(value, kinds) and not _bool_for_int(value, kinds)), (
-            f"Unexpected type {type(value).__name__} for option {name}: expected "
-            f"{' or '.join(kind.__name__ for kind in kinds)}"
-        )
+        if kinds is not None and (not isinstance(value, kinds) or _bool_for_int(value, kinds)):
+            raise ArgumentError(
+                f"Unexpected type {type(value).__name__} for option {name}: expected "
+                f"{' or '.join(kind.__name__ for kind in kinds)}"
+            )
         self._values[name] = value
 
     def exists(self, name: str) -> bool:
@@ -193,7 +195,8 @@ class TensorLocationSettings:
         self._values: dict[str, Any] = {}
 
     def _set(self, key: str, value: Any, kind: type) -> TensorLocationSettings:
-        assert isinstance(value, kind), f"{key} takes {kind.__name__}, not {value!r}"
+        if not isinstance(value, kind):
+            raise ArgumentError(f"{key} takes {kind.__name__}, not {value!r}")
         self._values[key] = value
         return self
 
@@ -264,9 +267,8 @@ class TrainingOptions(OptionGroup):
 
     def gradientAccumulation(self, gradient_accumulation: int) -> TrainingOptions:
         """Set the micro-batches whose gradients one weight update uses."""
-        assert not isinstance(gradient_accumulation, int) or gradient_accumulation > 0, (
-            "gradientAccumulation must be above 0"
-        )
+        if isinstance(gradient_accumulation, int) and gradient_accumulation <= 0:
+            raise ArgumentError("gradientAccumulation must be above 0")
         self.set(gradient_accumulation=gradient_accumulation)
         return self
 
@@ -281,9 +283,8 @@ class TrainingOptions(OptionGroup):
         self, mean_reduction_strategy: MeanReductionStrategy
     ) -> TrainingOptions:
         """Set when a mean is divided: after each micro-batch or at the end."""
-        assert isinstance(mean_reduction_strategy, MeanReductionStrategy), (
-            "a poptorch.MeanReductionStrategy is expected"
-        )
+        if not isinstance(mean_reduction_strategy, MeanReductionStrategy):
+            raise ArgumentError("a poptorch.MeanReductionStrategy is expected")
         self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
         self.__dict__["_mean_strategy_chosen"] = True
         return self
@@ -307,13 +308,15 @@ class PrecisionOptions(OptionGroup):
 
     def enableFloatingPointExceptions(self, enabled: bool) -> PrecisionOptions:
         """Set whether division by zero, overflow and NaN end a run."""
-        assert isinstance(enabled, bool), "enableFloatingPointExceptions takes True or False"
+        if not isinstance(enabled, bool):
+            raise ArgumentError("enableFloatingPointExceptions takes True or False")
         self.set(floating_point_exceptions=enabled)
         return self
 
     def enableStochasticRounding(self, enabled: bool) -> PrecisionOptions:
         """Set whether halves are rounded at random."""
-        assert isinstance(enabled, bool), "enableStochasticRounding takes True or False"
+        if not isinstance(enabled, bool):
+            raise ArgumentError("enableStochasticRounding takes True or False")
         self.set(stochastic_rounding=enabled)
         return self
 
@@ -355,7 +358,8 @@ class TensorLocationOptions(OptionGroup):
     }
 
     def _locate(self, name: str, location: TensorLocationSettings) -> TensorLocationOptions:
-        assert isinstance(location, TensorLocationSettings), "a TensorLocationSettings is expected"
+        if not isinstance(location, TensorLocationSettings):
+            raise ArgumentError("a TensorLocationSettings is expected")
         self.set(**{name: location.toDict()})
         return self
 
@@ -377,8 +381,10 @@ class TensorLocationOptions(OptionGroup):
 
     def numIOTiles(self, num_tiles: int) -> TensorLocationOptions:
         """Set the number of tiles that only move data: an even number from 32 to 192."""
-        assert isinstance(num_tiles, int), "numIOTiles takes an even number from 32 to 192"
-        assert num_tiles in range(32, 193, 2), "numIOTiles takes an even number from 32 to 192"
+        if not isinstance(num_tiles, int):
+            raise ArgumentError("numIOTiles takes an even number from 32 to 192")
+        if num_tiles not in range(32, 193, 2):
+            raise ArgumentError("numIOTiles takes an even number from 32 to 192")
         self.set(num_io_tiles=num_tiles)
         return self
 
@@ -413,7 +419,8 @@ class DistributedOptions(OptionGroup):
 
     def configureProcessId(self, process_id: int, num_processes: int) -> DistributedOptions:
         """Set the number of this process, and of all processes. AssertionError for a number out of range."""
-        assert 0 <= process_id < num_processes, f"There is no process {process_id} of {num_processes}"
+        if not (0 <= process_id < num_processes):
+            raise ArgumentError(f"There is no process {process_id} of {num_processes}")
         self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
         return self
 
@@ -450,15 +457,17 @@ class PopartOptions(OptionGroup):
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> PopartOptions:
         """Set options of Poplar's engine. AssertionError unless they are a dictionary."""
-        assert isinstance(engine_options, dict), "setEngineOptions takes a dictionary"
+        if not isinstance(engine_options, dict):
+            raise ArgumentError("setEngineOptions takes a dictionary")
         return self.set("engineOptions", engine_options)
 
     def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> PopartOptions:
         """Set which of PopART's patterns are applied."""
         self.checkIsFrozen("patterns")
-        assert isinstance(level, int), "the level of patterns is a number"
+        if not isinstance(level, int):
+            raise ArgumentError("the level of patterns is a number")
         if not isinstance(patterns, dict):
-            raise AssertionError(f"patterns are True or False by name, not {patterns!r}")
+            raise ArgumentError(f"patterns are True or False by name, not {patterns!r}")
         self.patterns.update(patterns)
         self.__dict__["patterns_level"] = level
         return self

@@ -25,6 +25,7 @@ from podrun.poptorch.api.option_parts import (
     TrainingOptions,
 )
 from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
+from podrun.poptorch.errors import ArgumentError
 from podrun.poptorch.executor.watching import logger
 
 DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
@@ -122,17 +123,15 @@ class Options(OptionGroup):
 
     def deviceIterations(self, device_iterations: int) -> Options:
         """Set the iterations (in training: weight updates) of one call."""
-        assert not isinstance(device_iterations, int) or device_iterations > 0, (
-            "deviceIterations must be above 0"
-        )
+        if isinstance(device_iterations, int) and device_iterations <= 0:
+            raise ArgumentError("deviceIterations must be above 0")
         self.set(device_iterations=device_iterations)
         return self
 
     def replicationFactor(self, replication_factor: int) -> Options:
         """Set the number of copies of the model in this process."""
-        assert not isinstance(replication_factor, int) or replication_factor > 0, (
-            "replicationFactor must be above 0"
-        )
+        if isinstance(replication_factor, int) and replication_factor <= 0:
+            raise ArgumentError("replicationFactor must be above 0")
         self.set(replication_factor=replication_factor)
         return self
 
@@ -160,11 +159,13 @@ class Options(OptionGroup):
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Options:
         """Set which results a call returns. AssertionError for EveryN without a period above 0."""
-        assert isinstance(output_mode, OutputMode), "outputMode takes a poptorch.OutputMode"
+        if not isinstance(output_mode, OutputMode):
+            raise ArgumentError("outputMode takes a poptorch.OutputMode")
         period = 1
         if output_mode == OutputMode.EveryN:
             period = output_return_period or 0
-            assert period > 0, "EveryN must have output_return_period set to a number above 0"
+            if period <= 0:
+                raise ArgumentError("EveryN must have output_return_period set to a number above 0")
         self.set(output_mode=output_mode, output_return_period=period)
         self._is_default_output_mode = output_mode == OutputMode.Default
         return self
@@ -181,15 +182,16 @@ class Options(OptionGroup):
         output_return_period: int = 1,
     ) -> Options:
         """Return a tensor of the compiled graph as well: `PoplarExecutor.getAnchoredTensor` of ``short_name``."""
-        if output_mode == OutputMode.EveryN:
-            assert output_return_period > 0, "EveryN must have output_return_period set to a number above 0"
+        if output_mode == OutputMode.EveryN and output_return_period <= 0:
+            raise ArgumentError("EveryN must have output_return_period set to a number above 0")
         self.anchored_tensors[short_name] = (long_name, output_mode, output_return_period)
         return self
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Options:
         """Name the buffers that `PoplarExecutor.copyNamedBuffersToDevice` writes."""
         self.checkIsFrozen("updatable_named_buffers")
-        assert isinstance(buffers, (list, tuple)), "updatableNamedBuffers takes a list of names"
+        if not isinstance(buffers, (list, tuple)):
+            raise ArgumentError("updatableNamedBuffers takes a list of names")
         self.updatable_named_buffers = list(buffers)
         return self
 
@@ -198,7 +200,8 @@ class Options(OptionGroup):
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Options:
         """Set how the model is divided over IPUs. AssertionError for anything but an execution strategy."""
         self.checkIsFrozen("execution_strategy")
-        assert isinstance(strategy, ExecutionStrategy), "setExecutionStrategy takes an execution strategy"
+        if not isinstance(strategy, ExecutionStrategy):
+            raise ArgumentError("setExecutionStrategy takes an execution strategy")
         self._execution_strategy = strategy
         return self
 
@@ -209,29 +212,34 @@ class Options(OptionGroup):
 
     def connectionType(self, connection_type: ConnectionType) -> Options:
         """Set when the model takes its IPUs: before it is compiled, afterwards, or never."""
-        assert isinstance(connection_type, ConnectionType), "connectionType takes a poptorch.ConnectionType"
+        if not isinstance(connection_type, ConnectionType):
+            raise ArgumentError("connectionType takes a poptorch.ConnectionType")
         self.set(connection_type=connection_type)
         return self
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Options:
         """Set which IPUs wait for each other."""
-        assert isinstance(sync_pattern, SyncPattern), "syncPattern takes a poptorch.SyncPattern"
+        if not isinstance(sync_pattern, SyncPattern):
+            raise ArgumentError("syncPattern takes a poptorch.SyncPattern")
         self.set(sync_pattern=sync_pattern)
         return self
 
     def useIpuId(self, ipu_id: int) -> Options:
         """Use the device of that id."""
-        assert isinstance(ipu_id, int), "useIpuId takes a device id"
+        if not isinstance(ipu_id, int):
+            raise ArgumentError("useIpuId takes a device id")
         return self._set_extra("ipu_id", ipu_id)
 
     def useIpuModel(self, use_model: bool) -> Options:
         """Use a model of an IPU in this process instead of a device."""
-        assert isinstance(use_model, bool), "useIpuModel takes True or False"
+        if not isinstance(use_model, bool):
+            raise ArgumentError("useIpuModel takes True or False")
         return self._set_extra("use_model", use_model)
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Options:
         """Compile without an IPU, for one of version 1, 2 or 21."""
-        assert ipu_version in (1, 2, 21), "ipu_version must be 1, 2 or 21"
+        if ipu_version not in (1, 2, 21):
+            raise ArgumentError("ipu_version must be 1, 2 or 21")
         self.connectionType(ConnectionType.Never)
         return self._set_extra("ipu_version", ipu_version)
 
@@ -242,9 +250,12 @@ class Options(OptionGroup):
         found = {}
         for name, value in available_memory_proportion.items():
             number = name.removeprefix("IPU")
-            assert number != name, f"{name!r} is no IPU: use 'IPU0', 'IPU1' ..."
-            assert number.isdecimal(), f"{name!r} is no IPU: use 'IPU0', 'IPU1' ..."
-            assert 0 < float(value) <= 1, f"{name}: a proportion is above 0 and at most 1, not {value!r}"
+            if number == name:
+                raise ArgumentError(f"{name!r} is no IPU: use 'IPU0', 'IPU1' ...")
+            if not number.isdecimal():
+                raise ArgumentError(f"{name!r} is no IPU: use 'IPU0', 'IPU1' ...")
+            if not (0 < float(value) <= 1):
+                raise ArgumentError(f"{name}: a proportion is above 0 and at most 1, not {value!r}")
             found[int(number)] = float(value)
         self.set(available_memory_proportion=found)
         return self
@@ -253,31 +264,29 @@ class Options(OptionGroup):
 
     def randomSeed(self, random_seed: int) -> Options:
         """Set the seed of the IPU's random numbers, and of torch's on the host."""
-        assert isinstance(random_seed, int), "randomSeed takes a number"
+        if not isinstance(random_seed, int):
+            raise ArgumentError("randomSeed takes a number")
         torch.manual_seed(random_seed)
         return self._set_extra("random_seed", random_seed)
 
     def enableSyntheticData(self, enabled: SupportsIndex) -> Options:
         """Run without data from or to the host. A number is a ``popart.SyntheticDataMode``: 0 is off."""
-        assert isinstance(enabled, SupportsIndex), (
-            "enableSyntheticData takes True, False or a popart.SyntheticDataMode"
-        )
+        if not isinstance(enabled, SupportsIndex):
+            raise ArgumentError("enableSyntheticData takes True, False or a popart.SyntheticDataMode")
         return self._set_extra("enable_synthetic_data", bool(operator.index(enabled)))
 
     def enableExecutableCaching(self, path: str | None) -> Options:
         """Keep compiled programs in a folder; None: nowhere. Default: that of POPTORCH_CACHE_DIR, if it is set."""
-        assert path is None or isinstance(path, (str, os.PathLike)), (
-            "enableExecutableCaching takes a path or None"
-        )
+        if path is not None and not isinstance(path, (str, os.PathLike)):
+            raise ArgumentError("enableExecutableCaching takes a path or None")
         self._Popart.set("enableEngineCaching", path is not None)
         self._Popart.set("cachePath", "" if path is None else str(path))
         return self._set_extra("cache_path", path)
 
     def enableProfiling(self, profile_dir: str | None = None) -> Options:
         """Write a report of time and memory to ``profile_dir`` (default: here), in a folder with the model's name."""
-        assert profile_dir is None or isinstance(profile_dir, (str, os.PathLike)), (
-            "enableProfiling takes a folder"
-        )
+        if profile_dir is not None and not isinstance(profile_dir, (str, os.PathLike)):
+            raise ArgumentError("enableProfiling takes a folder")
         if environment().get("POPLAR_ENGINE_OPTIONS"):
             logger.warning("POPLAR_ENGINE_OPTIONS is set: it takes precedence over enableProfiling")
         folder = str(profile_dir or os.getcwd())
@@ -291,12 +300,14 @@ class Options(OptionGroup):
 
     def enableStableNorm(self, enabled: bool) -> Options:
         """Compute variances in two passes, which podrun always does."""
-        assert isinstance(enabled, bool), "enableStableNorm takes True or False"
+        if not isinstance(enabled, bool):
+            raise ArgumentError("enableStableNorm takes True or False")
         return self._set_extra("stable_norm", enabled)
 
     def logCycleCount(self, log_cycle_count: bool) -> Options:
         """Count the cycles of a run, for `PoplarExecutor.cycleCount`."""
-        assert isinstance(log_cycle_count, bool), "logCycleCount takes True or False"
+        if not isinstance(log_cycle_count, bool):
+            raise ArgumentError("logCycleCount takes True or False")
         return self._set_extra("log_cycle_count", bool(log_cycle_count))
 
     def logDir(self, log_dir: str) -> Options:
@@ -311,12 +322,14 @@ class Options(OptionGroup):
 
     def modelName(self, name: str) -> Options:
         """Set the model's name in profiles."""
-        assert isinstance(name, str), "modelName takes a name"
+        if not isinstance(name, str):
+            raise ArgumentError("modelName takes a name")
         return self._set_extra("model_name", name)
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:
         """Set whether compiling is timed, for `PoplarExecutor.compilationTime`. No bar is shown."""
-        assert isinstance(show, bool), "showCompilationProgressBar takes True or False"
+        if not isinstance(show, bool):
+            raise ArgumentError("showCompilationProgressBar takes True or False")
         self.checkIsFrozen("show_progress")
         self._show_progress = show
         return self
@@ -390,7 +403,8 @@ class Options(OptionGroup):
 
     def toDict(self) -> dict[str, Any]:
         """All values in one dictionary. AssertionError while the output mode is Default."""
-        assert self.output_mode != OutputMode.Default, "the output mode has to be chosen before toDict()"
+        if self.output_mode == OutputMode.Default:
+            raise ArgumentError("the output mode has to be chosen before toDict()")
         made: dict[str, Any] = {}
         for group in (
             self._execution_strategy.backendOptions(),
@@ -399,7 +413,8 @@ class Options(OptionGroup):
             *(part.toDict() for part in self._parts.values()),
         ):
             shared = made.keys() & group.keys()
-            assert not shared, f"options with the same names: {sorted(shared)}"
+            if shared:
+                raise ArgumentError(f"options with the same names: {sorted(shared)}")
             made.update(group)
         return made
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from podrun.core.documents import parse_json
 from podrun.core.environment import environment
-from podrun.core.errors import ConfigError
+from podrun.core.errors import ConfigError, InternalError
 
 VARIABLE = "PVTI_OPTIONS"
 
@@ -77,7 +77,8 @@ class Channel:
                 )
 
     def _write(self) -> None:
-        assert self._folder is not None
+        if self._folder is None:
+            raise InternalError("self._folder is not None does not hold")
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', self.name)}.json"
         file.write_text(json.dumps({"traceEvents": self._events}), encoding="utf-8")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from podrun.poptorch.api.enums import AutoStage, Liveness
+from podrun.poptorch.errors import ArgumentError
 
 PIPELINED, SHARDED, PHASED = 0, 1, 2
 """Execution modes as `ExecutionStrategy.backendOptions` numbers them."""
@@ -15,7 +16,8 @@ class Stage:
     """Blocks that run together: ``Stage("encoder", "head")``. AssertionError for ids that are not text."""
 
     def __init__(self, *block_ids: str) -> None:
-        assert all(isinstance(each, str) for each in block_ids), "block ids are text"
+        if not all(isinstance(each, str) for each in block_ids):
+            raise ArgumentError("block ids are text")
         self._blocks = tuple(block_ids)
         self._ipu: int | None = None
 
@@ -26,7 +28,8 @@ class Stage:
 
     def ipu(self, ipu: int) -> Stage:
         """Run on this IPU."""
-        assert isinstance(ipu, int), "an IPU is a number"
+        if not isinstance(ipu, int):
+            raise ArgumentError("an IPU is a number")
         self._ipu = ipu
         return self
 
@@ -37,10 +40,12 @@ class Phase:
     def __init__(self, *arg: Any) -> None:
         if len(arg) == 1 and isinstance(arg[0], (list, tuple)):
             arg = tuple(arg[0])
-        assert arg, "a phase needs stages or block ids"
+        if not arg:
+            raise ArgumentError("a phase needs stages or block ids")
         if all(isinstance(each, str) for each in arg):
             arg = (Stage(*arg),)
-        assert all(isinstance(each, Stage) for each in arg), "a phase takes stages or block ids"
+        if not all(isinstance(each, Stage) for each in arg):
+            raise ArgumentError("a phase takes stages or block ids")
         self.stages: tuple[Stage, ...] = arg
 
     def stage(self, idx: int) -> Stage:
@@ -49,7 +54,8 @@ class Phase:
 
     def ipus(self, *ipus: int) -> Phase:
         """Set one IPU for each stage. AssertionError for another number of them."""
-        assert len(ipus) == len(self.stages), f"{len(self.stages)} stages need as many IPUs, not {len(ipus)}"
+        if len(ipus) != len(self.stages):
+            raise ArgumentError(f"{len(self.stages)} stages need as many IPUs, not {len(ipus)}")
         for stage, ipu in zip(self.stages, ipus, strict=True):
             stage.ipu(ipu)
         return self
@@ -87,9 +93,11 @@ class PipelinedExecution(ExecutionStrategy):
         self._seen: dict[str, int] = {}
 
     def _add(self, stage: Any) -> None:
-        assert isinstance(stage, Stage), "PipelinedExecution takes stages, block ids or an AutoStage"
+        if not isinstance(stage, Stage):
+            raise ArgumentError("PipelinedExecution takes stages, block ids or an AutoStage")
         for block in stage.blocks:
-            assert block not in self._by_block, f"block {block!r} is in two stages"
+            if block in self._by_block:
+                raise ArgumentError(f"block {block!r} is in two stages")
             self._by_block[block] = len(self._stages)
         self._stages.append(stage)
 
@@ -98,9 +106,8 @@ class PipelinedExecution(ExecutionStrategy):
         return self._stages[self._stage_of(block_id)]
 
     def _stage_of(self, block: str) -> int:
-        assert block in self._by_block, (
-            f"Unknown block {block!r}: list of expected blocks {sorted(self._by_block)}"
-        )
+        if block not in self._by_block:
+            raise ArgumentError(f"Unknown block {block!r}: list of expected blocks {sorted(self._by_block)}")
         return self._by_block[block]
 
     def restart(self) -> None:
@@ -114,7 +121,8 @@ class PipelinedExecution(ExecutionStrategy):
             pinned = self._stages[index]._ipu
             return (pinned if pinned is not None else index if ipu is None else ipu), index, 0
         if self._auto == AutoStage.SameAsIpu:
-            assert ipu is not None, f"block {block!r} needs an ipu_id: the strategy is AutoStage.SameAsIpu"
+            if ipu is None:
+                raise ArgumentError(f"block {block!r} needs an ipu_id: the strategy is AutoStage.SameAsIpu")
             return ipu, ipu, 0
         index = self._seen.setdefault(block, len(self._seen) + 1)
         return (index if ipu is None else ipu), index, 0
@@ -135,10 +143,11 @@ class _PhasedExecution(ExecutionStrategy):
     def __init__(self, *phases: Any) -> None:
         if len(phases) == 1 and isinstance(phases[0], (list, tuple)):
             phases = tuple(phases[0])
-        assert phases, "phases have to be given"
+        if not phases:
+            raise ArgumentError("phases have to be given")
         for phase in phases:
             if not isinstance(phase, (Phase, Stage, str, list, tuple)):
-                raise AssertionError(f"a phase is a poptorch.Phase, stages or block ids, not {phase!r}")
+                raise ArgumentError(f"a phase is a poptorch.Phase, stages or block ids, not {phase!r}")
         self._phases = [each if isinstance(each, Phase) else Phase(*_together(each)) for each in phases]
         self._liveness = Liveness.AlwaysLive
         self._separate_backward = False
@@ -146,7 +155,8 @@ class _PhasedExecution(ExecutionStrategy):
         for number, phase in enumerate(self._phases):
             for index, stage in enumerate(phase.stages):
                 for block in stage.blocks:
-                    assert block not in self._places, f"block {block!r} is in two stages"
+                    if block in self._places:
+                        raise ArgumentError(f"block {block!r} is in two stages")
                     self._places[block] = (number, index, stage._ipu)
 
     def phase(self, phase: int) -> Phase:
@@ -164,9 +174,8 @@ class _PhasedExecution(ExecutionStrategy):
         return self
 
     def _placed(self, block: str) -> tuple[int, int, int | None]:
-        assert block in self._places, (
-            f"Unknown block {block!r}: list of expected blocks {sorted(self._places)}"
-        )
+        if block not in self._places:
+            raise ArgumentError(f"Unknown block {block!r}: list of expected blocks {sorted(self._places)}")
         return self._places[block]
 
     def backendOptions(self) -> dict[str, Any]:
@@ -188,7 +197,8 @@ class SerialPhasedExecution(_PhasedExecution):
 
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
         """Set when tensors leave the tiles."""
-        assert isinstance(liveness, Liveness), "setTensorsLiveness takes a poptorch.Liveness"
+        if not isinstance(liveness, Liveness):
+            raise ArgumentError("setTensorsLiveness takes a poptorch.Liveness")
         self._liveness = liveness
         return self
 
@@ -205,7 +215,8 @@ class ParallelPhasedExecution(_PhasedExecution):
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
         """Move tensors to streaming memory after the forward pass."""
-        assert isinstance(off_chip, bool), "sendTensorsOffChipAfterFwd takes True or False"
+        if not isinstance(off_chip, bool):
+            raise ArgumentError("sendTensorsOffChipAfterFwd takes True or False")
         self._liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self
 

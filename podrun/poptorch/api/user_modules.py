@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from podrun.core.errors import InternalError
 from podrun.poptorch.api.enums import CommGroupType, VariableRetrievalMode
-from podrun.poptorch.errors import Error
+from podrun.poptorch.errors import ArgumentError, Error
 from podrun.private_apis.torch import without_subclass_hooks
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class TrackedParameter(torch.nn.Parameter):
     def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
         """See `parameter_groups.ParameterHandle`."""
         tracker = _tracker(self)
-        assert tracker is not None, "a parameter has a tracker as long as it has this class"
+        if tracker is None:
+            raise InternalError("a parameter has a tracker as long as it has this class")
         tracker.group(self, comm_group_type, shards, variable_retrieval_mode)
 
     def __getattribute__(self, name: str) -> Any:
@@ -269,10 +271,10 @@ class ParameterHandle:
         """Give groups of ``shards`` replicas values of their own, before the model is compiled. Error afterwards, and
         for a parameter without dimensions.
         """
-        assert isinstance(comm_group_type, CommGroupType), "comm_group_type is a poptorch.CommGroupType"
-        assert isinstance(variable_retrieval_mode, VariableRetrievalMode), (
-            "variable_retrieval_mode is a poptorch.VariableRetrievalMode"
-        )
+        if not isinstance(comm_group_type, CommGroupType):
+            raise ArgumentError("comm_group_type is a poptorch.CommGroupType")
+        if not isinstance(variable_retrieval_mode, VariableRetrievalMode):
+            raise ArgumentError("variable_retrieval_mode is a poptorch.VariableRetrievalMode")
         self._group(self._parameter, comm_group_type, shards, variable_retrieval_mode)
 
     def __getattr__(self, name: str) -> Any:
@@ -311,7 +313,8 @@ def one_row_each(
             owner, _, key = name.rpartition(".")
             owned = module.get_submodule(owner)._parameters
             whole = owned[key]
-            assert whole is not None
+            if whole is None:
+                raise InternalError("whole is not None does not hold")
             if whole.shape[0] != count:
                 raise Error(
                     f"replicaGrouping: {name!r} has {whole.shape[0]} rows for {count} groups of replicas",

@@ -15,7 +15,7 @@ from podrun.poptorch.api.annotations import module_repr
 from podrun.poptorch.api.enums import ConnectionType
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.strategies import PIPELINED
-from podrun.poptorch.errors import Error
+from podrun.poptorch.errors import ArgumentError, Error
 from podrun.poptorch.executor.executor import PoplarExecutor
 from podrun.poptorch.executor.saved_models import EXPORT_VERSION, read_export, read_metadata
 
@@ -48,12 +48,12 @@ def load(filename: str, edit_opts_fn: Callable[[Options], Any] | None = None) ->
     """
     found = read_export(filename)
     version = found.metadata.get("version")
-    assert version == EXPORT_VERSION, (
-        f"{filename} was written by version {version!r}; this is {EXPORT_VERSION!r}"
-    )
-    assert found.metadata.get("exported_model"), (
-        f"{filename} was saved with export_model=False: use loadExecutable() of a wrapper that you make"
-    )
+    if version != EXPORT_VERSION:
+        raise ArgumentError(f"{filename} was written by version {version!r}; this is {EXPORT_VERSION!r}")
+    if not found.metadata.get("exported_model"):
+        raise ArgumentError(
+            f"{filename} was saved with export_model=False: use loadExecutable() of a wrapper that you make"
+        )
     payload = found.payload
     options = payload["options"].clone()
     if options.connection_type == ConnectionType.Never:
@@ -89,11 +89,14 @@ def print(m: Any) -> None:
 
 def allclose(ref: Any, other: Any) -> bool:
     """Whether two results have the same structure and are close. AssertionError for other types and lengths."""
-    assert type(ref) is type(other), f"{type(ref).__name__} and {type(other).__name__} cannot be compared"
+    if type(ref) is not type(other):
+        raise ArgumentError(f"{type(ref).__name__} and {type(other).__name__} cannot be compared")
     if isinstance(ref, (list, tuple)):
-        assert len(ref) == len(other), f"{len(ref)} and {len(other)} results"
+        if len(ref) != len(other):
+            raise ArgumentError(f"{len(ref)} and {len(other)} results")
         return all(allclose(a, b) for a, b in zip(ref, other, strict=True))
-    assert isinstance(ref, torch.Tensor), f"results of type {type(ref).__name__} cannot be compared"
+    if not isinstance(ref, torch.Tensor):
+        raise ArgumentError(f"results of type {type(ref).__name__} cannot be compared")
     return torch.allclose(ref, other)
 
 

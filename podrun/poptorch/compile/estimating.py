@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import podrun
-from podrun.core.errors import PodrunError, UsageError
+from podrun.core.errors import InternalError, PodrunError, UsageError
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.user_modules import untracked
 from podrun.poptorch.capture.capture import Capture
@@ -214,8 +214,10 @@ def _line_in(path: Path, error: Exception) -> str:
 
 def _names(path: Path) -> Mapping[str, Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None:
+        raise InternalError("spec is not None does not hold")
+    if spec.loader is None:
+        raise InternalError("spec.loader is not None does not hold")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     try:

@@ -1,10 +1,4 @@
-"""From a captured module to a `CompiledModel`: checks of the graph, the division over IPUs, the session, the device.
-
-A graph must have one loss that feeds no other, and sound marks of overlapped transfers.
-`podrun.poptorch.set_overlap_for_input` and ``set_overlap_for_output`` mark tensors: tiles that only move data then
-load the next micro-batch and store the last one while the others compute. The marks change modelled time and no number;
-the rules are the SDK's, so that a program that runs here runs there.
-"""
+"""From a captured module to a `CompiledModel`: the division over IPUs, what comes back, the session, the device."""
 
 from __future__ import annotations
 
@@ -23,25 +17,26 @@ from podrun.poptorch.api.enums import (
     OverlapMode,
     VariableRetrievalMode,
 )
+from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.strategies import PHASED, PIPELINED, PipelinedExecution
 from podrun.poptorch.capture.capture import Capture, capture
-from podrun.poptorch.capture.graph import COMPARED, HOST_CALL, CapturedGraph, GraphNode, GraphValue, Origin
+from podrun.poptorch.capture.graph import COMPARED, GraphNode, GraphValue, Origin
 from podrun.poptorch.capture.torch_names import to_numpy
+from podrun.poptorch.compile.graph_checks import check_overlap, find_loss
+from podrun.poptorch.compile.popart_options import compiles_engine, drawing_of
 from podrun.poptorch.compile.session_model import (
-    OVERLAPPED_INPUT,
-    OVERLAPPED_OUTPUT,
     PlacedGraph,
+    SessionModel,
     overlaps,
     session_model,
 )
 from podrun.poptorch.compile.session_optimizers import check_scaling, clips_gradients, session_optimizer
-from podrun.poptorch.compile.session_options import (
-    anchor_type,
+from podrun.poptorch.compile.torch_settings import (
+    check_annotated,
     check_patterns,
-    draw,
+    returned_as,
     run_plan,
-    run_settings_of,
-    session_options,
+    torch_settings,
 )
 from podrun.poptorch.errors import Error, translated
 from podrun.poptorch.executor.calls import BatchDimensions
@@ -53,132 +48,9 @@ from podrun.poptorch.executor.watching import logger
 from podrun.poptorch.operators.table import supported
 from podrun.private_apis.torch import unvalidated_distributions
 from podrun.runtime.assembly import SessionSource
+from podrun.runtime.graph_text import write_dots
 from podrun.runtime.placing import recompute_annotated
-
-IDENTITY_LOSS = "podrun.identity_loss.default"
-
-INFERENCE_ONLY = frozenset(("podrun.for_loop.default", "podrun.cond.default", HOST_CALL))
-"""Operators that have no gradient on an IPU."""
-
-LOSSES = frozenset(
-    (
-        *("l1_loss", "mse_loss", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"),
-        *(
-            "nll_loss_forward",
-            "nll_loss2d_forward",
-            "binary_cross_entropy",
-            "binary_cross_entropy_with_logits",
-        ),
-        *("kl_div", "poisson_nll_loss", "hinge_embedding_loss", "smooth_l1_loss", "huber_loss"),
-        *("soft_margin_loss", "multilabel_margin_loss", "multi_margin_loss", "cosine_embedding_loss"),
-        *("margin_ranking_loss", "triplet_margin_loss", "ctc_loss"),
-    )
-)
-"""Operators of torch that are losses by themselves."""
-
-
-def is_loss(node: GraphNode) -> bool:
-    """Whether a node is a loss."""
-    return node.operator == IDENTITY_LOSS or (
-        node.operator.startswith("aten.") and node.operator.split(".")[1] in LOSSES
-    )
-
-
-def _name_of(operator: str) -> str:
-    """What programs call one of `INFERENCE_ONLY`."""
-    return "CPU" if operator == HOST_CALL else operator.split(".")[1]
-
-
-def find_loss(graph: CapturedGraph) -> GraphValue:
-    """The value to minimise. Error if there is none, or more than one that feeds no other."""
-    for node in graph.nodes:
-        if node.operator in INFERENCE_ONLY:
-            raise Error(
-                f"poptorch.{_name_of(node.operator)} is supported in inference models only",
-                location=f"module '{node.origin.module}', {node.origin.line}",
-                hint="Use torch.where, or a Python loop, in a model that is trained.",
-            )
-    candidates = {node.results[0].number: node for node in graph.nodes if is_loss(node)}
-    if not candidates:
-        raise Error(
-            "Couldn't find a loss in graph",
-            hint="End forward with a loss function of torch's, or mark a value with poptorch.identity_loss.",
-        )
-    leading = _leading_to_losses(graph, set(candidates))
-    final = [node for number, node in candidates.items() if number not in leading]
-    if len(final) > 1:
-        places = ", ".join(f"{node.operator} ({node.origin.line})" for node in final)
-        raise Error(
-            f"Multiple independent losses found in the model: {places}",
-            hint="Add them up and mark the sum with poptorch.identity_loss(total, reduction='none').",
-        )
-    return final[0].results[0]
-
-
-def _leading_to_losses(graph: CapturedGraph, losses: set[int]) -> set[int]:
-    """Losses from whose value another loss is computed."""
-    needed: set[int] = set()
-    for node in reversed(graph.nodes):
-        numbers = {result.number for result in node.results}
-        if numbers & losses or numbers & needed:
-            needed.update(value.number for value in node.reads())
-    return needed & losses
-
-
-LEAST_IO_TILES = 32
-
-
-def check_overlap(graph: CapturedGraph, options: Any) -> None:
-    """Error for marks in wrong places, and for options that marks do not go with."""
-    marks = [node for node in graph.nodes if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT)]
-    for node in marks:
-        (_check_input if node.operator == OVERLAPPED_INPUT else _check_output)(node, graph)
-    if any(node.arguments[1] != OverlapMode.NoOverlap.value for node in marks):
-        _check_options(options)
-
-
-def _check_options(options: Any) -> None:
-    if options._execution_strategy.execution_mode == PIPELINED:
-        raise Error(
-            "overlapped transfers need another execution strategy than PipelinedExecution",
-            hint="Use options.setExecutionStrategy(poptorch.ShardedExecution()).",
-        )
-    if options.TensorLocations.num_io_tiles < LEAST_IO_TILES:
-        raise Error(
-            "overlapped transfers need tiles that only move data",
-            hint=f"Use options.TensorLocations.numIOTiles({LEAST_IO_TILES}) or more.",
-        )
-    if options.output_mode not in (OutputMode.All, OutputMode.Sum):
-        raise Error(
-            f"overlapped transfers need outputMode All or Sum, not {options.output_mode.name}",
-            hint="Use options.outputMode(poptorch.OutputMode.All).",
-        )
-
-
-def _check_input(node: GraphNode, graph: CapturedGraph) -> None:
-    given = node.arguments[0]
-    if given.number not in {value.number for value in graph.inputs.values()}:
-        raise Error(
-            f"poptorch.set_overlap_for_input takes inputs of the model as they are ({node.origin.line})"
-        )
-    users = sum(given.number in {v.number for v in other.reads()} for other in graph.nodes)
-    if users > 1:
-        raise Error(
-            f"an input is used beside poptorch.set_overlap_for_input ({node.origin.line})",
-            hint="Use the result of set_overlap_for_input everywhere.",
-        )
-
-
-def _check_output(node: GraphNode, graph: CapturedGraph) -> None:
-    made = node.results[0].number
-    returned = sum(isinstance(each, GraphValue) and each.number == made for each in graph.outputs)
-    used = any(made in {v.number for v in other.reads()} for other in graph.nodes)
-    if returned != 1 or used:
-        raise Error(
-            f"the result of poptorch.set_overlap_for_output must be returned once, and used nowhere else "
-            f"({node.origin.line})"
-        )
-
+from podrun.runtime.settings import Returned
 
 DEFAULT_SEED = 42
 """Seed of the IPU's random numbers if none is set."""
@@ -208,7 +80,7 @@ class CompileRequest:
     """The module to compile, and how. ``executable``: an earlier compiled program to use instead of compiling."""
 
     module: torch.nn.Module
-    options: Any
+    options: Options
     batches: BatchDimensions
     optimizer: Any = None
     groups: Mapping[str, ReplicaGroups] = field(default_factory=dict)
@@ -221,7 +93,7 @@ class CompileRequest:
 
 
 def capture_module(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], options: Any
+    module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], options: Options
 ) -> Capture:
     """Capture a module with its annotations. Error for operators that IPUs do not have."""
     strategy = options._execution_strategy
@@ -229,15 +101,15 @@ def capture_module(
         strategy.restart()
     annotations = CaptureAnnotations(strategy)
     with following(annotations), unvalidated_distributions():
-        found = capture(module, args, kwargs, supported=supported, placement=annotations.placement)
-    if found.missing:
-        node = next(n for n in found.graph.nodes if not supported(n.operator))
+        captured = capture(module, args, kwargs, supported=supported, placement=annotations.placement)
+    if captured.missing:
+        node = next(n for n in captured.graph.nodes if not supported(n.operator))
         raise Error(
             f"operator {node.operator} is not supported on the IPU",
             location=f"module '{node.origin.module}', {node.origin.line}",
             hint="podrun help reference/poptorch lists the operators; poptorch.custom_op takes one of your own.",
         )
-    return found
+    return captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +132,7 @@ def division_of(nodes: Sequence[GraphNode]) -> Division:
     return Division(max([1, len(used), *(ipu + 1 for ipu in used)]), changes + 1, phases + 1)
 
 
-def check_pipeline(division: Division, options: Any, training: bool) -> None:
+def check_pipeline(division: Division, options: Options, training: bool) -> None:
     """Error for a pipeline that too few micro-batches flow through."""
     if division.ipus == 1 or options._execution_strategy.execution_mode != PIPELINED:
         return
@@ -317,17 +189,17 @@ def _chained(captured: Capture, request: CompileRequest) -> ChainedModel:
         raise Error("poptorch.CPU and inputReplicaGrouping do not go together")
     if request.executable is not None:
         raise Error("a model that calls poptorch.CPU cannot be loaded from a file")
-    made: list[tuple[GraphPart, CompiledModel | None]] = []
+    parts: list[tuple[GraphPart, CompiledModel | None]] = []
     for place, part in enumerate(parts_of(captured)):
         own = options.clone()
         if part.call is not None:
             own.outputMode(OutputMode.All)
         own.modelName(f"{options.extra('model_name', 'inference')}-part{place}")
-        wanted = [each for each in part.captured.graph.outputs if isinstance(each, GraphValue)]
-        needed = bool(wanted or part.captured.graph.updates or part.captured.graph.input_updates)
+        computes = any(isinstance(leaf, GraphValue) for leaf in part.captured.graph.outputs)
+        needed = bool(computes or part.captured.graph.updates or part.captured.graph.input_updates)
         model = _compile_session(part.captured, replace(request, options=own)) if needed else None
-        made.append((part, model))
-    return ChainedModel(captured, made, captured.graph.functions, batches)
+        parts.append((part, model))
+    return ChainedModel(captured, parts, captured.graph.functions, batches)
 
 
 def _compile_session(captured: Capture, request: CompileRequest) -> CompiledModel:
@@ -335,73 +207,115 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
     division = division_of(captured.graph.nodes)
     check_pipeline(division, options, request.training)
     check_overlap(captured.graph, options)
-    loss = _summed(captured, find_loss(captured.graph)) if request.training else None
-    _compute_something(captured)
-    checks = _check_comparisons(captured) if options.Precision.floating_point_exceptions else []
-    outputs = [each for each in captured.graph.outputs if isinstance(each, GraphValue)]
-    updates = _input_updates(captured)
-    if not outputs and not captured.graph.inputs:
-        raise Error(
-            "forward computes nothing on the IPU: it gets no tensor and returns none that the IPU computes",
-            hint="Give it tensors as arguments, or in lists, tuples, dictionaries and dataclasses.",
-        )
-    unseen = (
-        loss if outputs or loss is not None else _copied(captured, next(iter(captured.graph.inputs.values())))
-    )
-    wanted = [*outputs, *updates.values(), *([] if unseen is None else [unseen]), *checks]
-    model = session_model(_placed(captured, request, division), wanted, type(request.module).__name__)
-    mode, period = options.output_mode, options.output_return_period
+    values = _values_to_compute(captured, request)
+    model = session_model(_placed(captured, request, division), values.all, type(request.module).__name__)
     anchors = {
-        short: (name, mode if kind is None else kind, every)
+        short: (name, options.output_mode if kind is None else kind, every)
         for short, (name, kind, every) in options.anchored_tensors.items()
     }
-    beside = overlaps(captured.graph)
-    kinds = {
-        model.names[v.number]: anchor_type(mode, period, beside.get(v.number, OverlapMode.NoOverlap))
-        for v in outputs
-    }
-    kinds |= {name: anchor_type(mode, period) for name, _, _ in anchors.values()}
-    kinds |= {model.names[v.number]: anchor_type(OutputMode.All, 1) for v in updates.values()}
-    if not kinds and unseen is not None:
-        kinds = {model.names[unseen.number]: anchor_type(OutputMode.Final, 1)}
-    kinds |= {model.names[v.number]: anchor_type(OutputMode.Final, 1) for v in checks}
-    name = str(options.extra("model_name", "training" if request.training else "inference"))
-    with translated("compiling the model"):
-        plan = run_plan(options, kinds)
-    device = acquire(options, division.ipus * options.replication_factor)
-    clips = request.training and clips_gradients(request.optimizer)
-    choices = session_options(options, request.training, division.ipus, division.phases, clips=clips)
-    with translated("compiling the model"):
-        check_patterns(options)
-        annotated = recompute_annotated(model.model.graph)
-        settings = run_settings_of(choices, plan, device, training=request.training, annotated=annotated)
-        optimizer = None
-        if loss is not None:
-            names = {id(parameter): name for name, parameter in request.module.named_parameters()}
-            optimizer = session_optimizer(request.optimizer, names)
-            check_scaling(settings, optimizer)
-        source = SessionSource(name, model.model, plan, settings, request.training)
-        session = TorchSession(
-            source, device.device, None if loss is None else model.names[loss.number], optimizer
-        )
-        draw(session.parts, choices)
-        if choices.compileEngine:
-            _prepare(session, request)
-        else:
-            logger.warning("Not compiling engine by request: compileEngine is False, so the model cannot run")
+    returned = _returned(values, model, overlaps(captured.graph), options)
+    session = _session(model, values.loss, request, division, returned)
     return CompiledModel(
         session,
         captured,
         model,
         request.batches,
         request.training,
-        mode,
-        period,
+        options.output_mode,
+        options.output_return_period,
         anchors,
-        {place: model.names[v.number] for place, v in updates.items()},
+        {place: model.names[v.number] for place, v in values.updates.items()},
         bool(options.extra("enable_synthetic_data")),
         {},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesToCompute:
+    """The values that a session computes: ``outputs`` of forward, ``updates`` of its inputs by position, ``checks`` of
+    comparisons, the ``loss``, and a value that stands for forward where it returns nothing (``unseen``).
+    """
+
+    outputs: tuple[GraphValue, ...]
+    updates: Mapping[int, GraphValue]
+    checks: tuple[GraphValue, ...]
+    loss: GraphValue | None
+    unseen: GraphValue | None
+
+    @property
+    def all(self) -> list[GraphValue]:
+        """All of them."""
+        unseen = () if self.unseen is None else (self.unseen,)
+        return [*self.outputs, *self.updates.values(), *unseen, *self.checks]
+
+
+def _values_to_compute(captured: Capture, request: CompileRequest) -> ValuesToCompute:
+    """Add to the graph what a session needs. Error for a model that computes nothing, or trains without a loss."""
+    loss = _summed(captured, find_loss(captured.graph)) if request.training else None
+    _compute_something(captured)
+    checks = _check_comparisons(captured) if request.options.Precision.floating_point_exceptions else []
+    outputs = tuple(leaf for leaf in captured.graph.outputs if isinstance(leaf, GraphValue))
+    updates = _input_updates(captured)
+    if not outputs and not captured.graph.inputs:
+        raise Error(
+            "forward computes nothing on the IPU: it gets no tensor and returns none that the IPU computes",
+            hint="Give it tensors as arguments, or in lists, tuples, dictionaries and dataclasses.",
+        )
+    unseen = loss
+    if not outputs and loss is None:
+        unseen = _copied(captured, next(iter(captured.graph.inputs.values())))
+    return ValuesToCompute(outputs, updates, tuple(checks), loss, unseen)
+
+
+def _returned(
+    values: ValuesToCompute, model: SessionModel, beside: Mapping[int, OverlapMode], options: Options
+) -> dict[str, Returned]:
+    """What comes back of each tensor, by the session's name."""
+    mode, period = options.output_mode, options.output_return_period
+    names = model.names
+    returned = {
+        names[v.number]: returned_as(mode, period, beside.get(v.number, OverlapMode.NoOverlap))
+        for v in values.outputs
+    }
+    returned |= {name: returned_as(mode, period) for name, _, _ in options.anchored_tensors.values()}
+    returned |= {names[v.number]: returned_as(OutputMode.All, 1) for v in values.updates.values()}
+    if not returned and values.unseen is not None:
+        returned = {names[values.unseen.number]: returned_as(OutputMode.Final, 1)}
+    return returned | {names[v.number]: returned_as(OutputMode.Final, 1) for v in values.checks}
+
+
+def _session(
+    model: SessionModel,
+    loss: GraphValue | None,
+    request: CompileRequest,
+    division: Division,
+    returned: Mapping[str, Returned],
+) -> TorchSession:
+    """A session with its program, compiled and on its device as the options say."""
+    options, training = request.options, request.training
+    clips = training and clips_gradients(request.optimizer)
+    settings = torch_settings(
+        options, training=training, ipus=division.ipus, phases=division.phases, clips=clips
+    )
+    plan = run_plan(options, returned, pipelined=settings.pipelined)
+    check_patterns(options)
+    check_annotated(settings, options, recompute_annotated(model.model.graph))
+    device = acquire(options, division.ipus * options.replication_factor)
+    with translated("compiling the model"):
+        optimizer = None
+        if loss is not None:
+            names = {id(parameter): name for name, parameter in request.module.named_parameters()}
+            optimizer = session_optimizer(request.optimizer, names)
+            check_scaling(settings, optimizer)
+        name = str(options.extra("model_name", "training" if training else "inference"))
+        source = SessionSource(name, model.model, plan, settings, training)
+        session = TorchSession(source, device, None if loss is None else model.names[loss.number], optimizer)
+        write_dots(session.parts.model.built.lowered.graph, drawing_of(options._Popart.options))
+        if compiles_engine(options._Popart.options):
+            _prepare(session, request)
+        else:
+            logger.warning("Not compiling engine by request: compileEngine is False, so the model cannot run")
+    return session
 
 
 def _prepare(session: TorchSession, request: CompileRequest) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from podrun.compiler.program import Beside
+from podrun.core.errors import InternalError
 from podrun.poptorch.api.annotations import BlockPlacement
 from podrun.poptorch.api.enums import OverlapMode
 from podrun.poptorch.capture.graph import CapturedGraph, GraphNode, GraphValue
@@ -133,7 +134,8 @@ def overlaps(graph: CapturedGraph) -> dict[int, OverlapMode]:
     for node in graph.nodes:
         if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT):
             value, mode = node.arguments
-            assert isinstance(value, GraphValue)
+            if not isinstance(value, GraphValue):
+                raise InternalError("isinstance(value, GraphValue) does not hold")
             marked = value if node.operator == OVERLAPPED_INPUT else node.results[0]
             found[marked.number] = OverlapMode(mode)
     return found
@@ -148,7 +150,8 @@ def _marks(nodes: Sequence[GraphNode]) -> dict[int, Hints]:
         if node.operator not in (SET_MEMORY, CHECKPOINT):
             continue
         value, *share = node.arguments
-        assert isinstance(value, GraphValue)
+        if not isinstance(value, GraphValue):
+            raise InternalError("isinstance(value, GraphValue) does not hold")
         before = marks.get(value.number, Hints())
         marks[value.number] = (
             replace(before, available_memory=float(share[0])) if share else replace(before, recompute=False)
@@ -251,7 +254,8 @@ _FLOAT_FORMATS = {"auto": 0, "fixed": 1, "scientific": 2, "none": 3}
 def _print(node: GraphNode, names: _Names, source: PlacedGraph) -> Node:
     """PopART's PrintTensor, which the session looks for by its name."""
     value, settings = node.arguments
-    assert isinstance(value, GraphValue)
+    if not isinstance(value, GraphValue):
+        raise InternalError("isinstance(value, GraphValue) does not hold")
     given = json.loads(settings)
     layout = {
         "title": given["title"],

@@ -12,6 +12,7 @@ import torch
 
 from podrun.core.errors import UsageError
 from podrun.poptorch.api import optim
+from podrun.poptorch.errors import ArgumentError
 from podrun.runtime.loss_scaling import TRANSFORM
 from podrun.runtime.optimizers.adam import AdamForm, AdamRule
 from podrun.runtime.optimizers.adaptive import AdaptiveForm, AdaptiveKind, AdaptiveRule
@@ -76,9 +77,8 @@ _TYPES = {torch.float32: "float32", torch.float16: "float16"}
 def check_supported(optimizer: Any) -> None:
     """AssertionError for an optimizer that does not run on IPUs."""
     names = ", ".join(kind.__name__ for kind in SUPPORTED)
-    assert isinstance(optimizer, SUPPORTED), (
-        f"{type(optimizer).__name__} is not supported on the IPU. Supported are {names}."
-    )
+    if not isinstance(optimizer, SUPPORTED):
+        raise ArgumentError(f"{type(optimizer).__name__} is not supported on the IPU. Supported are {names}.")
 
     if isinstance(optimizer, torch.optim.Adam) and any(
         group.get("amsgrad") for group in optimizer.param_groups
@@ -295,9 +295,8 @@ def _adam_form(optimizer: Any) -> AdamForm:
 
 def _rmsprop_form(optimizer: Any) -> AdaptiveForm:
     centered = bool(optimizer.param_groups[0]["centered"])
-    assert all(bool(group["centered"]) == centered for group in optimizer.param_groups), (
-        "RMSprop: centered has to be the same for all parameter groups"
-    )
+    if not all(bool(group["centered"]) == centered for group in optimizer.param_groups):
+        raise ArgumentError("RMSprop: centered has to be the same for all parameter groups")
     moments = _type(optimizer, "first_order_momentum_accum_type")
     return AdaptiveForm(
         AdaptiveKind.CENTERED_RMSPROP if centered else AdaptiveKind.RMSPROP,

@@ -26,7 +26,7 @@ from podrun.poptorch.api.enums import SharingStrategy
 from podrun.poptorch.capture import graph
 from podrun.poptorch.data.data_feeder import FeederPlan, SharedRing, assembled, feed
 from podrun.poptorch.data.forking import forking, prepare_copy
-from podrun.poptorch.errors import Error
+from podrun.poptorch.errors import ArgumentError, Error
 
 
 class PartitionSampler(torch.utils.data.Sampler[int]):
@@ -134,8 +134,10 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        assert buffer_size >= 1, "buffer_size must be at least 1"
-        assert rebatched_size is None or rebatched_size > 1, "rebatched_size must be above 1"
+        if buffer_size < 1:
+            raise ArgumentError("buffer_size must be at least 1")
+        if rebatched_size is not None and rebatched_size <= 1:
+            raise ArgumentError("rebatched_size must be above 1")
         if getattr(dataset, "_accessor", None) is not None:
             raise Error("The DataLoader has an AsynchronousDataAccessor already: use it as it is")
         _check_whole_batches(dataset, rebatched_size)
@@ -212,7 +214,8 @@ class AsynchronousDataAccessor:
 
     def _receive(self, kind: type[Exception]) -> tuple[Any, ...]:
         """The process's next message. Raises ``kind`` for an error in it, and if it has ended."""
-        assert not self._ending.done, "the AsynchronousDataAccessor was terminated"
+        if self._ending.done:
+            raise ArgumentError("the AsynchronousDataAccessor was terminated")
         try:
             connection.wait([self._pipe, self._process.sentinel])
             if not self._pipe.poll():
@@ -234,10 +237,11 @@ def _check_whole_batches(dataset: Any, rebatched_size: int | None) -> None:
         return
     count, size = element_count(dataset.dataset), getattr(dataset, "combinedBatchSize", dataset.batch_size)
     whole = dataset.drop_last or not size or (count is not None and count % size == 0)
-    assert whole or dataset.batch_sampler is None, (
-        "AsynchronousDataAccessor needs drop_last=True, or rebatched_size: the last batch of the loader is smaller "
-        "than the others"
-    )
+    if not whole and dataset.batch_sampler is not None:
+        raise ArgumentError(
+            "AsynchronousDataAccessor needs drop_last=True, or rebatched_size: the last batch of the loader is smaller "
+            "than the others"
+        )
 
 
 def _started(method: str, plan: FeederPlan) -> tuple[Any, Any]:

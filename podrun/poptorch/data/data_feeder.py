@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from podrun.core.errors import InternalError
 from podrun.poptorch.capture import graph
 
 ALIGNMENT = 64
@@ -37,7 +38,8 @@ class TensorForm:
     def torch_dtype(self) -> torch.dtype:
         """The type as torch's."""
         found = getattr(torch, self.dtype)
-        assert isinstance(found, torch.dtype)
+        if not isinstance(found, torch.dtype):
+            raise InternalError("isinstance(found, torch.dtype) does not hold")
         return found
 
     @property
@@ -243,7 +245,8 @@ class _Feeder:
             while not self._credits:
                 self._receive(forms)
             slot = self._credits.pop(0)
-            assert self._ring is not None
+            if self._ring is None:
+                raise InternalError("self._ring is not None does not hold")
             for source, target in zip(tensors, self._ring.tensors(slot), strict=True):
                 (target if size < 0 or not target.dim() else target[:size]).copy_(source)
             self._pipe.send(("item", self._epoch, slot, size))

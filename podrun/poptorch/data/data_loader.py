@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from podrun.core.errors import InternalError
 from podrun.poptorch.api.enums import DataLoaderMode
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.data.data_accessor import (
@@ -16,7 +17,7 @@ from podrun.poptorch.data.data_accessor import (
     PartitionSampler,
     element_count,
 )
-from podrun.poptorch.errors import Error
+from podrun.poptorch.errors import ArgumentError, Error
 
 _log = logging.getLogger("poptorch::python")
 
@@ -50,8 +51,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch_sampler: Any = None,
         **kwargs: Any,
     ) -> None:
-        assert isinstance(options, Options), f"Expected type poptorch.Options, not {type(options).__name__}"
-        assert isinstance(mode, DataLoaderMode), "mode is a poptorch.DataLoaderMode"
+        if not isinstance(options, Options):
+            raise ArgumentError(f"Expected type poptorch.Options, not {type(options).__name__}")
+        if not isinstance(mode, DataLoaderMode):
+            raise ArgumentError("mode is a poptorch.DataLoaderMode")
         options.freeze()
         self._accessor: AsynchronousDataAccessor | None = None
         self._options = options
@@ -83,13 +86,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             chosen |= self._ordering(
                 dataset, iterable, shuffle, drop_last, auto_distributed_partitioning, kwargs
             )
-        assert rebatched_worker_size is None or mode == DataLoaderMode.AsyncRebatched, (
-            "rebatched_worker_size goes with mode=DataLoaderMode.AsyncRebatched"
-        )
+        if rebatched_worker_size is not None and mode != DataLoaderMode.AsyncRebatched:
+            raise ArgumentError("rebatched_worker_size goes with mode=DataLoaderMode.AsyncRebatched")
         self._mode, self.rebatched_drop_last = mode, drop_last
         _warn(dataset, iterable, self._combined_batch_size, drop_last, chosen)
         super().__init__(dataset, **chosen)
-        assert async_options is None or mode != DataLoaderMode.Sync, "async_options need an asynchronous mode"
+        if async_options is not None and mode == DataLoaderMode.Sync:
+            raise ArgumentError("async_options need an asynchronous mode")
         if mode != DataLoaderMode.Sync:
             size = self._combined_batch_size if mode == DataLoaderMode.AsyncRebatched else None
             self._accessor = AsynchronousDataAccessor(
@@ -109,20 +112,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Arguments of torch's loader that select the elements and their order."""
         distributed = self._options.Distributed
         if iterable:
-            assert distributed.numProcesses == 1 or not automatic, (
-                "auto_distributed_partitioning=False is needed for an IterableDataset with several processes: the data "
-                "set itself has to give each process its part"
-            )
+            if distributed.numProcesses != 1 and automatic:
+                raise ArgumentError(
+                    "auto_distributed_partitioning=False is needed for an IterableDataset with several processes: "
+                    "the data set itself has to give each process its part"
+                )
             return {} if shuffle is None else {"shuffle": shuffle}
         if distributed.numProcesses == 1 or not automatic:
             return {"shuffle": bool(shuffle)} if given.get("sampler") is None else {}
-        assert given.get("sampler") is None, (
-            "A sampler needs auto_distributed_partitioning=False with several processes"
-        )
+        if given.get("sampler") is not None:
+            raise ArgumentError("A sampler needs auto_distributed_partitioning=False with several processes")
         seed = self._options.extra("random_seed")
-        assert not shuffle or seed is not None, (
-            "Shuffling with several processes needs options.randomSeed, the same one in all of them"
-        )
+        if shuffle and seed is None:
+            raise ArgumentError(
+                "Shuffling with several processes needs options.randomSeed, the same one in all of them"
+            )
         return {
             "sampler": PartitionSampler(
                 dataset,
@@ -138,7 +142,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Batches of an epoch."""
         if self._mode != DataLoaderMode.AsyncRebatched:
             return super().__len__()
-        assert self._combined_batch_size is not None
+        if self._combined_batch_size is None:
+            raise InternalError("self._combined_batch_size is not None does not hold")
         count = element_count(self.sampler)
         if count is None:
             raise TypeError(f"{type(self.dataset).__name__} has no length")

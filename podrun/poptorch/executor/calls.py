@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from podrun.poptorch.api.enums import CommGroupType, OutputMode
 from podrun.poptorch.capture.graph import Structure, arranged, flatten, unflatten
-from podrun.poptorch.errors import Error
+from podrun.poptorch.errors import ArgumentError, Error
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,15 +215,17 @@ class BatchDimensions:
     def narrowed(self, tensor: torch.Tensor) -> torch.Tensor:
         """One micro-batch of an input. AssertionError if dimension 0 cannot be divided."""
         size = tensor.shape[0] if tensor.dim() else 1
-        assert size % self.inputs == 0, (
-            f"Invalid batch dimension: In the input {list(tensor.shape)}, the batch dimension ({size}) must be a "
-            f"multiple of {self.inputs}: {self.describe()}"
-        )
-        if not tensor.dim():
-            assert self.inputs == 1, (
-                f"Invalid batch dimension: a tensor without dimensions cannot hold {self.inputs} micro-batches: "
-                f"{self.describe()}"
+        if size % self.inputs != 0:
+            raise ArgumentError(
+                f"Invalid batch dimension: In the input {list(tensor.shape)}, the batch dimension ({size}) must be a "
+                f"multiple of {self.inputs}: {self.describe()}"
             )
+        if not tensor.dim():
+            if self.inputs != 1:
+                raise ArgumentError(
+                    f"Invalid batch dimension: a tensor without dimensions cannot hold {self.inputs} micro-batches: "
+                    f"{self.describe()}"
+                )
             return tensor
         return tensor.narrow(0, 0, size // self.inputs)
 

@@ -16,12 +16,12 @@ from podrun.poptorch.capture.graph import GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile.session_model import SessionModel
 from podrun.poptorch.compile.session_optimizers import session_optimizer, shown_scalars
-from podrun.poptorch.compile.session_options import ir_of
 from podrun.poptorch.errors import translated
 from podrun.poptorch.executor.calls import BatchDimensions
 from podrun.poptorch.executor.torch_session import TorchSession
 from podrun.poptorch.executor.watching import CallStamps
 from podrun.report.model import Profile
+from podrun.runtime.graph_text import graph_json
 from podrun.runtime.replica_groups import ALL_REPLICAS
 
 
@@ -221,7 +221,10 @@ class CompiledModel:
 
     def ir_text(self) -> str:
         """The forward graph as JSON."""
-        return ir_of(self.session.parts)
+        parts = self.session.parts
+        built, source = parts.model.built, parts.source
+        graph, placed = built.lowered.graph, parts.model.placed.graph
+        return graph_json(graph, placed, built.infos, source.settings, training=source.training)
 
     def executable(self) -> bytes:
         """The compiled program as a file has it. Error on a device whose programs cannot be saved."""

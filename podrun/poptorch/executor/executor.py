@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from podrun.core.errors import InternalError
 from podrun.poptorch.api import user_modules
 from podrun.poptorch.api.annotations import module_repr
 from podrun.poptorch.api.enums import ConnectionType, OutputMode
@@ -30,7 +31,7 @@ from podrun.poptorch.compile.session_optimizers import (
     check_supported,
     warn_of_subclass,
 )
-from podrun.poptorch.errors import Error, translated
+from podrun.poptorch.errors import ArgumentError, Error, translated
 from podrun.poptorch.executor import watching
 from podrun.poptorch.executor.calls import CallArguments, batch_dimensions, bind, check_same, mark_returned
 from podrun.poptorch.executor.compiled_model import CompiledModel
@@ -171,15 +172,18 @@ class PoplarExecutor(ExecutorState):
 
         Error if the inputs differ in shape, type or structure from those the model was compiled for.
         """
-        assert self._options.connection_type != ConnectionType.Never, (
-            "Trying to run a model on an offline device (ConnectionType.Never): use model.compile() instead of "
-            "calling the model"
-        )
+        if self._options.connection_type == ConnectionType.Never:
+            raise ArgumentError(
+                "Trying to run a model on an offline device (ConnectionType.Never): use model.compile() instead of "
+                "calling the model"
+            )
         arguments = bind(self._model, args, kwargs)
         if self._compiled is None:
             self._compile(arguments)
-        assert self._compiled is not None
-        assert self._arguments is not None
+        if self._compiled is None:
+            raise InternalError("self._compiled is not None does not hold")
+        if self._arguments is None:
+            raise InternalError("self._arguments is not None does not hold")
         arguments = check_same(self._arguments, arguments)
         if self._detached:
             self.attachToDevice()
@@ -247,7 +251,8 @@ class PoplarExecutor(ExecutorState):
         """Write the compiled program to a file (``model.poptorch`` in a folder); with ``export_model`` also the module,
         its weights, options and optimizer, so that `poptorch.load` needs nothing else."""
         compiled = self._need_compiled("save")
-        assert self._arguments is not None
+        if self._arguments is None:
+            raise InternalError("self._arguments is not None does not hold")
         args, kwargs = self._arguments.replaced({})
         payload: dict[str, Any] = {"args": args, "kwargs": kwargs}
         if export_model:
@@ -333,12 +338,14 @@ class PoplarExecutor(ExecutorState):
 
     def getTensorNames(self) -> list[str]:
         """The names of all tensors of the compiled model, for `Options.anchorTensor`."""
-        assert self._compiled is not None, "getTensorNames() needs a compiled model"
+        if self._compiled is None:
+            raise ArgumentError("getTensorNames() needs a compiled model")
         return self._compiled.tensor_names()
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """The last value of a tensor that `Options.anchorTensor` named."""
-        assert short_name in self._options.anchored_tensors, f"{short_name!r} is no anchored tensor"
+        if short_name not in self._options.anchored_tensors:
+            raise ArgumentError(f"{short_name!r} is no anchored tensor")
         compiled = self._need_compiled("getAnchoredTensor")
         if short_name not in compiled.last_anchors:
             raise Error("getAnchoredTensor() needs a run: call the model first")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from podrun.core.errors import InternalError
 from podrun.poptorch.api import user_modules
 from podrun.poptorch.api.enums import ConnectionType, MeanReductionStrategy
 from podrun.poptorch.api.optim import TorchOptimizer
@@ -27,7 +28,7 @@ from podrun.poptorch.compile.session_optimizers import (
     check_supported,
     needs_running_mean,
 )
-from podrun.poptorch.errors import Error
+from podrun.poptorch.errors import ArgumentError, Error
 from podrun.poptorch.executor.calls import CallArguments
 from podrun.poptorch.executor.compiled_model import CompiledModel
 from podrun.poptorch.executor.host_calls import ChainedModel
@@ -63,7 +64,8 @@ class ExecutorState:
 
     def _bring_up_to_date(self) -> None:
         """Send weights that the program has changed since the last call, and loaded optimizer state."""
-        assert self._compiled is not None
+        if self._compiled is None:
+            raise InternalError("self._compiled is not None does not hold")
         if not self._training:
             trainer = trainer_of(self._user_model)
             if trainer is not None and trainer is not self:
@@ -174,7 +176,8 @@ class ExecutorState:
     def setOptimizer(self, optimizer: Any) -> None:
         """Use another optimizer, or the same one with other attributes (after a scheduler's step)."""
         check_supported(optimizer)
-        assert self._training, "setOptimizer is for training models"
+        if not self._training:
+            raise ArgumentError("setOptimizer is for training models")
         self._choose_mean_strategy(optimizer)
         before = self._optimizer
         if before is not optimizer and isinstance(before, TorchOptimizer) and self._compiled is not None:
@@ -184,7 +187,8 @@ class ExecutorState:
         if self._compiled is None:
             return
         self._warn_of_ignored(optimizer)
-        assert isinstance(self._compiled, CompiledModel)
+        if not isinstance(self._compiled, CompiledModel):
+            raise InternalError("isinstance(self._compiled, CompiledModel) does not hold")
         with untracked():
             self._compiled.change_optimizer(optimizer, self._parameter_names())
         self._connect_optimizer()
@@ -214,7 +218,8 @@ class ExecutorState:
 
     def _send_optimizer_state(self) -> None:
         optimizer, compiled = self._optimizer, self._compiled
-        assert isinstance(compiled, CompiledModel)
+        if not isinstance(compiled, CompiledModel):
+            raise InternalError("isinstance(compiled, CompiledModel) does not hold")
         optimizer._state_dirty = False
         if optimizer.ipu_state is None:
             return
@@ -229,7 +234,8 @@ class ExecutorState:
         if self._compiled is None or self._detached or self._optimizer._state_dirty:
             return
         if self._state_is_newer:
-            assert isinstance(self._compiled, CompiledModel)
+            if not isinstance(self._compiled, CompiledModel):
+                raise InternalError("isinstance(self._compiled, CompiledModel) does not hold")
             with untracked():
                 self._optimizer.ipu_state, self._optimizer.ipu_param = self._compiled.optimizer_values()
             self._state_is_newer = False
@@ -259,9 +265,8 @@ class ExecutorState:
     def attachToDevice(self) -> None:
         """Take IPUs again and send weights, optimizer state and random state."""
         compiled = self._need_compiled("attachToDevice")
-        assert self._options.connection_type != ConnectionType.Never, (
-            "Trying to attach to an offline device (ConnectionType.Never)"
-        )
+        if self._options.connection_type == ConnectionType.Never:
+            raise ArgumentError("Trying to attach to an offline device (ConnectionType.Never)")
         if self.isAttachedToDevice():
             raise Error("attachToDevice(): the model is attached to a device already")
         compiled.attach()

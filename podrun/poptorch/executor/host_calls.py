@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from podrun.core.errors import InternalError
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import HOST_CALL, CapturedGraph, GraphNode, GraphValue, values_in
 from podrun.poptorch.errors import Error
@@ -132,7 +133,8 @@ class ChainedModel:
     def _call(self, call: GraphNode, held: dict[int, torch.Tensor]) -> None:
         """Run a function of the host for every micro-batch."""
         number, taken = call.arguments
-        assert isinstance(number, int)
+        if not isinstance(number, int):
+            raise InternalError("isinstance(number, int) does not hold")
         count = self.batches.inputs
         rows = [held[FIRST_CROSSING + v.number].reshape(count, *v.shape).unbind(0) for v in values_in(taken)]
         made: list[list[torch.Tensor]] = []

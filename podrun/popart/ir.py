@@ -1,0 +1,81 @@
+"""The IR of a session: its model, data flow and options, enough to make the session again on another device.
+
+PopART's IR is a data structure of its own with its own passes. Here it is what a session is made from, and its text is
+the forward graph that is computed (`podrun.runtime.graph_text`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from podrun.popart.dataflow import DataFlow
+from podrun.popart.device import DeviceInfo
+from podrun.popart.exceptions import popart_exception
+from podrun.popart.names import UNNAMED
+from podrun.popart.patterns import Patterns
+from podrun.popart.session_options import SessionOptions
+from podrun.popart.tensor_info import InputShapeInfo
+from podrun.runtime.assembly import SessionParts
+from podrun.runtime.graph_text import Drawing, graph_json
+
+if TYPE_CHECKING:
+    from podrun.popart.session import InferenceSession
+
+
+@dataclass(frozen=True, slots=True)
+class Ir:
+    """What `Session.getIr` returns: enough to make the session again on another device."""
+
+    name: str
+    model: bytes
+    flow: DataFlow
+    shapes: InputShapeInfo
+    patterns: Patterns
+    options: SessionOptions
+    training: bool
+    text: str
+
+    def serialize(self) -> str:
+        """The forward graph as JSON: graph name -> list of operators, as `Session._serializeIr` gives it."""
+        return self.text
+
+
+def inference_from(ir: Ir, device: DeviceInfo, name: str) -> InferenceSession:
+    """`InferenceSession.fromIr`. popart_exception for an IR with a backward pass."""
+    from podrun.popart.session import InferenceSession
+
+    if not isinstance(ir, Ir):
+        raise TypeError(
+            f"fromIr(): incompatible function arguments. {ir!r} is no Ir: session.getIr() gives one."
+        )
+    if ir.training:
+        raise popart_exception(
+            "fromIr: the IR is that of a training session; its backward pass and updates need a TrainingSession.",
+            hint="InferenceSession(model from modelToHost, dataFlow, device) runs it forward.",
+        )
+    return InferenceSession(ir.model, ir.flow, device, ir.shapes, ir.patterns, ir.options, name)
+
+
+def ir_text(parts: SessionParts) -> str:
+    """The forward graph of a session as JSON."""
+    built, source = parts.model.built, parts.source
+    return graph_json(
+        built.lowered.graph,
+        parts.model.placed.graph,
+        built.infos,
+        source.settings,
+        training=source.training,
+        unnamed=("", UNNAMED),
+    )
+
+
+def drawing_of(options: SessionOptions) -> Drawing:
+    """The drawings that options ask for: ``options.dotChecks = {"Final"}``."""
+    return Drawing(
+        tuple(options.dotChecks),
+        options.logDir or ".",
+        options.firstDotOp,
+        options.finalDotOp,
+        options.dotOpNames,
+    )

@@ -1,0 +1,147 @@
+"""Checks of a captured graph before it is compiled: its loss, and the marks of overlapped transfers.
+
+A graph must have one loss that feeds no other, and sound marks of overlapped transfers.
+`podrun.poptorch.set_overlap_for_input` and ``set_overlap_for_output`` mark tensors: tiles that only move data then
+load the next micro-batch and store the last one while the others compute. The marks change modelled time and no number;
+the rules are the SDK's, so that a program that runs here runs there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from podrun.poptorch.api.enums import (
+    OutputMode,
+    OverlapMode,
+)
+from podrun.poptorch.api.strategies import PIPELINED
+from podrun.poptorch.capture.graph import HOST_CALL, CapturedGraph, GraphNode, GraphValue
+from podrun.poptorch.compile.session_model import (
+    OVERLAPPED_INPUT,
+    OVERLAPPED_OUTPUT,
+)
+from podrun.poptorch.errors import Error
+
+IDENTITY_LOSS = "podrun.identity_loss.default"
+
+INFERENCE_ONLY = frozenset(("podrun.for_loop.default", "podrun.cond.default", HOST_CALL))
+"""Operators that have no gradient on an IPU."""
+
+LOSSES = frozenset(
+    (
+        *("l1_loss", "mse_loss", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"),
+        *(
+            "nll_loss_forward",
+            "nll_loss2d_forward",
+            "binary_cross_entropy",
+            "binary_cross_entropy_with_logits",
+        ),
+        *("kl_div", "poisson_nll_loss", "hinge_embedding_loss", "smooth_l1_loss", "huber_loss"),
+        *("soft_margin_loss", "multilabel_margin_loss", "multi_margin_loss", "cosine_embedding_loss"),
+        *("margin_ranking_loss", "triplet_margin_loss", "ctc_loss"),
+    )
+)
+"""Operators of torch that are losses by themselves."""
+
+
+def is_loss(node: GraphNode) -> bool:
+    """Whether a node is a loss."""
+    return node.operator == IDENTITY_LOSS or (
+        node.operator.startswith("aten.") and node.operator.split(".")[1] in LOSSES
+    )
+
+
+def _name_of(operator: str) -> str:
+    """What programs call one of `INFERENCE_ONLY`."""
+    return "CPU" if operator == HOST_CALL else operator.split(".")[1]
+
+
+def find_loss(graph: CapturedGraph) -> GraphValue:
+    """The value to minimise. Error if there is none, or more than one that feeds no other."""
+    for node in graph.nodes:
+        if node.operator in INFERENCE_ONLY:
+            raise Error(
+                f"poptorch.{_name_of(node.operator)} is supported in inference models only",
+                location=f"module '{node.origin.module}', {node.origin.line}",
+                hint="Use torch.where, or a Python loop, in a model that is trained.",
+            )
+    candidates = {node.results[0].number: node for node in graph.nodes if is_loss(node)}
+    if not candidates:
+        raise Error(
+            "Couldn't find a loss in graph",
+            hint="End forward with a loss function of torch's, or mark a value with poptorch.identity_loss.",
+        )
+    leading = _leading_to_losses(graph, set(candidates))
+    final = [node for number, node in candidates.items() if number not in leading]
+    if len(final) > 1:
+        places = ", ".join(f"{node.operator} ({node.origin.line})" for node in final)
+        raise Error(
+            f"Multiple independent losses found in the model: {places}",
+            hint="Add them up and mark the sum with poptorch.identity_loss(total, reduction='none').",
+        )
+    return final[0].results[0]
+
+
+def _leading_to_losses(graph: CapturedGraph, losses: set[int]) -> set[int]:
+    """Losses from whose value another loss is computed."""
+    needed: set[int] = set()
+    for node in reversed(graph.nodes):
+        numbers = {result.number for result in node.results}
+        if numbers & losses or numbers & needed:
+            needed.update(value.number for value in node.reads())
+    return needed & losses
+
+
+LEAST_IO_TILES = 32
+
+
+def check_overlap(graph: CapturedGraph, options: Any) -> None:
+    """Error for marks in wrong places, and for options that marks do not go with."""
+    marks = [node for node in graph.nodes if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT)]
+    for node in marks:
+        (_check_input if node.operator == OVERLAPPED_INPUT else _check_output)(node, graph)
+    if any(node.arguments[1] != OverlapMode.NoOverlap.value for node in marks):
+        _check_options(options)
+
+
+def _check_options(options: Any) -> None:
+    if options._execution_strategy.execution_mode == PIPELINED:
+        raise Error(
+            "overlapped transfers need another execution strategy than PipelinedExecution",
+            hint="Use options.setExecutionStrategy(poptorch.ShardedExecution()).",
+        )
+    if options.TensorLocations.num_io_tiles < LEAST_IO_TILES:
+        raise Error(
+            "overlapped transfers need tiles that only move data",
+            hint=f"Use options.TensorLocations.numIOTiles({LEAST_IO_TILES}) or more.",
+        )
+    if options.output_mode not in (OutputMode.All, OutputMode.Sum):
+        raise Error(
+            f"overlapped transfers need outputMode All or Sum, not {options.output_mode.name}",
+            hint="Use options.outputMode(poptorch.OutputMode.All).",
+        )
+
+
+def _check_input(node: GraphNode, graph: CapturedGraph) -> None:
+    given = node.arguments[0]
+    if given.number not in {value.number for value in graph.inputs.values()}:
+        raise Error(
+            f"poptorch.set_overlap_for_input takes inputs of the model as they are ({node.origin.line})"
+        )
+    users = sum(given.number in {v.number for v in other.reads()} for other in graph.nodes)
+    if users > 1:
+        raise Error(
+            f"an input is used beside poptorch.set_overlap_for_input ({node.origin.line})",
+            hint="Use the result of set_overlap_for_input everywhere.",
+        )
+
+
+def _check_output(node: GraphNode, graph: CapturedGraph) -> None:
+    made = node.results[0].number
+    returned = sum(isinstance(each, GraphValue) and each.number == made for each in graph.outputs)
+    used = any(made in {v.number for v in other.reads()} for other in graph.nodes)
+    if returned != 1 or used:
+        raise Error(
+            f"the result of poptorch.set_overlap_for_output must be returned once, and used nowhere else "
+            f"({node.origin.line})"
+        )
