@@ -405,7 +405,7 @@ def _fields_of(group: Any, prefix: str = "") -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name in getattr(type(group), "__dataclass_fields__", None) or group.__slots__:
         value = getattr(group, name)
-        if name.endswith(("Settings", "location")):
+        if name.endswith(("Settings", "location")) and not isinstance(value, dict):
             fields |= _fields_of(value, f"{prefix}{name}.")
         elif not name.startswith("_") and name != "shardingDomain":
             fields[prefix + name] = value

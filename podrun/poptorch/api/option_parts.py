@@ -451,7 +451,7 @@ class PopartOptions(OptionGroup):
         """Set one option."""
         self.checkIsFrozen(key)
         if not isinstance(key, str):
-            raise AssertionError(f"a PopART option has a name, not {key!r}")
+            raise ArgumentError(f"a PopART option has a name, not {key!r}")
         self.options[key] = value
         return self
 

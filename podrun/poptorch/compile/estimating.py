@@ -28,7 +28,7 @@ from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphValue, flatten, unflatten
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile import model_compiler
-from podrun.poptorch.compile.model_compiler import find_loss
+from podrun.poptorch.compile.graph_checks import find_loss
 from podrun.poptorch.compile.session_model import PlacedGraph, session_model
 
 TYPES = {

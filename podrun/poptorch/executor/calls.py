@@ -94,7 +94,7 @@ def bind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         text = str(error)
         if text.startswith("missing a required"):
             raise Error(f"The arguments of forward do not fit: {text}") from error
-        raise AssertionError(f"The arguments of forward do not fit: {text}") from error
+        raise ArgumentError(f"The arguments of forward do not fit: {text}") from error
     given = bound.args if owner is None else bound.args[1:]
     leaves, structure = flatten((given, bound.kwargs))
     positional = [p.name for p in signature.parameters.values() if p.kind in _BY_POSITION]
