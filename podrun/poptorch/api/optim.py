@@ -24,9 +24,7 @@ LARGEST_WEIGHT_NORM = 65500.0
 
 
 class VariableAttributes:
-    """The attributes of an optimizer that the host may change. AssertionError for a name that the optimizer does not
-    have.
-    """
+    """The attributes of an optimizer that the host may change. ArgumentError for a name that the optimizer lacks."""
 
     def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]) -> None:
         self._allowed = list(allowed_attributes)

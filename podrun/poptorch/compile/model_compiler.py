@@ -23,7 +23,7 @@ from podrun.poptorch.capture.capture import Capture, capture
 from podrun.poptorch.capture.graph import COMPARED, GraphNode, GraphValue, Origin
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile.graph_checks import check_overlap, find_loss
-from podrun.poptorch.compile.popart_options import compiles_engine, drawing_of
+from podrun.poptorch.compile.popart_options import compiles_engine, requested_drawing
 from podrun.poptorch.compile.session_model import (
     PlacedGraph,
     SessionModel,
@@ -310,7 +310,7 @@ def _session(
         name = str(options.extra("model_name", "training" if training else "inference"))
         source = SessionSource(name, model.model, plan, settings, training)
         session = TorchSession(source, device, None if loss is None else model.names[loss.number], optimizer)
-        write_dots(session.parts.model.built.lowered.graph, drawing_of(options._Popart.options))
+        write_dots(session.parts.model.built.lowered.graph, requested_drawing(options._Popart.options))
         if compiles_engine(options._Popart.options):
             _prepare(session, request)
         else:

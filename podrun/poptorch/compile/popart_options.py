@@ -16,6 +16,7 @@ from typing import Any
 
 from podrun.compiler.program import Locations, PipelineOrder
 from podrun.costmodel.tile_memory import Location
+from podrun.poptorch.compile.options_without_effect import WITHOUT_EFFECT
 from podrun.poptorch.errors import Error
 from podrun.runtime.environment import cache_directory
 from podrun.runtime.graph_text import Drawing
@@ -30,7 +31,7 @@ from podrun.runtime.settings import (
 
 _log = logging.getLogger("poptorch::python")
 
-Values = Mapping[str, object]
+PopartValues = Mapping[str, object]
 """What a program has set, by name."""
 Change = Callable[[RunSettings, Any], RunSettings]
 """The settings with one value of an option in force. The value has the option's type (`PopartOption.kind`)."""
@@ -256,81 +257,14 @@ DECIDED_BY = {
 """Options of PopART's that another option decides."""
 
 
-def _without_effect() -> dict[str, PopartOption]:
-    """Options that change no number and no modelled time, and those that other functions here read."""
-    flags = (
-        "stashAllTensorsInferencePipeline enablePrefetchDatastreams rearrangeAnchorsOnHost rearrangeStreamsOnHost "
-        "disableGradAccumulationTensorStreams disableOptimizerStateTensorStreams useHostCopyOps groupHostSync "
-        "enableNonStableSoftmax enableStableNorm decomposeGradSum throwIfLog2ScaleTensorNotInRange "
-        "groupNormStridedChannelGrouping batchSerializationSettings.concatOnVirtualGraphChange "
-        "batchSerializationSettings.concatOnExecutionPhaseChange "
-        "batchSerializationSettings.concatOnPipelineStageChange "
-        "replicatedCollectivesSettings.prepareScheduleForMergingCollectives "
-        "replicatedCollectivesSettings.mergeAllReduceCollectives "
-        "replicatedCollectivesSettings.mergeReduceScatterCollectives "
-        "replicatedCollectivesSettings.mergeAllGatherCollectives delayVarUpdates "
-        "scheduleNonWeightUpdateGradientConsumersEarly enableOutliningCopyCostPruning separateCallOpPdfs "
-        "aliasZeroCopy useLoopCandidateCreator enableFullyConnectedPass enableMergeExchange "
-        "enableEfficientOverlapIOTopoCons enableConstantFoldingOfMultipleConsumers enableConstantFoldingOfReductions "
-        "enableInplaceAmbiguityChecking strictOpVersions opxAliasChecking opxModifyChecking compileEngine "
-        "enableEngineCaching enableVariablesCaching experimentalSettings.createHostTransferableTensorWithOffset "
-        "dotOpNames"
-    )
-    numbers = (
-        "defaultBufferingDepth defaultPrefetchBufferingDepth batchSerializationSettings.factor "
-        "mergeVarUpdateMemThreshold looseThresholdAtPeak swapLimitScheduler transitiveClosureOptimizationThreshold "
-        "firstDotOp finalDotOp"
-    )
-    members = {
-        "executionPhaseSettings.optimizerStateIOSchedule": 2,
-        "executionPhaseSettings.accumulatorIOSchedule": 2,
-        "batchSerializationSettings.transformContext": 2,
-        "batchSerializationSettings.method": 3,
-        "batchSerializationSettings.batchSchedule": 4,
-        "mergeVarUpdate": 4,
-        "subgraphCopyingStrategy": 2,
-    }
-    return {
-        **{name: PopartOption(bool) for name in flags.split()},
-        **{name: PopartOption(int) for name in numbers.split()},
-        **{
-            name: PopartOption(float)
-            for name in ("outlineThreshold", "outlineSequenceBreakCost", "timeLimitScheduler")
-        },
-        **{
-            name: PopartOption(str)
-            for name in ("kahnTieBreaker", "cachePath", "customCodeletCompileFlags", "logDir")
-        },
-        **{
-            name: PopartOption(list)
-            for name in (
-                "updatableNamedBuffers",
-                "updatableBuffers",
-                "accumulateOuterFragmentSettings.excludedVirtualGraphs",
-            )
-        },
-        **{
-            name: PopartOption(dict)
-            for name in (
-                "bufferingDepthMap",
-                "prefetchBufferingDepthMap",
-                "reportOptions",
-                "lstmOptions",
-                "gclOptions",
-            )
-        },
-        **{name: PopartOption(range(count)) for name, count in members.items()},
-        "dotChecks": PopartOption(set),
-        # Of PopTorch's lowering: models are not limited to 2 GiB here.
-        "saveInitializersToFile": PopartOption(str),
-    }
-
-
-OPTIONS: Mapping[str, PopartOption] = {**_WITH_EFFECT, **_without_effect()}
+OPTIONS: Mapping[str, PopartOption] = {
+    **_WITH_EFFECT,
+    **{name: PopartOption(kind) for name, kind in WITHOUT_EFFECT.items()},
+}
 """All options by name, but those of `DECIDED_BY`."""
 
 
-def with_popart_options(settings: RunSettings, values: Values) -> RunSettings:
+def with_popart_options(settings: RunSettings, values: PopartValues) -> RunSettings:
     """The settings with a program's options in force, in the order in which they were set. Error for an unknown name,
     a wrong value, and a name of `DECIDED_BY`.
     """
@@ -349,14 +283,14 @@ def with_popart_options(settings: RunSettings, values: Values) -> RunSettings:
     return settings
 
 
-def check_popart_options(values: Values) -> None:
+def check_popart_options(values: PopartValues) -> None:
     """Error for options that PopART does not have, or that have impossible values."""
     for name, value in values.items():
         if name not in DECIDED_BY:
             _converted(name, value)
 
 
-def cache_folder(values: Values) -> str:
+def cache_folder(values: PopartValues) -> str:
     """The folder of compiled programs, or empty: as options say, else as POPART_CACHE_DIR does."""
     folder = cache_directory()
     if not values.get("enableEngineCaching", bool(folder)):
@@ -364,12 +298,12 @@ def cache_folder(values: Values) -> str:
     return str(values.get("cachePath", folder or "session_cache"))
 
 
-def compiles_engine(values: Values) -> bool:
+def compiles_engine(values: PopartValues) -> bool:
     """Whether a program is compiled; without one the model cannot run."""
     return bool(values.get("compileEngine", True))
 
 
-def drawing_of(values: Values) -> Drawing:
+def requested_drawing(values: PopartValues) -> Drawing:
     """The drawings of the graph that ``dotChecks`` and its like ask for."""
 
     def value(name: str, default: Any) -> Any:
