@@ -297,7 +297,6 @@ ASSERTS: dict[str, int] = {
     "partition": 6,
     "popart": 3,
     "popdist": 1,
-    "poptorch": 1,
     "runtime": 5,
     "upkeep": 1,
 }

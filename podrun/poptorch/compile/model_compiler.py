@@ -20,9 +20,10 @@ from podrun.poptorch.api.enums import (
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.strategies import PHASED, PIPELINED, PipelinedExecution
 from podrun.poptorch.capture.capture import Capture, capture
-from podrun.poptorch.capture.graph import COMPARED, GraphNode, GraphValue, Origin
+from podrun.poptorch.capture.graph import GraphNode, GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.compile.graph_checks import check_overlap, find_loss
+from podrun.poptorch.compile.computed_values import ValuesToCompute, values_to_compute
+from podrun.poptorch.compile.graph_checks import check_overlap
 from podrun.poptorch.compile.popart_options import compiles_engine, requested_drawing
 from podrun.poptorch.compile.session_model import (
     PlacedGraph,
@@ -207,7 +208,7 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
     division = division_of(captured.graph.nodes)
     check_pipeline(division, options, request.training)
     check_overlap(captured.graph, options)
-    values = _values_to_compute(captured, request)
+    values = values_to_compute(captured, options, training=request.training)
     model = session_model(_placed(captured, request, division), values.all, type(request.module).__name__)
     anchors = {
         short: (name, options.output_mode if kind is None else kind, every)
@@ -228,43 +229,6 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
         bool(options.extra("enable_synthetic_data")),
         {},
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ValuesToCompute:
-    """The values that a session computes: ``outputs`` of forward, ``updates`` of its inputs by position, ``checks`` of
-    comparisons, the ``loss``, and a value that stands for forward where it returns nothing (``unseen``).
-    """
-
-    outputs: tuple[GraphValue, ...]
-    updates: Mapping[int, GraphValue]
-    checks: tuple[GraphValue, ...]
-    loss: GraphValue | None
-    unseen: GraphValue | None
-
-    @property
-    def all(self) -> list[GraphValue]:
-        """All of them."""
-        unseen = () if self.unseen is None else (self.unseen,)
-        return [*self.outputs, *self.updates.values(), *unseen, *self.checks]
-
-
-def _values_to_compute(captured: Capture, request: CompileRequest) -> ValuesToCompute:
-    """Add to the graph what a session needs. Error for a model that computes nothing, or trains without a loss."""
-    loss = _summed(captured, find_loss(captured.graph)) if request.training else None
-    _compute_something(captured)
-    checks = _check_comparisons(captured) if request.options.Precision.floating_point_exceptions else []
-    outputs = tuple(leaf for leaf in captured.graph.outputs if isinstance(leaf, GraphValue))
-    updates = _input_updates(captured)
-    if not outputs and not captured.graph.inputs:
-        raise Error(
-            "forward computes nothing on the IPU: it gets no tensor and returns none that the IPU computes",
-            hint="Give it tensors as arguments, or in lists, tuples, dictionaries and dataclasses.",
-        )
-    unseen = loss
-    if not outputs and loss is None:
-        unseen = _copied(captured, next(iter(captured.graph.inputs.values())))
-    return ValuesToCompute(outputs, updates, tuple(checks), loss, unseen)
 
 
 def _returned(
@@ -362,62 +326,3 @@ def _trained(module: torch.nn.Module, optimizer: Any) -> frozenset[str]:
         for name, p in module.named_parameters()
         if id(p) in given and p.requires_grad and p.is_floating_point()
     )
-
-
-def _new_number(captured: Capture) -> int:
-    graph = captured.graph
-    taken = [v.number for node in graph.nodes for v in node.results]
-    taken += [v.number for v in (*graph.inputs.values(), *graph.parameters.values())]
-    return 1 + max([*taken, *graph.constants], default=0)
-
-
-def _input_updates(captured: Capture) -> dict[int, GraphValue]:
-    """The new values of inputs, as separate values, by position."""
-    return {place: _copied(captured, value) for place, value in captured.graph.input_updates.items()}
-
-
-def _copied(captured: Capture, value: GraphValue) -> GraphValue:
-    """A new value that an operator makes equal to another one."""
-    copy = GraphValue(_new_number(captured), value.shape, value.dtype)
-    origin = next((n.origin for n in captured.graph.nodes if value in n.results), Origin())
-    captured.graph.nodes.append(GraphNode("aten.clone.default", (value,), {}, (copy,), origin))
-    return copy
-
-
-def _compute_something(captured: Capture) -> None:
-    """Let inputs that forward returns unchanged pass through an operator, because a session returns only computed
-    values.
-    """
-    inputs = {value.number: value for value in captured.graph.inputs.values()}
-    for place, leaf in enumerate(captured.graph.outputs):
-        if isinstance(leaf, GraphValue) and leaf.number in inputs:
-            captured.graph.outputs[place] = _copied(captured, leaf)
-
-
-_COMPARISONS = frozenset(f"aten.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
-
-
-def _check_comparisons(captured: Capture) -> list[GraphValue]:
-    """Values that are no numbers where a comparison of forward takes one that is none: the tiles stop at it, and its
-    result does not show it.
-    """
-    nodes, checks = list[GraphNode](), list[GraphValue]()
-    number = _new_number(captured)
-    for node in captured.graph.nodes:
-        nodes.append(node)
-        compared = tuple(v for v in node.reads() if "float" in v.dtype)
-        if node.operator.rpartition(".")[0] in _COMPARISONS and compared:
-            checks.append(GraphValue(number + len(checks), (), "float32"))
-            nodes.append(GraphNode(COMPARED, compared, {}, (checks[-1],), node.origin, differentiable=False))
-    captured.graph.nodes[:] = nodes
-    return checks
-
-
-def _summed(captured: Capture, loss: GraphValue) -> GraphValue:
-    """The loss as one number: the gradient of an unreduced loss is that of its sum."""
-    if not loss.shape:
-        return loss
-    total = GraphValue(_new_number(captured), (), loss.dtype)
-    origin = next(node.origin for node in captured.graph.nodes if loss in node.results)
-    captured.graph.nodes.append(GraphNode("aten.sum.default", (loss,), {}, (total,), origin))
-    return total

@@ -7,16 +7,14 @@ without effect. Others say what an option of PopTorch's own decides already, and
 
 from __future__ import annotations
 
-import enum
 import logging
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from podrun.compiler.program import Locations, PipelineOrder
 from podrun.costmodel.tile_memory import Location
-from podrun.poptorch.compile.options_without_effect import WITHOUT_EFFECT
+from podrun.poptorch.compile.popart_option_types import WITHOUT_EFFECT, in_type, member_number
 from podrun.poptorch.errors import Error
 from podrun.runtime.environment import cache_directory
 from podrun.runtime.graph_text import Drawing
@@ -148,7 +146,7 @@ def _io_tiles(settings: RunSettings, tiles: int) -> RunSettings:
 def _counters(settings: RunSettings, kinds: set[Any]) -> RunSettings:
     """Which counters there are; `Options.logCycleCount` says whether they count."""
     names = (OUTER, INNER)
-    chosen = frozenset(names[_number(kind, range(2))] for kind in kinds)
+    chosen = frozenset(names[member_number(kind, range(2))] for kind in kinds)
     return settings if settings.cycle_counters is None else replace(settings, cycle_counters=chosen)
 
 
@@ -328,26 +326,6 @@ def _converted(name: str, value: object) -> Any:
         raise Error(f"Unknown PopART option {name!r}", hint="dir(popart.SessionOptions()) lists the names.")
     kind = OPTIONS[name].kind
     try:
-        return _number(value, kind) if isinstance(kind, range) else _as(kind, value)
+        return in_type(kind, value)
     except (TypeError, ValueError) as error:
         raise _wrong(name, value, str(error)) from error
-
-
-def _number(value: object, members: range) -> int:
-    """The number of a member of an enumeration."""
-    number = value.value if isinstance(value, enum.Enum) else value
-    if isinstance(number, bool) or not isinstance(number, int) or number not in members:
-        raise ValueError(f"it is a number from 0 to {members.stop - 1}")
-    return number
-
-
-def _as(kind: type, value: object) -> object:
-    if kind in (list, set) and isinstance(value, (list, tuple, set, frozenset)):
-        return kind(value)
-    if kind is float and not isinstance(value, bool) and isinstance(value, (int, float)):
-        return float(value)
-    if kind is int and not isinstance(value, bool):
-        return operator.index(value)  # type: ignore[arg-type]
-    if isinstance(value, kind):
-        return value
-    raise TypeError(f"use a value of type {kind.__name__}")

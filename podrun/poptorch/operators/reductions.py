@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.core.errors import InternalError
 from podrun.numerics.gradients import absolute
 from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import DTypeArgument
@@ -353,7 +354,8 @@ def segment_reduce(
     if offsets is not None:
         begins, ends = offsets[..., :-1], offsets[..., 1:]
     else:
-        assert lengths is not None, "torch asks for one of both"
+        if lengths is None:
+            raise InternalError("segment_reduce has neither lengths nor offsets, of which torch asks for one")
         ends = jnp.cumsum(lengths, -1)
         begins = ends - lengths
     where = jnp.arange(x.shape[axis])

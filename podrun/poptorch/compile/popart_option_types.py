@@ -1,10 +1,12 @@
-"""PopART's session options that change no number and no modelled time, or that only `popart_options` itself reads.
+"""Types of PopART's session options: those without effect, by name, and how a value takes its type.
 
-A type for each name; for an enumeration the range of its members' numbers.
+A type is a class of Python, or for an enumeration the range of its members' numbers.
 """
 
 from __future__ import annotations
 
+import enum
+import operator
 from collections.abc import Mapping
 
 _FLAGS = """
@@ -54,4 +56,29 @@ WITHOUT_EFFECT: Mapping[str, type | range] = {
     **_MEMBERS,
     "dotChecks": set,
 }
-"""Type by name."""
+"""Options that change no number and no modelled time, or that only `popart_options` itself reads: type by name."""
+
+
+def in_type(kind: type | range, value: object) -> object:
+    """A value in the form that an option's type has. TypeError or ValueError for another type."""
+    return member_number(value, kind) if isinstance(kind, range) else _as(kind, value)
+
+
+def member_number(value: object, members: range) -> int:
+    """The number of a member of an enumeration. ValueError for one that has no such member."""
+    number = value.value if isinstance(value, enum.Enum) else value
+    if isinstance(number, bool) or not isinstance(number, int) or number not in members:
+        raise ValueError(f"it is a number from 0 to {members.stop - 1}")
+    return number
+
+
+def _as(kind: type, value: object) -> object:
+    if kind in (list, set) and isinstance(value, (list, tuple, set, frozenset)):
+        return kind(value)
+    if kind is float and not isinstance(value, bool) and isinstance(value, (int, float)):
+        return float(value)
+    if kind is int and not isinstance(value, bool):
+        return operator.index(value)  # type: ignore[arg-type]
+    if isinstance(value, kind):
+        return value
+    raise TypeError(f"use a value of type {kind.__name__}")
