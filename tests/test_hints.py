@@ -15,7 +15,9 @@ from podrun.collectives.perf import perf_command
 from podrun.compat.__main__ import compat_command
 from podrun.estimate.command import estimate_command
 from podrun.faults import EFFECTS
-from podrun.monitor.exporter import exporter
+from podrun.monitor.commands.dashboards import dashboards_verb
+from podrun.monitor.commands.exporter import exporter_verb
+from podrun.monitor.commands.health import health_verb
 from podrun.report.__main__ import report_command
 from podrun.upkeep.pages import pages
 from tests.conftest import ROOT
@@ -120,9 +122,13 @@ def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Co
             yield from _commands(inner, f"{name} {word}")
 
 
-@pytest.mark.parametrize("name", sorted({**COMMANDS, **OTHERS, "exporter": exporter}))
+MONITOR = {"health": health_verb, "exporter": exporter_verb, "dashboards": dashboards_verb}
+HELPFUL = {**COMMANDS, **OTHERS, **MONITOR}
+
+
+@pytest.mark.parametrize("name", sorted(HELPFUL))
 def test_help_describes_every_command_and_option(name: str) -> None:
-    command = {**COMMANDS, **OTHERS, "exporter": exporter}[name]
+    command = HELPFUL[name]
     for words, inner in _commands(command, name):
         assert inner.help, words
         bare = [

@@ -56,7 +56,6 @@ COMMANDS = (
         )
         for name in names
     ),
-    ("python -m podrun.monitor.exporter", "podrun.monitor.exporter", "exporter"),
 )
 """Commands that are made with click: name, module, function."""
 
@@ -137,7 +136,7 @@ def _own_helps() -> Iterator[tuple[str, str]]:
     """The helps of commands that are written as podrun's own, not as click's."""
     from podrun.compat.__main__ import compat_command
     from podrun.estimate.command import estimate_command
-    from podrun.launcher.cli import RECORD_VERBS, SIMULATION_VERBS
+    from podrun.launcher.cli import MONITOR_VERBS, RECORD_VERBS, SIMULATION_VERBS
     from podrun.launcher.commands.click_verbs import RecordCommand, verb_command
     from podrun.launcher.commands.profile import HELP
     from podrun.report import __main__ as report
@@ -145,7 +144,7 @@ def _own_helps() -> Iterator[tuple[str, str]]:
     yield "podrun compat", next(_helps(compat_command, ("podrun compat",)))[1]
     yield "podrun profile", HELP
     yield "podrun estimate", next(_helps(estimate_command, ("podrun estimate",)))[1]
-    for verb in SIMULATION_VERBS:
+    for verb in (*SIMULATION_VERBS, *MONITOR_VERBS):
         yield f"podrun {verb}", next(_helps(verb_command(verb), (f"podrun {verb}",)))[1]
     for verb in RECORD_VERBS:
         command = verb_command(verb)

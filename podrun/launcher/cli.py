@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
 UPKEEP_VERBS = ("doctor", "cache", "ps", "stop")
 SIMULATION_VERBS = ("simulate",)
+MONITOR_VERBS = ("health", "exporter", "dashboards")
 VERBS = (
     *("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS),
     *SIMULATION_VERBS,
+    *MONITOR_VERBS,
     *("completion", "help"),
 )
 """Verbs. ``podrun -- profile`` runs a program of that name instead."""

@@ -36,6 +36,9 @@ VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "Look after": (
         ("podrun doctor", "can podrun work on this host?"),
         ("podrun ps, podrun stop NAME", "whose run holds which IPUs; end one of yours"),
+        ("podrun health", "what is broken, who is hit, what to type"),
+        ("podrun exporter", "metrics for Prometheus"),
+        ("podrun dashboards DIR", "panels for Grafana, alerts for Prometheus"),
         ("podrun cache info|clear", "what is kept between runs"),
         ("podrun completion SHELL", "for bash, zsh and fish"),
         ("podrun help TOPIC", "a page of the guide; help topics lists all"),

@@ -255,10 +255,17 @@ def views(client: VipuClient, *, everything: bool = False) -> list[View]:
     if active is None:
         raise no_partition()
     chosen = [active] + ([info for info in partitions if info is not active] if everything else [])
+    return views_of(client, chosen, active)
+
+
+def views_of(
+    client: VipuClient, partitions: Sequence[PartitionInfo], active: PartitionInfo | None = None
+) -> list[View]:
+    """The IPUs of these partitions; their ids count on from one partition to the next."""
     hosts = {agent.agent_id: agent.host for agent in client.list_agents()}
     result: list[View] = []
     first = 0
-    for info in chosen:
+    for info in partitions:
         result.append(_view(client, info, hosts, first, info is active))
         first += info.size
     return result

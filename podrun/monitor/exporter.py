@@ -1,6 +1,6 @@
 """Metrics for Prometheus: one page with the reports of all machines of the POD.
 
-    python -m podrun.monitor.exporter --port 2112      # http://127.0.0.1:2112/metrics
+    podrun exporter --port 2112      # http://127.0.0.1:2112/metrics
 
 It shows what its user may see. So it answers only that user and root, whom the kernel knows on loopback addresses, and
 callers that show its *key* (``Authorization: Bearer KEY``). The key is derived from the user's secret and lies in the
@@ -21,14 +21,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from podrun import commands
-from podrun.core.access import make_token, tls_asked_for
-from podrun.core.command_line import HELP_OPTIONS, run_command
-from podrun.core.environment import environment, runtime_directory
+from podrun.core.access import tls_asked_for
+from podrun.core.command_line import run_command
 from podrun.core.identity import user_of_peer
-from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
     from podrun.monitor.devices import Followed
@@ -171,40 +167,12 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-@click.command("python -m podrun.monitor.exporter", context_settings=HELP_OPTIONS)
-@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1].")
-@click.option("--port", type=click.IntRange(0, 65535), default=2112, help="Port; 0 for a free one [2112].")
-@click.option("--public", is_flag=True, help="Answer everybody who reaches it.")
-@server_options
-def exporter(host: str, port: int, public: bool, api_host: str | None, api_port: int | None) -> None:
-    """Serve metrics of the POD for Prometheus until Ctrl-C."""
-    from podrun.core.errors import ConflictError
-    from podrun.monitor.devices import connect, on_stderr
-
-    with connect(api_host, api_port, say=on_stderr) as client:
-        try:
-            directory = runtime_directory()
-            key = "" if public else make_key(directory, make_token(environment(), directory))
-            server = make_server(client, host, port, key)
-        except OSError as error:
-            raise ConflictError(
-                f"cannot listen on {host}:{port}: {error.strerror}", hint="Use another port: --port 2113"
-            ) from error
-        with server:
-            scheme = "https" if tls_asked_for() else "http"
-            who = (
-                "everybody who reaches it"
-                if public
-                else f"this user, and who shows the key in {directory / KEY_FILE}"
-            )
-            click.echo(f"{scheme}://{host}:{server.server_address[1]}/metrics answers {who}")
-            server.serve_forever()
-
-
 def main() -> int:
-    """Entry point."""
-    return run_command(exporter)
+    """Entry point of ``python -m podrun.monitor.exporter``."""
+    from podrun.monitor.commands.exporter import exporter_verb
+
+    return run_command(exporter_verb)
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main, command="podrun.monitor.exporter"))
+    sys.exit(commands.run(main, command="podrun exporter"))

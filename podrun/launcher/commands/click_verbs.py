@@ -18,7 +18,10 @@ from podrun.launcher.relaunch import StartWords, start_podrun
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 
-ELSEWHERE = {verb: f"podrun.simulate.commands.{verb}" for verb in ("simulate",)}
+ELSEWHERE = {
+    **{verb: f"podrun.simulate.commands.{verb}" for verb in ("simulate",)},
+    **{verb: f"podrun.monitor.commands.{verb}" for verb in ("health", "exporter", "dashboards")},
+}
 """Verbs of rooms above the launcher, which use what it decides: each is imported when it is asked for."""
 
 
