@@ -14,7 +14,7 @@ from podrun.core.documents import load_schema
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.monitor.commands.health import CANNOT_TELL, health_verb
 from podrun.monitor.devices import Device, View
-from podrun.monitor.health import HealthProblem, Severity, problems_of
+from podrun.monitor.pod_health import HealthProblem, Severity, problems_of
 from podrun.partition.state.values import IpuofConfig, PartitionInfo, PartitionState
 from tests.partition.conftest import Pod
 

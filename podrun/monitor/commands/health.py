@@ -30,7 +30,7 @@ CANNOT_TELL = 3
 def health_verb(form: str, strict: bool, api_host: str | None, api_port: int | None) -> int:
     """Say what is broken in a POD: since when, who is hit, and what to type."""
     from podrun.monitor.devices import connect, on_stderr
-    from podrun.monitor.health import as_text, examine_pod
+    from podrun.monitor.pod_health import as_text, examine_pod
 
     now = time.time()
     try:
