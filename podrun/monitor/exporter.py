@@ -175,4 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main, command="podrun exporter"))
+    sys.exit(commands.run(main, command="podrun.monitor.exporter"))
