@@ -32,12 +32,12 @@ from podrun.popart.exceptions import (
     OutOfMemoryException as OutOfMemoryException,  # Programs look for this name here, too.
 )
 from podrun.popart.exceptions import popart_exception, popart_runtime_error, surfacing
-from podrun.popart.ir import Ir, drawing_of, inference_from, ir_text
 from podrun.popart.model_files import ModelFiles
 from podrun.popart.names import FormerSession, takes_former_arguments
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.patterns import Patterns
 from podrun.popart.run_settings import run_settings
+from podrun.popart.session_ir import Ir, drawing_of, inference_from, ir_text
 from podrun.popart.session_options import SessionOptions
 from podrun.popart.stepio import IStepIO, IWeightsIO, StreamCallbacks
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, info_of
