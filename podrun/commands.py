@@ -42,6 +42,11 @@ def vipu_server() -> int:
     return _run("podrun.partition.commands.vipu_server")
 
 
+def popef_dump() -> int:
+    """``popef_dump``."""
+    return _run("podrun.popef.dump")
+
+
 def gc_monitor() -> int:
     """``gc-monitor``."""
     return _run("podrun.monitor.device_tools", "gc_monitor_main")

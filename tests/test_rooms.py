@@ -29,13 +29,14 @@ ALLOWED: dict[str, set[str]] = {
     "compiler": BASE
     | {"costmodel", "collectives", "private_apis", "device.xla.clients", "device.xla.instruction_set"},
     "numerics": {"core"},
+    "popef": BASE,
     "runtime": BASE
-    | {"compiler", "costmodel", "popdist", "report", "record"}
+    | {"compiler", "costmodel", "popdist", "report", "record", "popef"}
     | {"device.connection", "device.xla.clients"},
     "onnx_models": BASE | {"numerics", "runtime", "compiler", "collectives"},
     "popart": BASE | {"runtime", "onnx_models", "popdist", "report", "compiler", "costmodel"},
     "poptorch": BASE
-    | {"numerics", "runtime", "onnx_models", "popdist", "private_apis", "report.model"}
+    | {"numerics", "runtime", "onnx_models", "popdist", "private_apis", "report.model", "popef"}
     | {"compiler.program", "costmodel.tile_memory"},
     "models": BASE | {"popart"},
     "popdist": BASE | {"device.connection", "collectives", "record", "faults"},
@@ -52,10 +53,11 @@ ALLOWED: dict[str, set[str]] = {
     "simulate": BASE
     | {"faults", "partition", "launcher", "record", "checkpoint", "costmodel", "estimate", "collectives"},
     "estimate": BASE | {"onnx_models", "poptorch", "runtime", "popart", "report", "costmodel", "commands"},
-    "report": BASE | {"costmodel.target", "commands"},
+    "report": BASE | {"costmodel.target", "commands", "popef"},
     "record": BASE | {"faults", "device.connection"},
     "checkpoint": BASE | {"popdist", "record", "faults"},
-    "compat": BASE | {"poptorch", "popart", "onnx_models", "popdist", "monitor", "report", "commands"},
+    "compat": BASE
+    | {"popef", "poptorch", "popart", "onnx_models", "popdist", "monitor", "report", "commands"},
 }
 
 

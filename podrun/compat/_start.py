@@ -303,7 +303,6 @@ _ABSENT = {
     "popart.ir": _BUILDER_INSTEAD,
     "popart._internal": _BUILDER_INSTEAD,
     "poprt": "podrun estimate MODEL.onnx and popart.InferenceSession read ONNX files",
-    "popef": "session.compileAndExport and session.loadExecutable keep compiled programs",
     "poplar": "it is C++'s; popart, poptorch and popdist are what podrun has",
     "tensorflow": "podrun has popart and poptorch, and no TensorFlow",
     "ipu_tensorflow_addons": "podrun has popart and poptorch, and no TensorFlow",

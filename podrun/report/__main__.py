@@ -40,9 +40,9 @@ def load(path: Path) -> Profile:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", hint=f"Look for one: ls {path.parent}")
     if path.suffix not in (".json", ".pop"):
-        from podrun.core.executable_file import read
+        from podrun.popef.reader import read_program
 
-        return profile_of(read(path))
+        return profile_of(read_program(path))
     found = parse(read_text(path), source=str(path))
     return from_object(found, source=str(path)) if found.get("schema") == SCHEMA else read_report(found)
 

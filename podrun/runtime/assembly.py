@@ -134,7 +134,7 @@ def assemble(
         transfer=WeightTransfer(loader, weights, random, check),
         random=random,
         reports=reports,
-        files=ExecutableFiles(program, built),
+        files=ExecutableFiles(loader, weights, built, source.plan, settings),
         runner=runner,
         batches=BatchRunner(runner, loader, weights, scalars, check, reports),
     )

@@ -186,9 +186,9 @@ class ProgramLoader:
         self.program.on_device = True
         _log.info("Engine loaded")
         self.weights_sent = False
-        self.program.write(self._start_values(executable))
+        self.program.write(self.start_values(executable))
 
-    def _start_values(self, executable: Executable) -> dict[str, np.ndarray]:
+    def start_values(self, executable: Executable) -> dict[str, np.ndarray]:
         """The values that the host gives on its own: constant weights, streamed scalars, the seed."""
         constant = self._weights.device_values() if self._weights.constant else {}
         return constant | self._scalars.values(executable) | self._random.values()

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from podrun.compiler.arenas import stored
 from podrun.core.errors import UsageError
 from podrun.core.executable import Executable, StreamDirection
+from podrun.popef.reader import read_program
 from podrun.runtime.building import BuiltModel
 from podrun.runtime.device import DeviceKind
-from podrun.runtime.device_program import DeviceProgram
+from podrun.runtime.device_program import ProgramLoader
+from podrun.runtime.model_export import ExportedProgram, write_program
+from podrun.runtime.settings import RunPlan, RunSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from podrun.runtime.weights import HostWeights
 
 _log = logging.getLogger("podrun.popart.devicex")
 
@@ -18,15 +29,49 @@ _log = logging.getLogger("podrun.popart.devicex")
 class ExecutableFiles:
     """Writes and reads the compiled program and the variables of a session."""
 
-    def __init__(self, program: DeviceProgram, built: BuiltModel) -> None:
-        self._program, self._built = program, built
+    def __init__(
+        self,
+        loader: ProgramLoader,
+        weights: HostWeights,
+        built: BuiltModel,
+        plan: RunPlan,
+        settings: RunSettings,
+    ) -> None:
+        self._loader, self._weights, self._program = loader, weights, loader.program
+        self._built, self._plan, self._settings = built, plan, settings
 
-    def save(self, path: str) -> None:
-        """Write the compiled program. UsageError before it is compiled, and for a device without executables."""
-        from podrun.core import executable_file
-
+    def save(
+        self,
+        path: str,
+        name: str = "model",
+        blobs: Mapping[str, bytes] = MappingProxyType({}),
+        *,
+        variables: bool = True,
+    ) -> None:
+        """Write the compiled program and its variables to a PopEF file. UsageError before it is compiled, and for a
+        device without executables. ``blobs``: bytes of the front end. Without ``variables`` the program alone.
+        """
         self.check_can_save()
-        executable_file.write(self._program.prepared("saveExecutable"), path)
+        write_program(self.exported(name, blobs, variables=variables), path)
+
+    def exported(
+        self, name: str, blobs: Mapping[str, bytes] = MappingProxyType({}), *, variables: bool = True
+    ) -> ExportedProgram:
+        """What `save` writes."""
+        executable = self._program.prepared("saveExecutable")
+        values: dict[str, np.ndarray] = {}
+        if variables:
+            held = self._weights.device_values() | self._weights.state_values()
+            held |= self._loader.start_values(executable)
+            values = {n: held[n] for n in executable.variables if n in held}
+        anchors = {spec.name: spec for spec in self._built.program.anchors}
+        outputs = {
+            n: spec.name
+            for n, spec in self._built.wanted.items()
+            if n not in self._built.derived and anchors.get(spec.name) == spec
+        }
+        options = self._settings.engine_options
+        return ExportedProgram(name, executable, self._plan.batches, outputs, values, options, blobs)
 
     def check_can_save(self) -> None:
         """UsageError for a device whose executables cannot be saved."""
@@ -42,15 +87,13 @@ class ExecutableFiles:
 
         UsageError if it is damaged or not the program of this session's model.
         """
-        from podrun.core import executable_file
-
         if self._program.executable is not None:
             raise UsageError("loadExecutable comes before prepareDevice.")
         path = in_folder(filename, "executable.popef")
         if not os.path.isfile(path):
             raise UsageError(f"There is no executable {filename!r}.")
         _log.debug("Loading serialized PopART executable %s", path)
-        executable = executable_file.read(path)
+        executable = read_program(path)
         self._check_fits(executable, filename)
         self._program.executable = executable
 

@@ -7,11 +7,14 @@ import io
 import json
 import os
 import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from podrun.popef import PopefReader
+from podrun.popef.container import MappedFile, NewSection, write_sections
 
 torch = pytest.importorskip("torch")
 
@@ -124,9 +127,18 @@ def test_a_program_alone_needs_a_wrapper(tmp_path: Path) -> None:
 
 
 def rewritten(file: str, target: Path, name: str, data: bytes) -> str:
-    with zipfile.ZipFile(file) as source, zipfile.ZipFile(target, "w") as made:
-        for entry in source.namelist():
-            made.writestr(entry, data if entry == name else source.read(entry))
+    """The file with another opaque blob, or with another executable."""
+    source = MappedFile.open(file)
+    parts = [
+        NewSection(
+            s.kind,
+            s.name,
+            [data if s.name == f"poptorch/{name}" or s.kind == name else source.data(s)],
+            s.info,
+        )
+        for s in source.sections
+    ]
+    write_sections(target, parts)
     return str(target)
 
 
@@ -149,10 +161,24 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
     broken = rewritten(file, tmp_path / "broken", "executable", b"nothing")
     with pytest.raises(poptorch.Error):
         poptorch.load(broken)
-    with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as bomb:
-        bomb.writestr("metadata.json", bytes(1 << 20))
-    with pytest.raises(poptorch.Error, match=r"metadata\.json is compressed"):
-        poptorch.load(str(tmp_path / "bomb"))
+    cut = Path(file).read_bytes()[:-1]
+    (tmp_path / "cut").write_bytes(cut)
+    with pytest.raises(poptorch.Error, match=r"cut is damaged: bytes|outside the file"):
+        poptorch.load(str(tmp_path / "cut"))
+
+
+def test_a_saved_model_is_a_file_for_servers(tmp_path: Path) -> None:
+    file = str(tmp_path / "net.poptorch")
+    torch.manual_seed(3)
+    net = Net().eval()
+    poptorch.inferenceModel(net).compileAndExport(file, DATA[0], export_model=False)
+    reader = PopefReader().parseFile(file)
+    (metadata,) = reader.metadata()
+    assert metadata.isInference
+    assert len(metadata.inputs()) == len(metadata.outputs()) == 1
+    held = {tensor.name: tensor.data() for tensor in reader.tensors()}
+    for name, value in net.named_parameters():
+        np.testing.assert_array_equal(held[name], value.detach().numpy())
 
 
 def test_a_file_calls_nothing_that_it_names(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Compiled models in files, which ``PoplarExecutor.save`` writes and ``poptorch.load`` reads; and checkpoints.
 
-A file is a ZIP archive: ``metadata.json`` (version, what is inside), ``executable`` (the compiled program), and
-``model.pt`` (example inputs and, if the model was exported, the module, options, optimizer and random state).
+A file is PopEF (`podrun.popef`): the compiled program with its variables, which model servers take as it is, and two
+blobs of PopTorch's: ``metadata.json`` (version, what is inside) and ``model.pt`` (example inputs and, if the model was
+exported, the module, options, optimizer and random state).
 ``model.pt`` is written by torch.save and read with torch's restricted reader, which calls nothing that it was not
 allowed: classes of torch.nn, of podrun and modules whose classes the program has imported already. Whatever else a file
 names is refused, so opening a file runs no code of the file's choice.
@@ -18,7 +19,6 @@ import copyreg
 import io
 import json
 import sys
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,15 +29,18 @@ import torch
 
 from podrun.core.documents import parse_json
 from podrun.core.errors import ConfigError
+from podrun.popef.reader import PopefReader
+from podrun.popef.writer import write_with_blobs
 from podrun.poptorch.api.user_modules import weights_changed
 from podrun.poptorch.errors import Error, translated
+from podrun.poptorch.executor.torch_session import PROGRAM_NAME
 from podrun.private_apis.torch import FUNCTION_MODULES
 
 if TYPE_CHECKING:
     from podrun.poptorch.executor.executor import PoplarExecutor
     from podrun.poptorch.executor.torch_session import TorchSession
 
-EXPORT_VERSION = "podrun-poptorch-2"
+EXPORT_VERSION = "podrun-poptorch-3"
 DEFAULT_NAME = "model.poptorch"
 _PLAIN = (
     collections.OrderedDict,
@@ -50,13 +53,13 @@ _PLAIN = (
     complex,
     object,
 )
-_METADATA, _EXECUTABLE, _MODEL = "metadata.json", "executable", "model.pt"
+_METADATA, _MODEL = "metadata.json", "model.pt"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """The content of a file. ``payload``: ``args``, ``kwargs``, ``rng_state``, and with a model ``model``,
-    ``model_training``, ``options`` and ``optimizer``.
+    """The content of a file. ``executable``: the bytes of a PopEF file with the program. ``payload``: ``args``,
+    ``kwargs``, ``rng_state``, and with a model ``model``, ``model_training``, ``options`` and ``optimizer``.
     """
 
     metadata: Mapping[str, Any]
@@ -83,34 +86,28 @@ def write_export(path: Path, made: ExportedModel) -> None:
             f"The model cannot be saved: {error}",
             hint="export_model=False saves the program alone; PoplarExecutor.loadExecutable reads it.",
         ) from error
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(_METADATA, json.dumps(dict(made.metadata), indent=1))
-        archive.writestr(_EXECUTABLE, made.executable)
-        archive.writestr(_MODEL, model.getvalue())
+    metadata = json.dumps(dict(made.metadata), indent=1).encode()
+    with translated("saving the model"):
+        blobs = {_METADATA: metadata, _MODEL: model.getvalue()}
+        write_with_blobs(made.executable, blobs, path, executable=PROGRAM_NAME)
 
 
 def read_metadata(filename: str) -> bytes:
     """The metadata in a file. Error for a file that is not of this kind."""
-    try:
-        with zipfile.ZipFile(Path(filename).expanduser()) as archive:
-            return _part(archive, _METADATA)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise Error(f"{filename} is no file of a compiled model: {error}") from error
+    return _blob(_parsed(filename), _METADATA, filename)
 
 
 def read_export(filename: str) -> ExportedModel:
     """The content of a file. Error for a file that is not of this kind, is damaged, or names classes that are not
     allowed.
     """
+    reader = _parsed(filename)
     try:
-        metadata = parse_json(read_metadata(filename).decode(), filename)
+        metadata = parse_json(_blob(reader, _METADATA, filename).decode(), filename)
     except (ConfigError, UnicodeDecodeError) as error:
         raise Error(f"{filename} is damaged: {error}") from error
-    try:
-        with zipfile.ZipFile(Path(filename).expanduser()) as archive:
-            executable, model = _part(archive, _EXECUTABLE), _part(archive, _MODEL)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise Error(f"{filename} is damaged: {error}") from error
+    model = _blob(reader, _MODEL, filename)
+    executable = Path(filename).expanduser().read_bytes()
     allowed = [
         _allowed(name, filename)
         for name in torch.serialization.get_unsafe_globals_in_checkpoint(_file(model))
@@ -120,12 +117,20 @@ def read_export(filename: str) -> ExportedModel:
     return ExportedModel(metadata, executable, payload)
 
 
-def _part(archive: zipfile.ZipFile, name: str) -> bytes:
-    """A part of a file. BadZipFile for one that is compressed, which `save` never writes: a small file cannot become a
-    large value."""
-    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
-        raise zipfile.BadZipFile(f"{name} is compressed")
-    return archive.read(name)
+def _parsed(filename: str) -> PopefReader:
+    try:
+        return PopefReader().parseFile(Path(filename).expanduser())
+    except ConfigError as error:
+        raise Error(
+            f"{filename} is no file of a compiled model: {error.message}", hint=error.hint or ""
+        ) from error
+
+
+def _blob(reader: PopefReader, name: str, filename: str) -> bytes:
+    data = reader.blob(name)
+    if data is None:
+        raise Error(f"{filename} is no file of a compiled model: it holds no {name} of PopTorch's")
+    return data
 
 
 def _file(data: bytes) -> Any:

@@ -16,6 +16,9 @@ from podrun.runtime.device_program import DeviceProgram
 from podrun.runtime.environment import progress
 from podrun.runtime.step_arrays import ArrayStep, returned_arrays
 
+PROGRAM_NAME = "poptorch"
+"""The name of the program in a file."""
+
 
 class TorchSession:
     """A module's program and its device. ``parts`` do the work (`podrun.runtime.assembly`).
@@ -77,6 +80,6 @@ class TorchSession:
         """The compiled program as a file has it. UsageError on a device whose programs cannot be saved."""
         with tempfile.TemporaryDirectory(prefix="podrun-") as folder:
             path = os.path.join(folder, "executable")
-            self.parts.files.save(path)
+            self.parts.files.save(path, PROGRAM_NAME)
             with open(path, "rb") as file:
                 return file.read()
