@@ -129,6 +129,10 @@ class DeadlineError(ServiceError):
     """A wait reached its deadline; the message names who is missing and how long the wait was."""
 
 
+class SilentMachineError(ServiceError):
+    """A machine of a partition gives no answer: it is gone, or its process is stopped."""
+
+
 class LostAnswerError(ServiceError):
     """A request reached its service, and the answer was lost: it may have been carried out."""
 

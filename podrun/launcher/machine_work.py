@@ -6,11 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from podrun.core.errors import PodrunError
+from podrun.core.errors import PodrunError, ServiceError
+from podrun.core.layout import IpuRange
 from podrun.core.telemetry import NO_ANSWER, MachineReport
 from podrun.launcher.own_streams import Log
 
 Number = TypeVar("Number", int, float)
+SILENT_ATTEMPTS = 5
+"""How often a machine is asked before a launch that needs it is refused; each question takes 2 s."""
 BETWEEN_REPORTS_SECONDS = 0.2
 """Pause between two questions to machines that do not answer in time."""
 
@@ -28,6 +31,20 @@ class LaunchReports:
     def latest(self, attempts: int = 25) -> list[MachineReport]:
         """What the machines report now. Raises ServiceError, NotFoundError."""
         return reports_of_all(self._ask, self._pause, attempts)
+
+    def answering(self, partition: str, ipus: IpuRange) -> list[MachineReport]:
+        """What the machines of a partition report before a launch uses ``ipus`` of it. Raises ServiceError, which
+        names the machine, if one that the launch needs does not answer.
+        """
+        reports = reports_of_all(self._ask, self._pause, SILENT_ATTEMPTS, ipus)
+        for report in silent_machines(reports, ipus):
+            raise ServiceError(
+                f"machine {report.agent_id} of partition {partition} has not answered for "
+                f"{report.stale_seconds or 0:.0f} s",
+                hint=f"Replace the machine: vipu-admin restart agent {report.agent_id}, then: "
+                f"vipu reset partition {partition}",
+            )
+        return reports
 
     def of_launch(self) -> list[MachineReport]:
         """The work in this launch; empty if the server does not answer."""
@@ -47,19 +64,29 @@ class LaunchReports:
 
 
 def reports_of_all(
-    ask: Callable[[], list[MachineReport]], pause: Callable[[float], None], attempts: int = 25
+    ask: Callable[[], list[MachineReport]],
+    pause: Callable[[float], None],
+    attempts: int = 25,
+    ipus: IpuRange | None = None,
 ) -> list[MachineReport]:
-    """Reports of a partition's machines, which are asked again while some do not answer in time, as on a busy host.
+    """Reports of a partition's machines, which are asked again while some do not answer in time, as on a busy host;
+    only those that hold some of ``ipus`` count.
 
     Returns the last reports; a machine that does not answer ``attempts`` questions has a report without an answer.
     """
     reports = ask()
     for _ in range(attempts - 1):
-        if all(report.state != NO_ANSWER for report in reports):
+        if not silent_machines(reports, ipus):
             break
         pause(BETWEEN_REPORTS_SECONDS)
         reports = ask()
     return reports
+
+
+def silent_machines(reports: Iterable[MachineReport], ipus: IpuRange | None = None) -> list[MachineReport]:
+    """The reports of machines that do not answer, of those that hold some of ``ipus`` of the partition (None: all)."""
+    silent = [report for report in reports if report.state == NO_ANSWER]
+    return [r for r in silent if ipus is None or any(ipu.partition_ipu in ipus for ipu in r.ipus)]
 
 
 def work_since(before: Sequence[MachineReport], report: MachineReport) -> MachineReport:
@@ -88,9 +115,9 @@ def _less(now: Number | None, before: Number | None) -> Number | None:
 
 def done_by_all(
     before: Sequence[MachineReport], now: Iterable[MachineReport], machines: Collection[int]
-) -> int:
+) -> int | None:
     """The batches that all of a launch's machines which answer have done since ``before``: when one fails in a batch,
-    others may have finished their part of it.
+    others may have finished their part of it. None if no machine answers: nobody knows.
     """
     here = [report for report in now if report.machine_index in machines and report.state == "up"]
-    return min((work_since(before, report).batches_done for report in here), default=0)
+    return min((work_since(before, report).batches_done for report in here), default=None)

@@ -18,6 +18,7 @@ from podrun.core.errors import (
     ServiceError,
     UsageError,
 )
+from podrun.core.layout import IpuRange
 from podrun.launcher.holds import IpuReservation, PartitionKeepalive, check_unused, reserve_ipus
 from podrun.launcher.launch_faults import LaunchFaults
 from podrun.launcher.launch_server import LaunchPauses, LaunchServer
@@ -200,7 +201,8 @@ class LaunchPartition:
         with self._waiting:
             self._wait_with_attempts()
             if not self.created:
-                self.reports.before = self.reports.latest()
+                ipus = IpuRange(self.first_ipu, self.current.spec.layout.ipus)
+                self.reports.before = self.reports.answering(self.name, ipus)
                 if self.faults.planned:
                     self.client.inject_faults(self.name, self.faults.planned)
             self._log_active(started)

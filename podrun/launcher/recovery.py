@@ -217,15 +217,15 @@ RecoveryStep = (
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """How one attempt of all instances ended. ``cause``: the first instance that failed and how, in words; ``batches``:
-    how many it did; ``seconds``: how long it took. ``reached``: the batch of the training that it came to, counted from
-    the training's first batch and not from the checkpoint it began with; None: unknown. ``in_recovery``: it ended
-    before instances started.
+    how many it did (None: unknown, no machine is left to tell); ``seconds``: how long it took. ``reached``: the batch
+    of the training that it came to, counted from the training's first batch and not from the checkpoint it began with;
+    None: unknown. ``in_recovery``: it ended before instances started.
     """
 
     cause: str
     code: int
     damage: Damage
-    batches: int = 0
+    batches: int | None = 0
     seconds: float = 0.0
     reached: int | None = None
     in_recovery: bool = False
@@ -234,17 +234,22 @@ class Attempt:
     def text(self) -> str:
         """The attempt in words."""
         broken = f" ({', '.join(self.damage.words)})" if self.damage.words else ""
-        batches = f"{self.batches} {'batch' if self.batches == 1 else 'batches'}"
-        return f"{self.cause}{broken}" if self.in_recovery else f"{self.cause} after {batches}{broken}"
+        return f"{self.cause}{'' if self.in_recovery else self._how_far}{broken}"
+
+    @property
+    def _how_far(self) -> str:
+        if self.batches is not None:
+            return f" after {self.batches} {'batch' if self.batches == 1 else 'batches'}"
+        return "" if self.reached is None else f" at batch {self.reached} of the training"
 
     def is_like(self, other: Attempt) -> bool:
-        """True iff both ended in the same way at the same batch of the training."""
-        if self.in_recovery or other.in_recovery:
+        """True iff both ended in the same way at the same batch of the training, as far as that is known."""
+        if self.in_recovery or other.in_recovery or self._place is None:
             return False
         return (self.code, self.damage, self._place) == (other.code, other.damage, other._place)
 
     @property
-    def _place(self) -> int:
+    def _place(self) -> int | None:
         return self.batches if self.reached is None else self.reached
 
 

@@ -43,16 +43,16 @@ class Repairs:
         self._before: Sequence[MachineReport] = ()
         self._reports: Sequence[MachineReport] = ()
 
-    def look(self) -> tuple[Damage, int]:
-        """What is broken now, and the batches done since the previous call. Waits for a partition service that is away,
-        and for a partition that is on its way. Raises PodrunError if that takes too long.
+    def look(self) -> tuple[Damage, int | None]:
+        """What is broken now, and the batches done since the previous call (None: unknown). Waits for a partition
+        service that is away, and for a partition that is on its way. Raises PodrunError if that takes too long.
         """
         partition = self._partition
         state = partition.state_at_rest()
         if state is PartitionState.REMOVED:
             self._check_ours()
             self._reports = ()
-            return without_partition(Damage(), f"partition {partition.name} is gone"), 0
+            return without_partition(Damage(), f"partition {partition.name} is gone"), None
         self._reports = partition.reports.latest(ASKED_AGAIN)
         before = self._before or partition.reports.before
         first, count = partition.first_ipu, partition.current.spec.layout.ipus

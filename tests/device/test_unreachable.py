@@ -41,6 +41,24 @@ def test_whoever_waits_for_one_machine_is_told_that_another_is_lost() -> None:
 
 @pytest.mark.slow
 @pytest.mark.system
+def test_a_machine_that_is_silent_already_is_named_as_a_program_attaches(tmp_path: Path) -> None:
+    """The kernel takes the connection for its process, which says nothing on it."""
+    with processes(2, tmp_path) as pod:
+        os.kill(pod.processes[1].pid, signal.SIGSTOP)
+        connection = pod.connect()
+        try:
+            begin = time.monotonic()
+            with pytest.raises(UnrecoverableRuntimeError, match="machine 1 of the partition") as caught:
+                connection.try_attach(request(IpuRange(0, 8)))
+            assert time.monotonic() - begin < 2 * UNREACHABLE_SECONDS
+            assert "batch" not in caught.value.message  # It was not yet given a program.
+        finally:
+            os.kill(pod.processes[1].pid, signal.SIGCONT)
+            connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_machine_that_cannot_be_reached_is_named_within_seconds(tmp_path: Path, stopped: int) -> None:
     """The other machine waits for it in the exchange of the run, and would do so until the host sync timeout."""

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from podrun.core.errors import DeniedError, ExhaustedError, UsageError
+from podrun.core.errors import DeniedError, ExhaustedError, ServiceError, UsageError
+from podrun.core.layout import IpuRange
 from podrun.core.telemetry import NO_ANSWER, AttachedProcess, IpuReport, MachineReport
 from podrun.launcher import machine_work, partition
 from podrun.launcher.launch_server import LaunchPauses, LaunchServer
@@ -170,6 +171,26 @@ def test_machines_that_do_not_answer_in_time_are_asked_again() -> None:
     assert pauses == [machine_work.BETWEEN_REPORTS_SECONDS] * 2
     assert reports_of_all(lambda: [silent], pauses.append, attempts=4) == [silent]
     assert len(pauses) == 5
+
+
+def test_a_launch_is_refused_by_name_of_the_machine_that_is_silent() -> None:
+    def report(machine: int, state: str) -> MachineReport:
+        ipus = tuple(IpuReport(4 * machine + i, i) for i in range(4))
+        return MachineReport(f"ipum{machine + 1}", state=state, stale_seconds=12.4, ipus=ipus)
+
+    pauses: list[float] = []
+    there = [report(0, "up"), report(1, NO_ANSWER)]
+    reports = machine_work.LaunchReports(lambda: there, pauses.append, Log(stream=io.StringIO()))
+    with pytest.raises(
+        ServiceError, match="machine ipum2 of partition p has not answered for 12 s"
+    ) as refused:
+        reports.answering("p", IpuRange(0, 8))
+    assert refused.value.hint == (
+        "Replace the machine: vipu-admin restart agent ipum2, then: vipu reset partition p"
+    )
+    assert len(pauses) == machine_work.SILENT_ATTEMPTS - 1
+    assert reports.answering("p", IpuRange(0, 4)) == there  # It does not need the machine, and does not wait.
+    assert len(pauses) == machine_work.SILENT_ATTEMPTS - 1
 
 
 def test_a_launch_waits_in_the_queue(launch: Launches) -> None:

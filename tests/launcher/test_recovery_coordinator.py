@@ -443,4 +443,14 @@ def test_a_batch_is_done_when_all_machines_of_the_launch_have_done_it() -> None:
     before = [report(k, 30) for k in range(4)]
     now = [report(0, 43), report(1, 42), report(2, 0, "lost"), report(3, 30)]
     assert done_by_all(before, now, {0, 1, 2}) == 12
-    assert done_by_all(before, now, {2}) == 0
+    assert done_by_all(before, now, {2}) is None
+
+
+def test_batches_that_no_machine_is_left_to_tell_are_not_made_up() -> None:
+    lost = Damage(lost=("a0",), words=("machine a0 lost",))
+    cause = "instance 0 ended with exit code 1"
+    unknown = Attempt(cause, 1, lost, batches=None)
+    assert unknown.text == f"{cause} (machine a0 lost)"
+    assert replace(unknown, reached=10).text == f"{cause} at batch 10 of the training (machine a0 lost)"
+    assert replace(unknown, batches=0).text == f"{cause} after 0 batches (machine a0 lost)"
+    assert not unknown.is_like(unknown)  # Nobody knows whether the second came further than the first.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from podrun.core.cluster import Cluster, load_cluster
-from podrun.core.errors import ServiceError, TakenBy
+from podrun.core.errors import SilentMachineError, TakenBy
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import FaultSpec
 from podrun.partition.client.vipu_client import VipuClient
@@ -42,7 +42,7 @@ class FakeMachine:
 
     def _note(self, call: str, value: Any = None) -> None:
         if not self.alive or self.fail == call:
-            raise ServiceError(f"{call} failed at {self.endpoint}")
+            raise SilentMachineError(f"{call} failed at {self.endpoint}")
         self.calls.append((call, value))
 
     def lead(self, timeout: float | None = None) -> tuple[str, int]:

@@ -256,8 +256,9 @@ def test_a_machine_that_cannot_be_configured_puts_the_partition_in_error(pod16: 
 
     pod16.pool._start = broken  # type: ignore[method-assign, assignment]
     pod16.client.create_partition(Requirements("p", 8))
-    with pytest.raises(ServiceError, match="ERROR: machine ipum2: configure failed"):
+    with pytest.raises(ServiceError, match="ERROR: machine ipum2: configure failed") as refused:
         pod16.client.wait_for_state("p", {S.ACTIVE}, 20)
+    assert "vipu-admin restart agent ipum2, then: vipu reset partition p" in refused.value.message
     pod16.pool.machine("ipum2", "p").fail = ""
     pod16.client.reset_partition("p")
     assert pod16.client.wait_for_state("p", {S.ACTIVE}, 20) is S.ACTIVE

@@ -170,8 +170,10 @@ class PortConnection:
                 if refusal is not None:
                     _close(ports)
                     return refusal
-        except BaseException:
+        except BaseException as error:
             _close(ports)
+            if isinstance(error, PoplarError):
+                self._with_names(error)
             raise
         self._ports, self._owned = ports, request.owned
         return None

@@ -84,8 +84,9 @@ class _Stream:
         self._lost: PoplarError | None = None
         self._closing = False
         self.memory: MemorySender | None = None
-        self.batches = (0, 0)
-        """Batches done, and batches of the run under way: for the error message if the machine is lost."""
+        self.batches: tuple[int, int] | None = None
+        """Batches done, and batches of the run under way: for the error message if the machine is lost. None: no
+        program was loaded."""
         call = stubs.IpuofStub(self._channel).Session(  # type: ignore[no-untyped-call]
             part for request in iter(self._requests.get, None) for part in wire.in_parts(request)
         )
@@ -171,7 +172,7 @@ class _Stream:
                 self._site.machine,
                 self._ipu,
                 reason,
-                doing=batches_in_words(*self.batches),
+                doing=batches_in_words(*self.batches) if self.batches is not None else "",
             )
         )
 
@@ -276,6 +277,7 @@ class RemotePort:
             blob = pb.Blob(region=self._give(region), size=len(data))
         self._io = None
         self._executable, self._done = program.executable, 0
+        self._note_batches(0)
         wait = self._send(
             pb.HostRequest(
                 load=pb.LoadRequest(

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from podrun.core.access import open_channel, why_unreachable
-from podrun.core.errors import ApplicationRuntimeError, ServiceError, TakenBy
+from podrun.core.errors import ApplicationRuntimeError, ServiceError, SilentMachineError, TakenBy
 from podrun.core.identity import Caller
 from podrun.core.telemetry import NO_ERRORS, AttachedProcess, IpuReport, MachineReport
 from podrun.device.health import Health
@@ -135,7 +135,7 @@ class MachineControl:
         except grpc.RpcError as error:
             code, _ = wire.status_of(error)
             why = why_unreachable(self.endpoint) if code == "UNAVAILABLE" else ""
-            raise ServiceError(
+            raise SilentMachineError(
                 f"the machine at {self.endpoint} does not answer ({why or code})",
                 hint=(
                     "See vipu-admin list agents; a lost machine comes back with vipu-admin restart agent ID."

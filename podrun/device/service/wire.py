@@ -45,6 +45,8 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 3_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),  # else a minute, and the shorter one does not count
+    # Of a machine whose process is stopped the kernel takes the connection: gRPC waits 20 s for its first word.
+    ("grpc.min_reconnect_backoff_ms", int(UNREACHABLE_SECONDS * 1000)),
     # A machine that ends is found out at once, and one that starts again on its port is another machine.
     ("grpc.use_local_subchannel_pool", 1),
 )

@@ -16,7 +16,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from podrun.core.cluster import Cluster
-from podrun.core.errors import ConflictError, PodrunError, ServiceError, TakenBy, UsageError
+from podrun.core.errors import (
+    ConflictError,
+    PodrunError,
+    ServiceError,
+    SilentMachineError,
+    TakenBy,
+    UsageError,
+)
 from podrun.core.telemetry import NO_ANSWER, NOT_READY, AttachedProcess, IpuReport, MachineReport
 from podrun.partition.machines.pool import SILENT, MachinePool
 from podrun.partition.state import events as ev
@@ -121,7 +128,13 @@ def on_machines(pool: MachinePool, partition: Partition, work: Callable[[int, Ma
             if isinstance(error, UsageError):
                 raise
             pool.check(use)
-            raise ServiceError(f"machine {use.agent_id}: {error.message}", hint=error.hint) from error
+            hint = error.hint
+            if isinstance(error, SilentMachineError):
+                hint = (
+                    f"Replace the machine: vipu-admin restart agent {use.agent_id}, then: "
+                    f"vipu reset partition {partition.name}"
+                )
+            raise ServiceError(f"machine {use.agent_id}: {error.message}", hint=hint) from error
 
 
 def cancel_faults(pool: MachinePool, partition: Partition, texts: Sequence[str]) -> None:
