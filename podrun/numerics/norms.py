@@ -1,4 +1,5 @@
-"""Normalisation over batches, layers and groups of channels, computed in the type of the input (callers widen halves).
+"""Layers that regularise: normalisation over batches, layers and groups of channels, and dropout. Norms are computed in
+the type of the input (callers widen halves).
 
 Arrays with channels are ``[N, C, *spatial]``. Deviations are the biased ones; ``epsilon`` is added to the variance.
 """
@@ -6,8 +7,10 @@ Arrays with channels are ``[N, C, *spatial]``. Deviations are the biased ones; `
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -91,3 +94,26 @@ def over_root_mean_square(x: Array, axes: tuple[int, ...], epsilon: float) -> tu
     square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)
     inverse = inverse_deviation(square, epsilon)
     return x * inverse, inverse
+
+
+def dropped(
+    key: Any, x: Array, rate: float, shape: Sequence[int], *, below: bool = False
+) -> tuple[Array, Array]:
+    """x with elements set to 0 with probability ``rate`` and the others scaled by ``1 / (1 - rate)``, in x's type; and
+    the mask of those that are kept, of ``shape``, which broadcasts to x's.
+
+    ``key`` is the front end's: one for each operator, replica, micro-batch and seed. An element is kept if its number
+    in [0, 1) is at least the rate, or, ``below``, if it is below 1 - rate. Both are as probable; with one key they keep
+    other elements and round the scale in another place. Recorded results depend on it: PopART's and ONNX's front ends
+    take the first rule, PopTorch's the second.
+    """
+    if below:
+        if rate >= 1:
+            return jnp.zeros_like(x), jnp.zeros(tuple(shape), bool)
+        kept = jax.random.bernoulli(key, 1 - rate, tuple(shape))
+        return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype), kept
+    wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    threshold = jnp.asarray(rate, jnp.float32)
+    kept = jax.random.uniform(key, tuple(shape), jnp.float32) >= threshold
+    scale = jnp.where(threshold < 1, 1 / (1 - jnp.where(threshold < 1, threshold, 0)), 0).astype(wide.dtype)
+    return jnp.where(kept, wide * scale, jnp.zeros((), wide.dtype)).astype(x.dtype), kept

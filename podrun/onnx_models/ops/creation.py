@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import InputMismatch, UnsupportedError
+from podrun.numerics.norms import dropped
 from podrun.onnx_models.ops.common import Array, fold_module, index_dtype, ints, onnx_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
@@ -172,17 +173,10 @@ def multinomial(ctx: Context, node: Node, logits: Array) -> Array:
 
 
 def _drop(
-    ctx: Context, node: Node, x: Array, ratio: Array | float, mask_shape: tuple[int, ...]
+    ctx: Context, node: Node, x: Array, ratio: float, mask_shape: tuple[int, ...]
 ) -> tuple[Array, Array]:
-    """x with elements zeroed with probability ``ratio`` and the others scaled by 1 / (1 - ratio); and what
-    was kept.
-    """
-    wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-    rate = jnp.asarray(ratio, jnp.float32)
-    keep = jax.random.uniform(_key(ctx, node), mask_shape, jnp.float32) >= rate
-    scale = jnp.where(rate < 1, 1 / (1 - jnp.where(rate < 1, rate, 0)), 0).astype(wide.dtype)
-    y = jnp.where(keep, wide * scale, jnp.zeros((), wide.dtype)).astype(x.dtype)
-    return y, jnp.broadcast_to(keep, x.shape)
+    y, kept = dropped(_key(ctx, node), x, ratio, mask_shape)
+    return y, jnp.broadcast_to(kept, x.shape)
 
 
 def _ratio(node: Node) -> float:

@@ -10,20 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from podrun.core.errors import InputMismatch
-from podrun.numerics.gradients import equals_carrier, product_carrier, with_gradient
-from podrun.numerics.precision import is_float
+from podrun.numerics.shared_places import combined, element_places, from_front, index_tuples, reversed_within
 from podrun.onnx_models.ops.common import Array, axis_in, ints, same_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
-
-
-def from_front(indices: Array, size: int) -> Array:
-    """Indices with negative ones counted from the end."""
-    return jnp.where(indices < 0, indices + size, indices)
 
 
 @operator(ONNX, "Gather", since=(1, 11, 13), folds=True)
@@ -37,27 +30,13 @@ def gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
     return jnp.take(x, from_front(indices, x.shape[axis]), axis=axis, mode="clip")
 
 
-def grid(indices: Array, axis: int) -> tuple[Any, ...]:
-    """For each axis the index of every element of ``indices``; along ``axis`` the indices themselves."""
-    places: list[Any] = [
-        jax.lax.broadcasted_iota(indices.dtype, indices.shape, a) for a in range(indices.ndim)
-    ]
-    places[axis] = indices
-    return tuple(places)
-
-
 @operator(ONNX, "GatherElements", since=(11, 13))
 def gather_elements(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
     """For each place, the element of x at that place but for ``axis``, where indices say (ONNX
     GatherElements).
     """
     axis = axis_in(node.get("axis", 0), x.ndim)
-    return x[grid(from_front(indices, x.shape[axis]), axis)]
-
-
-def nd(indices: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """Index tuples from the last axis of ``indices``, negative ones counted from the end."""
-    return tuple(from_front(indices[..., i], shape[i]) for i in range(indices.shape[-1]))
+    return x[element_places(from_front(indices, x.shape[axis]), axis)]
 
 
 @operator(ONNX, "GatherND", since=(11, 12, 13))
@@ -67,7 +46,7 @@ def gather_nd(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
     """
 
     def pick(data: Array, at: Array) -> Array:
-        return data[nd(at, data.shape)]
+        return data[index_tuples(at, data.shape)]
 
     for _ in range(node.get("batch_dims", 0)):
         pick = jax.vmap(pick)
@@ -112,16 +91,6 @@ def compress(ctx: Context, node: Node, x: Array, condition: Array) -> Array:
     if "axis" not in node.attributes:
         return x.reshape(-1)[keep]
     return jnp.take(x, keep, axis=axis_in(node["axis"], x.ndim))
-
-
-def reversed_within(x: Array, lengths: Array, batch_axis: int, time_axis: int) -> Array:
-    """x with the first ``lengths[b]`` steps of batch b back to front and the others in place."""
-    steps = jax.lax.broadcasted_iota(lengths.dtype, x.shape, time_axis)
-    shape = [1] * x.ndim
-    shape[batch_axis] = x.shape[batch_axis]
-    length = lengths.reshape(shape)
-    source = jnp.where(steps < length, length - 1 - steps, steps)
-    return jnp.take_along_axis(x, source, axis=time_axis)
 
 
 @operator(ONNX, "ReverseSequence", since=(10, 28))
@@ -239,28 +208,11 @@ def sequence_slice(
     return result
 
 
-def combine(ctx: Context, x: Array, at: Any, updates: Array, reduction: str) -> Array:
-    """x with updates put at (added to, multiplied into, ...) the places ``at``; ValueError for unknown reductions.
-
-    The gradient of a greatest or least value goes whole to each update, and to the element of x, that equals it
-    (PopART ScatterReduceGrad); that of a product is exact where factors are 0 too.
-    """
-    place = x.at[at]
-    differentiated = ctx.training and is_float(x)
-    match reduction:
-        case "none":
-            return place.set(updates)
-        case "add":
-            return place.add(updates)
-        case "mul":
-            if not differentiated:
-                return place.multiply(updates)
-            product = lax.stop_gradient(x).at[at].multiply(lax.stop_gradient(updates))
-            return with_gradient(product, product_carrier(x, at, updates))
-        case "max" | "min":
-            result = place.max(updates) if reduction == "max" else place.min(updates)
-            return with_gradient(result, equals_carrier(x, at, updates, result)) if differentiated else result
-    raise InputMismatch(f"reduction '{reduction}' is none of none, add, mul, max, min")
+def _combined(ctx: Context, x: Array, at: Any, updates: Array, how: str) -> Array:
+    """`combined` with the gradients that PopART has for extremes; ONNX has no mean."""
+    if how == "mean":
+        raise InputMismatch("reduction 'mean' is none of none, add, mul, max, min")
+    return combined(x, at, updates, how, whole_to_equals=ctx.training)
 
 
 @operator(ONNX, "Scatter", since=(9, 11))
@@ -269,15 +221,15 @@ def scatter_elements(ctx: Context, node: Node, x: Array, indices: Array, updates
     """x with updates written (or reduced) where indices say along ``axis`` (ONNX ScatterElements)."""
     same_dtype(x, updates)
     axis = axis_in(node.get("axis", 0), x.ndim)
-    at = grid(from_front(indices, x.shape[axis]), axis)
-    return combine(ctx, x, at, updates, node.get("reduction", "none"))
+    at = element_places(from_front(indices, x.shape[axis]), axis)
+    return _combined(ctx, x, at, updates, node.get("reduction", "none"))
 
 
 @operator(ONNX, "ScatterND", since=(11, 13, 16, 18))
 def scatternd(ctx: Context, node: Node, x: Array, indices: Array, updates: Array) -> Array:
     """x with slices of updates written (or reduced) at index tuples (ONNX ScatterND)."""
     same_dtype(x, updates)
-    return combine(ctx, x, nd(indices, x.shape), updates, node.get("reduction", "none"))
+    return _combined(ctx, x, index_tuples(indices, x.shape), updates, node.get("reduction", "none"))
 
 
 # --- ai.graphcore
@@ -296,18 +248,6 @@ def _scatter_reduction(node: Node) -> str:
     return found
 
 
-def _identity(reduction: str, dtype: Any) -> Array:
-    """The value of a place to which nothing is scattered, before it is zeroed."""
-    if reduction in ("add", "none"):
-        return np.zeros((), dtype)
-    if reduction == "mul":
-        return np.ones((), dtype)
-    if jnp.issubdtype(dtype, jnp.floating):
-        return np.asarray(-np.inf if reduction == "max" else np.inf, dtype)
-    info = np.iinfo(dtype)
-    return np.asarray(info.min if reduction == "max" else info.max, dtype)
-
-
 def _scatter_reduce(
     ctx: Context, source: Array, index: Array, base: Array | None, size: int, axis: int, reduction: str
 ) -> Array:
@@ -317,15 +257,11 @@ def _scatter_reduce(
         index = index.reshape(shape)
     index = jnp.broadcast_to(index, source.shape)
     target = tuple(size if a == axis else d for a, d in enumerate(source.shape))
-    at = grid(index, axis)
-    if base is not None:
-        return combine(ctx, base, at, source, reduction)
-    start = jnp.full(target, _identity(reduction, source.dtype))
-    result = combine(ctx, start, at, source, reduction)
-    if reduction in ("max", "min"):
-        touched = jnp.zeros(target, bool).at[at].set(True)
-        result = jnp.where(touched, result, jnp.zeros((), source.dtype))
-    return result
+    at, extreme = element_places(index, axis), reduction in ("max", "min")
+    if base is None:
+        base = jnp.full(target, np.asarray(int(reduction == "mul"), source.dtype))
+        return combined(base, at, source, reduction, include=not extreme, whole_to_equals=ctx.training)
+    return _combined(ctx, base, at, source, reduction)
 
 
 @operator(GRAPHCORE, "ScatterReduce")

@@ -1,148 +1,64 @@
-"""RNN, GRU and LSTM as ``lax.scan`` over time: inputs projected for all steps at once, one matrix product
-a step.
+"""RNN, GRU and LSTM of ONNX, and PopART's LSTM: attributes of `podrun.numerics.recurrence`, directions and layouts.
 
-Shapes (ONNX, ``layout`` 0): X ``[time, batch, input]``, W ``[directions, gates*hidden, input]``, R
-``[directions,
-gates*hidden, hidden]``, B ``[directions, 2*gates*hidden]``, states ``[directions, batch, hidden]``. With
-layout 1 batch comes first. Halves are computed in float32 and rounded once.
+Shapes (ONNX, ``layout`` 0): X ``[time, batch, input]``, W ``[directions, gates*hidden, input]``, R ``[directions,
+gates*hidden, hidden]``, B ``[directions, 2*gates*hidden]``, states ``[directions, batch, hidden]``. With layout 1 batch
+comes first. Halves are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 
 from podrun.core.errors import InputMismatch, UnsupportedError
 from podrun.numerics.precision import rounds_once
+from podrun.numerics.recurrence import (
+    ACTIVATIONS,
+    SIGMOID,
+    TANH,
+    Cell,
+    CellWeights,
+    Sequences,
+    State,
+    cell_activations,
+    recurrence,
+)
 from podrun.onnx_models.ops.common import Array
-from podrun.onnx_models.ops.indexing import reversed_within
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
 
 _log = logging.getLogger("podrun.popart.ops")
 
-Activation = Callable[[Array], Array]
 
-_ACTIVATIONS: dict[str, Callable[..., Array]] = {
-    "relu": lambda x, a, b: jnp.maximum(x, 0),
-    "tanh": lambda x, a, b: jnp.tanh(x),
-    "sigmoid": lambda x, a, b: jax.nn.sigmoid(x),
-    "affine": lambda x, a, b: (1.0 if a is None else a) * x + (0.0 if b is None else b),
-    "leakyrelu": lambda x, a, b: jnp.where(x >= 0, x, (0.01 if a is None else a) * x),
-    "thresholdedrelu": lambda x, a, b: jnp.where(x > (1.0 if a is None else a), x, 0),
-    "scaledtanh": lambda x, a, b: (1.0 if a is None else a) * jnp.tanh((1.0 if b is None else b) * x),
-    "hardsigmoid": lambda x, a, b: jnp.clip((0.2 if a is None else a) * x + (0.5 if b is None else b), 0, 1),
-    "elu": lambda x, a, b: jnp.where(x >= 0, x, (1.0 if a is None else a) * jnp.expm1(jnp.minimum(x, 0))),
-    "softsign": lambda x, a, b: x / (1 + jnp.abs(x)),
-    "softplus": lambda x, a, b: jax.nn.softplus(x),
-}
-_WITH_ALPHA = {"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu"}
-_WITH_BETA = {"affine", "scaledtanh", "hardsigmoid"}
-
-
-@dataclass(frozen=True, slots=True)
-class CellWeights:
-    """The ingredients of one direction: its activations, and a function that clips values."""
-
-    activations: tuple[Activation, ...]
-    clip: Activation
-
-
-def _cells(node: Node, directions: int, defaults: tuple[str, ...]) -> list[CellWeights]:
-    names = [n.lower() for n in node.get("activations") or defaults * directions]
-    if len(defaults) == 1 and names == ["tanh", "tanh"]:
+def _cells(node: Node, directions: int, kind: str, gates: str, defaults: tuple[str, ...]) -> list[Cell]:
+    """The cell of each direction. Raises InputMismatch and UnsupportedError for activations that do not fit."""
+    names = tuple(node.get("activations") or defaults * directions)
+    if len(defaults) == 1 and [n.lower() for n in names] == ["tanh", "tanh"]:
         names = names[:directions]  # the schema's default for RNN, whatever the direction
     if len(names) != len(defaults) * directions:
         raise InputMismatch(f"{len(names)} activations are given; {len(defaults) * directions} are needed")
-    alphas, betas = list(node.get("activation_alpha") or ()), list(node.get("activation_beta") or ())
-    made: list[Activation] = []
+    parameters = (tuple(node.get(f"activation_{name}") or ()) for name in ("alpha", "beta"))
     for name in names:
-        if name not in _ACTIVATIONS:
-            raise UnsupportedError(f"activation '{name}' of {node.describe()} is not known")
-        a = alphas.pop(0) if name in _WITH_ALPHA and alphas else None
-        b = betas.pop(0) if name in _WITH_BETA and betas else None
-        made.append(functools.partial(_ACTIVATIONS[name], a=a, b=b))
-    limit = node.get("clip")
-
-    def clip(x: Array) -> Array:
-        return x if limit is None else jnp.clip(x, -limit, limit)
-
+        if name.lower() not in ACTIVATIONS:
+            raise UnsupportedError(f"activation '{name.lower()}' of {node.describe()} is not known")
+    functions = cell_activations(names, *parameters)
     per = len(defaults)
-    return [CellWeights(tuple(made[d * per : (d + 1) * per]), clip) for d in range(directions)]
-
-
-Step = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
-"""From the projected input of a step and the state to the new state, whose first part is the output."""
-
-
-def _run_direction(
-    x: Array, lengths: Array | None, state: tuple[Array, ...], step: Step
-) -> tuple[Array, tuple[Array, ...]]:
-    """Scan a step over projected inputs ``[time, batch, ...]``: outputs (0 beyond each length) and the
-    final state.
-    """
-
-    def body(carry: tuple[Array, ...], each: Any) -> Any:
-        t, projected = each
-        new = step(projected, carry)
-        if lengths is None:
-            return new, new[0]
-        alive = (t < lengths)[:, None]
-        kept = tuple(jnp.where(alive, n, c) for n, c in zip(new, carry, strict=True))
-        return kept, jnp.where(alive, new[0], jnp.zeros((), new[0].dtype))
-
-    final, outputs = lax.scan(body, state, (jnp.arange(x.shape[0], dtype=jnp.int32), x))
-    return outputs, final
-
-
-def _recurrent(
-    node: Node,
-    x: Array,
-    states: tuple[Array | None, ...],
-    lengths: Array | None,
-    defaults: tuple[str, ...],
-    project: Callable[[int, Array], Array],
-    make_step: Callable[[int, CellWeights], Step],
-    hidden: int,
-) -> tuple[Array, ...]:
-    """Run all directions: Y ``[time, directions, batch, hidden]`` and each final state ``[directions,
-    batch, hidden]``.
-    """
-    direction = node.get("direction", "forward")
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise InputMismatch(f"direction '{direction}' is none of forward, reverse, bidirectional")
-    first_batch = bool(node.get("layout", 0))
-    if first_batch:
-        x = jnp.swapaxes(x, 0, 1)
-        states = tuple(None if s is None else jnp.swapaxes(s, 0, 1) for s in states)
-    directions = 2 if direction == "bidirectional" else 1
-    batch = x.shape[1]
-    lengths = None if lengths is None else lengths.astype(jnp.int32)
-    outputs, finals = [], []
-    for d, cell in enumerate(_cells(node, directions, defaults)):
-        backward = direction == "reverse" or d == 1
-        start = tuple(jnp.zeros((batch, hidden), x.dtype) if s is None else s[d] for s in states)
-        given = _backward(x, lengths) if backward else x
-        y, final = _run_direction(project(d, given), lengths, start, make_step(d, cell))
-        outputs.append(_backward(y, lengths) if backward else y)
-        finals.append(final)
-    stacked = jnp.stack(outputs, axis=1)
-    last = tuple(jnp.stack([f[k] for f in finals], axis=0) for k in range(len(states)))
-    if first_batch:
-        return (jnp.transpose(stacked, (2, 0, 1, 3)), *(jnp.swapaxes(s, 0, 1) for s in last))
-    return (stacked, *last)
-
-
-def _backward(x: Array, lengths: Array | None) -> Array:
-    return jnp.flip(x, 0) if lengths is None else reversed_within(x, lengths, 1, 0)
+    return [
+        Cell(
+            kind,
+            gates,
+            functions[d * per : (d + 1) * per],
+            clip=node.get("clip"),
+            reset_after=bool(node.get("linear_before_reset", 0)),
+            coupled=bool(node.get("input_forget", 0)),
+            turns=True,
+        )
+        for d in range(directions)
+    ]
 
 
 def _hidden(node: Node, r: Array) -> int:
@@ -152,7 +68,42 @@ def _hidden(node: Node, r: Array) -> int:
     return int(size)
 
 
-def _heeded(ctx: Context, node: Node, lengths: Array | None) -> Array | None:
+def _directions(
+    node: Node,
+    x: Array,
+    states: tuple[Array | None, ...],
+    lengths: Array | None,
+    weights: Callable[[int], CellWeights],
+    cells: Callable[[int], list[Cell]],
+) -> tuple[Array, ...]:
+    """Run all directions: Y ``[time, directions, batch, hidden]`` and each final state ``[directions, batch,
+    hidden]``.
+    """
+    direction = node.get("direction", "forward")
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise InputMismatch(f"direction '{direction}' is none of forward, reverse, bidirectional")
+    first_batch = bool(node.get("layout", 0))
+    if first_batch:
+        x = jnp.swapaxes(x, 0, 1)
+        states = tuple(None if s is None else jnp.swapaxes(s, 0, 1) for s in states)
+    lengths = None if lengths is None else lengths.astype(jnp.int32)
+    outputs, finals = [], []
+    for d, cell in enumerate(cells(2 if direction == "bidirectional" else 1)):
+        here = weights(d)
+        zeros = jnp.zeros((x.shape[1], here.recurrent.shape[-1]), x.dtype)
+        start = tuple(zeros if s is None else s[d] for s in states)
+        backward = direction == "reverse" or d == 1
+        y, final = recurrence(cell, here, Sequences(x, lengths), start, backward=backward)
+        outputs.append(y)
+        finals.append(final)
+    stacked = jnp.stack(outputs, axis=1)
+    last = tuple(jnp.stack([f[k] for f in finals], axis=0) for k in range(len(states)))
+    if first_batch:
+        return (jnp.transpose(stacked, (2, 0, 1, 3)), *(jnp.swapaxes(s, 0, 1) for s in last))
+    return (stacked, *last)
+
+
+def _used_lengths(ctx: Context, node: Node, lengths: Array | None) -> Array | None:
     """The lengths of sequences. The SDK's RNN and GRU ignore them with a warning."""
     if lengths is None or ctx.sdk is None:
         return lengths
@@ -173,16 +124,14 @@ def rnn(
     h: Array = None,
 ) -> tuple[Array, ...]:
     """h = f(W x + Wb + R h + Rb) (ONNX RNN): all outputs and the last."""
-    n, lengths = _hidden(node, r), _heeded(ctx, node, lengths)
+    n, lengths = _hidden(node, r), _used_lengths(ctx, node, lengths)
 
-    def project(d: int, x: Array) -> Array:
-        y = x @ w[d].T
-        return y if b is None else y + (b[d, :n] + b[d, n:])
+    def weights(d: int) -> CellWeights:
+        return CellWeights(w[d], r[d], () if b is None else (b[d, :n] + b[d, n:],))
 
-    def make(d: int, cell: CellWeights) -> Step:
-        return lambda p, s: (cell.activations[0](cell.clip(p + s[0] @ r[d].T)),)
-
-    return _recurrent(node, x, (h,), lengths, ("Tanh",), project, make, n)
+    return _directions(
+        node, x, (h,), lengths, weights, lambda count: _cells(node, count, "rnn", "n", ("Tanh",))
+    )
 
 
 @operator(ONNX, "GRU", since=(1, 7, 14, 22))
@@ -197,37 +146,24 @@ def gru(
     lengths: Array = None,
     h: Array = None,
 ) -> tuple[Array, ...]:
-    """Update gate z, reset gate r, candidate h (ONNX GRU): ``linear_before_reset`` as cuDNN and PyTorch
-    have it.
-    """
-    n, lengths = _hidden(node, r), _heeded(ctx, node, lengths)
+    """Update gate z, reset gate r, new state (ONNX GRU): ``linear_before_reset`` as cuDNN and PyTorch have it."""
+    n, lengths = _hidden(node, r), _used_lengths(ctx, node, lengths)
     after = bool(node.get("linear_before_reset", 0))
 
-    def project(d: int, x: Array) -> Array:
-        y = x @ w[d].T
+    def weights(d: int) -> CellWeights:
         if b is None:
-            return y
-        extra = b[d, 3 * n :]
-        extra = extra.at[2 * n :].set(0) if after else extra
-        return y + b[d, : 3 * n] + extra
+            return CellWeights(w[d], r[d])
+        own, recurrent = b[d, : 3 * n], b[d, 3 * n :]
+        if not after:
+            return CellWeights(w[d], r[d], (own, recurrent))
+        new = jnp.arange(3 * n) >= 2 * n
+        inside, zero = jnp.where(new, recurrent, 0), jnp.zeros((), b.dtype)
+        return CellWeights(w[d], r[d], (own, jnp.where(new, zero, recurrent)), inside)
 
-    def make(d: int, cell: CellWeights) -> Step:
-        f, g = cell.activations
-
-        def step(p: Array, s: tuple[Array, ...]) -> tuple[Array, ...]:
-            (state,) = s
-            gates = p[:, : 2 * n] + state @ r[d, : 2 * n].T
-            z, reset = f(cell.clip(gates[:, :n])), f(cell.clip(gates[:, n:]))
-            if after:
-                inner = state @ r[d, 2 * n :].T + (0 if b is None else b[d, 5 * n :])
-                candidate = p[:, 2 * n :] + reset * inner
-            else:
-                candidate = p[:, 2 * n :] + (reset * state) @ r[d, 2 * n :].T
-            return ((1 - z) * g(cell.clip(candidate)) + z * state,)
-
-        return step
-
-    return _recurrent(node, x, (h,), lengths, ("Sigmoid", "Tanh"), project, make, n)
+    names = ("Sigmoid", "Tanh")
+    return _directions(
+        node, x, (h,), lengths, weights, lambda count: _cells(node, count, "gru", "zrn", names)
+    )
 
 
 @operator(ONNX, "LSTM", since=(1, 7, 14, 22))
@@ -246,31 +182,19 @@ def lstm(
 ) -> tuple[Array, ...]:
     """Gates input, output, forget, cell (ONNX LSTM): all outputs, the last output, the last cell state."""
     n = _hidden(node, r)
-    coupled = bool(node.get("input_forget", 0))
 
-    def project(d: int, x: Array) -> Array:
-        y = x @ w[d].T
-        return y if b is None else y + (b[d, : 4 * n] + b[d, 4 * n :])
+    def weights(d: int) -> CellWeights:
+        biases = () if b is None else (b[d, : 4 * n] + b[d, 4 * n :],)
+        looks = None if peepholes is None else tuple(jnp.split(peepholes[d], 3))
+        return CellWeights(w[d], r[d], biases, peepholes=looks)
 
-    def make(d: int, cell: CellWeights) -> Step:
-        f, g, out = cell.activations
-        look = (
-            [jnp.zeros((), x.dtype)] * 3
-            if peepholes is None
-            else [peepholes[d, k * n : (k + 1) * n] for k in range(3)]
-        )
+    names = ("Sigmoid", "Tanh", "Tanh")
+    return _directions(
+        node, x, (h, c), lengths, weights, lambda count: _cells(node, count, "lstm", "iofn", names)
+    )
 
-        def step(p: Array, s: tuple[Array, ...]) -> tuple[Array, ...]:
-            state, memory = s
-            i, o, forget, new = (v for v in jnp.split(p + state @ r[d].T, 4, axis=-1))
-            i = f(cell.clip(i + look[0] * memory))
-            forget = 1 - i if coupled else f(cell.clip(forget + look[2] * memory))
-            memory = forget * memory + i * g(cell.clip(new))
-            return f(cell.clip(o + look[1] * memory)) * out(memory), memory
 
-        return step
-
-    return _recurrent(node, x, (h, c), lengths, ("Sigmoid", "Tanh", "Tanh"), project, make, n)
+_POPLIBS = Cell("lstm", "fino", (SIGMOID, TANH, TANH))
 
 
 @operator(GRAPHCORE, "LSTM")
@@ -278,24 +202,17 @@ def lstm(
 def graphcore_lstm(
     ctx: Context, node: Node, x: Array, weights: Array, bias: Array = None, state: Array = None
 ) -> Any:
-    """poplibs' LSTM: x ``[time, batch, input]``, weights ``[4, input + hidden, hidden]``, gates forget,
-    input, cell, output.
+    """poplibs' LSTM: x ``[time, batch, input]``, weights ``[4, input + hidden, hidden]``, gates forget, input, cell,
+    output.
 
     bias ``[4, hidden]``, initial state ``[2, batch, hidden]`` (output, cell). Returns all outputs (or, with
     ``outputFullSequence=0``, the last) and the last cell state (PopART LSTM).
     """
     inputs, n = x.shape[2], weights.shape[2]
-    batch = x.shape[1]
-    start = jnp.zeros((2, batch, n), x.dtype) if state is None else state
-    kernel = jnp.transpose(weights, (1, 0, 2)).reshape(inputs + n, 4 * n)
-    offset = 0 if bias is None else bias.reshape(-1)
-    projected = x @ kernel[:inputs] + offset
-
-    def step(p: Array, s: tuple[Array, ...]) -> tuple[Array, ...]:
-        h, c = s
-        forget, i, new, o = jnp.split(p + h @ kernel[inputs:], 4, axis=-1)
-        c = jax.nn.sigmoid(forget) * c + jax.nn.sigmoid(i) * jnp.tanh(new)
-        return jax.nn.sigmoid(o) * jnp.tanh(c), c
-
-    y, (last, cell) = _run_direction(projected, None, (start[0], start[1]), step)
+    start: State = tuple(jnp.zeros((2, x.shape[1], n), x.dtype) if state is None else state)
+    rows = jnp.transpose(weights, (0, 2, 1)).reshape(4 * n, inputs + n)
+    biases = (jnp.zeros((), x.dtype) if bias is None else bias.reshape(-1),)
+    y, (last, cell) = recurrence(
+        _POPLIBS, CellWeights(rows[:, :inputs], rows[:, inputs:], biases), Sequences(x), start
+    )
     return (y if node.get("outputFullSequence", 1) else last), cell

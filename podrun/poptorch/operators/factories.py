@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from podrun.numerics.norms import dropped
 from podrun.numerics.precision import widen
 from podrun.poptorch.operators.table import Array, Call, aten
 
@@ -96,18 +97,14 @@ def upper_triangle_indices(call: Call, rows: int, columns: int, offset: int = 0,
     return jnp.stack(jnp.triu_indices(rows, offset, columns)).astype(call.dtype)
 
 
-def dropped(call: Call, x: Array, probability: float) -> tuple[Array, Array]:
-    """x with elements set to 0 at random and the others scaled up; and where elements are kept."""
-    if probability >= 1:
-        return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
-    kept = jax.random.bernoulli(call.key(), 1 - probability, x.shape)
-    return jnp.where(kept, x / (1 - probability), 0).astype(x.dtype), kept
+def _dropped(call: Call, x: Array, probability: float, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    return dropped(call.key(), x, probability, shape, below=True)
 
 
 @aten("dropout", kind="Dropout")
 def dropout(call: Call, x: Array, probability: float, train: bool) -> Array:
     """x with elements set to 0 at random while training."""
-    return dropped(call, x, probability)[0] if train and probability else x
+    return _dropped(call, x, probability, x.shape)[0] if train and probability else x
 
 
 @aten("native_dropout", kind="Dropout")
@@ -115,18 +112,14 @@ def dropout_with_mask(
     call: Call, x: Array, probability: float, train: bool | None = True
 ) -> tuple[Array, Array]:
     """Dropout and where elements are kept."""
-    return dropped(call, x, probability) if train else (x, jnp.ones(x.shape, bool))
+    return _dropped(call, x, probability, x.shape) if train else (x, jnp.ones(x.shape, bool))
 
 
 @aten("feature_dropout", kind="Dropout")
 def channel_dropout(call: Call, x: Array, probability: float, train: bool) -> Array:
     """x with whole channels set to 0 at random while training."""
-    if not train or not probability:
-        return x
-    if probability >= 1:
-        return jnp.zeros_like(x)
-    kept = jax.random.bernoulli(call.key(), 1 - probability, x.shape[:2] + (1,) * (x.ndim - 2))
-    return jnp.where(kept, x / (1 - probability), 0).astype(x.dtype)
+    channels = x.shape[:2] + (1,) * (x.ndim - 2)
+    return _dropped(call, x, probability, channels)[0] if train and probability else x
 
 
 @aten("bernoulli.default", kind="RandomUniform")

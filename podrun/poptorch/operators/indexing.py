@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from podrun.numerics.shared_places import combined, element_places
 from podrun.poptorch.operators.table import Array, Call, aten, axis
 
 
@@ -89,83 +89,30 @@ def put(call: Call, x: Array, indices: Array, source: Array, accumulate: bool = 
     return (target.add(values) if accumulate else target.set(values)).reshape(x.shape)
 
 
-def _places(x: Array, dim: int, indices: Array) -> tuple[Array, ...]:
-    grid = list(jnp.ogrid[tuple(slice(0, n) for n in indices.shape)])
-    grid[axis(dim, x.ndim)] = indices
-    return tuple(grid)
-
-
-@jax.custom_vjp
-def _multiplied(x: Array, places: tuple[Array, ...], values: Array) -> Array:
-    """x with elements multiplied, some of them several times; JAX has no gradient for that."""
-    return x.at[places].multiply(values)
-
-
-def _multiplied_forward(x: Array, places: tuple[Array, ...], values: Array) -> Any:
-    made = _multiplied(x, places, values)
-    return made, (x, places, values, made)
-
-
-def _multiplied_backward(saved: Any, gradient: Array) -> Any:
-    """The product over each factor, as torch's gradient of ``scatter_reduce`` is; the other factors where one is 0."""
-    x, places, values, made = saved
-    rows = jnp.where(values == 0, 0, 1).astype(x.dtype)
-    zeros = jnp.where(x == 0, 1, 0).astype(jnp.int32).at[places].add((values == 0).astype(jnp.int32))
-    others = jnp.where(x == 0, 1, x).at[places].multiply(jnp.where(rows == 0, 1, values))
-    own = jnp.where(zeros == 0, made / jnp.where(x == 0, 1, x), jnp.where((zeros == 1) & (x == 0), others, 0))
-    total = zeros[places]
-    part = jnp.where(
-        total == 0,
-        made[places] / jnp.where(values == 0, 1, values),
-        jnp.where((total == 1) & (values == 0), others[places], 0),
-    )
-    return gradient * own, None, gradient[places] * part
-
-
-_multiplied.defvjp(_multiplied_forward, _multiplied_backward)
+_REDUCTIONS = {
+    None: "none",
+    "add": "add",
+    "sum": "add",
+    "multiply": "mul",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+    "mean": "mean",
+}
+"""Torch's names of reductions as `podrun.numerics.shared_places.combined` has them."""
 
 
 def _scattered(
     x: Array, dim: int, indices: Array, source: Any, reduce: str | None, include: bool = True
 ) -> Array:
     if not x.ndim:
-        made = _scattered(x[None], 0, indices.reshape(-1), jnp.asarray(source).reshape(-1), reduce, include)
-        return made[0]
-    places = _places(x, dim, indices)
+        line = jnp.asarray(source).reshape(-1)
+        return _scattered(x[None], 0, indices.reshape(-1), line, reduce, include)[0]
     values = jnp.asarray(source).astype(x.dtype)
-    cut = tuple(slice(0, n) for n in indices.shape)
-    values = values[cut] if values.ndim else jnp.broadcast_to(values, indices.shape)
-    if not include and reduce is not None:
-        empty = {"amax": _lowest(x), "amin": _highest(x), "prod": 1, "mean": 0}.get(reduce, 0)
-        x = x.at[places].set(jnp.asarray(empty, x.dtype))
-    if reduce in ("multiply", "prod"):
-        return _multiplied(x, places, values)
-    target = x.at[places]
-    if reduce == "mean":
-        count = jnp.zeros(x.shape, x.dtype).at[places].add(1)
-        total = target.add(values)
-        if include:
-            return jnp.where(count > 0, _quotient(total, count + 1), x)
-        return jnp.where(count > 0, _quotient(total, jnp.maximum(count, 1)), x)
-    return {
-        None: target.set,
-        "add": target.add,
-        "sum": target.add,
-        "amax": target.max,
-        "amin": target.min,
-    }[reduce](values)
-
-
-def _quotient(total: Array, count: Array) -> Array:
-    return total / count if jnp.issubdtype(total.dtype, jnp.floating) else total // count
-
-
-def _lowest(x: Array) -> Any:
-    return -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min
-
-
-def _highest(x: Array) -> Any:
-    return jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).max
+    part = tuple(slice(0, n) for n in indices.shape)
+    values = values[part] if values.ndim else jnp.broadcast_to(values, indices.shape)
+    places = element_places(indices, axis(dim, x.ndim))
+    return combined(x, places, values, _REDUCTIONS[reduce], include=include)
 
 
 @aten("scatter", kind="ScatterElements")

@@ -1,20 +1,29 @@
-"""Convolutions of 1 to 3 dimensions and their transposes; recurrent networks whole, as scans over time."""
+"""Convolutions of 1 to 3 dimensions and their transposes; recurrent networks whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from podrun.numerics.convolution import along_channels, columns_of, convolved, image_of
 from podrun.numerics.convolution import transposed as turned
+from podrun.numerics.norms import dropped
 from podrun.numerics.precision import product_with_rows, widen
+from podrun.numerics.recurrence import (
+    SIGMOID,
+    TANH,
+    Activation,
+    Cell,
+    CellWeights,
+    Sequences,
+    State,
+    recurrence,
+)
 from podrun.numerics.windows import Window
-from podrun.poptorch.operators.factories import dropped
 from podrun.poptorch.operators.table import Array, Call, aten, spread
 
 
@@ -109,50 +118,10 @@ def image_of_columns(
     return image_of(x, size, window) if x.ndim == 3 else image_of(x[None], size, window)[0]
 
 
-State = tuple[Array, ...]
-Cell = Callable[[State, Array, Array, Any], tuple[State, Array]]
-"""State, input's part of the gates, recurrent weights and bias -> next state, output."""
+def _network(kind: str, gates: str, *activations: Activation) -> Callable[..., tuple[Array, ...]]:
+    """Layers of a recurrent cell, each in one or two directions; between layers dropout while training."""
+    cell = Cell(kind, gates, activations, product=product_with_rows)
 
-
-def _lstm_cell(state: State, gates: Array, weight: Array, bias: Any) -> tuple[State, Array]:
-    hidden, memory = state
-    gates = gates + product_with_rows(hidden, weight) + bias
-    enter, forget, new, leave = jnp.split(gates, 4, -1)
-    memory = jax.nn.sigmoid(forget) * memory + jax.nn.sigmoid(enter) * jnp.tanh(new)
-    hidden = jax.nn.sigmoid(leave) * jnp.tanh(memory)
-    return (hidden, memory), hidden
-
-
-def _gru_cell(state: State, gates: Array, weight: Array, bias: Any) -> tuple[State, Array]:
-    (hidden,) = state
-    recurrent = product_with_rows(hidden, weight) + bias
-    reset_x, update_x, new_x = jnp.split(gates, 3, -1)
-    reset_h, update_h, new_h = jnp.split(recurrent, 3, -1)
-    update = jax.nn.sigmoid(update_x + update_h)
-    new = jnp.tanh(new_x + jax.nn.sigmoid(reset_x + reset_h) * new_h)
-    hidden = (1 - update) * new + update * hidden
-    return (hidden,), hidden
-
-
-def _plain_cell(activation: Callable[[Array], Array]) -> Cell:
-    def cell(state: State, gates: Array, weight: Array, bias: Any) -> tuple[State, Array]:
-        hidden = activation(gates + product_with_rows(state[0], weight) + bias)
-        return (hidden,), hidden
-
-    return cell
-
-
-def _direction(
-    cell: Cell, x: Array, start: State, weights: list[Array], backwards: bool
-) -> tuple[State, Array]:
-    """One layer in one direction: x ``[time, batch, features]``."""
-    entering, recurrent = weights[:2]
-    bias_x, bias_h = weights[2:4] if len(weights) > 3 else (0.0, 0.0)
-    gates = product_with_rows(x, entering) + bias_x
-    return lax.scan(lambda s, g: cell(s, g, recurrent, bias_h), start, gates, reverse=backwards)
-
-
-def _network(cell: Cell) -> Callable[..., tuple[Array, ...]]:
     def run(
         call: Call,
         x: Array,
@@ -172,20 +141,20 @@ def _network(cell: Cell) -> Callable[..., tuple[Array, ...]]:
         elif batch_first:
             x = x.swapaxes(0, 1)
         directions = 2 if bidirectional else 1
-        each_has = (len(parameters)) // (layers * directions)
+        count = len(parameters) // (layers * directions)
         final: list[State] = []
         for layer in range(layers):
             outputs = []
             for direction in range(directions):
                 at = layer * directions + direction
-                weights = [widen(w) for w in parameters[at * each_has : (at + 1) * each_has]]
+                weights = _weights(parameters[at * count : (at + 1) * count])
                 state = tuple(each[at] for each in starts)
-                ended, output = _direction(cell, x, state, weights, bool(direction))
+                output, ended = recurrence(cell, weights, Sequences(x), state, backward=bool(direction))
                 outputs.append(output)
                 final.append(ended)
             x = jnp.concatenate(outputs, -1)
             if dropout and train and layer < layers - 1:
-                x = dropped(call, x, dropout)[0]
+                x = dropped(call.key(), x, dropout, x.shape, below=True)[0]
         states = [jnp.stack([state[i] for state in final]) for i in range(len(starts))]
         if single:
             return x[:, 0], *(each[:, 0] for each in states)
@@ -194,7 +163,15 @@ def _network(cell: Cell) -> Callable[..., tuple[Array, ...]]:
     return run
 
 
-aten("lstm.input", kind="LSTM")(_network(_lstm_cell))
-aten("gru.input", kind="GRU")(_network(_gru_cell))
-aten("rnn_tanh.input", kind="RNN")(_network(_plain_cell(jnp.tanh)))
-aten("rnn_relu.input", kind="RNN")(_network(_plain_cell(jax.nn.relu)))
+def _weights(parameters: Sequence[Array]) -> CellWeights:
+    """Torch's parameters of one layer in one direction: weights, two biases or none, and a projection or none."""
+    entering, recurrent, *rest = (widen(each) for each in parameters)
+    biases, projection = (rest[:2], rest[2:]) if len(rest) > 1 else ([], rest)
+    leaving = projection[0] if projection else None
+    return CellWeights(entering, recurrent, tuple(biases[:1]), biases[1] if biases else None, leaving=leaving)
+
+
+aten("lstm.input", kind="LSTM")(_network("lstm", "ifno", SIGMOID, TANH, TANH))
+aten("gru.input", kind="GRU")(_network("gru", "rzn", SIGMOID, TANH))
+aten("rnn_tanh.input", kind="RNN")(_network("rnn", "n", TANH))
+aten("rnn_relu.input", kind="RNN")(_network("rnn", "n", jax.nn.relu))

@@ -19,8 +19,8 @@ import numpy as np
 from jax import lax
 
 from podrun.numerics.gradients import absolute
+from podrun.numerics.norms import dropped
 from podrun.numerics.precision import product_with_rows, type_of_sums, widen
-from podrun.poptorch.operators.factories import dropped
 from podrun.poptorch.operators.table import Array, Call, aten
 
 
@@ -138,7 +138,7 @@ def attention(
     if mask is not None and mask.dtype == jnp.bool_:
         weights = jnp.where(jnp.any(mask, -1, keepdims=True), weights, 0)
     if dropout:
-        weights = dropped(call, weights, dropout)[0]
+        weights = dropped(call.key(), weights, dropout, weights.shape, below=True)[0]
     return product(weights, value)
 
 
