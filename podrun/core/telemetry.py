@@ -3,7 +3,7 @@
 A `MachineReport` is a snapshot of one IPU-M2000 as one partition sees it: who is attached, what state its
 IPUs are in, how busy they are. It crosses processes as a JSON object (`MachineReport.to_json_dict`) that
 carries `SCHEMA_VERSION`; keys end in their unit, numbers are numbers, and ``null`` means unknown, which is
-not the same as zero. Temperatures and power are ``null`` unless a model provides them: podrun does not invent
+not the same as zero. Power is modelled (`podrun.costmodel.power`); temperatures are ``null``: podrun does not invent
 sensor readings.
 
 `ATTRIBUTES` is the vocabulary of device attributes under the names that gc-info, gc-inventory and gcipuinfo
@@ -53,7 +53,7 @@ class IpuReport:
     partition order (tools print the hardware's IPU# beside it, which runs the other way). ``error_state`` is
     `NO_ERRORS` or a phrase such as "tile parity error"; ``recovery_action`` then names what clears it
     (RecoveryAction value) or None. ``utilisation_percent`` is the share of the last second spent computing,
-    ``utilisation_session_percent`` the share since the process attached.
+    ``utilisation_session_percent`` the share since the process attached. ``power_w`` is modelled.
     """
 
     partition_ipu: int
@@ -83,7 +83,8 @@ class MachineReport:
     """One IPU-M2000 as one partition sees it.
 
     ``state``: "up" (its process answers), "standby" (no partition uses it, no process runs), NO_ANSWER or "lost" (its
-    process is gone). ``machine_index`` counts machines within the partition. ``versions`` maps software to
+    process is gone). ``machine_index`` counts machines within the partition. ``board_power_w``: modelled, the sum of
+    its IPUs in this partition. ``versions`` maps software to
     version; the known keys are "IPUoF server", "ICU firmware", "IPU-M software", "driver".
 
     Work since the machine joined the partition, of training programs if any ran, else of inference:

@@ -77,6 +77,12 @@ PANELS: tuple[Panel, ...] = (
         unit="hertz",
     ),
     Panel(
+        "Power by partition (modelled)",
+        (("sum by (partition) (podrun_ipu_power_watts)", "{{partition}}"),),
+        unit="watt",
+        text="By podrun's model: gc-powertest's published sample, scaled by utilisation and clock.",
+    ),
+    Panel(
         "Partitions by state",
         (("sum by (state) (podrun_partition_state)", "{{state}}"),),
     ),

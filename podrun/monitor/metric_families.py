@@ -151,10 +151,15 @@ class _IpuFamilies:
             "Share of the last second spent computing, 0 to 1.",
             labels=labels,
         )
+        self._watts = GaugeMetricFamily(
+            "podrun_ipu_power_watts",
+            "Power by podrun's model, from the utilisation and the clock.",
+            labels=labels,
+        )
         self._batches = GaugeMetricFamily(
             "podrun_ipu_batches", "Batches done since the program was loaded.", labels=labels
         )
-        self.all = (self._attached, self._clock, self._error, self._busy, self._batches)
+        self.all = (self._attached, self._clock, self._error, self._busy, self._watts, self._batches)
 
     def add(self, report: MachineReport, ipu: IpuReport) -> None:
         """Add the samples of one IPU, without those that are unknown (None)."""
@@ -165,6 +170,7 @@ class _IpuFamilies:
             (self._clock, ipu.clock_mhz),
             (self._error, float(ipu.has_error)),
             (self._busy, None if busy is None else busy / 100),
+            (self._watts, ipu.power_w),
             (self._batches, ipu.batches_done),
         ):
             if value is not None:

@@ -245,10 +245,3 @@ delays of 5 cycles; the clock is taken as 1.33 GHz, since the sample does not na
 def sync_train_seconds(chip: Chip, syncs: int, delay_cycles: int, delays: int) -> float:
     """``syncs`` syncs with the host, each after ``delays`` delays of ``delay_cycles`` tile cycles."""
     return syncs * (SYNC_SECONDS + delay_cycles * delays / chip.clock_hz)
-
-
-# --- power ----------------------------------------------------------------------------------------------------
-
-IDLE_WATTS, BUSY_WATTS = 48.25, 124.0
-"""An IPU of an IPU-M2000 at 1,330 MHz that is idle, and one under gc-powertest. Published: means of the tool's sample
-(47.5 to 49.0, 123.5 to 124.5)."""

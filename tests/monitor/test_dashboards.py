@@ -49,7 +49,8 @@ class PodPage:
     def _busy(report: MachineReport) -> MachineReport:
         process = AttachedProcess(4711, "me", "python", 1.0)
         ipus = (
-            replace(ipu, utilisation_percent=37.5, clock_mhz=1330.0, process=process) for ipu in report.ipus
+            replace(ipu, utilisation_percent=37.5, clock_mhz=1330.0, power_w=76.7, process=process)
+            for ipu in report.ipus
         )
         return replace(report, ipus=tuple(ipus))
 

@@ -75,7 +75,9 @@ def complete_page(pod: Pod) -> str:
     told = {info.name: to_json(info) for info in pod.client.list_partitions()}
 
     def busy(report: MachineReport) -> MachineReport:
-        return replace(report, ipus=tuple(replace(ipu, utilisation_percent=37.5) for ipu in report.ipus))
+        return replace(
+            report, ipus=tuple(replace(ipu, utilisation_percent=37.5, power_w=76.7) for ipu in report.ipus)
+        )
 
     service = ServiceMetrics((0.001, 0.1), (CallInfo('odd "name"\\', 5, 1, 2.5, (1, 4)),), 0, 8, 4, 1)
     families = [

@@ -19,6 +19,7 @@ from podrun.core.access import open_channel, why_unreachable
 from podrun.core.errors import ApplicationRuntimeError, ServiceError, SilentMachineError, TakenBy
 from podrun.core.identity import Caller
 from podrun.core.telemetry import NO_ERRORS, AttachedProcess, IpuReport, MachineReport
+from podrun.costmodel.power import modelled_ipu_watts
 from podrun.device.health import Health
 from podrun.device.machine import Machine
 from podrun.device.owners import MachinePlace, Owner
@@ -206,17 +207,26 @@ def machine_report(machine: Machine, bare: MachineReport) -> MachineReport:
         throttled = machine.throttled_mhz(ipu)
         return usual if usual is None or throttled is None else min(usual, throttled)
 
+    def with_power(ipu: IpuReport) -> IpuReport:
+        share = (ipu.utilisation_percent or 0.0) / 100
+        return replace(ipu, power_w=modelled_ipu_watts(bare.target, share, ipu.clock_mhz))
+
     def read(
         health: Health, owners: Mapping[int, Owner], batches: Mapping[int, int], now: float
     ) -> tuple[IpuReport, ...]:
         return tuple(
-            _ipu(ipu, ipu - place.first_ipu, health, owners.get(ipu), batches[ipu], now, clock(ipu))
+            with_power(
+                _ipu(ipu, ipu - place.first_ipu, health, owners.get(ipu), batches[ipu], now, clock(ipu))
+            )
             for ipu in place.range
         )
 
     work = machine.work()
+    ipus = machine.snapshot(read)
+    watts = [ipu.power_w for ipu in ipus if ipu.power_w is not None]
     return replace(
         bare,
+        board_power_w=sum(watts) if watts and len(watts) == len(ipus) else None,
         batches_done=work.batches,
         samples_done=work.samples,
         modelled_s=work.modelled_s,
@@ -226,7 +236,7 @@ def machine_report(machine: Machine, bare: MachineReport) -> MachineReport:
         partition=place.partition,
         machine_index=place.machine,
         endpoint=place.endpoint,
-        ipus=machine.snapshot(read),
+        ipus=ipus,
     )
 
 
