@@ -3,7 +3,7 @@
 A `MachineReport` is a snapshot of one IPU-M2000 as one partition sees it: who is attached, what state its
 IPUs are in, how busy they are. It crosses processes as a JSON object (`MachineReport.to_json_dict`) that
 carries `SCHEMA_VERSION`; keys end in their unit, numbers are numbers, and ``null`` means unknown, which is
-not the same as zero. Power is modelled (`podrun.costmodel.power`); temperatures are ``null``: podrun does not invent
+not the same as zero. Power is modelled (`podrun.costmodel.target`); temperatures are ``null``: podrun does not invent
 sensor readings.
 
 `ATTRIBUTES` is the vocabulary of device attributes under the names that gc-info, gc-inventory and gcipuinfo

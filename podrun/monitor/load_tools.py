@@ -233,7 +233,7 @@ def row(
 
 def _watts(report: IpuReport, ours: bool, chip: str) -> float | None:
     """Modelled power of an IPU under this test or idle; None for another program's IPU and for a Bow."""
-    from podrun.costmodel.power import BUSY_WATTS, IDLE_WATTS
+    from podrun.costmodel.target import BUSY_WATTS, IDLE_WATTS
 
     if chip != "gc200":
         return None

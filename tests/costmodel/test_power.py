@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from podrun.costmodel.power import modelled_ipu_watts
+from podrun.costmodel.target import modelled_ipu_watts
 
 
 @pytest.mark.parametrize(("share", "low", "high"), [(0.0, 47.5, 49.0), (1.0, 123.5, 124.5)])

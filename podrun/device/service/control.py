@@ -19,7 +19,7 @@ from podrun.core.access import open_channel, why_unreachable
 from podrun.core.errors import ApplicationRuntimeError, ServiceError, SilentMachineError, TakenBy
 from podrun.core.identity import Caller
 from podrun.core.telemetry import NO_ERRORS, AttachedProcess, IpuReport, MachineReport
-from podrun.costmodel.power import modelled_ipu_watts
+from podrun.costmodel.target import modelled_ipu_watts
 from podrun.device.health import Health
 from podrun.device.machine import Machine
 from podrun.device.owners import MachinePlace, Owner
