@@ -170,8 +170,10 @@ class Cluster:
     @cached_property
     def ilds(self) -> tuple[Ild, ...]:
         """IPU-Link domains of one V-IPU cluster in order."""
-        count = 1 + max((agent.ild for agent in self.agents), default=-1)
-        return tuple(Ild(i, tuple(a for a in self.agents if a.ild == i)) for i in range(count))
+        members: dict[int, list[Agent]] = {}
+        for agent in self.agents:
+            members.setdefault(agent.ild, []).append(agent)
+        return tuple(Ild(i, tuple(members.get(i, ()))) for i in range(1 + max(members, default=-1)))
 
     @cached_property
     def agents_by_id(self) -> dict[str, Agent]:
@@ -231,9 +233,14 @@ def config_directory() -> Path:
     return inside if inside.is_dir() else package.parent / "cluster_configs"
 
 
+ANNOUNCED = ("pod64k",)
+"""PODs that were announced and never built: for simulations, which name them; no launch and no hint chooses one."""
+
+
 def cluster_names() -> list[str]:
-    """Names that `load_cluster` knows, smallest POD first (by IPUs, then name)."""
-    return sorted((path.stem for path in config_directory().glob("*.yaml")), key=_natural)
+    """Names of PODs that were built, smallest POD first (by IPUs, then name). `load_cluster` knows `ANNOUNCED` too."""
+    names = (path.stem for path in config_directory().glob("*.yaml"))
+    return sorted((name for name in names if name not in ANNOUNCED), key=_natural)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from podrun.core.documents import load_schema, read_document
+from podrun.core.documents import Document, load_schema, read_document
 from podrun.core.errors import ErrorCode, RecoveryAction
 from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, NOT_READY, IpuReport, MachineReport
 
@@ -75,7 +75,11 @@ EXAMPLE = (
 
 def read_policy(path: Path) -> RestartPolicy:
     """The policy in a YAML or JSON file. Raises NotFoundError, or ConfigError that names file, line and key."""
-    document = read_document(path, hint=EXAMPLE)
+    return policy_of(read_document(path, hint=EXAMPLE))
+
+
+def policy_of(document: Document) -> RestartPolicy:
+    """The policy in a document that has been read. Raises ConfigError that names file, line and key."""
     document.check(load_schema("podrun.launcher", "restart-policy.schema.json"), hint=EXAMPLE)
     values: dict[str, Any] = document.value
     usual = RestartPolicy()

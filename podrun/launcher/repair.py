@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from podrun.core.cluster import IPUS_PER_MACHINE
-from podrun.core.errors import ConflictError, ExhaustedError, NotFoundError, UsageError
+from podrun.core.errors import ExhaustedError, NotFoundError, UsageError
 from podrun.core.telemetry import MachineReport
 from podrun.launcher.launch_faults import can_strike_on, not_planned, remaining
 from podrun.launcher.machine_work import done_by_all
@@ -14,15 +14,20 @@ from podrun.launcher.partition import LaunchPartition
 from podrun.launcher.recovery import (
     Damage,
     GoOnWithFewer,
-    PowerCycleMachine,
     Recovery,
     RecoveryStep,
-    ReplaceMachine,
-    ResetThePartition,
-    ResetTheseIpus,
-    TakeSpare,
     damage_of,
     without_partition,
+)
+from podrun.launcher.repair_requests import (
+    ImpossibleRecoveryError,
+    MakeAnewRequest,
+    PowerCycleRequest,
+    RepairRequest,
+    ResetIpusRequest,
+    ResetPartitionRequest,
+    RestartAgentRequest,
+    requests_for,
 )
 from podrun.launcher.spec import LaunchSpec
 from podrun.partition.state.values import AgentState, PartitionState
@@ -76,7 +81,7 @@ class Repairs:
             try:
                 for step in way:
                     self._do(step)
-            except (ExhaustedError, _Impossible) as error:
+            except (ExhaustedError, ImpossibleRecoveryError) as error:
                 self._log.progress(f"not possible: {error.message}")
                 continue
             return tuple(way)
@@ -92,61 +97,53 @@ class Repairs:
                 partition.client.inject_faults(partition.name, missing)
 
     def _do(self, step: RecoveryStep) -> None:
+        facts = _SessionFacts(self._partition, self._replan is not None)
+        requests = requests_for(step, facts)
+        if isinstance(step, GoOnWithFewer):
+            self._go_on_with_fewer(step.at_least, requests)
+            return
+        for request in requests:
+            self._ask(request)
+
+    def _ask(self, request: RepairRequest) -> None:
         partition, client, name = self._partition, self._partition.client, self._partition.name
-        match step:
-            case ResetTheseIpus(ipus):
+        match request:
+            case ResetIpusRequest(ipus):
                 self._log.progress(f"reset IPUs {', '.join(map(str, ipus))}")
                 client.reset_ipus(name, ipus)
-            case ReplaceMachine(agent):
+            case RestartAgentRequest(agent, generation):
                 self._log.progress(f"replace the machine of {agent}")
-                client.restart_agent(agent, self._generation())
-            case PowerCycleMachine(agent):
+                client.restart_agent(agent, generation)
+            case PowerCycleRequest(agent, generation):
                 self._log.progress(f"power-cycle {agent}")
-                client.power_cycle_agent(agent, self._generation())
-            case ResetThePartition():
+                client.power_cycle_agent(agent, generation)
+            case ResetPartitionRequest(generation):
                 self._log.progress(f"reset partition {name}")
                 try:
-                    client.reset_partition(name, self._generation())
+                    client.reset_partition(name, generation)
                 except NotFoundError:  # An earlier way of this recovery has removed the partition.
                     partition.make_anew()
-            case TakeSpare():
-                self._check_ours()
-                self._check_spare()
+            case MakeAnewRequest():
                 partition.make_anew()
                 self._log.progress(f"partition {name} was created anew on other machines")
-            case GoOnWithFewer(least):
-                self._check_ours()
-                self._go_on_with_fewer(least)
-
-    def _generation(self) -> int:
-        """The generation of the partition: with it a request has its effect once, however often it is made."""
-        return self._partition.client.get_partition(self._partition.name).generation
 
     def _check_ours(self) -> None:
         """Refuse to remove a partition that podrun did not create."""
         if not self._partition.created:
-            raise _Impossible(f"partition {self._partition.name} was there before, so that podrun keeps it")
+            raise ImpossibleRecoveryError(
+                f"partition {self._partition.name} was there before, so that podrun keeps it"
+            )
 
-    def _check_spare(self) -> None:
-        """Refuse to give up the partition while there are surely too few machines for another."""
-        partition = self._partition
-        usable = [
-            agent
-            for agent in partition.client.list_agents()
-            if agent.state is not AgentState.LOST and set(agent.partitions) <= {partition.name}
-        ]
-        if sum(agent.num_ipus for agent in usable) < partition.wanted.size:
-            raise _Impossible("the POD has no spare machine")
-
-    def _go_on_with_fewer(self, least: int) -> None:
+    def _go_on_with_fewer(self, least: int, requests: Sequence[RepairRequest]) -> None:
         partition, now = self._partition, self._partition.current.spec.layout.replicas
-        if self._replan is None:
-            raise _Impossible("the launch keeps its replicas")
-        for replicas in _halves(now, least):
+        for request in requests:
+            replicas = request.replicas if isinstance(request, MakeAnewRequest) else None
+            if replicas is None or self._replan is None:
+                continue
             try:
                 spec = self._replan(replicas)
             except UsageError as error:
-                raise _Impossible(f"{replicas} replicas: {error.message}") from error
+                raise ImpossibleRecoveryError(f"{replicas} replicas: {error.message}") from error
             planned = partition.faults.planned
             faults = [fault for fault in planned if can_strike_on(fault, spec.layout.ipus)]
             try:
@@ -156,17 +153,37 @@ class Repairs:
                 continue
             self._log.progress(f"{replicas} replicas instead of {now}")
             return
-        raise _Impossible(f"no machines for {least} replicas or more are left")
+        raise ImpossibleRecoveryError(f"no machines for {least} replicas or more are left")
 
 
-class _Impossible(ConflictError):
-    """This way of recovery is impossible here; the message says why."""
+class _SessionFacts:
+    """A launch's partition as `requests_for` asks for it: what takes a call is called for when it is asked."""
 
+    def __init__(self, partition: LaunchPartition, replans: bool) -> None:
+        self._partition, self.replans = partition, replans
 
-def _halves(replicas: int, least: int) -> list[int]:
-    """Half of the replicas, a quarter, ..., not below ``least``."""
-    halves = []
-    while replicas % 2 == 0 and replicas // 2 >= least:
-        replicas //= 2
-        halves.append(replicas)
-    return halves
+    @property
+    def name(self) -> str:
+        return self._partition.name
+
+    @property
+    def created(self) -> bool:
+        return self._partition.created
+
+    @property
+    def wanted(self) -> int:
+        return self._partition.wanted.size
+
+    @property
+    def replicas(self) -> int:
+        return self._partition.current.spec.layout.replicas
+
+    def generation(self) -> int:
+        return self._partition.client.get_partition(self._partition.name).generation
+
+    def usable_ipus(self) -> int:
+        return sum(
+            agent.num_ipus
+            for agent in self._partition.client.list_agents()
+            if agent.state is not AgentState.LOST and set(agent.partitions) <= {self._partition.name}
+        )

@@ -1,0 +1,84 @@
+"""From a failure of a unit to what the machines would report broken, in the words of the launcher's recovery.
+
+The action that makes a target usable again is that of `podrun.faults.effects`, as for `--fault`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from podrun.core.errors import RecoveryAction
+from podrun.faults.effects import EFFECTS
+from podrun.faults.kinds import DISTURBANCES
+from podrun.launcher.recovery import Damage
+from podrun.record.incidents import Incident
+from podrun.simulate.engine import SECOND
+from podrun.simulate.rates import FailureSource
+
+SLOW_S = 3600.0
+"""How long a disturbance lasts that is not ended by a recovery."""
+_SLOW_KINDS = {"slow": 1.3, "throttled": 1.25, "degraded": 1.1}
+"""Kinds that slow all down, and by what factor: a step is as slow as its slowest part."""
+
+
+@dataclass(slots=True)
+class IncidentNote:
+    """A failure of the campaign. ``at``: nanoseconds; ``lost``: of work; ``phase``: what the job did."""
+
+    at: int
+    source: FailureSource
+    unit: int
+    agents: tuple[str, ...]
+    lost: int
+    phase: str
+    answer: str = ""
+    evidence: tuple[str, ...] = field(default=())
+
+    def plain(self, number: int, step_s: float) -> dict[str, Any]:
+        """In the form of a launch's incidents, with the time."""
+        target, kind = self.source.target, self.source.kind
+        effect = EFFECTS.get((target, kind))
+        error = {
+            "type": effect.error.__name__ if effect else "Disturbance",
+            "code": effect.code.name if effect else "NONE",
+            "where": ", ".join(self.agents),
+            "recovery_action": effect.action.value if effect and effect.action else "",
+            "message": effect.state or kind if effect else kind,
+        }
+        incident = Incident(
+            id=f"incident-{number}",
+            faults=(f"{target}:{self.unit} {kind}",),
+            batch=int(self.at / SECOND / step_s),
+            instances=(),
+            error=tuple(error.items()),
+            component=f"{self.source.unit} {self.unit} ({', '.join(self.agents)})",
+            action=self.answer or "none yet",
+            evidence=(f"the job was {self.phase}",),
+            lost_batches=int(self.lost / SECOND / step_s),
+        )
+        return {**incident.plain, "time_s": self.at / SECOND, "lost_seconds": self.lost / SECOND}
+
+
+def slowdown_by(source: FailureSource) -> tuple[float, float] | None:
+    """By what factor and for how long a source slows the job down; None if it stops it."""
+    if (source.target, source.kind) in DISTURBANCES and source.kind in _SLOW_KINDS:
+        return _SLOW_KINDS[source.kind], SLOW_S if not source.detect_s else max(source.detect_s, 60.0)
+    return None
+
+
+def damage_by(damage: Damage, source: FailureSource, agents: tuple[str, ...], ipu: int) -> Damage:
+    """The damage with that of one more failure."""
+    effect = EFFECTS.get((source.target, source.kind))
+    words = (*damage.words, f"{source.kind} of {source.unit}")[-4:]
+    if effect is None:  # A disturbance that stops the program and breaks nothing.
+        return replace(damage, words=words)
+    if effect.action is None:
+        return replace(damage, lost=tuple(dict.fromkeys((*damage.lost, *agents))), words=words)
+    if effect.action is RecoveryAction.FULL_RESET:
+        return replace(damage, power=tuple(dict.fromkeys((*damage.power, *agents))), words=words)
+    if effect.action is RecoveryAction.PARTITION_RESET:
+        return replace(damage, partition=True, words=words)
+    if effect.code.is_tile_exception:
+        return replace(damage, tile_exceptions=(*damage.tile_exceptions, ipu), words=words)
+    return replace(damage, ipus=(*damage.ipus, ipu), words=words)

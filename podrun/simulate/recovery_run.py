@@ -1,0 +1,200 @@
+"""A recovery in virtual time: the ways of the coordinator one after the other, step by step, on the real allocator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from podrun.core.errors import ExhaustedError, PodrunError
+from podrun.launcher.recovery import (
+    Damage,
+    GoOnWithFewer,
+    Recovery,
+    RecoveryStep,
+    ReplaceMachine,
+    ResetThePartition,
+)
+from podrun.launcher.repair_requests import (
+    ImpossibleRecoveryError,
+    MakeAnewRequest,
+    PowerCycleRequest,
+    RepairRequest,
+    ResetIpusRequest,
+    ResetPartitionRequest,
+    RestartAgentRequest,
+    requests_for,
+)
+from podrun.partition.state import events as ev
+
+if TYPE_CHECKING:
+    from podrun.simulate.campaign import Campaign
+
+
+class RecoveryRun:
+    """The recovery under way. ``under_way``: from its begin until the partition is active again."""
+
+    def __init__(self, campaign: Campaign) -> None:
+        self._campaign = campaign
+        self.under_way = False
+        self._steps: list[RecoveryStep] = []
+        self._waits = False
+        self._damage = Damage()
+        self.created, self.replans = True, True
+
+    # --- facts, as `requests_for` asks for them -------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The partition of the job."""
+        return "job"
+
+    @property
+    def wanted(self) -> int:
+        """IPUs of the job."""
+        return self._campaign.size
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the job now."""
+        setup = self._campaign.setup
+        whole = setup.replicas or setup.size
+        return max(1, whole * self._campaign.size // setup.size)
+
+    def generation(self) -> int:
+        """The generation of the partition."""
+        partition = self._campaign.allocator.partitions.get(self.name)
+        return partition.generation if partition else 0
+
+    def usable_ipus(self) -> int:
+        """IPUs of machines that are not lost and that no other partition holds."""
+        pod = self._campaign.setup.pod
+        return pod.ipu_count - 4 * len(self._campaign.allocator.lost)
+
+    # --- ways -----------------------------------------------------------------------------------------------
+
+    def begin(self, recovery: Recovery, damage: Damage) -> bool:
+        """Begin with the first way that is possible; False if there is none."""
+        self.under_way, self._waits, self._damage = True, False, damage
+        for way in recovery.ways:
+            try:
+                self._steps = list(way)
+                answer = " + ".join(_NAMES[type(step).__name__] for step in way) or "restart"
+                self._next()
+            except (ExhaustedError, ImpossibleRecoveryError) as error:
+                if isinstance(error, ExhaustedError):
+                    self._campaign.refuse_shape()
+                continue
+            self._campaign.note_answer(answer)
+            return True
+        return False
+
+    def step_done(self, _: object) -> None:
+        """The machines have done a step."""
+        if self._steps and isinstance(self._steps[0], ResetThePartition):
+            self._campaign.machines_ready()
+        self._steps = self._steps[1:]
+        self._next()
+
+    def _next(self) -> None:
+        if not self._steps:
+            self.under_way = False
+            self._campaign.load()
+            return
+        step = self._steps[0]
+        if isinstance(step, ReplaceMachine) and not self._campaign.shop.take():
+            self._waits = True
+            self._campaign.job.enter("repair_wait", self._campaign.engine.now)
+            # Without a spare the lost machine itself is repaired and comes back.
+            self._campaign.replaced(step.agent)
+            return
+        requests = requests_for(step, self)
+        if isinstance(step, GoOnWithFewer):
+            self._with_fewer(requests)
+            return
+        for request in requests:
+            self._carry_out(request)
+
+    def machine_came(self) -> None:
+        """A machine was repaired: who waits for one goes on."""
+        campaign = self._campaign
+        if not self._waits or campaign.job.phase != "repair_wait" or not campaign.shop.take():
+            return
+        self._waits = False
+        campaign.job.enter("restart", campaign.engine.now)
+        step = self._steps[0]
+        if isinstance(step, ReplaceMachine):
+            self._restart_agent(step.agent)
+
+    def _carry_out(self, request: RepairRequest) -> None:
+        campaign, times = self._campaign, self._campaign.setup.times
+        match request:
+            case ResetIpusRequest():
+                campaign.plan(times.ipu_reset_s, "step done")
+            case RestartAgentRequest(agent):
+                campaign.replaced(agent)
+                self._restart_agent(agent)
+            case PowerCycleRequest(agent):
+                if agent not in campaign.allocator.lost:
+                    campaign.decide(ev.PowerCycleAgent(agent))
+                campaign.plan(times.power_cycle_s, "step done")
+            case ResetPartitionRequest():
+                campaign.decide(ev.ResetPartition(self.name))
+                campaign.plan(times.partition_reset_s, "step done")
+            case MakeAnewRequest():
+                self._make_anew(campaign.size)
+
+    def _restart_agent(self, agent: str) -> None:
+        self._campaign.decide(ev.RestartAgent(agent))
+        # Machines that are replaced together are replaced at the same time.
+        together = sum(isinstance(step, ReplaceMachine) for step in self._steps)
+        self._campaign.plan(self._campaign.setup.times.replace_s / max(together, 1), "step done")
+
+    def _make_anew(self, size: int) -> None:
+        """Remove the partition and make it elsewhere. Raises ExhaustedError; the old one is then put back."""
+        campaign, before = self._campaign, self._campaign.size
+        campaign.drop_partition()
+        try:
+            campaign.make_partition(size)
+        except PodrunError:
+            lost = sorted(campaign.allocator.lost)
+            for agent in lost:  # The old place is taken again as it was, machines that are lost with it.
+                campaign.decide(ev.RestartAgent(agent))
+            campaign.make_partition(before)
+            for agent in lost:
+                campaign.decide(ev.AgentLost(agent, "as before"))
+            raise
+        self._repair_what_is_left()
+        self.begin_after_provision()
+
+    def _repair_what_is_left(self) -> None:
+        """Lost machines outside of the partition are repaired."""
+        for agent in sorted(self._campaign.allocator.lost):
+            self._campaign.replaced(agent)
+            self._campaign.decide(ev.RestartAgent(agent))
+
+    def _with_fewer(self, requests: tuple[RepairRequest, ...]) -> None:
+        campaign = self._campaign
+        whole = campaign.setup.replicas or campaign.setup.size
+        for request in requests:
+            if isinstance(request, MakeAnewRequest) and request.replicas:
+                try:
+                    return self._make_anew(campaign.setup.size * request.replicas // whole)
+                except ExhaustedError:
+                    campaign.refuse_shape()
+        raise ImpossibleRecoveryError("no machines for fewer replicas are left")
+
+    def begin_after_provision(self) -> None:
+        """A new partition is on its way; the job is loaded when it is active."""
+        self.under_way = True
+        self._steps = [ResetThePartition()]
+        self._campaign.job.enter("provision", self._campaign.engine.now)
+        self._campaign.plan(self._campaign.setup.times.provision_s, "step done")
+
+
+_NAMES = {
+    "ResetTheseIpus": "reset IPUs",
+    "ResetThePartition": "reset partition",
+    "PowerCycleMachine": "power-cycle",
+    "ReplaceMachine": "replace machine",
+    "TakeSpare": "other machines",
+    "GoOnWithFewer": "fewer replicas",
+}
