@@ -18,9 +18,10 @@ import popart
 import popdist
 import popdist.popart
 
-from podrun.checkpoint import Checkpoints
+from podrun.checkpoint import CheckpointPolicy, Checkpoints, Spacing, WriteMode
 
-BATCHES, BETWEEN_CHECKPOINTS = 30, 5
+BATCHES = 30
+POLICY = CheckpointPolicy(Spacing.BATCHES, 5, WriteMode.BACKGROUND)
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoints", type=Path, metavar="DIRECTORY", required=True)
     session, x, loss = start()
-    with Checkpoints(parser.parse_args().checkpoints) as checkpoints:
+    with Checkpoints(parser.parse_args().checkpoints, policy=POLICY) as checkpoints:
         resumed = checkpoints.resume(session)
         losses: list[float] = resumed.state["losses"] if resumed else []
         print(f"start {os.environ['PODRUN_RESTART_COUNT']} from batch {len(losses)}", flush=True)
@@ -38,8 +39,7 @@ def main() -> None:
         while len(losses) < BATCHES:
             session.run(popart.PyStepIO({x: data[len(losses)]}, anchors))
             losses.append(float(np.sum(anchors[loss])))
-            if len(losses) % BETWEEN_CHECKPOINTS == 0:
-                checkpoints.save(session, len(losses), {"losses": losses})
+            checkpoints.save_if_due(session, len(losses), {"losses": losses})
     print("losses", *(f"{loss:.6g}" for loss in losses))
 
 

@@ -26,9 +26,9 @@ import popart
 import popdist
 import popdist.popart
 
-from podrun.checkpoint import Checkpoints
+from podrun.checkpoint import CheckpointPolicy, Checkpoints, Spacing, WriteMode
 
-BETWEEN_CHECKPOINTS = 5
+POLICY = CheckpointPolicy(Spacing.BATCHES, 5, WriteMode.BACKGROUND)
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     training = Training(os.environ["IPUOF_VIPU_API_PARTITION_ID"])
     lasting = arguments.checkpoints
     folder = lasting or Path(tempfile.gettempdir(), f"checkpoints-{os.environ['PODRUN_LAUNCH_ID']}")
-    with Checkpoints(folder) as checkpoints:
+    with Checkpoints(folder, policy=POLICY) as checkpoints:
         losses = train(training, checkpoints, arguments.batches)
     print("losses", *(f"{loss:.6g}" for loss in losses))
     if lasting is None:
@@ -61,8 +61,7 @@ def train(training: Training, checkpoints: Checkpoints, batches: int) -> list[fl
     while len(losses) < batches:
         try:
             losses.append(training.batch(data[len(losses)]))
-            if len(losses) % BETWEEN_CHECKPOINTS == 0:
-                checkpoints.save(training.session, len(losses), {"losses": losses})
+            checkpoints.save_if_due(training.session, len(losses), {"losses": losses})
         except popart.poplar_runtime_error as error:
             training.recover(error)
             resumed = checkpoints.resume(training.session)

@@ -5,6 +5,7 @@ so that a kill at any byte leaves the last good checkpoint; `checkpoints` is wha
 """
 
 from podrun.checkpoint.checkpoints import Checkpointed, Checkpoints, Resumed
+from podrun.checkpoint.policy import CheckpointPolicy, Spacing, WriteMode, checkpoint_policy_of
 from podrun.checkpoint.values import (
     CheckpointError,
     DamagedCheckpointError,
@@ -14,10 +15,14 @@ from podrun.checkpoint.values import (
 
 __all__ = [
     "CheckpointError",
+    "CheckpointPolicy",
     "Checkpointed",
     "Checkpoints",
     "DamagedCheckpointError",
     "Resumed",
+    "Spacing",
+    "WriteMode",
+    "checkpoint_policy_of",
     "random_state",
     "set_random_state",
 ]

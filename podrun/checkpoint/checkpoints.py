@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from podrun.checkpoint.folder import Disk, Folder, LocalDisk, Part, PartHeader, whole
+from podrun.checkpoint.policy import CheckpointPolicy, Spacing, WriteMode
 from podrun.checkpoint.values import Array, CheckpointError, DamagedCheckpointError, decode, encode
 from podrun.core.environment import environment
 from podrun.faults import program_faults
@@ -87,7 +89,7 @@ class Checkpoints:
     """The checkpoints of a run in a folder, which all its instances share.
 
     ``keep``: how many stay. ``fresh``: checkpoints that are there are not resumed from; the first `save` renames them
-    to ``.set-aside``. Use it in a ``with`` statement, which waits for the save under way.
+    to ``.set-aside``. ``policy``: when `save_if_due` saves and how many stay. Use it in a ``with`` statement, which waits for the save under way.
 
         with Checkpoints("checkpoints") as checkpoints:
             resumed = checkpoints.resume(session)
@@ -106,7 +108,11 @@ class Checkpoints:
         instances: InstanceGroup | None = None,
         disk: Disk | None = None,
         environ: Mapping[str, str] | None = None,
+        policy: CheckpointPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if policy is not None:
+            keep = policy.keep
         if keep < 1:
             raise CheckpointError(f"keep={keep}: at least one checkpoint has to stay.")
         given = environment(environ)
@@ -117,6 +123,8 @@ class Checkpoints:
         disk = disk or LocalDisk(program_faults(given))
         self._folder = Folder(Path(folder).absolute(), self._instances.index, self._instances.count, disk)
         self._keep, self._fresh = keep, fresh
+        self._policy, self._clock = policy, clock
+        self._last_done = clock()
         self._last: int | None = None
         self._started = False
         self._thread: threading.Thread | None = None
@@ -166,6 +174,33 @@ class Checkpoints:
             self.wait()
         self.stalled_seconds += time.perf_counter() - began
 
+    def save_if_due(
+        self,
+        program: Checkpointed,
+        batch: int,
+        state: Any = None,
+        *,
+        mttf_s: float = math.inf,
+        total_batches: int = 0,
+    ) -> bool:
+        """`save` if the policy says that a checkpoint is due after ``batch`` batches; whether it was. ``mttf_s`` and
+        ``total_batches``: as in `CheckpointPolicy.due`. Where seconds count, instance 0 decides for all."""
+        if self._policy is None:
+            raise CheckpointError(
+                "These checkpoints have no policy.",
+                hint="Say Checkpoints(folder, policy=CheckpointPolicy(Spacing.BATCHES, 10)), or call save().",
+            )
+        since = batch - max(self._last or 0, 0)
+        due = self._policy.due(
+            since, self._clock() - self._last_done, mttf_s=mttf_s, total_batches=total_batches
+        )
+        if self._policy.spacing not in (Spacing.BATCHES, Spacing.COUNT) and self._instances.count > 1:
+            due = bool(self._instances.gather(int(due))[0])
+        if due:
+            self.save(program, batch, state, wait=self._policy.mode is WriteMode.BLOCKING)
+            self._last_done = self._clock()
+        return due
+
     def wait(self) -> None:
         """Wait for the save under way. Raises CheckpointError if it, or one before it, failed."""
         if self._thread is not None:
@@ -193,6 +228,7 @@ class Checkpoints:
                 self._folder.clear_beyond(batch)
                 self._instances.gather(batch)
                 self._last, self._started = batch, True
+                self._last_done = self._clock()
                 if self._notes is not None:
                     self._notes.note("resumed", batch=batch)
                 return resumed

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
 UPKEEP_VERBS = ("doctor", "cache", "ps", "stop")
-SIMULATION_VERBS = ("simulate",)
+SIMULATION_VERBS = ("simulate", "chaos")
 MONITOR_VERBS = ("health", "exporter", "dashboards")
 VERBS = (
     *("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS),

@@ -16,6 +16,7 @@ from podrun.launcher.recovery import (
     GoOnWithFewer,
     Recovery,
     RecoveryStep,
+    ResetThePartition,
     damage_of,
     without_partition,
 )
@@ -98,7 +99,13 @@ class Repairs:
 
     def _do(self, step: RecoveryStep) -> None:
         facts = _SessionFacts(self._partition, self._replan is not None)
-        requests = requests_for(step, facts)
+        try:
+            requests = requests_for(step, facts)
+        except NotFoundError:  # An earlier way of this recovery has removed the partition.
+            if not isinstance(step, ResetThePartition):
+                raise
+            self._partition.make_anew()
+            return
         if isinstance(step, GoOnWithFewer):
             self._go_on_with_fewer(step.at_least, requests)
             return

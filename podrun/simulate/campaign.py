@@ -14,14 +14,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from podrun.checkpoint.policy import CheckpointPolicy
-from podrun.core.cluster import Cluster
 from podrun.core.errors import ExhaustedError, PodrunError
 from podrun.launcher.recovery import (
     Attempt,
     Coordinator,
     Damage,
-    RestartPolicy,
     Verdict,
     without_partition,
 )
@@ -29,77 +26,16 @@ from podrun.launcher.repair_requests import ImpossibleRecoveryError
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.values import PartitionState, Requirements
+from podrun.simulate.campaign_setup import UNLIMITED, CampaignSetup
 from podrun.simulate.damage import IncidentNote, damage_by, slowdown_by
 from podrun.simulate.engine import SECOND, Order, VirtualEngine, nanoseconds
-from podrun.simulate.failures import HOUR_S, FailureProcess
-from podrun.simulate.rates import FailureRates
+from podrun.simulate.failures import FailureProcess
 from podrun.simulate.recovery_run import RecoveryRun
 from podrun.simulate.repair_shop import RepairShop
 from podrun.simulate.streams import RandomStreams
-from podrun.simulate.virtual_job import RunRhythm, VirtualJob
+from podrun.simulate.virtual_job import VirtualJob
 
 JOB = "job"
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryTimes:
-    """Seconds that machines and people take. ``spread``: of each as the coefficient of variation of a lognormal; 0:
-    exactly so. ``settle_s`` and ``grace_s`` are those of the launcher's supervisor."""
-
-    provision_s: float = 120.0
-    load_s: float = 180.0
-    diagnose_s: float = 30.0
-    ipu_reset_s: float = 20.0
-    partition_reset_s: float = 60.0
-    power_cycle_s: float = 300.0
-    replace_s: float = 600.0
-    release_s: float = 5.0
-    resubmit_s: float = 1800.0
-    settle_s: float = 1.0
-    grace_s: float = 3.0
-    spread: float = 0.0
-
-
-UNLIMITED = RestartPolicy(max_restarts=1 << 30, crash_loop_after=1 << 30)
-"""Recover as long as it helps."""
-HOURLY = CheckpointPolicy()
-"""A checkpoint each hour that costs nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class CampaignSetup:
-    """A job on a POD. ``ipus``: of its partition (0: the whole POD); ``spares``: fresh machines on the shelf;
-    ``step_s``: seconds of a batch; ``replicas``: of the job, for policies that go on with fewer."""
-
-    pod: Cluster
-    rates: FailureRates
-    days: float = 30.0
-    ipus: int = 0
-    spares: int = 16
-    step_s: float = 1.0
-    replicas: int = 0
-    restart: RestartPolicy = UNLIMITED
-    checkpoint: CheckpointPolicy = HOURLY
-    times: RecoveryTimes = RecoveryTimes()
-
-    @property
-    def size(self) -> int:
-        """IPUs of the job."""
-        return self.ipus or self.pod.ipu_count
-
-    def mttf_s(self) -> float:
-        """Mean seconds between failures of the job."""
-        share = self.size / self.pod.ipu_count
-        rate = self.rates.per_hour(self.pod) * share
-        return HOUR_S / rate if rate else math.inf
-
-    def rhythm(self) -> RunRhythm:
-        """When checkpoints are written."""
-        policy = self.checkpoint
-        work = policy.interval_s(self.step_s, self.mttf_s(), self.days * 86_400)
-        if math.isinf(work):
-            return RunRhythm(0, 0)
-        return RunRhythm(nanoseconds(work), nanoseconds(policy.blocking_s), nanoseconds(policy.durable_s))
 
 
 @dataclass(slots=True)
@@ -146,6 +82,7 @@ class Campaign:
         self.recovery = RecoveryRun(self)
         self.coordinator = Coordinator(setup.restart)
         self.members: set[int] = set()
+        self.sent: set[str] = set()
         self.first_ipu = 0
         self.size = setup.size
         self._damage = Damage()
@@ -289,13 +226,14 @@ class Campaign:
         now = self.engine.now
         agents = tuple(self._agents[machine] for machine in inside)
         ipu = max(0, (unit if source.unit == "ipu" else inside[0] * 4) - self.first_ipu)
-        self._damage = damage_by(self._damage, source, agents, ipu)
+        self._damage = damage_by(self._damage, source.target, source.kind, agents, ipu)
         self._damaged_by = f"{source.target}:{source.kind}"
         was = self.job.phase
         lost = self.job.broken(now) if was == "running" else 0
         if was not in ("running", "undetected"):
             self.job.enter("undetected", now)
-        self.incidents.append(IncidentNote(now, source, unit, agents, lost, was))
+        where = ipu if source.target == "ipu" else inside[0] - self.first_ipu // 4
+        self.incidents.append(IncidentNote(now, source, where, agents, lost, was))
         if was != "undetected":
             self._take_back()
             self.plan(source.detect_s, "detected")
@@ -333,9 +271,8 @@ class Campaign:
         answer = self.coordinator.failed(attempt)
         if isinstance(answer, Verdict) or not self.recovery.begin(answer, damage):
             self.give_up()
-        del self.coordinator.attempts[
-            :-2
-        ]  # A month has thousands, and only the last ones matter with no limit.
+        if self.setup.restart.max_restarts >= UNLIMITED.max_restarts:
+            del self.coordinator.attempts[:-2]  # A month has thousands; without a limit none of them counts.
 
     def _damage_now(self) -> Damage:
         """What is broken: the last failures, and what an earlier recovery has not come to."""
@@ -355,8 +292,8 @@ class Campaign:
         self.size = self.setup.size
         self.recovery.under_way = False
         for agent in sorted(self.allocator.lost):
-            self.shop.send(self._index[agent], self._repair_of(agent))
-            self.decide(ev.RestartAgent(agent))
+            self.replaced(agent)
+            self.restart_agent(agent)
         self.job.enter("queue", self.engine.now)
         self.plan(self.setup.times.resubmit_s, "submitted")
 
@@ -367,11 +304,19 @@ class Campaign:
         )
 
     def replaced(self, agent: str) -> None:
-        """A fresh machine stands in an agent's place; the old one goes to the repair shop."""
+        """The machine of an agent goes to the repair shop, once, and a fresh one is to stand in its place."""
+        if agent in self.sent:
+            return
+        self.sent.add(agent)
         machine = self._index[agent]
         self.shop.send(machine, self._repair_of(agent))
         for process in self._processes:
             process.renew(machine)
+
+    def restart_agent(self, agent: str) -> None:
+        """A fresh machine stands in an agent's place."""
+        self.sent.discard(agent)
+        self.decide(ev.RestartAgent(agent))
 
     def _repaired(self, _: object) -> None:
         self.shop.repaired()

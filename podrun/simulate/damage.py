@@ -24,7 +24,8 @@ _SLOW_KINDS = {"slow": 1.3, "throttled": 1.25, "degraded": 1.1}
 
 @dataclass(slots=True)
 class IncidentNote:
-    """A failure of the campaign. ``at``: nanoseconds; ``lost``: of work; ``phase``: what the job did."""
+    """A failure of the campaign. ``at``: nanoseconds; ``unit``: by its index in the partition, as in ``--fault``;
+    ``lost``: nanoseconds of work; ``phase``: what the job did."""
 
     at: int
     source: FailureSource
@@ -34,6 +35,12 @@ class IncidentNote:
     phase: str
     answer: str = ""
     evidence: tuple[str, ...] = field(default=())
+
+    @property
+    def place(self) -> str:
+        """Where it struck, as in ``--fault``; a link by its first end."""
+        linked = self.source.target in ("link", "gw-link")
+        return f"{self.unit}-{self.unit + 1}" if linked else str(self.unit)
 
     def plain(self, number: int, step_s: float) -> dict[str, Any]:
         """In the form of a launch's incidents, with the time."""
@@ -48,11 +55,11 @@ class IncidentNote:
         }
         incident = Incident(
             id=f"incident-{number}",
-            faults=(f"{target}:{self.unit} {kind}",),
+            faults=(f"{target}:{self.place}@batch={int(self.at / SECOND / step_s)}:{kind}",),
             batch=int(self.at / SECOND / step_s),
             instances=(),
             error=tuple(error.items()),
-            component=f"{self.source.unit} {self.unit} ({', '.join(self.agents)})",
+            component=f"{target} {self.unit} ({', '.join(self.agents)})",
             action=self.answer or "none yet",
             evidence=(f"the job was {self.phase}",),
             lost_batches=int(self.lost / SECOND / step_s),
@@ -67,10 +74,10 @@ def slowdown_by(source: FailureSource) -> tuple[float, float] | None:
     return None
 
 
-def damage_by(damage: Damage, source: FailureSource, agents: tuple[str, ...], ipu: int) -> Damage:
-    """The damage with that of one more failure."""
-    effect = EFFECTS.get((source.target, source.kind))
-    words = (*damage.words, f"{source.kind} of {source.unit}")[-4:]
+def damage_by(damage: Damage, target: str, kind: str, agents: tuple[str, ...], ipu: int) -> Damage:
+    """The damage with that of one more fault of a kind."""
+    effect = EFFECTS.get((target, kind))
+    words = (*damage.words, f"{kind} of {target}")[-4:]
     if effect is None:  # A disturbance that stops the program and breaks nothing.
         return replace(damage, words=words)
     if effect.action is None:

@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """A figure with its interval; ``low`` and ``high`` are None where one replication tells nothing of the spread."""
 
     mean: float
@@ -26,23 +26,23 @@ class Interval:
         return {"mean": self.mean, "low": self.low, "high": self.high, "replications": self.replications}
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
+def mean_interval(values: Sequence[float]) -> ConfidenceInterval:
     """The mean of replications with Student's interval: mean +- t s / sqrt(n)."""
     count = len(values)
     mean = math.fsum(values) / count
     if count < 2:
-        return Interval(mean, None, None, count)
+        return ConfidenceInterval(mean, None, None, count)
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
     half = student_quantile(count - 1, (1 + CONFIDENCE) / 2) * spread
-    return Interval(mean, mean - half, mean + half, count)
+    return ConfidenceInterval(mean, mean - half, mean + half, count)
 
 
-def rate_interval(events: int, time: float) -> Interval:
+def rate_interval(events: int, time: float) -> ConfidenceInterval:
     """Events per time with the exact interval of a Poisson count; without an event from 0 to 3.69 / time."""
     tail = (1 - CONFIDENCE) / 2
     low = 0.0 if not events else _solve(lambda mean: 1 - _poisson_below(events - 1, mean) - tail, events)
     high = _solve(lambda mean: tail - _poisson_below(events, mean), events + 1)
-    return Interval(events / time, low / time, high / time, 1)
+    return ConfidenceInterval(events / time, low / time, high / time, 1)
 
 
 def _poisson_below(events: int, mean: float) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import ExhaustedError, PodrunError
+from podrun.launcher.recording import step_in_words
 from podrun.launcher.recovery import (
     Damage,
     GoOnWithFewer,
@@ -77,7 +79,7 @@ class RecoveryRun:
         for way in recovery.ways:
             try:
                 self._steps = list(way)
-                answer = " + ".join(_NAMES[type(step).__name__] for step in way) or "restart"
+                answer = answer_of(way)
                 self._next()
             except (ExhaustedError, ImpossibleRecoveryError) as error:
                 if isinstance(error, ExhaustedError):
@@ -143,7 +145,7 @@ class RecoveryRun:
                 self._make_anew(campaign.size)
 
     def _restart_agent(self, agent: str) -> None:
-        self._campaign.decide(ev.RestartAgent(agent))
+        self._campaign.restart_agent(agent)
         # Machines that are replaced together are replaced at the same time.
         together = sum(isinstance(step, ReplaceMachine) for step in self._steps)
         self._campaign.plan(self._campaign.setup.times.replace_s / max(together, 1), "step done")
@@ -169,7 +171,7 @@ class RecoveryRun:
         """Lost machines outside of the partition are repaired."""
         for agent in sorted(self._campaign.allocator.lost):
             self._campaign.replaced(agent)
-            self._campaign.decide(ev.RestartAgent(agent))
+            self._campaign.restart_agent(agent)
 
     def _with_fewer(self, requests: tuple[RepairRequest, ...]) -> None:
         campaign = self._campaign
@@ -190,11 +192,16 @@ class RecoveryRun:
         self._campaign.plan(self._campaign.setup.times.provision_s, "step done")
 
 
-_NAMES = {
-    "ResetTheseIpus": "reset IPUs",
-    "ResetThePartition": "reset partition",
-    "PowerCycleMachine": "power-cycle",
-    "ReplaceMachine": "replace machine",
-    "TakeSpare": "other machines",
-    "GoOnWithFewer": "fewer replicas",
-}
+_NAMED = re.compile(r"(?<=machine) \S+$|s? [\d, ]+$")
+"""The machines and IPUs at the end of a step in words."""
+
+
+def answer_of(way: tuple[RecoveryStep, ...]) -> str:
+    """A way of a recovery in the words of a launch's record, without the machines."""
+    words = [_general(step_in_words(step)) for step in way]
+    return ", ".join(dict.fromkeys(words)) or "the instances were started again"
+
+
+def _general(words: str) -> str:
+    """A step without the machines or IPUs it names."""
+    return words if words.startswith("go on") else _NAMED.sub("", words)

@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 
 ELSEWHERE = {
-    **{verb: f"podrun.simulate.commands.{verb}" for verb in ("simulate",)},
+    **{verb: f"podrun.simulate.commands.{verb}" for verb in ("simulate", "chaos")},
     **{verb: f"podrun.monitor.commands.{verb}" for verb in ("health", "exporter", "dashboards")},
 }
 """Verbs of rooms above the launcher, which use what it decides: each is imported when it is asked for."""
