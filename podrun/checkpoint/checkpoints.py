@@ -89,7 +89,9 @@ class Checkpoints:
     """The checkpoints of a run in a folder, which all its instances share.
 
     ``keep``: how many stay. ``fresh``: checkpoints that are there are not resumed from; the first `save` renames them
-    to ``.set-aside``. ``policy``: when `save_if_due` saves and how many stay. Use it in a ``with`` statement, which waits for the save under way.
+    to ``.set-aside``. ``policy``: when `save_if_due` saves and how many stay.
+
+    Use it in a ``with`` statement, which waits for the save under way.
 
         with Checkpoints("checkpoints") as checkpoints:
             resumed = checkpoints.resume(session)

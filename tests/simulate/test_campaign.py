@@ -424,6 +424,6 @@ def test_a_training_loop_saves_when_the_policy_says(tmp_path: Path) -> None:
                 saved.append(batch)
         assert saved == [5, 10, 15, 20]
         assert checkpoints.batches() == [20, 15, 10]
-    with Checkpoints(tmp_path / "none", instances=OneInstance(), environ={}) as checkpoints:
-        with pytest.raises(CheckpointError, match="no policy"):
-            checkpoints.save_if_due(Program(), 1)
+    without = Checkpoints(tmp_path / "none", instances=OneInstance(), environ={})
+    with pytest.raises(CheckpointError, match="no policy"):
+        without.save_if_due(Program(), 1)
