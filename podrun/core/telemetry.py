@@ -29,6 +29,8 @@ UNRECOVERABLE = "unrecoverable error"
 """Error state of the IPUs of a machine that has to be replaced (podrun's own spelling)."""
 NOT_READY = "not ready"
 """Error state of the IPUs of a machine that is on its way into its partition (podrun's own spelling)."""
+PROCESS_ENDED = "its process ended"
+"""Why a machine is lost of which nothing else is known."""
 NO_ANSWER = "no answer"
 """State of a machine, and error state of its IPUs, when its process does not answer in time."""
 
@@ -116,7 +118,7 @@ class MachineReport:
     """Faults that have struck, oldest first: ``fault``, ``job``, ``batch``, ``time_s`` (since 1970)."""
     control_events: tuple[Mapping[str, Any], ...] = ()
     """In the report of a partition's first machine: requests that changed the partition and machines that were lost,
-    oldest first: ``did``, ``what``, ``time_s`` (since 1970)."""
+    oldest first: ``did``, ``what``, ``time_s`` (since 1970), and of lost machines ``why``."""
     stale_seconds: float | None = None
     """Age of the report's content, if the machine does not answer: the rest is from its last answer. None: the report
     is new, or the machine never answered.

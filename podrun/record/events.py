@@ -26,6 +26,7 @@ from typing import Any
 
 from podrun.core.documents import read_text
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.core.telemetry import PROCESS_ENDED
 
 VERSION = 1
 FIRST_BYTES = b'{"podrun_record":'
@@ -285,12 +286,11 @@ def with_control(events: Sequence[TimedEvent], control: Iterable[Mapping[str, An
         seconds = float(entry["time_s"])
         life, clock = operation_at(events, seconds)
         data = {"did": str(entry["did"])}
-        what = normalised(str(entry.get("what") or ""))
-        reported.append(
-            TimedEvent(
-                Event(SERVICE, life, clock, "control", data | ({"what": what} if what else {})), seconds
-            )
-        )
+        for key in ("what", "why"):
+            text = normalised(str(entry.get(key) or ""))
+            if text and text != PROCESS_ENDED:  # Chance decides when a process ended, not why.
+                data[key] = text
+        reported.append(TimedEvent(Event(SERVICE, life, clock, "control", data), seconds))
     placed = []
     for lost, same in itertools.groupby(reported, lambda t: t.event.data["did"] == "machine lost"):
         group = list(same)

@@ -164,7 +164,7 @@ def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequen
         batch=batch,
         instances=tuple(instance for instance in heard if instance >= 0),
         error=error,
-        component=_component(first, faults),
+        component=_ended_from_outside(events, first) or _component(first, faults),
         action=_action(events, group, end),
         evidence=tuple(_evidence(events, group, end)[:MOST_EVIDENCE]),
         lost_batches=lost if group.errors else 0,
@@ -203,7 +203,8 @@ def _evidence(events: Sequence[Event], group: _Group, end: int) -> list[str]:
         if event.kind == "ran" and (event.life, event.clock) > (first.life, first.clock):
             break
         if event.kind == "control" and event.data.get("did") in _CHANGES:
-            evidence.append(f"{SERVICE}: {event.data['did']} {event.data.get('what', '')}".rstrip())
+            why = f" ({event.data['why']})" if "why" in event.data else ""
+            evidence.append(f"{SERVICE}: {event.data['did']} {event.data.get('what', '')}".rstrip() + why)
     return evidence
 
 
@@ -252,6 +253,22 @@ def _component(event: Event, faults: Sequence[str]) -> str:
     if ended:
         return f"instance {', '.join(map(str, ended))}: the program or its host"
     return "the program"
+
+
+def _ended_from_outside(events: Sequence[Event], first: Event) -> str:
+    """What ended the machines that the service lost at the time of an error, in words: not the machines, but something
+    of their host that the service knows. Empty if there is no such thing.
+    """
+    cause = cause_from_dict(first.data.get("cause"))
+    if cause is None or cause.machine is None or cause.fault:
+        return ""
+    lost = [e for e in events if e.kind == "control" and "why" in e.data and e.life == first.life]
+    ended: dict[str, list[str]] = {}
+    for event in lost:
+        ended.setdefault(str(event.data["why"]), []).append(str(event.data.get("what", "")))
+    return "; ".join(
+        f"machine{'s' * (len(agents) > 1)} {', '.join(agents)}: {why}" for why, agents in ended.items()
+    )
 
 
 _DECISIONS = ("restart", "repair", "verdict")

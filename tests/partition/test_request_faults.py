@@ -121,6 +121,8 @@ def test_what_is_done_to_a_partition_is_told_for_records(pod16: Pod) -> None:
         ("machine lost", "ipum2"),
         ("machine replaced", "ipum2"),
     ]
+    (lost,) = (event for event in reports[0].control_events if event["did"] == "machine lost")
+    assert lost["why"]
     times = [event["time_s"] for event in reports[0].control_events]
     assert times == sorted(times)
     assert not any(report.control_events for report in reports[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from podrun.record.events import (
     without_ends_after_errors,
 )
 from podrun.record.goodput import goodput_of
-from podrun.record.incidents import incidents_json, incidents_of
+from podrun.record.incidents import Incident, incidents_json, incidents_of
 from podrun.record.strikes import FaultTime, explains, strikes_of, with_faults
 
 FAULT = "link:2-3@batch=7:down"
@@ -393,3 +393,27 @@ def test_what_the_service_did_stands_where_it_happened() -> None:
         to_lines(Record(LaunchHeader((), "/"), tuple(t.event for t in with_control(events, control))))
     )
     assert parse_record(text + "\n", "r").events[1].data["did"] == "partition created"
+
+
+def test_what_ended_machines_from_outside_is_the_suspect() -> None:
+    """Ray's memory monitor ends the machines of all hosts that are short of memory: no machine is at fault."""
+    monitor = "Ray's memory monitor ended its process when 5.9GB of 6.0GB were used on 10.0.0.1"
+
+    def lost(agent: str, why: str) -> dict[str, object]:
+        return {"did": "machine lost", "what": agent, "why": why, "time_s": 9.9}
+
+    def incident_of(control: Sequence[Mapping[str, object]]) -> Incident:
+        writer = Writer()
+        writer.runs(range(3), 1)
+        cause = {"machine": 0}
+        writer.all("error", 1, error="E", where="machine 0", message="unreachable", cause=cause)
+        events = with_control(ordered(writer.found), [{**entry, "time_s": writer.now} for entry in control])
+        (incident,) = incidents_of(record_of(events))
+        return incident
+
+    incident = incident_of([lost("ipum1", monitor), lost("ipum2", monitor)])
+    assert incident.component == f"machines ipum1, ipum2: {monitor}"
+    assert f"service: machine lost ipum1 ({monitor})" in incident.evidence
+    incident = incident_of([lost("ipum1", "its process at 127.0.0.1:4711 ended")])
+    assert incident.component == "machine 0"
+    assert "service: machine lost ipum1" in incident.evidence

@@ -98,11 +98,12 @@ class ControlLog:
         self._lock = threading.Lock()
         self._events: dict[str, list[dict[str, Any]]] = {}
 
-    def note(self, partition: str, did: str, what: str = "") -> None:
-        """Note a change of a partition."""
+    def note(self, partition: str, did: str, what: str = "", why: str = "") -> None:
+        """Note a change of a partition. ``why``: what ended a machine, as far as that is known."""
         with self._lock:
             known = self._events.setdefault(partition, [])
-            known.append({"did": did, "what": what, "time_s": self._clock()})
+            entry = {"did": did, "what": what, "time_s": self._clock()}
+            known.append(entry | ({"why": why} if why else {}))
             del known[:-REMEMBERED]
 
     def note_request(self, method: str, partitions: Iterable[str], request: Any) -> None:

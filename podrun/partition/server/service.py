@@ -312,5 +312,5 @@ class Service(ServiceReadings):
     def _machine_lost(self, agent: str, reason: str) -> None:
         log.warning("machine %s is lost: %s", agent, reason)
         for partition in self.partitions_on(agent):
-            self.control_log.note(partition, "machine lost", agent)
+            self.control_log.note(partition, "machine lost", agent, why=reason)
         self._report(ev.AgentLost(agent, reason))
