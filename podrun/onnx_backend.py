@@ -21,12 +21,12 @@ from onnx.backend.base import Backend, BackendRep
 
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
 from podrun.device.xla.clients import SHARED_BY, device_for, on_one_thread_device, own_settings
-from podrun.device.xla.rewrite import available, rewrite
+from podrun.device.xla.rewrite import available, rewrite_convolutions
 from podrun.onnx_models.folding import hoist
-from podrun.onnx_models.graph_reader import read_model
+from podrun.onnx_models.graph_reader import read_graph
 from podrun.onnx_models.lowering import lower
-from podrun.onnx_models.model_loader import check_model
-from podrun.onnx_models.ops.registry import GRAPHCORE, find
+from podrun.onnx_models.model_loader import check_onnx_model
+from podrun.onnx_models.ops.registry import GRAPHCORE, find_onnx_operator
 from podrun.runtime.graph import OperatorGraph, subgraphs
 
 _ANY_SEED = 0
@@ -86,7 +86,7 @@ class PodrunBackendRep(BackendRep):
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
-        self._graph: OperatorGraph = read_model(model)
+        self._graph: OperatorGraph = read_graph(model)
         stops = [node for node in self._graph.nodes if node.op_type == "Abort" and node.domain == GRAPHCORE]
         if stops:
             raise UnsupportedError(f"{stops[0].describe()}: only a session can be stopped")
@@ -150,7 +150,7 @@ class PodrunBackendRep(BackendRep):
                 there: dict[str, Any] = {"in_shardings": one, "out_shardings": one}
                 kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS, **there)(lowered.initial)
                 traced = jax.jit(split.run, **there).lower(kept, free, key)
-                rewrite(traced, parts=SHARED_BY if split.operations >= WORTH_DIVIDING else 1)
+                rewrite_convolutions(traced, parts=SHARED_BY if split.operations >= WORTH_DIVIDING else 1)
                 run = traced.compile(compiler_options=dict(COMPILER_OPTIONS))
             made = _Compiled(fixed, kept, run, lowered.uses_random, device, key)
             known.append(made)
@@ -172,7 +172,7 @@ class PodrunBackend(Backend):
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
         """True iff podrun has every operator of the model, subgraphs included."""
         try:
-            return not _missing(read_model(model))
+            return not _missing(read_graph(model))
         except PodrunError:
             return False
 
@@ -189,7 +189,7 @@ class PodrunBackend(Backend):
         """
         if not cls.supports_device(device):
             raise UnsupportedError(f"device '{device}' is not supported; use CPU")
-        check_model(model)
+        check_onnx_model(model)
         return PodrunBackendRep(model)
 
     @classmethod
@@ -228,7 +228,7 @@ class PodrunBackend(Backend):
 
 
 def _missing(graph: OperatorGraph) -> list[str]:
-    missing = [n.op_type for n in graph.nodes if find(n.domain, n.op_type, n.opset) is None]
+    missing = [n.op_type for n in graph.nodes if find_onnx_operator(n.domain, n.op_type, n.opset) is None]
     for node in graph.nodes:
         for inner in subgraphs(node):
             missing += _missing(inner)

@@ -18,32 +18,37 @@ from podrun.core.errors import PodrunError
 from podrun.faults.short_form import parse_fault
 from podrun.launcher.commands.profile import split_options
 from podrun.launcher.options import parse_command_line
-from podrun.monitor.device_tools import gc_info, gc_inventory, gc_monitor, gc_reset
-from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest
-from podrun.monitor.host_tools import gc_hostsynclatencytest, gc_hosttraffictest
-from podrun.monitor.link_tools import gc_iputraffictest, gc_links
-from podrun.monitor.load_tools import gc_flops, gc_powertest
-from podrun.partition.commands.vipu import vipu
-from podrun.partition.commands.vipu_admin import vipu_admin
-from podrun.partition.commands.vipu_server import vipu_server
+from podrun.monitor.device_tools import (
+    gc_info_command,
+    gc_inventory_command,
+    gc_monitor_command,
+    gc_reset_command,
+)
+from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest_command
+from podrun.monitor.host_tools import gc_hostsynclatencytest_command, gc_hosttraffictest_command
+from podrun.monitor.link_tools import gc_iputraffictest_command, gc_links_command
+from podrun.monitor.load_tools import gc_flops_command, gc_powertest_command
+from podrun.partition.commands.vipu import vipu_command
+from podrun.partition.commands.vipu_admin import vipu_admin_command
+from podrun.partition.commands.vipu_server import vipu_server_command
 from tests.conftest import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMANDS: dict[str, click.Command] = {
-    "vipu": vipu,
-    "vipu-admin": vipu_admin,
-    "vipu-server": vipu_server,
-    "gc-monitor": gc_monitor,
-    "gc-reset": gc_reset,
-    "gc-info": gc_info,
-    "gc-inventory": gc_inventory,
-    "gc-links": gc_links,
-    "gc-flops": gc_flops,
-    "gc-iputraffictest": gc_iputraffictest,
-    "gc-hosttraffictest": gc_hosttraffictest,
-    "gc-hostsynclatencytest": gc_hostsynclatencytest,
-    "gc-gwlinkstraffictest": gc_gwlinkstraffictest,
-    "gc-powertest": gc_powertest,
+    "vipu": vipu_command,
+    "vipu-admin": vipu_admin_command,
+    "vipu-server": vipu_server_command,
+    "gc-monitor": gc_monitor_command,
+    "gc-reset": gc_reset_command,
+    "gc-info": gc_info_command,
+    "gc-inventory": gc_inventory_command,
+    "gc-links": gc_links_command,
+    "gc-flops": gc_flops_command,
+    "gc-iputraffictest": gc_iputraffictest_command,
+    "gc-hosttraffictest": gc_hosttraffictest_command,
+    "gc-hostsynclatencytest": gc_hostsynclatencytest_command,
+    "gc-gwlinkstraffictest": gc_gwlinkstraffictest_command,
+    "gc-powertest": gc_powertest_command,
 }
 
 
@@ -242,12 +247,12 @@ def _profile_and_model(folder: Path) -> None:
     """Files that the pages' programs read: a report and a model that doubles two numbers."""
     from onnx import helper, save
 
-    from podrun.report.document import to_json
+    from podrun.report.document import profile_to_json
     from tests.report.profiles import pipeline_profile
 
     where = folder / "podrun-profile__instance_0/training"
     where.mkdir(parents=True)
-    (where / "profile.pop").write_text(to_json(pipeline_profile()), encoding="utf-8")
+    (where / "profile.pop").write_text(profile_to_json(pipeline_profile()), encoding="utf-8")
     x, y = (helper.make_tensor_value_info(name, 1, [2]) for name in "xy")
     save(
         helper.make_model(helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])),

@@ -192,12 +192,12 @@ def test_a_program_that_differs_has_other_bytes() -> None:
 
 def test_files_are_whole_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "program.popef"
-    executable_file.write(EXECUTABLE, path)
-    assert executable_file.read(path) == EXECUTABLE
+    executable_file.write_executable(EXECUTABLE, path)
+    assert executable_file.read_executable(path) == EXECUTABLE
     with pytest.raises(FileNotFoundError):
-        executable_file.write(EXECUTABLE, tmp_path / "missing" / "program.popef")
+        executable_file.write_executable(EXECUTABLE, tmp_path / "missing" / "program.popef")
     with pytest.raises(FileNotFoundError):
-        executable_file.read(tmp_path / "none")
+        executable_file.read_executable(tmp_path / "none")
     assert [p.name for p in tmp_path.iterdir()] == ["program.popef"]
 
 

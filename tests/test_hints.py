@@ -19,7 +19,7 @@ from podrun.monitor.commands.dashboards import dashboards_verb
 from podrun.monitor.commands.exporter import exporter_verb
 from podrun.monitor.commands.health import health_verb
 from podrun.report.__main__ import report_command
-from podrun.upkeep.pages import pages
+from podrun.upkeep.pages import help_pages
 from tests.conftest import ROOT
 from tests.sources import syntax_nodes, syntax_tree
 from tests.test_docs import COMMANDS, PAGES
@@ -216,4 +216,4 @@ def test_messages_name_only_what_every_installation_has() -> None:
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.value[:60]}")
     assert wrong == []
     assert {"faults", "security", "onnx"} <= topics
-    assert topics - set(pages()) == set()
+    assert topics - set(help_pages()) == set()

@@ -13,10 +13,10 @@ import pytest
 from podrun.core.terminal import (
     Preparation,
     above_status,
-    at,
     fitted,
     following,
     live,
+    report_step,
     reported_steps,
     reporting,
 )
@@ -61,7 +61,7 @@ def test_a_log_gets_one_line_with_the_step_and_seconds() -> None:
 def test_a_terminal_gets_a_line_that_is_written_over_and_taken_away() -> None:
     screen = Screen(terminal=True)
     with reporting("preparing 'x'", screen, terminal_after=0.01):
-        at("loading")
+        report_step("loading")
         assert screen.written.wait(20)
     assert screen.getvalue().startswith("\rpodrun: preparing 'x': loading, 0 s")
     assert screen.getvalue().endswith("\r\x1b[K")
@@ -119,7 +119,7 @@ def test_another_process_reports_into_a_file_that_a_launch_follows(tmp_path: Pat
     file, screen = tmp_path / "progress", Screen(terminal=True)
     log = Screen(terminal=False)
     with reporting("preparing 'training'", log, file=file), following(file, screen):
-        at("compiling piece", 12, 40)
+        report_step("compiling piece", 12, 40)
         assert screen.written.wait(20)
         while "piece 12 of 40" not in screen.getvalue():
             screen.written.clear()
@@ -148,7 +148,7 @@ def test_the_line_of_a_launch_goes_from_the_pod_to_the_program(
     screen = Screen(terminal=True)
     status = LaunchStatus(screen, {})
     status.starting()
-    at("machine processes up", 2, 4)
+    report_step("machine processes up", 2, 4)
     variables = status.environment(lambda: str(tmp_path))
     file = Path(variables["PODRUN_PROGRESS_FILE"])
     assert screen.written.wait(20)

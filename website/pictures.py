@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.text import Text
 
 from podrun.report import Profile
-from podrun.report.charts import IDLE_COLOUR, memory_by_tile, pipeline, timeline
+from podrun.report.charts import IDLE_COLOUR, memory_by_tile, pipeline, timeline_chart
 from podrun.report.document import load
-from podrun.report.text import size
+from podrun.report.text import byte_size
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -76,13 +76,15 @@ def main() -> None:
         "memory",
         chart(
             memory_by_tile(held),
-            f"What each tile holds, {tiles}: at most {size(held.max_tile_bytes)} of {size(held.tile_capacity_bytes)}"
+            f"What each tile holds, {tiles}: at most {byte_size(held.max_tile_bytes)} "
+            f"of {byte_size(held.tile_capacity_bytes)}"
             f" ({held.max_tile_bytes / held.tile_capacity_bytes:.0%}; enlarged)",
         ),
     )
     cycles = sum(step.total_cycles for step in stage.timeline)
     write(
-        "timeline", chart(timeline(stage), f"One micro-batch on an IPU: {cycles:,} cycles from left to right")
+        "timeline",
+        chart(timeline_chart(stage), f"One micro-batch on an IPU: {cycles:,} cycles from left to right"),
     )
     write(
         "pipeline",

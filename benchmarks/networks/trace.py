@@ -17,7 +17,7 @@ from podrun.costmodel import plan_cache
 from podrun.costmodel.cost import cost_jaxpr
 from podrun.models import sequences
 from podrun.models.catalogue import Built, finished
-from podrun.models.catalogue import lstm as lstm_stack
+from podrun.models.catalogue import lstm_network as lstm_stack
 from podrun.models.network import Declared, Network
 from podrun.popart.builder import Builder
 

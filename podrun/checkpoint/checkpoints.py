@@ -15,9 +15,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from podrun.checkpoint.folder import Disk, Folder, LocalDisk, Part, PartHeader, whole
+from podrun.checkpoint.folder import Disk, Folder, LocalDisk, Part, PartHeader, whole_checkpoints
 from podrun.checkpoint.policy import CheckpointPolicy, Spacing, WriteMode
-from podrun.checkpoint.values import Array, CheckpointError, DamagedCheckpointError, decode, encode
+from podrun.checkpoint.values import (
+    Array,
+    CheckpointError,
+    DamagedCheckpointError,
+    decode_values,
+    encode_values,
+)
 from podrun.core.environment import environment
 from podrun.faults import program_faults
 from podrun.record.recorder import process_recorder
@@ -159,7 +165,7 @@ class Checkpoints:
         if batch == self._last:
             return
         tensors, values = program._checkpoint_state()
-        tree, own = encode({"program": values, "state": state})
+        tree, own = encode_values({"program": values, "state": state})
         own = [np.array(array) for array in own]
         here, parts = self._instances.index, self._instances.count
         part = Part(
@@ -238,11 +244,11 @@ class Checkpoints:
 
     def batches(self) -> list[int]:
         """The batches of the complete checkpoints, newest first. Nothing is verified."""
-        return [batch for batch, _ in whole(self._folder.present())]
+        return [batch for batch, _ in whole_checkpoints(self._folder.present())]
 
     def _candidates(self) -> list[tuple[int, int]]:
         """The checkpoints that instance 0 finds, on all instances."""
-        found = whole(self._folder.present())
+        found = whole_checkpoints(self._folder.present())
         if self._instances.count == 1:
             return found
         agreed = []
@@ -280,7 +286,7 @@ class Checkpoints:
                 hint=f"Use podrun --num-instances {len(parts)}, or name another folder.",
             )
         tensors = {name: array for part in parts for name, array in part.shared.items()}
-        own = decode(parts[here].header.state, parts[here].own)
+        own = decode_values(parts[here].header.state, parts[here].own)
         if not isinstance(own, dict) or set(own) != {"program", "state"}:
             raise DamagedCheckpointError(
                 f"The checkpoint of batch {parts[0].header.batch} holds no state of a program."

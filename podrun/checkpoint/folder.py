@@ -60,7 +60,7 @@ class Part:
     own: Sequence[Array]
 
 
-def chunks(part: Part) -> Iterator[bytes | memoryview]:
+def part_chunks(part: Part) -> Iterator[bytes | memoryview]:
     """The bytes of a part's file, in order."""
     named = [*part.shared.items(), *((None, array) for array in part.own)]
     plain = [(name, np.ascontiguousarray(array)) for name, array in named]
@@ -272,7 +272,7 @@ def parse_name(name: str) -> PartName | None:
     return found if found.part < found.parts and str(found) == name else None
 
 
-def whole(present: Iterable[PartName]) -> list[tuple[int, int]]:
+def whole_checkpoints(present: Iterable[PartName]) -> list[tuple[int, int]]:
     """The checkpoints whose parts are all there, newest first: the batch and the number of parts."""
     found: dict[tuple[int, int], int] = {}
     for name in set(present):
@@ -285,7 +285,7 @@ def outdated(present: Sequence[PartName], part: int, parts: int, keep: int) -> l
 
     An instance removes its own files; instance 0 also removes those of a run with another number of instances.
     """
-    kept = whole(present)[:keep]
+    kept = whole_checkpoints(present)[:keep]
     if len(kept) < keep:
         return []
     oldest = min(batch for batch, _ in kept)
@@ -322,7 +322,7 @@ class Folder:
         draft = self.path / (name + _DRAFT)
         with self._explained("written"):
             try:
-                self._disk.write(draft, chunks(part))
+                self._disk.write(draft, part_chunks(part))
                 self._disk.rename(draft, self.path / name)
             except OSError:
                 self._disk.remove(draft)

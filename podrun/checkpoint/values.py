@@ -1,7 +1,8 @@
 """State of a program as plain data: a tree of containers, numbers, texts and arrays, to JSON and back.
 
 JSON has no tuples, no bytes, no keys but texts and no infinities, so each value that JSON cannot hold as it is becomes
-an object with one key, its tag (`encode` lists them). Arrays lie beside the JSON, by number. Nothing is unpickled:
+an object with one key, its tag (`encode_values` lists them). Arrays lie beside the JSON, by number. Nothing is
+unpickled:
 a reader accepts these types and no others.
 """
 
@@ -39,7 +40,7 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint whose bytes are not the written ones; names the file."""
 
 
-def encode(values: Mapping[str, Any]) -> tuple[Any, list[Array]]:
+def encode_values(values: Mapping[str, Any]) -> tuple[Any, list[Array]]:
     """The JSON tree of values by name, and its arrays.
 
     Tags: ``map`` (pairs), ``tuple``, ``bytes`` (base64), ``float`` (not finite), ``array`` and ``scalar`` (NumPy's; a
@@ -88,8 +89,10 @@ def _encode_array(value: Any, arrays: list[Array], place: str) -> Any:
     return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
 
 
-def decode(tree: Any, arrays: Sequence[Array]) -> Any:
-    """The value of a JSON tree and its arrays. Raises CheckpointError for anything that `encode` does not write."""
+def decode_values(tree: Any, arrays: Sequence[Array]) -> Any:
+    """The value of a JSON tree and its arrays. Raises CheckpointError for anything that `encode_values` does not
+    write.
+    """
     return _decode(tree, arrays, 0)
 
 

@@ -11,7 +11,7 @@ connections). `arithmetic` is the only place where values are combined; `linux` 
 collectives on a POD; `perf` measures them on this host.
 """
 
-from podrun.collectives.communicator import Communicator, check_groups
+from podrun.collectives.communicator import Communicator, rank_groups
 from podrun.collectives.group import (
     DEFAULT_TIMEOUT,
     ClosedError,
@@ -40,11 +40,11 @@ __all__ = [
     "RankMissingError",
     "Reduction",
     "Token",
-    "check_groups",
     "create",
     "create_within",
     "in_process",
     "join",
+    "rank_groups",
     "replica_groups",
     "slice_of",
 ]

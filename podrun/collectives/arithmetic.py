@@ -102,7 +102,7 @@ def check_reduction(dtype: np.dtype[Any], reduction: Reduction) -> None:
         )
 
 
-def combine(reduction: Reduction) -> Callable[..., Any]:
+def combining_ufunc(reduction: Reduction) -> Callable[..., Any]:
     """The ufunc ``f(a, b, out=...)`` that combines two values (the sum's for the mean)."""
     return _UFUNCS[reduction]  # type: ignore[no-any-return]
 
@@ -140,7 +140,7 @@ def prepared(out: Array, parts: Sequence[Array], reduction: Reduction) -> Callab
     step = BLOCK_BYTES // out.itemsize
     if len(parts) < 2 or not plain or out.size > _PREPARED_BLOCKS * step:
         return lambda: reduce_into(out, parts, reduction)
-    ufunc = combine(reduction)
+    ufunc = combining_ufunc(reduction)
     cuts = [slice(start, start + step) for start in range(0, out.size, step)]
     blocks = [(out[cut], parts[0][cut], parts[1][cut], [part[cut] for part in parts[2:]]) for cut in cuts]
     if len(parts) == 2 and len(blocks) == 1:

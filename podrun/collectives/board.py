@@ -34,7 +34,7 @@ from podrun.collectives.group import (
     RankLostError,
     RankMissingError,
 )
-from podrun.collectives.linux import Futex, ProcessWatch, address_of, create_region, open_region, start_time
+from podrun.collectives.linux import Futex, ProcessWatch, address_of, boot_ticks, create_region, open_region
 from podrun.core.errors import ConflictError, InternalError, PodrunError, error_from_json, error_to_dict
 from podrun.core.shared_region import SharedRegion
 
@@ -136,7 +136,7 @@ class GroupBoard:
                     hint="Each rank joins once; make a new group to start again.",
                 )
             self._pids[rank] = os.getpid()
-            self._started[rank] = start_time(os.getpid())
+            self._started[rank] = boot_ticks(os.getpid())
             self.order()
             self._states[rank] = _JOINED
         self.rank = rank

@@ -205,7 +205,7 @@ class Communicator:
 
         All ranks call this with the same groups. Sums in a group are taken in the order in which it lists its ranks.
         """
-        plain = check_groups(groups, self.size)
+        plain = rank_groups(groups, self.size)
         mine = next((group for group in plain if self.rank in group), None)
         made: Group | None = None
         token: Token = {}
@@ -259,7 +259,7 @@ class Communicator:
             raise UsageError(f"there is no rank {root} in a group of {self.size}")
 
 
-def check_groups(groups: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+def rank_groups(groups: Sequence[Sequence[int]], size: int) -> list[list[int]]:
     """The groups as plain lists. Raises MismatchError if they overlap, are empty, or name ranks that do not exist."""
     try:
         plain = [[operator.index(rank) for rank in group] for group in groups]
@@ -298,4 +298,4 @@ def _spec(array: Array) -> str:
     return f"{kind}{list(array.shape)}"
 
 
-__all__ = ["Communicator", "check_groups", "create", "join"]
+__all__ = ["Communicator", "create", "join", "rank_groups"]

@@ -33,7 +33,7 @@ from podrun.collectives.group import (
     unknown_arena,
     wrong_kind,
 )
-from podrun.collectives.linux import Futex, address_of, create_region, open_region, pages
+from podrun.collectives.linux import Futex, address_of, create_region, open_region, whole_pages
 from podrun.core.executable import Reduction, numpy_dtype
 from podrun.core.shared_region import SharedRegion
 
@@ -113,7 +113,7 @@ class HostMemory:
         """
         try:
             with for_rank(self._board.names[self._board.rank]):
-                return self._made_or_opened(name, text, pages(nbytes) * rows)
+                return self._made_or_opened(name, text, whole_pages(nbytes) * rows)
         except HostLimitError as error:
             self._board.fail_with(error)
 
@@ -163,7 +163,7 @@ class HostMemory:
 
 def _mapped(region: SharedRegion, text: str, dtype: str, size: int) -> MappedArena:
     kind = numpy_dtype(dtype)
-    step = pages(size * kind.itemsize)
+    step = whole_pages(size * kind.itemsize)
     rows = [region.array(kind, size, at) for at in range(0, region.nbytes, step)]
     return MappedArena(tuple(rows[:-1]), rows[-1], text)
 

@@ -24,7 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
-from podrun.collectives.arithmetic import combine, finish_mean, reduce_into, wide_dtype
+from podrun.collectives.arithmetic import combining_ufunc, finish_mean, reduce_into, wide_dtype
 from podrun.collectives.group import Array, ByteArray, as_bytes
 from podrun.collectives.mesh import Mesh
 from podrun.collectives.tcp_link import FrameKind, LinkFrame, RankLink
@@ -232,7 +232,7 @@ class HostReduction:
         self._forward(lane, piece)
 
     def _add(self, total: Array, parts: Sequence[Array], *, first: bool) -> None:
-        ufunc = combine(self._reduction)
+        ufunc = combining_ufunc(self._reduction)
         if first and total.dtype == parts[0].dtype:
             without_mean = Reduction.SUM if self._reduction is Reduction.MEAN else self._reduction
             reduce_into(total, parts, without_mean)

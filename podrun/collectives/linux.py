@@ -103,7 +103,7 @@ class Futex:
             raise OSError(code, f"futex: {os.strerror(code)}")
 
 
-def start_time(pid: int) -> int:
+def boot_ticks(pid: int) -> int:
     """When the process started, in clock ticks since boot (field 22 of ``/proc/<pid>/stat``); 0 if there is no such
     process. Raises HostLimitError if no file can be opened to read it.
     """
@@ -139,7 +139,7 @@ class ProcessWatch:
         try:
             with within_limits("pidfd"):
                 self.fd = os.pidfd_open(pid)
-            self._gone = start_time(pid) != started
+            self._gone = boot_ticks(pid) != started
         except ProcessLookupError:
             self._gone = True
         except HostLimitError:
@@ -162,15 +162,15 @@ class ProcessWatch:
             self.fd = -1
 
 
-def pages(nbytes: int) -> int:
+def whole_pages(nbytes: int) -> int:
     """``nbytes`` rounded up to whole pages."""
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def create_region(label: str, nbytes: int) -> SharedRegion:
     """A new region of whole pages. Raises HostLimitError if the host has no memory or file for it."""
-    with within_limits(f"shared memory of {pages(nbytes)} bytes for {label}"):
-        return SharedRegion.create(label, pages(nbytes))
+    with within_limits(f"shared memory of {whole_pages(nbytes)} bytes for {label}"):
+        return SharedRegion.create(label, whole_pages(nbytes))
 
 
 def open_region(pid: int, fd: int, inode: int = 0) -> SharedRegion:

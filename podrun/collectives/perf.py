@@ -39,7 +39,7 @@ def parse_size(text: str) -> int:
 def modelled(operation: str, nbytes: int, ranks: int, fabric: timing.LinkModel) -> timing.CollectiveTime:
     """The estimate for an operation by its name in `OPERATIONS`."""
     if operation == "send_receive":
-        return timing.send(nbytes, fabric) if ranks > 1 else timing.broadcast(nbytes, 1, fabric)
+        return timing.send(nbytes, fabric) if ranks > 1 else timing.broadcast_time(nbytes, 1, fabric)
     name = "gather" if operation == "scatter" else operation
     estimate: timing.CollectiveTime = getattr(timing, name)(nbytes, ranks, fabric)
     return estimate

@@ -43,7 +43,7 @@ from podrun.collectives.group import (
 )
 from podrun.collectives.tcp_link import dial, listen
 from podrun.core.errors import error_from_dict, error_to_dict
-from podrun.core.tls import credentials, explain
+from podrun.core.tls import credentials, explain_connection_failure
 
 _MAX_LINE = 4 * 1024 * 1024
 _INTRODUCTION_S = 5.0
@@ -415,7 +415,7 @@ class RegistrarClient:
         else:
             reason = f"died, or what listens at {self._where} is another group and did not let rank {self._rank} in"
             hint = "Check that this rank has the token of that group, and that the maker of the group still runs."
-            if why := explain(self._where):
+            if why := explain_connection_failure(self._where):
                 reason, hint = f"cannot be reached: {why}", "All ranks of a group use TLS, or none."
         return RankLostError(f"rank 0 of {self._size} {reason}", rank=0, hint=hint)
 

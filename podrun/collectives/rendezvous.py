@@ -38,7 +38,7 @@ from podrun.collectives.group import (
     wrong_kind,
 )
 from podrun.collectives.hosts import HostsGroup
-from podrun.collectives.linux import host_identity, start_time
+from podrun.collectives.linux import boot_ticks, host_identity
 from podrun.collectives.registrar import Registrar
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.errors import ConflictError, UsageError, error_from_dict
@@ -47,7 +47,7 @@ from podrun.core.executable import Reduction, numpy_dtype
 _ALIGNMENT = 64
 
 
-def aligned_zeros(dtype: str, size: int) -> Array:
+def aligned_flat_zeros(dtype: str, size: int) -> Array:
     """``size`` zeros that start at a multiple of 64 bytes, so that XLA can use them without a copy."""
     kind = numpy_dtype(dtype)
     raw = np.zeros(size * kind.itemsize + _ALIGNMENT, np.uint8)
@@ -78,7 +78,7 @@ class SoloGroup:
         check_arena(arena, dtype, size)
         text = f"{kind} {dtype}[{size}]"
         if arena not in self._arenas:
-            self._arenas[arena] = (text, aligned_zeros(dtype, size))
+            self._arenas[arena] = (text, aligned_flat_zeros(dtype, size))
         known, array = self._arenas[arena]
         if known != text:
             raise MismatchError(
@@ -206,7 +206,7 @@ def create(
         "size": size,
         "host": host_identity(),
         "pid": os.getpid(),
-        "started": start_time(os.getpid()),
+        "started": boot_ticks(os.getpid()),
         "fd": board.region.fd,
         "secret": board.secret,
         "timeout": timeout,
@@ -266,7 +266,7 @@ def _join_board(token: Mapping[str, Any], rank: int, size: int) -> GroupBoard:
             hint="For ranks on several hosts give create() an address that all of them can reach.",
         )
     pid = int(token["pid"])
-    if start_time(pid) != token.get("started"):
+    if boot_ticks(pid) != token.get("started"):
         raise RankLostError(
             f"rank 0 (process {pid}), which made the group, is gone", rank=0, hint="Make a new group."
         )

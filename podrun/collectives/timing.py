@@ -245,7 +245,7 @@ def _split(ranks: int, ipus_per_rank: int, fabric: LinkModel) -> tuple[int, int]
     return inside, ranks // inside
 
 
-def all_reduce(
+def all_reduce_time(
     nbytes: float, ranks: int, fabric: LinkModel, *, ipus_per_rank: int = 1, method: Method | None = None
 ) -> CollectiveTime:
     """All-reduce of ``nbytes`` on each IPU, in IPU-Link domains of ``fabric.ild_ipus``. ``method`` None: the
@@ -262,7 +262,7 @@ def all_reduce(
     return _estimate("all_reduce", scatter, ranks, nbytes, fabric, *parts)
 
 
-def reduce_scatter(
+def reduce_scatter_time(
     nbytes: float, ranks: int, fabric: LinkModel, *, ipus_per_rank: int = 1, method: Method | None = None
 ) -> CollectiveTime:
     """Reduce-scatter of ``nbytes`` on each IPU, leaving ``nbytes / ranks``."""
@@ -273,7 +273,7 @@ def reduce_scatter(
     return _estimate("reduce_scatter", chosen, ranks, nbytes, fabric, half, across)
 
 
-def all_gather(
+def all_gather_time(
     nbytes: float, ranks: int, fabric: LinkModel, *, ipus_per_rank: int = 1, method: Method | None = None
 ) -> CollectiveTime:
     """All-gather to ``nbytes`` on each IPU, from ``nbytes / ranks``."""
@@ -295,7 +295,7 @@ SECONDS_PER_HOP = 2 * 15e-9
 """Seconds that a further hop adds to a copy: links forward data as it arrives. `SYNC_HOP`, at both ends."""
 
 
-def broadcast(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:
+def broadcast_time(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:
     """From one rank to all: a stream in pieces in both directions of the ring."""
     if ranks == 1:
         return _estimate("broadcast", Method.NONE, 1, nbytes, fabric)
@@ -304,7 +304,7 @@ def broadcast(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:
     return _estimate("broadcast", Method.MEET_IN_MIDDLE, ranks, nbytes, fabric, _Part(steps, seconds, nbytes))
 
 
-def gather(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:
+def gather_time(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:
     """To one rank, which receives ``nbytes`` in all: bound by the links into it. A scatter takes as long."""
     if ranks == 1:
         return _estimate("gather", Method.NONE, 1, nbytes, fabric)

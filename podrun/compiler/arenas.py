@@ -50,7 +50,7 @@ def stored(parameter: ParameterSpec) -> TensorSpec:
     return _with_groups(parameter.spec, parameter.group_of)
 
 
-def state_of(rule: UpdateRule, parameter: ParameterSpec) -> dict[str, tuple[TensorSpec, float]]:
+def rule_state(rule: UpdateRule, parameter: ParameterSpec) -> dict[str, tuple[TensorSpec, float]]:
     """The rule's state for a weight as it is stored, by prefix.
 
     An element-wise rule sees all groups at once: states of the weight's shape get groups with it, and there is one
@@ -88,7 +88,7 @@ def rows(value: Any, group_of: GroupOf, offset: Any, micro_batches: int, replica
     return value[index]
 
 
-def check_groups(program: Program) -> None:
+def check_parameter_groups(program: Program) -> None:
     """Raises UsageError for groups that are not of this program's replicas."""
     for name, parameter in sorted(program.parameters.items()):
         group_of = parameter.group_of
@@ -255,7 +255,7 @@ class _Planner:
         return found
 
     def _state(self, rule: UpdateRule, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
-        return state_of(rule, self.program.parameters[weight.name])
+        return rule_state(rule, self.program.parameters[weight.name])
 
     def _home(self, name: str) -> int:
         return self.homes.get(name, 0)

@@ -40,7 +40,7 @@ _log = logging.getLogger("podrun.popart.devicex")
 
 
 def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], wait: float) -> Executable:
-    """The entry for ``digest``, compiled and stored if it is not there.
+    """The entry for ``executable_digest``, compiled and stored if it is not there.
 
     Waits at most ``wait`` seconds for another process that compiles it. Raises DeadlineError that names that
     process, UsageError for a directory that cannot be used.
@@ -55,7 +55,7 @@ def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], 
             found = _load(path)
             if found is None:
                 found = compile_now()
-                executable_file.write(found, path)
+                executable_file.write_executable(found, path)
                 _log.info("stored the compiled program %s in the executable cache", path.name)
             return found
     except OSError as error:
@@ -68,7 +68,7 @@ def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], 
 def _load(path: Path, level: int = logging.WARNING) -> Executable | None:
     """The Executable in a file, or None; what is wrong with the file is logged at ``level``."""
     try:
-        found = executable_file.read(path)
+        found = executable_file.read_executable(path)
     except FileNotFoundError:
         return None
     except ConfigError as error:
@@ -123,7 +123,9 @@ def _holder(path: Path) -> str:
         return "(gone)"
 
 
-def digest(program: Program, target: str, settings: dict[str, Any], identity: Iterable[bytes]) -> str:
+def executable_digest(
+    program: Program, target: str, settings: dict[str, Any], identity: Iterable[bytes]
+) -> str:
     """Hexadecimal SHA-256. ``identity`` identifies the forward function and the update rule."""
     description = {
         "podrun": podrun.__version__,

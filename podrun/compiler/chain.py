@@ -25,7 +25,7 @@ from podrun.compiler.collective_cuts import LevelledPiece, opened
 from podrun.compiler.export import PieceFunction, TracedPiece, trace_piece
 from podrun.compiler.jaxprs import buffer
 from podrun.compiler.program import RNG
-from podrun.compiler.segments import PieceSegment, Placement, split
+from podrun.compiler.segments import PieceSegment, Placement, split_at_places
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.layout import Layout
 from podrun.core.names import CROSSING, INPUT, KEYS, RETURNED, gradient_buffer, statistics_buffer
@@ -83,7 +83,7 @@ def _segments(whole: LevelledPiece, placement: Placement) -> tuple[PieceSegment,
         rank = None if found.rank is None else found.rank * whole.depth + level
         return Spot(found.place * whole.depth + level, rank, found.late)
 
-    return split(whole.piece, spot)
+    return split_at_places(whole.piece, spot)
 
 
 def _check_updates(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> None:

@@ -30,13 +30,13 @@ from podrun.compiler.export import TracedPiece
 from podrun.compiler.model_collectives import (
     ExchangeKind,
     Groups,
-    check_groups,
+    check_replica_groups,
     exchange_p,
     exchanges,
     folded_p,
 )
 from podrun.compiler.program import tap
-from podrun.compiler.segments import split
+from podrun.compiler.segments import split_at_places
 from podrun.core.errors import InternalError
 from podrun.core.executable import REPLICA_OFFSET, AllGather, Arena, Compute, Instruction
 from podrun.core.layout import Layout
@@ -62,7 +62,7 @@ class CutPiece:
     arenas: Mapping[str, Arena]
 
 
-def cut(piece: TracedPiece, layout: Layout) -> CutPiece:
+def cut_at_exchanges(piece: TracedPiece, layout: Layout) -> CutPiece:
     """The piece with its exchanges as arithmetic and AllGathers. A piece without exchanges does not change."""
     _check(piece, layout)
     if not exchanges(piece.jaxpr):
@@ -133,7 +133,7 @@ def _check(piece: TracedPiece, layout: Layout) -> None:
     if any(e.primitive is exchange_p for e in exchanges(piece.jaxpr)):
         raise InternalError(f"{piece.name} has a collective that was not folded")
     for equation in exchanges(piece.jaxpr):
-        check_groups(equation.params["groups"], layout.replicas)
+        check_replica_groups(equation.params["groups"], layout.replicas)
 
 
 def _with_arithmetic(piece: TracedPiece, layout: Layout, *, late: bool) -> TracedPiece:
@@ -155,7 +155,7 @@ def _with_arithmetic(piece: TracedPiece, layout: Layout, *, late: bool) -> Trace
         def apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
             if equation.primitive is folded_p:
                 return here.exchanged(operands[0], **equation.params)
-            return private_jax.bind(equation, operands)
+            return private_jax.bind_equation(equation, operands)
 
         given = arguments[: len(piece.inputs)]
         results = jaxprs.evaluate(closed.jaxpr, closed.consts, given, {}, apply)
@@ -257,7 +257,7 @@ def _apart(piece: TracedPiece, layout: Layout) -> CutPiece:
     """A piece with `gather_p` as Computations with AllGathers between them."""
     open_piece, names, arenas = _opened(piece)
     levels, gathers = _levels(open_piece)
-    segments = split(open_piece, lambda equation: Spot(levels[id(equation)], levels[id(equation)]))
+    segments = split_at_places(open_piece, lambda equation: Spot(levels[id(equation)], levels[id(equation)]))
     pieces = [segment.piece for segment in segments]
     if len(pieces) != max(gathers, default=0) + 1:
         raise InternalError(f"{piece.name} has {len(pieces)} parts around {max(gathers, default=0)} cuts")

@@ -11,8 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from podrun.compiler import extra_state
-from podrun.compiler.arenas import Memory, check_groups, plan_memory
-from podrun.compiler.cache import cached, digest
+from podrun.compiler.arenas import Memory, check_parameter_groups, plan_memory
+from podrun.compiler.cache import cached, executable_digest
 from podrun.compiler.chain import (
     ChainUnit,
     clearing_homes,
@@ -25,7 +25,7 @@ from podrun.compiler.chain import (
 )
 from podrun.compiler.chunk import ChunkBuilder, forward_piece, streams, updated_anchors
 from podrun.compiler.collective_cuts import CutPiece, gathered_arenas
-from podrun.compiler.collective_cuts import cut as cut_at_collectives
+from podrun.compiler.collective_cuts import cut_at_exchanges as cut_at_collectives
 from podrun.compiler.cost import tile_report
 from podrun.compiler.export import PieceFunction, export_piece, export_traced, trace_piece
 from podrun.compiler.extra_state import (
@@ -38,8 +38,8 @@ from podrun.compiler.extra_state import (
     turns_piece,
 )
 from podrun.compiler.extra_state import UPDATE as SCALING
-from podrun.compiler.fold import chunks
-from podrun.compiler.forward_trace import Trace, fixed_numerics, trace
+from podrun.compiler.fold import micro_batch_chunks
+from podrun.compiler.forward_trace import Trace, fixed_numerics, trace_forward
 from podrun.compiler.model_collectives import exchanges
 from podrun.compiler.program import (
     RNG,
@@ -66,7 +66,7 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.names import WHOLE, library_errors_named
-from podrun.core.terminal import at, reported_steps
+from podrun.core.terminal import report_step, reported_steps
 from podrun.device.xla.clients import instruction_set
 from podrun.private_apis.jax import one_context
 
@@ -77,7 +77,7 @@ class CompileOptions:
 
     ``chunk_bytes``: budget for the intermediates of the micro-batches that run as one on a machine (bytes). It decides
     the order of sums, so it is part of what makes results repeatable. ``cache_directory``: where compiled programs are
-    kept and looked up (see `podrun.compiler.cache`); None: nowhere. ``program_digest``: the front end's promise that
+    kept and looked up (see `podrun.compiler.cache`); None: nowhere. ``executable_digest``: the front end's promise that
     programs with equal digests (and equal fields of the Program) have equal forward functions and update rules; with it
     a cached program is found without tracing. ``cache_wait``: seconds to wait for another process that compiles the
     same program. ``on_compile`` is called before compiling, not where the program is found in the cache.
@@ -127,7 +127,7 @@ class _Compilation:
     def traced(self) -> Trace:
         """The trace."""
         with fixed_numerics():
-            return trace(self.program, self.anchors)
+            return trace_forward(self.program, self.anchors)
 
     @cached_property
     def anchors(self) -> tuple[Anchor, ...]:
@@ -204,17 +204,19 @@ class _Compilation:
         variables = [asdict(item) | {"role": item.role.value} for item in memory.variables.values()]
         settings = {"chunk_bytes": self.options.chunk_bytes, "variables": variables}
         if self.options.program_digest is not None:
-            return digest(self.program, self.target, settings, [self.options.program_digest.encode()])
+            return executable_digest(
+                self.program, self.target, settings, [self.options.program_digest.encode()]
+            )
         with fixed_numerics():
             forward = export_piece(forward_piece(self.builder))
         parts = [part.stablehlo for part in (forward, *self.updates.values())]
         parts += [repr(sorted(e.params.items())).encode() for e in exchanges(self.traced.jaxpr)]
-        return digest(self.program, self.target, settings, parts)
+        return executable_digest(self.program, self.target, settings, parts)
 
     def executable(self) -> Executable:
         """The Executable: runs all stages."""
         program = self.program
-        check_pipeline(program, self.placement)
+        check_program_pipeline(program, self.placement)
         builder = self.builder
         gathered: Mapping[str, Arena] = {}
         with fixed_numerics():
@@ -226,7 +228,7 @@ class _Compilation:
             computations |= self.updates
             for name, anchors in builder.updated.items():
                 computations[name] = export_piece(updated_anchors(builder, name, anchors))
-            at("costing")
+            report_step("costing")
             report = tile_report(program, self.traced, self.placement, builder.memory, self.target)
         return Executable(
             name=program.name,
@@ -248,7 +250,7 @@ def _folded(
     builder: ChunkBuilder, budget: int
 ) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...], dict[str, Arena]]:
     """Chunks of micro-batches of whole replicas, their schedule, and the arenas that AllGathers fill."""
-    cut = chunks(builder.program, builder.traced, builder.layout.replicas_per_machine, budget)
+    cut = micro_batch_chunks(builder.program, builder.traced, builder.layout.replicas_per_machine, budget)
     found: dict[str, Computation] = {}
     work: dict[str, CutPiece] = {}
     names = []
@@ -325,7 +327,7 @@ def check_program(program: Program) -> None:
     for name in program.state_updates:
         if name not in program.parameters:
             raise unknown_tensor(name, program.parameters)
-    check_groups(program)
+    check_parameter_groups(program)
     if (
         program.loss is not None
         and program.update is None
@@ -337,7 +339,7 @@ def check_program(program: Program) -> None:
         )
 
 
-def check_pipeline(program: Program, placement: Placement) -> None:
+def check_program_pipeline(program: Program, placement: Placement) -> None:
     """Raise UsageError for a pipeline of one IPU or updates in flight without a pipeline, UnsupportedError for an
     optimizer that no pipeline can have.
     """

@@ -22,16 +22,17 @@ from jax.extend.core import JaxprEqn, Literal
 from podrun.compiler import jaxprs
 from podrun.compiler.arenas import Memory, WeightGroup, plan_memory
 from podrun.compiler.export import TracedPiece
-from podrun.compiler.forward_trace import Trace, evaluate_forward, fixed_numerics, trace
+from podrun.compiler.forward_trace import Trace, evaluate_forward, fixed_numerics, trace_forward
 from podrun.compiler.ipu_memory import SegmentWork, ipu_memory, largest_need, remedies
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.model_collectives import alone
 from podrun.compiler.program import Program, UpdateRule, classify, joint, layout_of
-from podrun.compiler.segments import PieceSegment, Placement, split
+from podrun.compiler.segments import PieceSegment, Placement, split_at_places
 from podrun.compiler.timeline import (
     SegmentTask,
     collective_seconds,
     gather_seconds,
+    host_transfer_seconds,
     idle_share,
     makespan,
     reduction_seconds,
@@ -39,17 +40,16 @@ from podrun.compiler.timeline import (
     streamed_segment_bytes,
     streamed_update_bytes,
     streaming_seconds,
-    transfer_seconds,
     update_spec,
 )
 from podrun.compiler.update import scalar_buffer
 from podrun.core.errors import UsageError
 from podrun.core.executable import TensorSpec
-from podrun.core.names import CROSSING, gradient_buffer, parse
+from podrun.core.names import CROSSING, gradient_buffer, parse_scope
 from podrun.costmodel.cost import cost_flat, cost_jaxpr
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.exchange import neighbour_seconds
-from podrun.costmodel.flatten import flatten
+from podrun.costmodel.flatten import flatten_jaxpr
 from podrun.costmodel.recompute import recomputed
 from podrun.costmodel.schedule import FlatSegment, split_flat
 from podrun.costmodel.splitting import lowest_bound
@@ -95,7 +95,7 @@ def tile_report(
         causes["all_reduce"] = max(reduction_seconds(program, memory, model).values(), default=0.0)
     if program.transfers is not None:
         each = makespan(tasks, program.accumulation_factor, schedule) / program.accumulation_factor
-        causes["host"] = transfer_seconds(program, traced, model, each)
+        causes["host"] = host_transfer_seconds(program, traced, model, each)
     seconds = sum(causes.values())
     held = ipu_memory(program, memory, [s.work for s in segments], updates, working)
     report = {
@@ -138,7 +138,7 @@ def micro_batch_segments(program: Program, traced: Trace, placement: Placement) 
     closed, names, _ = _traced_step(program, traced)
     results = tuple(f"result:{i}" for i in range(len(closed.jaxpr.outvars)))
     piece = TracedPiece("micro_batch", closed, names, results)
-    return split(piece, placement.spot) if placement.split else (PieceSegment(0, 0, piece),)
+    return split_at_places(piece, placement.spot) if placement.split else (PieceSegment(0, 0, piece),)
 
 
 def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
@@ -181,7 +181,7 @@ class _Step:
 
 def _micro_batch(program: Program, traced: Trace) -> _Step:
     closed, names, results = _traced_step(program, traced)
-    flat = flatten(closed)
+    flat = flatten_jaxpr(closed)
     return _Step(flat, dict(zip(flat.arguments, names, strict=True)), results)
 
 
@@ -406,13 +406,13 @@ def operator_costs(
     """
     with fixed_numerics():
         memory = plan_memory(program, layout_of(program), {})
-        traced = trace(program, classify(program, memory.variables))
+        traced = trace_forward(program, classify(program, memory.variables))
         (whole,) = micro_batch_segments(program, traced, Placement({}, split=False))
     closed = whole.piece.jaxpr
     work: dict[str, list[JaxprEqn]] = {name: [] for name in operators}
     labels = frozenset(operators)
     for equation in closed.jaxpr.eqns:
-        owner = parse("/".join(jaxprs.name_scopes(equation))).within(labels)
+        owner = parse_scope("/".join(jaxprs.name_scopes(equation))).within(labels)
         if owner is not None:
             work[owner].append(equation)
     parameters = dict(zip(closed.jaxpr.invars, traced.parameters, strict=False))

@@ -64,7 +64,7 @@ def _apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
     if equation.primitive.name in _BODIES and any(map(_to_do, equation.params.values())):
         parameters = {name: _rewritten(value) for name, value in equation.params.items()}
         equation = equation.replace(params=parameters)
-    return private_jax.bind(equation, operands)
+    return private_jax.bind_equation(equation, operands)
 
 
 def _product(equation: JaxprEqn, left: Any, right: Any) -> Any:
@@ -303,7 +303,7 @@ def export_traced(traced: TracedPiece) -> Computation:
     specs = [buffer(aval.shape, str(aval.dtype)) for aval in closed.in_avals]
     exported = jax.export.export(jax.jit(run), platforms=("cpu",))(*specs)
     data = bytes(without_locations(exported).serialize())
-    executable_file.note(data)
+    executable_file.note_exported_piece(data)
     return Computation(traced.name, data, traced.inputs, traced.outputs)
 
 

@@ -108,7 +108,7 @@ def rounding_variables(program: Program) -> dict[str, Variable]:
     return {RNG: Variable(TensorSpec(RNG, "uint32", (2,)), VariableRole.SCALAR, 0.0)}
 
 
-def place(state: Any, *numbers: Any) -> Any:
+def place_state(state: Any, *numbers: Any) -> Any:
     """The RNG state of a place: uint32 ``[2]`` from the RNG state and the numbers that identify the place."""
     import jax
 

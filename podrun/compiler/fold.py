@@ -51,7 +51,9 @@ def activation_bytes(traced: Trace) -> int:
     )
 
 
-def chunks(program: Program, traced: Trace, replicas: int, budget: int) -> tuple[MicroBatchChunk, ...]:
+def micro_batch_chunks(
+    program: Program, traced: Trace, replicas: int, budget: int
+) -> tuple[MicroBatchChunk, ...]:
     """How the micro-batches of a batch are cut, so that the folded intermediates stay near ``budget`` bytes.
 
     All chunks are of one size if a divisor of the accumulation factor fills at least half of the budget (each

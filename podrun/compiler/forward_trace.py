@@ -58,7 +58,7 @@ def _run(closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
 
 def _apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
     if not _hides(equation):
-        return private_jax.bind(equation, operands)
+        return private_jax.bind_equation(equation, operands)
     kind = equation.primitive.name
     if kind not in _WRITERS:
         raise UnsupportedError(
@@ -160,7 +160,7 @@ class Trace:
         return start is not None and self.variable(result) in _reached(self.jaxpr.jaxpr, start)
 
 
-def trace(program: Program, anchors: Sequence[Anchor]) -> Trace:
+def trace_forward(program: Program, anchors: Sequence[Anchor]) -> Trace:
     """Trace ``program.forward``, pruned to what the loss, the anchors and the state updates need.
 
     Raises UsageError for names that are no tensors of the program, a loss that is no scalar, a gradient of
@@ -203,7 +203,7 @@ def evaluate_forward(
     traced: Trace,
     arguments: Sequence[Any],
     deltas: Mapping[str, Any],
-    apply: Callable[[JaxprEqn, Sequence[Any]], Any] = private_jax.bind,
+    apply: Callable[[JaxprEqn, Sequence[Any]], Any] = private_jax.bind_equation,
 ) -> dict[str, Any]:
     """The results by name; ``deltas[name]`` is added, for differentiation only, to what consumers of it
     read. ``apply(equation, operands)`` gives an equation's result."""
@@ -216,7 +216,7 @@ def evaluate_forward(
     if traced.stochastic:
         state = stochastic.start(arguments[-1])
         wide = {
-            variable: _wide_tap(tap, stochastic.at(state, _TAPS + index))
+            variable: _wide_tap(tap, stochastic.state_at(state, _TAPS + index))
             for index, (variable, tap) in enumerate(taps.items())
         }
         results = stochastic.evaluate_rounded(closed, arguments, state, wide, apply)

@@ -12,7 +12,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
 
 from podrun.core.executable import TensorSpec, numpy_dtype
-from podrun.private_apis.jax import bind, call_in_scope, without_unused
+from podrun.private_apis.jax import bind_equation, call_in_scope, without_unused
 
 
 def evaluate(
@@ -20,7 +20,7 @@ def evaluate(
     consts: Sequence[Any],
     arguments: Sequence[Any],
     taps: Mapping[Var, Any] | None = None,
-    apply: Callable[[JaxprEqn, Sequence[Any]], Any] = bind,
+    apply: Callable[[JaxprEqn, Sequence[Any]], Any] = bind_equation,
 ) -> list[Any]:
     """Evaluate a jaxpr in its own name scopes, as ``jax.core.eval_jaxpr`` does.
 
@@ -28,7 +28,7 @@ def evaluate(
     ``apply(equation, operands)`` gives an equation's result, a list of them if its primitive has several.
     """
     taps = taps or {}
-    if not taps and apply is bind:
+    if not taps and apply is bind_equation:
         return list(jax.core.eval_jaxpr(jaxpr, consts, *arguments))
     environment: dict[Var, Any] = {}
 

@@ -116,7 +116,7 @@ def all_gather(x: Any, groups: Groups) -> Any:
     return _exchange(x.reshape(-1), ExchangeKind.GATHER, groups).reshape(-1)
 
 
-def check_groups(groups: Groups, replicas: int | None = None) -> None:
+def check_replica_groups(groups: Groups, replicas: int | None = None) -> None:
     """Raise UsageError unless the groups are disjoint and equally large, and hold ``replicas`` replicas, if given."""
     members = [replica for group in groups for replica in group]
     sizes = {len(group) for group in groups}
@@ -166,7 +166,7 @@ folded_p: Any = Primitive("folded_exchange")
 
 
 def _exchange(x: Any, kind: ExchangeKind, groups: Groups) -> Any:
-    check_groups(groups)
+    check_replica_groups(groups)
     return exchange_p.bind(x, jnp.int32(0), kind=kind, groups=groups)
 
 
@@ -257,7 +257,7 @@ def with_tokens(tokens: Any) -> Callable[[JaxprEqn, Sequence[Any]], Any]:
     def apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
         if equation.primitive is exchange_p:
             operands = [operands[0], tokens]
-        return private_jax.bind(equation, operands)
+        return private_jax.bind_equation(equation, operands)
 
     return apply
 
@@ -265,6 +265,6 @@ def with_tokens(tokens: Any) -> Callable[[JaxprEqn, Sequence[Any]], Any]:
 def alone(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
     """How to evaluate equations where there is one replica only: for cost and digest, never for results."""
     if equation.primitive is not exchange_p:
-        return private_jax.bind(equation, operands)
+        return private_jax.bind_equation(equation, operands)
     x, size = operands[0], len(equation.params["groups"][0])
     return jnp.broadcast_to(x, (size, *x.shape)) if equation.params["kind"] is ExchangeKind.GATHER else x

@@ -94,7 +94,7 @@ def schedule(
         for index, group in enumerate(groups):
             work += update_instructions(index, group)
     work += end_of_batch(builder)
-    work += updated_anchors(builder, 0)
+    work += hand_over_updated(builder, 0)
     idle: tuple[Instruction, ...] = (Sync(SyncScope.HOST),)
     return (tuple(work), *([idle] * (builder.layout.ipus_per_replica - 1)))
 
@@ -130,7 +130,9 @@ def norm_anchors(builder: ChunkBuilder) -> list[Instruction]:
     return [StoreStream(anchor.name, anchor_buffer(anchor.name), final, 1) for anchor in builder.norms]
 
 
-def updated_anchors(builder: ChunkBuilder, number: int, micro_batch: int | None = None) -> list[Instruction]:
+def hand_over_updated(
+    builder: ChunkBuilder, number: int, micro_batch: int | None = None
+) -> list[Instruction]:
     """Hand over weights after their update, those of IPU ``number``, as the last micro-batch of the batch. In flight:
     those of group ``number``, as ``micro_batch``."""
     final = builder.program.accumulation_factor - 1
@@ -191,7 +193,7 @@ class Timetable:
                 self.lists[group.home] += update_instructions(index, group)
         self._close()
         for home in () if self.updates_early else homes:
-            self.lists[home] += updated_anchors(self.builder, home)
+            self.lists[home] += hand_over_updated(self.builder, home)
         return tuple(tuple(work) for work in self.lists)
 
     def _update_jointly(self) -> None:
@@ -299,7 +301,7 @@ class Timetable:
         for index, group in enumerate(self.builder.memory.groups):
             if gradient_buffer(group.weights[0].name) in unit.piece.outputs:
                 self._collective(unit.ipu, update_instructions(index, group), group.weight_arena)
-                self.lists[unit.ipu] += updated_anchors(self.builder, index, micro_batch)
+                self.lists[unit.ipu] += hand_over_updated(self.builder, index, micro_batch)
 
     def _collective(self, ipu: int, instructions: Iterable[Instruction], arena: str) -> None:
         """Add instructions of a collective between machines. ``arena``: an arena that exists when they are done.

@@ -26,7 +26,7 @@ from podrun.compiler.export import TracedPiece
 from podrun.compiler.forward_trace import Trace
 from podrun.compiler.program import PipelineOrder
 from podrun.core.errors import UsageError
-from podrun.core.names import CROSSING, is_local, parse
+from podrun.core.names import CROSSING, is_local, parse_scope
 from podrun.costmodel.splitting import DependencyGraph, Spot, earliest
 
 
@@ -60,7 +60,7 @@ class Placement:
 
     def spot_of(self, scope: str) -> Spot | None:
         """The same, of an equation in ``scope``."""
-        said = parse(scope)
+        said = parse_scope(scope)
         if not self.stages:
             return None if said.ipu is None else Spot(said.ipu)
         stage = said.cut if self.cuts else said.ipu if self.inferred else said.stage
@@ -94,7 +94,7 @@ def placement_of(
     stages: dict[int, int] = {}
     cuts: dict[int, int] = {}
     for equation in traced.jaxpr.jaxpr.eqns:
-        said = parse("/".join(jaxprs.name_scopes(equation)))
+        said = parse_scope("/".join(jaxprs.name_scopes(equation)))
         ipu, stage = said.ipu, said.stage
         if stage is not None and ipu is None:
             ipu = stage
@@ -139,7 +139,7 @@ class PieceSegment:
     piece: TracedPiece
 
 
-def split(piece: TracedPiece, place: SpotOfEquation) -> tuple[PieceSegment, ...]:
+def split_at_places(piece: TracedPiece, place: SpotOfEquation) -> tuple[PieceSegment, ...]:
     """The segments of ``piece`` in an order in which they can run, named ``NAME.0``, ``NAME.1`` ...
 
     Together they compute what the piece computes, equation for equation.

@@ -64,10 +64,10 @@ def _mixed(x: Any) -> Any:
 
 def start(key: Any) -> Any:
     """The state of a replica's micro-batch, uint32 ``[2]``, from its key data."""
-    return at(key.astype(jnp.uint32), _STREAM)
+    return state_at(key.astype(jnp.uint32), _STREAM)
 
 
-def at(state: Any, place: Any) -> Any:
+def state_at(state: Any, place: Any) -> Any:
     """The state of a place below that of ``state``."""
     with jax.named_scope(LOCAL):
         return _below(state, place if isinstance(place, jax.Array) else np.uint32(place))
@@ -83,7 +83,8 @@ def _below(state: Any, place: Any) -> Any:
 class Places:
     """The states of ``count`` places below one state, made as a few tables.
 
-    Place ``i`` has the state ``at(state, i)``; the first result of an equation there, ``at(at(state, i), 0)``; the
+    Place ``i`` has the state ``state_at(state, i)``; the first result of an equation there,
+    ``state_at(state_at(state, i), 0)``; the
     gradient of either, the state `_BACK` below. A hash for each would be half of a program's equations.
     """
 
@@ -103,8 +104,8 @@ class Places:
         """The states of an equation's result and of its gradient."""
         if result == 0:
             return self._row(2, place), self._row(3, place)
-        state = at(self.state(place), result)
-        return state, at(state, _BACK)
+        state = state_at(self.state(place), result)
+        return state, state_at(state, _BACK)
 
     def _row(self, table: int, place: int) -> Any:
         with jax.named_scope(LOCAL):
@@ -150,7 +151,7 @@ rounded.defvjp(_rounded_forward, _rounded_back)
 
 def entering(value: Any, state: Any) -> Any:
     """A half as float32; its gradient is rounded onto the halves, with the state `_BACK` below ``state``."""
-    return _entered(value, at(state, _BACK))
+    return _entered(value, state_at(state, _BACK))
 
 
 def _entered(value: Any, back: Any) -> Any:
@@ -291,7 +292,7 @@ class _Evaluation:
 
         def step(carry: Any, each: Any) -> Any:
             index, held = carry
-            results = body.run([*fixed, *held, *each], at(state, index))
+            results = body.run([*fixed, *held, *each], state_at(state, index))
             return (index + 1, tuple(results[:carried])), tuple(results[carried:])
 
         first = (jnp.zeros((), jnp.int32), tuple(values[constants : constants + carried]))
@@ -312,10 +313,10 @@ class _Evaluation:
         asked, fixed = list(values[:first]), list(values[first : first + second])
 
         def more(carry: Any) -> Any:
-            return test.run([*asked, *carry[1]], at(at(state, 1), carry[0]))[0]
+            return test.run([*asked, *carry[1]], state_at(state_at(state, 1), carry[0]))[0]
 
         def step(carry: Any) -> Any:
-            return carry[0] + 1, tuple(body.run([*fixed, *carry[1]], at(at(state, 2), carry[0])))
+            return carry[0] + 1, tuple(body.run([*fixed, *carry[1]], state_at(state_at(state, 2), carry[0])))
 
         start_ = (jnp.zeros((), jnp.int32), tuple(values[first + second :]))
         return list(lax.while_loop(more, step, start_)[1])

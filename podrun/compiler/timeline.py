@@ -45,7 +45,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Literal
 
-from podrun.collectives.timing import all_gather, reduce_scatter
+from podrun.collectives.timing import all_gather_time, reduce_scatter_time
 from podrun.compiler.arenas import Memory, WeightGroup, replicas_reduced
 from podrun.compiler.forward_trace import Trace
 from podrun.compiler.ipu_memory import SegmentWork
@@ -64,7 +64,9 @@ from podrun.costmodel.target import IPUS_PER_MACHINE, Chip
 from podrun.costmodel.tile_memory import Location
 
 CAUSES = ("compute", "copies", "streaming", "update", "all_reduce", "collectives")
-"""What `makespan` tells apart. A program that arranges its transfers has one more, ``host``: `transfer_seconds`."""
+"""What `makespan` tells apart. A program that arranges its transfers has one more, ``host``:
+`host_transfer_seconds`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +210,8 @@ def _exchange_seconds(
         return each, backward * each
     fabric = fabric_of(chip)
     return (
-        all_gather(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds,
-        backward * reduce_scatter(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds,
+        all_gather_time(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds,
+        backward * reduce_scatter_time(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds,
     )
 
 
@@ -287,7 +289,9 @@ def gather_seconds(program: Program, work: SegmentWork, chip: Chip) -> float:
         parts = shards_of(program, name).weight
         if parts > 1:
             sizes[parts] = sizes.get(parts, 0.0) + program.parameters[name].spec.nbytes
-    return sum(all_gather(size, parts, fabric, ipus_per_rank=ipus).seconds for parts, size in sizes.items())
+    return sum(
+        all_gather_time(size, parts, fabric, ipus_per_rank=ipus).seconds for parts, size in sizes.items()
+    )
 
 
 def _sizes(
@@ -316,11 +320,11 @@ def _reduction(
     if parts == 1:
         return all_reduce_seconds(chip, replicas, gradient, ipus_per_replica=ipus)
     times = program.accumulation_factor if shards.accumulator > 1 else 1
-    seconds = times * reduce_scatter(gradient, parts, fabric, ipus_per_rank=ipus).seconds
+    seconds = times * reduce_scatter_time(gradient, parts, fabric, ipus_per_rank=ipus).seconds
     if replicas > parts:
         seconds += all_reduce_seconds(chip, replicas // parts, gradient / parts, ipus_per_replica=ipus)
     if shards.weight == 1:
-        seconds += all_gather(weight, parts, fabric, ipus_per_rank=ipus).seconds
+        seconds += all_gather_time(weight, parts, fabric, ipus_per_rank=ipus).seconds
     return seconds
 
 
@@ -390,7 +394,7 @@ def _streamed_bytes(spec: TensorSpec, place: Location) -> int:
     return place.elements(spec.size) * numpy_dtype(spec.dtype).itemsize if place.streamed(spec.size) else 0
 
 
-def transfer_seconds(program: Program, traced: Trace, chip: Chip, compute: float) -> float:
+def host_transfer_seconds(program: Program, traced: Trace, chip: Chip, compute: float) -> float:
     """Seconds of a batch in which an IPU waits for data from and to the host. ``compute``: seconds of a micro-batch."""
     transfers = program.transfers
     if transfers is None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from podrun.compiler.arenas import ALIGNMENT, GroupOf, Memory, WeightGroup, group_count, rows, scalar_dtype
 from podrun.compiler.export import PieceFunction
-from podrun.compiler.extra_state import place
+from podrun.compiler.extra_state import place_state
 from podrun.compiler.jaxprs import buffer
 from podrun.compiler.program import RNG, JointRule, NormRule, UpdateRule
 from podrun.core.errors import UnsupportedError
@@ -65,7 +65,7 @@ def _sliced(
     def apply(weight: Any, gradient: Any, state: Buffers, values: Buffers) -> tuple[Any, dict[str, Any]]:
         chosen = {n: values[n] for n in group.scalars}
         if RNG in chosen:
-            chosen[RNG] = place(chosen[RNG], index, values[REPLICA_OFFSET])
+            chosen[RNG] = place_state(chosen[RNG], index, values[REPLICA_OFFSET])
         return rule.apply(group.weights[0].name, weight, gradient, state, chosen)
 
     def run(values: Buffers) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule) -> 
         for number, (weight, states) in enumerate(states_of.items()):
             chosen = {n: values[n] for n in group.scalars}
             if RNG in chosen:
-                chosen[RNG] = place(chosen[RNG], index, number)
+                chosen[RNG] = place_state(chosen[RNG], index, number)
             groups = group_count(memory.group_of.get(weight, ()))
             if groups == 1:
                 results |= once(weight, states, values, chosen)

@@ -191,9 +191,9 @@ def open_channel(
 
 def why_unreachable(endpoint: str) -> str:
     """Why TLS may keep a server from answering, and what to do; empty if TLS is not the cause."""
-    from podrun.core.tls import explain
+    from podrun.core.tls import explain_connection_failure
 
-    return explain(endpoint)
+    return explain_connection_failure(endpoint)
 
 
 def _with_metadata(details: Any, more: tuple[tuple[str, str], ...]) -> Any:

@@ -8,7 +8,7 @@ Order matters: agents stand in the order of their IPUs. Agent *a* holds IPUs ``4
 agents fill an IPU-Link domain (ILD) before the next one starts.
 
 A POD is one V-IPU cluster, unless an administrator has changed its agents and clusters while the service runs: then it
-has `Cluster.parts`, one for each V-IPU cluster, and perhaps agents in none (`arranged`).
+has `Cluster.parts`, one for each V-IPU cluster, and perhaps agents in none (`arrange_pod`).
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Cluster:
         return tuple(links)
 
 
-def arranged(
+def arrange_pod(
     pod: Cluster, clusters: Iterable[tuple[str, Topology, tuple[str, ...]]], agents: Iterable[Agent]
 ) -> Cluster:
     """The POD with these agents and V-IPU clusters: name, links, agents by id in the order of their links. Agents in

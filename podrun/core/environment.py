@@ -121,7 +121,7 @@ def pass_on(name: str, value: str) -> None:
     os.environ[name] = value
 
 
-def cache_directory(environ: Mapping[str, str]) -> Path | None:
+def podrun_cache_directory(environ: Mapping[str, str]) -> Path | None:
     """The directory for everything that podrun caches.
 
     ``$PODRUN_CACHE_DIR``, else ``podrun`` under ``$XDG_CACHE_HOME`` or under ``$HOME/.cache``. None if no variable

@@ -34,7 +34,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from podrun.core.environment import cache_directory, environment
+from podrun.core.environment import environment, podrun_cache_directory
 from podrun.core.errors import ConfigError
 from podrun.core.executable import (
     EXECUTABLE_VERSION,
@@ -126,13 +126,13 @@ def loads(data: bytes, *, where: str = "the received bytes") -> Executable:
         ) from error
 
 
-def write(executable: Executable, path: str | os.PathLike[str]) -> None:
+def write_executable(executable: Executable, path: str | os.PathLike[str]) -> None:
     """Write the file so that a reader sees either all of it or nothing (written beside its place, then renamed)."""
     write_bytes(dumps(executable), path)
 
 
 def write_bytes(data: bytes, path: str | os.PathLike[str]) -> None:
-    """Like `write`, for bytes that `dumps` returned."""
+    """Like `write_executable`, for bytes that `dumps` returned."""
     target = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
@@ -144,7 +144,7 @@ def write_bytes(data: bytes, path: str | os.PathLike[str]) -> None:
         raise
 
 
-def read(path: str | os.PathLike[str]) -> Executable:
+def read_executable(path: str | os.PathLike[str]) -> Executable:
     """The Executable in the file at ``path``. Raises ConfigError as `loads` does, and FileNotFoundError if there is no
     file.
     """
@@ -348,7 +348,7 @@ def remember(stablehlo: bytes) -> None:
     _known.add(_digest(stablehlo))
 
 
-def note(stablehlo: bytes, environ: Mapping[str, str] | None = None) -> None:
+def note_exported_piece(stablehlo: bytes, environ: Mapping[str, str] | None = None) -> None:
     """Record that podrun exported the piece: this process and later ones of this user may read it without vetting."""
     digest = _digest(stablehlo)
     if digest in _known:
@@ -379,5 +379,5 @@ def are_own(pieces: Iterable[bytes]) -> bool:
 
 
 def _file(digest: bytes, environ: Mapping[str, str] | None) -> Path | None:
-    base = cache_directory(environment(environ))
+    base = podrun_cache_directory(environment(environ))
     return None if base is None else base / FOLDER / digest.hex()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import UsageError
 
-Groups = tuple[tuple[int, ...], ...]
+RankGroups = tuple[tuple[int, ...], ...]
 """Disjoint groups that together hold every replica once."""
 
 
@@ -199,7 +199,7 @@ class GroupKind(enum.Enum):
     """Every replica is a group of its own."""
 
 
-def replica_groups(replicas: int, kind: GroupKind, group_size: int = 0) -> Groups:
+def replica_groups(replicas: int, kind: GroupKind, group_size: int = 0) -> RankGroups:
     """The groups of ``replicas`` replicas. ALL and NONE ignore ``group_size``.
 
     With 8 replicas and groups of 2, CONSECUTIVE gives ``(0, 1), (2, 3), (4, 5), (6, 7)`` and ORTHOGONAL ``(0, 4),
@@ -216,7 +216,7 @@ def replica_groups(replicas: int, kind: GroupKind, group_size: int = 0) -> Group
     )
 
 
-def strided_groups(replicas: int, stride: int, group_size: int) -> Groups:
+def strided_groups(replicas: int, stride: int, group_size: int) -> RankGroups:
     """Groups of ``group_size`` replicas that are ``stride`` apart, as popxl's ``ReplicaGrouping`` describes them.
 
     Raises UsageError if blocks of ``stride * group_size`` replicas do not fill the whole.

@@ -2,7 +2,7 @@
 
 **Scopes** say IPU, pipeline stage, operator and recomputation. A front end traces each operator under
 ``jax.named_scope``: ``ipu:1/stage:0/layer3/MatMul:0``. JAX's transformations keep these names and wrap them:
-``transpose(jvp(ipu:1))/stage:0/layer3/MatMul:0``. `parse` reads such a text:
+``transpose(jvp(ipu:1))/stage:0/layer3/MatMul:0``. `parse_scope` reads such a text:
 
     >>> parse("transpose(jvp(ipu:1))/stage:0/layer3/MatMul:0").ipu
     1
@@ -98,7 +98,7 @@ def _by_names(labels: frozenset[str]) -> dict[tuple[str, ...], str]:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def parse(text: str) -> Scope:
+def parse_scope(text: str) -> Scope:
     """Read the text of a scope, parts separated by ``/``. Any text is a scope; the empty one says nothing."""
     parts = [part for part in unwrapped(text).split("/") if part]
     places: dict[str, int] = {}
@@ -259,7 +259,7 @@ def library_errors_named(doing: str) -> Iterator[None]:
         frames = _frames(error)
         if not frames or not _is_inside(frames[-1]):
             raise
-        scope = parse(next((found for frame in reversed(frames) if (found := _scope_of(frame))), ""))
+        scope = parse_scope(next((found for frame in reversed(frames) if (found := _scope_of(frame))), ""))
         label = scope.operator.label if scope.operator is not None else "/".join(scope.names)
         at = f" at {label!r}{' (its gradient)' if scope.backward else ''}" if label else ""
         said = str(error).strip().partition("\n")[0] or "no message"

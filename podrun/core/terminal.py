@@ -83,7 +83,7 @@ def live(output: Output, environ: Mapping[str, str] | None = None) -> bool:
     return environment(environ).get("TERM") != "dumb" and output.isatty()
 
 
-def columns(output: Output) -> int | None:
+def terminal_columns(output: Output) -> int | None:
     """Characters in a line of a terminal: COLUMNS, else what it says, else 80. None for everything else."""
     if not output.isatty():
         return None
@@ -111,7 +111,7 @@ def _draw(text: str, output: Output) -> None:
     """Write the status line over the last one; an empty text takes it away."""
     with _screen:
         if text:
-            output.write(f"\r{fitted(text, columns(output) or 80)}\x1b[K")
+            output.write(f"\r{fitted(text, terminal_columns(output) or 80)}\x1b[K")
             output.flush()
             _drawn[:] = [output]
         elif _drawn:
@@ -232,11 +232,11 @@ def _in_thread(work: Callable[[threading.Event], None]) -> Iterator[None]:
 def reported_steps(step: str, items: Collection[Item]) -> Iterator[Item]:
     """The items, one after another; the item being worked on is the present step of what is reported."""
     for number, item in enumerate(items, 1):
-        at(step, number, len(items))
+        report_step(step, number, len(items))
         yield item
 
 
-def at(step: str, done: int = 0, total: int = 0) -> None:
+def report_step(step: str, done: int = 0, total: int = 0) -> None:
     """Note the present step of the preparation that is reported, if any."""
     with _lock:
         for preparation in _current:
@@ -306,7 +306,7 @@ def show_error(command: str, error: PodrunError, stream: TextIO | None = None) -
     to.flush()
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], stream: TextIO | None = None) -> str:
+def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], stream: TextIO | None = None) -> str:
     """A table as the V-IPU command line prints it, without a final newline; cells hold no newlines.
 
     One leading space, `` | `` between columns, a dashed rule under the header and after the last row. On a terminal the
@@ -315,7 +315,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], stream: TextIO |
     to = stream or sys.stdout
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    if width := columns(to):
+    if width := terminal_columns(to):
         widths = narrowed(widths, width - 3 * len(widths) + 1)
     rule = styled("-" * (sum(widths) + 3 * len(widths) - 1), "dim", to)
     first, *others = [

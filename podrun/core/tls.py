@@ -6,7 +6,8 @@ own and checks the server's. What proves the *user* is `podrun.core.access`, ove
 
 A server's certificate has to name the host as clients dial it (subjectAltName, DNS or IP). Addresses of this host
 itself (loopback) are in no certificate: there a client expects the name of its own certificate. `load` holds the three
-files against each other, in memory, before anything connects; `explain` asks a server that does not answer what is
+files against each other, in memory, before anything connects; `explain_connection_failure` asks a server that does
+not answer what is
 wrong. gRPC is not imported here.
 """
 
@@ -29,7 +30,7 @@ from podrun.core.errors import ConfigError, NotFoundError, UsageError
 VARIABLES = TLS_VARIABLES
 CERT, KEY, CA = VARIABLES
 PROBE_S = 2.0
-"""Seconds that `explain` waits for a server."""
+"""Seconds that `explain_connection_failure` waits for a server."""
 _HOW = "podrun help security shows how to make certificates: TLS between hosts"
 _NAME_CODES = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _EXPIRED, _NOT_YET, _PURPOSE = 10, 9, 26  # X509_V_ERR_*
@@ -171,7 +172,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 # --- what is wrong with a connection that was not made --------------------------------------------------------
 
 
-def explain(endpoint: str, environ: Mapping[str, str] | None = None) -> str:
+def explain_connection_failure(endpoint: str, environ: Mapping[str, str] | None = None) -> str:
     """Why no connection to a server could be made, as far as TLS is the cause, and what to do; empty if it is not."""
     ours = credentials(environ)
     try:

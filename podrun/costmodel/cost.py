@@ -14,11 +14,18 @@ from typing import Any
 from podrun.core.errors import GraphMemoryAllocationError, UnimplementedError
 from podrun.costmodel import plan_cache
 from podrun.costmodel.equations import CALL_CODE, FlatJaxpr, Plan, code_bytes
-from podrun.costmodel.flatten import flatten
+from podrun.costmodel.flatten import flatten_jaxpr
 from podrun.costmodel.schedule import PlannedOperation, PlanOptions, make_schedule
 from podrun.costmodel.target import CHIPS, Chip
 from podrun.costmodel.target import chip as find_chip
-from podrun.costmodel.tile_memory import ARGUMENTS, TILE_IMBALANCE, Demand, LiveBytes, measure, section
+from podrun.costmodel.tile_memory import (
+    ARGUMENTS,
+    TILE_IMBALANCE,
+    Demand,
+    LiveBytes,
+    measure_live_bytes,
+    section,
+)
 
 REPORT_VERSION = 1
 """Version of the report's keys."""
@@ -49,7 +56,7 @@ def cost_jaxpr(
         UnimplementedError: strict, and equations that no planner knows, all of them by name.
     """
     report = cost_flat(
-        flatten(closed_jaxpr),
+        flatten_jaxpr(closed_jaxpr),
         target,
         PlanOptions(partials_type, available_memory_proportion, product_type=product_type),
         repeats=repeats,
@@ -74,7 +81,7 @@ def cost_flat(
 
     def plan() -> dict[str, Any]:
         steps = make_schedule(chip, flat, chosen)
-        return report_of(chip, steps, measure(flat, steps, results_stay=results_stay), repeats)
+        return report_of(chip, steps, measure_live_bytes(flat, steps, results_stay=results_stay), repeats)
 
     if len(flat.equations) < plan_cache.FEWEST_EQUATIONS:
         return plan()
@@ -130,7 +137,7 @@ def report_of(
             {name: {"cycles": round(c), "count": int(n)} for name, (c, n) in by_family.items()}
         ),
         "by_scope": dict(sorted(((s, round(c)) for s, c in by_scope.items()), key=lambda i: (-i[1], i[0]))),
-        "timeline": timeline(chip, steps),
+        "timeline": bsp_timeline(chip, steps),
         "memory": memory_report(chip, steps, liveness),
         "memory_by_scope": memory_by_scope(chip, steps, liveness),
         "code_by_scope": code_by_scope(chip, steps),
@@ -154,7 +161,7 @@ def _bounds(chip: Chip, steps: Sequence[PlannedOperation], repeats: int) -> dict
     }
 
 
-def timeline(chip: Chip, steps: Sequence[PlannedOperation]) -> list[dict[str, Any]]:
+def bsp_timeline(chip: Chip, steps: Sequence[PlannedOperation]) -> list[dict[str, Any]]:
     """BSP steps in order, neighbours of one scope and family joined: cycles of compute, exchange (copies
     around it included) and sync (launches included), and how many steps are in it.
     """
@@ -316,7 +323,7 @@ def remedy_hint(report: Mapping[str, Any]) -> str | None:
     return f"No setting makes it fit: {named}Cut the largest tensors into parts on several IPUs."
 
 
-def check_program(report: Mapping[str, Any], *, profile_path: str = "") -> None:
+def check_report_fits(report: Mapping[str, Any], *, profile_path: str = "") -> None:
     """Raise for the first IPU of a compiled program's tile report that holds too much. See `check_fits`."""
     for entry in report.get("ipus", ()):
         tiles = find_chip(entry["target"]).tiles

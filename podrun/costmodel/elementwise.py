@@ -135,7 +135,7 @@ DEPTH_HELD = 64.0
 """Most values of an output that a tile holds when other dimensions than the fastest are reduced. Assumed."""
 
 
-def spread(chip: Chip, elements: float) -> tuple[int, int]:
+def spread_over_tiles(chip: Chip, elements: float) -> tuple[int, int]:
     """Tiles used and elements on the fullest, for ``elements`` spread evenly in grains of eight."""
     tiles = max(1, min(chip.tiles, math.ceil(elements / GRAIN)))
     return tiles, math.ceil(elements / tiles)
@@ -173,7 +173,7 @@ def _joins(chip: Chip, outputs: int, partials: int) -> Iterator[JoinedPartials]:
             sharing *= 2
 
 
-def join(chip: Chip, outputs: int, partials: int) -> JoinedPartials:
+def join_partials(chip: Chip, outputs: int, partials: int) -> JoinedPartials:
     """The cheapest way to join ``partials`` partial results of each of ``outputs``, which lie on as many tiles."""
     if partials <= 1:
         return JoinedPartials()
@@ -203,7 +203,7 @@ def _where_it_lies(
     chip: Chip, source: FlatTensor, outputs: int, depth: float, fastest: bool, share: float
 ) -> Plan:
     """Each tile reduces its part of the source; partial results are joined."""
-    tiles, even = spread(chip, source.size)
+    tiles, even = spread_over_tiles(chip, source.size)
     elements = max(even, math.ceil(source.size * share))
     outputs_here = max(1.0, min(outputs, elements / max(1.0, min(depth, elements))))
     if not fastest:
@@ -211,7 +211,7 @@ def _where_it_lies(
     local_depth = max(1.0, elements / outputs_here)
     cycles = vertices.continuous_reduce_cycles if fastest else vertices.reduce_cycles
     partials = math.ceil(depth / local_depth)
-    joined = join(chip, outputs, partials)
+    joined = join_partials(chip, outputs, partials)
     return Plan(
         "reduction",
         compute=cycles(outputs_here, local_depth, source.dtype) + joined.compute,

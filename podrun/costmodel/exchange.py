@@ -16,10 +16,10 @@ from podrun.collectives.timing import (
     RAIL_LINKS,
     LinkModel,
     Method,
-    all_gather,
-    all_reduce,
+    all_gather_time,
+    all_reduce_time,
     fabric,
-    reduce_scatter,
+    reduce_scatter_time,
 )
 from podrun.costmodel.target import GC2, Chip
 
@@ -131,21 +131,23 @@ def all_reduce_seconds(
     if ranks <= 1 or nbytes <= 0:
         return 0.0
     chosen = METHODS.get(method) if method else None
-    return all_reduce(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica, method=chosen).seconds
+    return all_reduce_time(
+        nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica, method=chosen
+    ).seconds
 
 
 def reduce_scatter_seconds(chip: Chip, ranks: int, nbytes: float, *, ipus_per_replica: int = 1) -> float:
     """Seconds of a reduce-scatter of ``nbytes`` on each of ``ranks`` replicas: each keeps its part of the sum."""
     if ranks <= 1 or nbytes <= 0:
         return 0.0
-    return reduce_scatter(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica).seconds
+    return reduce_scatter_time(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica).seconds
 
 
 def all_gather_seconds(chip: Chip, ranks: int, nbytes: float, *, ipus_per_replica: int = 1) -> float:
     """Seconds of an all-gather to ``nbytes`` on each of ``ranks`` replicas, of which each had its part."""
     if ranks <= 1 or nbytes <= 0:
         return 0.0
-    return all_gather(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica).seconds
+    return all_gather_time(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica).seconds
 
 
 __all__ = [

@@ -23,21 +23,21 @@ from podrun.costmodel.operator_runs import (
     OperatorScope,
     TracedOperator,
     Unexpected,
-    narrow,
     place_of,
-    runs,
+    runs_of_operators,
+    with_halves,
 )
 
 VIEWS = frozenset({"reshape", "name", "squeeze", "expand_dims", "broadcast_in_dim"})
 """Equations whose result of a parameter still counts as a parameter."""
 
 
-def rewrite(flat: FlatJaxpr) -> FlatJaxpr:
+def in_library_form(flat: FlatJaxpr) -> FlatJaxpr:
     """``flat`` with its operators in the library's form, and with halves where the library has halves."""
-    found = runs(flat.equations)
+    found = runs_of_operators(flat.equations)
     if all(place is None for place, _, _ in found):
         return flat
-    flat = free_transposes(narrow(flat))
+    flat = free_transposes(with_halves(flat))
     replaced: dict[int, OperatorRun] = {}
     for operator in _operators(flat, found):
         try:
@@ -134,9 +134,9 @@ _LOOPS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr")}
 _BODY_KEYS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
-def flatten(closed: Any) -> FlatJaxpr:
+def flatten_jaxpr(closed: Any) -> FlatJaxpr:
     """Flatten a ``jax.core.ClosedJaxpr``: operators of the front end in the library's form, and only what is needed."""
-    flat = rewrite(_Flattener().run(closed))
+    flat = in_library_form(_Flattener().run(closed))
     return replace(flat, equations=needed(flat.equations, flat.results))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podrun.costmodel import vertices
-from podrun.costmodel.elementwise import spread
+from podrun.costmodel.elementwise import spread_over_tiles
 from podrun.costmodel.equations import Equation, Plan
 from podrun.costmodel.exchange import PHASE_CYCLES, exchange_cycles, launch_cycles, sync_cycles
 from podrun.costmodel.target import Chip
@@ -76,7 +76,7 @@ def plan_gather(chip: Chip, equation: Equation) -> Plan:
     copied = np.where(apart > 1, held * width * item * (1.0 - 1.0 / apart), 0.0)
     # Of each row part a tile has a place for all its indices; another look finds the part that knows.
     found = np.where(down > 1, here * width * item, 0.0)
-    _, share = spread(chip, result.size)
+    _, share = spread_over_tiles(chip, result.size)
     settled = np.where(down > 1, found, share * item)
     compute = vertices.multi_slice_cycles(here, width, table.dtype, in_range=1.0 / down) + np.where(
         down > 1, vertices.multi_slice_cycles(np.ceil(here / down), width, table.dtype), 0.0

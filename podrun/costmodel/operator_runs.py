@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from podrun.core.names import parse
+from podrun.core.names import parse_scope
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor
 
 HALVES = frozenset({"float16", "bfloat16"})
@@ -35,13 +35,13 @@ class OperatorScope:
 
 def place_of(scope: str) -> OperatorScope | None:
     """The operator in whose scope an equation stands, or None."""
-    said = parse(scope)
+    said = parse_scope(scope)
     if said.operator is None:
         return None
     return OperatorScope(said.operator.label, said.operator.kind, said.backward)
 
 
-def narrow(flat: FlatJaxpr) -> FlatJaxpr:
+def with_halves(flat: FlatJaxpr) -> FlatJaxpr:
     """``flat`` with halves where the library has halves; ``flat`` itself if nothing is computed wider."""
     labels, explicit = _labels(flat)
     crossing, leaving = _crossings(flat, labels)
@@ -143,7 +143,7 @@ def _all_half(flat: FlatJaxpr, kind: str) -> FlatJaxpr:
     return replace(flat, equations=[_retyped(e, tensors) for e in flat.equations], tensors=tensors)
 
 
-def runs(equations: Sequence[Equation]) -> list[tuple[OperatorScope | None, int, int]]:
+def runs_of_operators(equations: Sequence[Equation]) -> list[tuple[OperatorScope | None, int, int]]:
     """Runs of equations that stand side by side in one operator and direction: (place, first, end).
 
     Equations without any scope between two of one operator belong to it: differentiating a loop moves loop-invariant

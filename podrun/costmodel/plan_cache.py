@@ -25,7 +25,7 @@ from typing import Any
 
 import podrun
 from podrun.core.documents import parse_json, read_text
-from podrun.core.environment import cache_directory, environment
+from podrun.core.environment import environment, podrun_cache_directory
 from podrun.core.errors import ConfigError, NotFoundError
 from podrun.costmodel.equations import FlatJaxpr
 
@@ -47,7 +47,7 @@ def folder(environ: Mapping[str, str]) -> Path | None:
     named = environ.get(VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named not in ("", "off") else None
-    directory = cache_directory(environ)
+    directory = podrun_cache_directory(environ)
     return None if directory is None else directory / "plans"
 
 
@@ -82,7 +82,7 @@ def remembered(question: Any, answer: Callable[[], Any], environ: Mapping[str, s
     if directory is None:
         return answer()
     try:
-        key = digest(question)
+        key = question_digest(question)
     except Unkeyed as error:
         _log.debug("not kept: %s", error)
         return answer()
@@ -94,7 +94,7 @@ def remembered(question: Any, answer: Callable[[], Any], environ: Mapping[str, s
     return found
 
 
-def digest(question: Any) -> str:
+def question_digest(question: Any) -> str:
     """The name of a question. Raises Unkeyed."""
     found = hashlib.sha256(version().encode())
     for part in _words(question):

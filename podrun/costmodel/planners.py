@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from podrun.costmodel import elementwise, lookups, vertices
-from podrun.costmodel.elementwise import OPS, spread
+from podrun.costmodel.elementwise import OPS, spread_over_tiles
 from podrun.costmodel.equations import Equation, Plan
 from podrun.costmodel.exchange import PHASE_CYCLES, exchange_cycles, rearrange_cycles
 from podrun.costmodel.target import Chip
@@ -20,7 +20,7 @@ from podrun.costmodel.target import Chip
 def plan_movement(chip: Chip, equation: Equation) -> Plan:
     """Transpose, pad, concatenate, slice: every byte of the result crosses the exchange once and is regrouped."""
     result = max(equation.results, key=lambda t: t.nbytes)
-    tiles, _ = spread(chip, result.size)
+    tiles, _ = spread_over_tiles(chip, result.size)
     nbytes = result.nbytes / tiles
     transposing = equation.primitive in ("transpose", "rev")
     return Plan(
@@ -44,7 +44,7 @@ def plan_pooling(chip: Chip, equation: Equation) -> Plan:
     backward = equation.primitive.startswith("select_and")
     subject = max((*equation.operands, *equation.results), key=lambda t: t.size)
     outputs = min(equation.operands[0].size, equation.results[0].size)
-    tiles, here = spread(chip, outputs)
+    tiles, here = spread_over_tiles(chip, outputs)
     moved = subject.nbytes / tiles
     return Plan(
         "pooling",
@@ -65,7 +65,7 @@ def plan_pooling(chip: Chip, equation: Equation) -> Plan:
 def plan_random(chip: Chip, equation: Equation) -> Plan:
     """Random numbers: each tile fills its part from its own generator."""
     result = max(equation.results, key=lambda t: t.size)
-    tiles, here = spread(chip, result.size)
+    tiles, here = spread_over_tiles(chip, result.size)
     return Plan(
         "random",
         compute=vertices.random_cycles(here, result.dtype),
@@ -79,7 +79,7 @@ def plan_random(chip: Chip, equation: Equation) -> Plan:
 def plan_fill(chip: Chip, equation: Equation) -> Plan:
     """Constants made on the tiles (iota): one store per vector."""
     result = equation.results[0]
-    tiles, here = spread(chip, result.size)
+    tiles, here = spread_over_tiles(chip, result.size)
     return Plan(
         "fill",
         compute=vertices.fill_cycles(here, result.dtype),
@@ -96,7 +96,7 @@ def plan_scan_reduce(chip: Chip, equation: Equation) -> Plan:
     source = equation.operands[0]
     axis = equation.params.get("axis", 0)
     sweeps = max(1, math.ceil(math.log2(max(2, source.shape[axis] if source.shape else 2))))
-    tiles, here = spread(chip, source.size)
+    tiles, here = spread_over_tiles(chip, source.size)
     return Plan(
         "scan",
         compute=vertices.elementwise_cycles(here, source.dtype, ("add",), 2),
@@ -127,7 +127,7 @@ def plan_sort(chip: Chip, equation: Equation) -> Plan:
         steps = runs * (runs + 1) // 2 + max(0, depth - runs) * (runs + 1)
     else:
         steps = depth * (depth + 1) // 2
-    tiles, here = spread(chip, source.size)
+    tiles, here = spread_over_tiles(chip, source.size)
     values = sum(1 for t in equation.operands if t.size == source.size) or 1
     return Plan(
         "sort",
@@ -151,7 +151,7 @@ def plan_bound(chip: Chip, equation: Equation) -> Plan:
     """
     nbytes = sum(t.nbytes for t in (*equation.operands, *equation.results))
     largest = max((t.size for t in (*equation.operands, *equation.results)), default=0)
-    tiles, here = spread(chip, max(1, largest))
+    tiles, here = spread_over_tiles(chip, max(1, largest))
     return Plan(
         "bound",
         compute=vertices.SUPERVISOR + vertices.WORKERS * (30.0 + 20.0 * math.ceil(here / vertices.WORKERS)),

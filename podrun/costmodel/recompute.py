@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from podrun.core.names import parse, recomputing
+from podrun.core.names import parse_scope, recomputing
 from podrun.costmodel.equations import Equation, FlatJaxpr, needed
 from podrun.costmodel.planners import VIEWS
 
@@ -68,7 +68,7 @@ class _Remaker:
         self.equations = flat.equations
         self.tensors = dict(flat.tensors)
         self.next = 1 + max(self.tensors, default=-1)
-        self.backward = [parse(equation.scope).backward for equation in self.equations]
+        self.backward = [parse_scope(equation.scope).backward for equation in self.equations]
         self.maker = {n: i for i, equation in enumerate(self.equations) for n in equation.outputs}
         self.places: list[int | None] = []
         known: dict[str, int | None] = {}
@@ -105,7 +105,7 @@ class _Remaker:
                 chosen[i] = True
         named = self.what.scopes | self.what.kept
         for i in forward if named else ():
-            operator = parse(self.equations[i].scope).within(named)
+            operator = parse_scope(self.equations[i].scope).within(named)
             makers = [m for n in self.equations[i].inputs if (m := self._maker(n)) is not None]
             if operator is not None:
                 chosen[i] = operator in self.what.scopes

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from podrun.core.names import parse
+from podrun.core.names import parse_scope
 from podrun.costmodel import matmul, planners
 from podrun.costmodel.elementwise import OPS, plan_chain
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor, Plan
@@ -44,7 +44,7 @@ class PlanOptions:
         if not self.proportions:
             return self.proportion
         own = _by_label(self.proportions)
-        label = parse(scope).within(frozenset(own))
+        label = parse_scope(scope).within(frozenset(own))
         return self.proportion if label is None else own[label]
 
 
@@ -326,9 +326,9 @@ class _FlatSplitter:
         """
         last: int | None = None
         for i, equation in enumerate(self.equations):
-            if self.graph.repeated[i] or not parse(equation.scope).backward:
+            if self.graph.repeated[i] or not parse_scope(equation.scope).backward:
                 continue
-            if parse(equation.scope).recomputed:
+            if parse_scope(equation.scope).recomputed:
                 if last is not None:
                     self.graph.add_dependency(i, last)
             elif self.graph.producers[i]:

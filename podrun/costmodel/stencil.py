@@ -106,7 +106,7 @@ def sides(ipus: int, height: int, width: int) -> tuple[int, int]:
     return (long, short) if height % ipus / height < width % ipus / width else (short, long)
 
 
-def cut(chip: Chip, grid: StencilGrid) -> GridCut:
+def cut_grid(chip: Chip, grid: StencilGrid) -> GridCut:
     """Cut a 2D grid over chips, then tiles in the grid's proportions, then workers by rows or columns."""
     across = sides(grid.ipus, grid.height, grid.width)
     rows, columns = (
@@ -151,7 +151,7 @@ def sweep(chip: Chip, grid: StencilGrid) -> dict[str, float]:
         face = grid.radius * _plane(grid)
         bands = held ** (2.0 / 3.0)
     else:
-        found = cut(chip, grid)
+        found = cut_grid(chip, grid)
         held, busiest, rim, face, bands = found.held, found.slowest, found.rim, found.face, found.bands
     phases = {
         "sync": exchange.global_sync_cycles(chip, grid.ipus),

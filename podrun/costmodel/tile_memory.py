@@ -192,7 +192,7 @@ class LiveBytes:
     contents: tuple[tuple[str, int], ...]
 
 
-def measure(
+def measure_live_bytes(
     flat: FlatJaxpr, steps: Sequence[PlannedOperation], *, results_stay: bool | Sequence[bool] = True
 ) -> LiveBytes:
     """LiveBytes of ``steps`` made from ``flat``.

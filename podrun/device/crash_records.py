@@ -27,7 +27,7 @@ import numpy as np
 from podrun.core.environment import environment
 from podrun.core.errors import ApplicationRuntimeError, ErrorCause, ErrorCode, UnrecoverableRuntimeError
 from podrun.core.executable import Computation, Executable
-from podrun.core.names import SLICE, parse
+from podrun.core.names import SLICE, parse_scope
 from podrun.core.shared_region import RegionName, SharedRegion
 from podrun.device.program.xla_memory import Array
 
@@ -239,19 +239,19 @@ def describe_piece(computation: Computation, executable: Executable, ipu: int, o
     if any(name.startswith(SLICE) for name in computation.outputs):
         names = sorted({name.removeprefix(SLICE) for name in computation.outputs if name.startswith(SLICE)})
         return f"piece {computation.name!r} (update of {', '.join(names[:_LAYERS])}) on {on}"
-    layers = layers_of(executable.tile_report, ipu)
+    layers = busiest_layers(executable.tile_report, ipu)
     more = f" and {len(layers) - _LAYERS} more" if len(layers) > _LAYERS else ""
     named = f" (layers {', '.join(layers[:_LAYERS])}{more})" if layers else ""
     return f"piece {computation.name!r}{named} on {on}"
 
 
-def layers_of(report: Mapping[str, Any], ipu: int) -> list[str]:
+def busiest_layers(report: Mapping[str, Any], ipu: int) -> list[str]:
     """The layers that an IPU of a replica computes, those with the most cycles first."""
     cycles: dict[str, float] = {}
     for segment in report.get("segments") or ():
         if segment.get("ipu") == ipu:
             for scope, count in ((segment.get("report") or {}).get("by_scope") or {}).items():
-                names = parse(scope).names
+                names = parse_scope(scope).names
                 if names and not scope.startswith("("):
                     layer = "/".join(names)
                     cycles[layer] = cycles.get(layer, 0.0) + count

@@ -49,7 +49,7 @@ from podrun.device.program.engine import Disagreement, Engine, RunOutcome, held_
 from podrun.device.program.fabric import Fabric, JobName, OfferBook, Wait
 from podrun.device.program.interpreter import InstructionHook, NotFinite, batch_starts
 from podrun.device.program.machine_groups import at_position, choose_core, core_lock_of, pin_thread_to
-from podrun.device.program.streams import OwnerArrays, check_inputs, check_outputs
+from podrun.device.program.streams import OwnerArrays, check_outputs, check_stream_arrays
 from podrun.device.strikes import strike_error, strike_wait
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import FaultPoint, FaultSpec, FaultTarget, ListPlaces, Strike
@@ -360,7 +360,7 @@ class Job:
             engine = self.loaded_engine()
             if not call.checked:
                 replicas = self._replicas_of(engine.executable, self.owners[owner_id])[1]
-                check_inputs(engine.executable, call.batches, replicas, call.inputs)
+                check_stream_arrays(engine.executable, call.batches, replicas, call.inputs)
                 check_outputs(engine.executable, call.batches, replicas, call.outputs)
             rendezvous = self._running = self._running or OwnerRendezvous()
             last = self._arrive(rendezvous, owner_id, call)

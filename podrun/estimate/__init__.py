@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from podrun.estimate.layout import ProgramLayout
     from podrun.estimate.model import Estimate, IpuShare, estimate, scan
-    from podrun.estimate.tracing import Traced, trace
+    from podrun.estimate.tracing import Traced, trace_model
 
-__all__ = ["Estimate", "IpuShare", "ProgramLayout", "Traced", "estimate", "scan", "trace"]
+__all__ = ["Estimate", "IpuShare", "ProgramLayout", "Traced", "estimate", "scan", "trace_model"]
 
 _MODULES = {"ProgramLayout": "layout", "Traced": "tracing", "trace": "tracing"}
 

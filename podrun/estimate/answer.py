@@ -20,7 +20,7 @@ from podrun.costmodel.target import System, system
 from podrun.estimate.command import EstimateRequest
 from podrun.estimate.layout import ProgramLayout, check_layout
 from podrun.estimate.model import Choices, Estimate, estimate, scan
-from podrun.estimate.tracing import OnnxModel, load_model, trace
+from podrun.estimate.tracing import OnnxModel, load_onnx_file, trace_model
 
 _TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
 """Options that have a meaning only in training."""
@@ -76,7 +76,7 @@ def _model(request: EstimateRequest) -> tuple[Any, int | None]:
                 "--input and arguments after -- are for files of Python",
                 hint="An ONNX file says its inputs itself: leave them out.",
             )
-        model = OnnxModel(load_model(request.model))
+        model = OnnxModel(load_onnx_file(request.model))
         return model, model.micro_batch
     if not Path(path or text).is_file():
         raise ConfigError(f"there is no file {path or text}", hint=f"Look for one: ls {Path(path).parent}")
@@ -111,7 +111,7 @@ def _estimates(request: EstimateRequest, target: System, layout: ProgramLayout) 
         layout = replace(layout, micro_batch=own or 1)
     if not request.scan:
         with _progress("tracing the model"):
-            traced = trace(model, target.chip, layout, train=request.train)
+            traced = trace_model(model, target.chip, layout, train=request.train)
             return [estimate(traced, target, layout, train=request.train)]
     anything = Choices()
     choices = Choices(

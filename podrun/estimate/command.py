@@ -137,7 +137,7 @@ def estimate_command(**options: Any) -> int:
     program.
     """
     from podrun.estimate.answer import answer
-    from podrun.estimate.text import show, table
+    from podrun.estimate.text import estimate_text, scan_table
 
     request = EstimateRequest(**options)
     try:
@@ -157,7 +157,7 @@ def estimate_command(**options: Any) -> int:
         }
         print(json.dumps(document, indent=1))
     else:
-        print(table(estimates, request.top or ROWS) if request.scan else show(estimates[0]))
+        print(scan_table(estimates, request.top or ROWS) if request.scan else estimate_text(estimates[0]))
     if estimates[0].fits:
         return 0
     print(f"hint: {_to_fit(request)}", file=sys.stderr)

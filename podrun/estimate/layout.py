@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.errors import InvalidOptionError, UsageError
-from podrun.core.names import parse
+from podrun.core.names import parse_scope
 from podrun.costmodel.batch import UPDATE_PASSES
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.matmul import check_proportion
@@ -91,7 +91,7 @@ def _at_work(
     kept = list(itertools.accumulate(saved))
     live, temporary = [0] * len(index), [0] * len(index)
     for scope, entry in step["memory_by_scope"].items():
-        place = index.get(parse(scope).layer, len(index) - 1)
+        place = index.get(parse_scope(scope).layer, len(index) - 1)
         live[place] = max(live[place], entry["live"] - kept[place])
         temporary[place] = max(temporary[place], entry["temporary"])
     return live, temporary
@@ -108,14 +108,14 @@ def _order(forward: Mapping[str, Any], ahead: FlatJaxpr) -> list[str]:
     scopes = itertools.chain(
         (e.scope for e in ahead.equations if e.scope), (e["scope"] for e in forward["timeline"])
     )
-    return list(dict.fromkeys(parse(scope).layer for scope in scopes)) or [""]
+    return list(dict.fromkeys(parse_scope(scope).layer for scope in scopes)) or [""]
 
 
 def _by_layer(entries: Any, index: Mapping[str, int]) -> list[float]:
     """Sums by layer. What belongs to no layer (the loss, work without a name) counts for the last one."""
     found = [0.0] * len(index)
     for scope, value in entries:
-        found[index.get(parse(scope).layer, len(index) - 1)] += value
+        found[index.get(parse_scope(scope).layer, len(index) - 1)] += value
     return found
 
 
@@ -123,7 +123,7 @@ def _places(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
     """The layer of each equation. An equation without a name is in the layer of the equation before it."""
     found, last = [], 0
     for equation in flat.equations:
-        last = index.get(parse(equation.scope).layer, last) if equation.scope else last
+        last = index.get(parse_scope(equation.scope).layer, last) if equation.scope else last
         found.append(last)
     return found
 
@@ -161,14 +161,14 @@ def _saved(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
     maker: dict[int, int] = {}
     found, kept = [0] * len(index), set[int]()
     for equation in flat.equations:
-        if parse(equation.scope).backward:
+        if parse_scope(equation.scope).backward:
             for number in equation.inputs:
                 root = roots.get(number, number) if number is not None else None
                 if root in maker and root not in kept:
                     kept.add(root)
                     found[maker[root]] += flat.tensors[root].nbytes
         elif equation.primitive not in VIEWS and equation.scope:
-            place = index.get(parse(equation.scope).layer, len(index) - 1)
+            place = index.get(parse_scope(equation.scope).layer, len(index) - 1)
             maker |= dict.fromkeys(equation.outputs, place)
     return found
 

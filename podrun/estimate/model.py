@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import InvalidOptionError, UsageError
-from podrun.core.terminal import at
+from podrun.core.terminal import report_step
 from podrun.costmodel.batch import BatchWork, batch_seconds
 from podrun.costmodel.exchange import RELEASE_SECONDS, WAIT_SECONDS
 from podrun.costmodel.splitting import cut_chain
 from podrun.costmodel.target import System
 from podrun.costmodel.tile_memory import Location
 from podrun.estimate.layout import STATES, Layer, MemoryModel, ProgramLayout, check_layout
-from podrun.estimate.tracing import FixedBatchError, ModelSource, Traced, trace
+from podrun.estimate.tracing import FixedBatchError, ModelSource, Traced, trace_model
 
 if TYPE_CHECKING:
     import onnx
@@ -279,10 +279,10 @@ def scan(
     for of_size in layouts:
         traced: Traced | None = None
         for number, layout in enumerate(of_size, 1):
-            at("layout", before + number, total)
+            report_step("layout", before + number, total)
             if traced is None:
                 try:
-                    traced = trace(model, system.chip, layout, train=train)
+                    traced = trace_model(model, system.chip, layout, train=train)
                 except FixedBatchError as error:
                     fixed = error
                     break

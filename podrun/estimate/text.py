@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from podrun.estimate.layout import ProgramLayout
 from podrun.estimate.model import Estimate
-from podrun.report.text import number_of, printable, size, unit_of_time
+from podrun.report.text import byte_size, number_of, printable, unit_of_time
 
 MODULES_SHOWN = 8
 
 
-def show(found: Estimate) -> str:
+def estimate_text(found: Estimate) -> str:
     """One estimate as text."""
     layout, total = found.layout, sum(found.seconds.values())
     unit, of = unit_of_time(total)
@@ -22,7 +22,7 @@ def show(found: Estimate) -> str:
         f"{number_of(layout.ipus_per_replica, 'IPU')}, micro-batch {layout.micro_batch}, accumulation "
         f"{layout.accumulation} (batch of {found.samples:,} samples)"
         + (", recomputing" if layout.recompute else ""),
-        f"Fullest tile {size(found.max_tile_bytes)} of {size(found.tile_bytes)}: "
+        f"Fullest tile {byte_size(found.max_tile_bytes)} of {byte_size(found.tile_bytes)}: "
         + ("fits" if found.fits else "DOES NOT FIT"),
         f"One batch {total * of:,.3f} {unit}; bottleneck: {found.bottleneck}",
     ]
@@ -44,8 +44,12 @@ def _ipus(found: Estimate) -> list[str]:
     lines = [f"{'IPU':>5}{'layers':>8}{'cycles':>14}{'fullest tile':>14}  largest contents"]
     for number, ipu in enumerate(found.ipus):
         ranked = sorted(ipu.bytes_by_content.items(), key=lambda item: (-item[1], item[0]))
-        held = ", ".join(f"{name.replace('_', ' ')} {size(octets)}" for name, octets in ranked[:3] if octets)
-        lines.append(f"{number:>5}{ipu.layers:>8}{ipu.cycles:>14,}{size(ipu.max_tile_bytes):>14}  {held}")
+        held = ", ".join(
+            f"{name.replace('_', ' ')} {byte_size(octets)}" for name, octets in ranked[:3] if octets
+        )
+        lines.append(
+            f"{number:>5}{ipu.layers:>8}{ipu.cycles:>14,}{byte_size(ipu.max_tile_bytes):>14}  {held}"
+        )
         if len(found.ipus) > 1:
             lines.append(f"{'':13}{ipu.first_layer} ... {ipu.last_layer}")
     return lines
@@ -58,12 +62,12 @@ def _modules(found: Estimate) -> list[str]:
     total = sum(cycles for _, cycles, _ in found.modules) or 1
     ranked = sorted(found.modules, key=lambda item: -item[1])[:MODULES_SHOWN]
     return [f"{'cycles':>13}{'share':>8}{'weights':>12}  module (of {len(found.modules)})"] + [
-        f"{cycles:>13,}{cycles / total:>8.1%}{size(weights):>12}  {name or '(the model itself)'}"
+        f"{cycles:>13,}{cycles / total:>8.1%}{byte_size(weights):>12}  {name or '(the model itself)'}"
         for name, cycles, weights in ranked
     ]
 
 
-def table(found: Sequence[Estimate], top: int) -> str:
+def scan_table(found: Sequence[Estimate], top: int) -> str:
     """The best layouts of a scan, and the best one in full. Of a layout with and without recomputation the better one
     is listed.
     """
@@ -79,6 +83,6 @@ def table(found: Sequence[Estimate], top: int) -> str:
         lines.append(
             f"{layout.micro_batch:>6}{layout.accumulation:>7}{layout.ipus_per_replica:>6}"
             f"{'yes' if layout.recompute else 'no':>11} {one.samples:>8,} {one.samples_per_second:>12,.0f}"
-            f"{size(one.max_tile_bytes):>14}  {'yes' if one.fits else 'no':<4}  {one.bottleneck}"
+            f"{byte_size(one.max_tile_bytes):>14}  {'yes' if one.fits else 'no':<4}  {one.bottleneck}"
         )
-    return "\n".join([*lines, "", f"Best of {len(found)}:", show(found[0])])
+    return "\n".join([*lines, "", f"Best of {len(found)}:", estimate_text(found[0])])

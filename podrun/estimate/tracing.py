@@ -16,7 +16,7 @@ from podrun.core.names import library_errors_named
 from podrun.costmodel import plan_cache
 from podrun.costmodel.cost import cost_flat
 from podrun.costmodel.equations import FlatJaxpr
-from podrun.costmodel.flatten import flatten
+from podrun.costmodel.flatten import flatten_jaxpr
 from podrun.costmodel.recompute import Recompute, recomputed
 from podrun.costmodel.schedule import PlanOptions
 from podrun.costmodel.target import Chip
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 _SAVE = "Name a model in ONNX's format, such as builder.saveModelProto or session.modelToHost writes."
 
 
-def load_model(path: Path) -> onnx.ModelProto:
+def load_onnx_file(path: Path) -> onnx.ModelProto:
     """The ONNX model in a file.
 
     Raises:
         ConfigError: there is no such file, or it holds no model.
     """
-    from podrun.onnx_models.model_loader import read_model
+    from podrun.onnx_models.model_loader import read_onnx_model
 
     if path.is_dir():
         raise ConfigError(f"{path} is a directory", hint=f"Name a model in it: ls {path}")
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", hint=f"Look for one: ls {path.parent}")
     try:
-        model = read_model(path)
+        model = read_onnx_model(path)
     except UsageError as error:
         raise ConfigError(error.message, hint=error.hint or _SAVE) from error
     if not model.graph.node:
@@ -110,10 +110,10 @@ class OnnxModel:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         import_jax()
-        from podrun.onnx_models.graph_reader import read_model
+        from podrun.onnx_models.graph_reader import read_graph
         from podrun.onnx_models.ops.registry import OPERATORS
 
-        self._model = Model(read_model(completed(model)), OPERATORS)
+        self._model = Model(read_graph(completed(model)), OPERATORS)
 
     @property
     def micro_batch(self) -> int | None:
@@ -172,7 +172,9 @@ class ModelSource(Protocol):
         """The model for a micro-batch."""
 
 
-def trace(model: onnx.ModelProto | ModelSource, chip: Chip, layout: ProgramLayout, *, train: bool) -> Traced:
+def trace_model(
+    model: onnx.ModelProto | ModelSource, chip: Chip, layout: ProgramLayout, *, train: bool
+) -> Traced:
     """Lower, trace and cost one micro-batch. The first dimension of every input is the batch.
 
     Training differentiates the mean of the first floating-point output (`completed` says which outputs there are): a
@@ -277,10 +279,10 @@ def _flats(lowered: Lowered, *, train: bool) -> list[FlatJaxpr]:
 
         return jax.value_and_grad(loss, has_aux=True)(floating)
 
-    ahead = flatten(jax.make_jaxpr(forward)(parameters, inputs, key))
+    ahead = flatten_jaxpr(jax.make_jaxpr(forward)(parameters, inputs, key))
     if not train:
         return [ahead]
-    both = flatten(jax.make_jaxpr(step)(parameters, inputs, key))
+    both = flatten_jaxpr(jax.make_jaxpr(step)(parameters, inputs, key))
     return [ahead, both, recomputed(both, Recompute("standard"))]
 
 

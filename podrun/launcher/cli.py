@@ -115,14 +115,14 @@ def _run_click_verb(verb: str, words: Sequence[str], environ: Mapping[str, str])
 
 def _help(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """``podrun help``: the table of options; with a topic a page of the guide, with another verb that verb's help."""
-    from podrun.upkeep.pages import page_text, pages, table_of_topics
+    from podrun.upkeep.pages import help_pages, page_text, table_of_topics
 
     if not words:
         return run_command_line(parse_command_line(["--help"]), environ)
     if words[0] == "topics":
         sys.stdout.write(table_of_topics())
         return 0
-    if words[0] in VERBS and words[0] not in pages():
+    if words[0] in VERBS and words[0] not in help_pages():
         return run_verb(words[0], ["--help"], environ)
     sys.stdout.write(page_text(words[0]))
     return 0

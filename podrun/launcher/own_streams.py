@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 from podrun.core.errors import NotFoundError, PodrunError
-from podrun.core.terminal import above_status, columns, error_lines, shows_colour, styled, wrapped
+from podrun.core.terminal import above_status, error_lines, shows_colour, styled, terminal_columns, wrapped
 from podrun.launcher.output import OutputChannel, OutputMixer
 from podrun.launcher.spec import LaunchSpec
 
@@ -114,7 +114,7 @@ class Log:
     def _styled(self, text: str) -> str:
         """The line as a terminal shows it: continued under its beginning where the terminal is too narrow."""
         name = "podrun: "
-        lines = wrapped(text, (columns(self._stream) or 80) - len(name))
+        lines = wrapped(text, (terminal_columns(self._stream) or 80) - len(name))
         first, *rest = lines or [""]
         return "".join(
             [styled(name, "cyan", self._stream), first, "\n", *(f"{'':{len(name)}}{line}\n" for line in rest)]

@@ -33,9 +33,9 @@ from podrun.partition.host.discovery import (
     Publication,
     Registry,
     ServiceEntry,
+    own_process_id,
     remove_scratch,
     scratch_directory,
-    this_process,
 )
 from podrun.partition.host.guardian import Guardian, marked_processes
 
@@ -239,7 +239,7 @@ class LaunchResources:
     """The processes and directories of one launch. ``launch_id`` marks the environment of its processes."""
 
     def __init__(self, registry: Registry) -> None:
-        owner = this_process()
+        owner = own_process_id()
         self.launch_id = f"{owner.pid}-{owner.start_ticks}"
         self.mark = f"{LAUNCH_ID}={self.launch_id}"
         entry = ServiceEntry(LAUNCHER, "", 0, owner, mark=self.mark)

@@ -70,7 +70,7 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
         "swin_l": _vision(384, sequences.swin, "swin_l"),
     }
 )
-"""Networks of images by name. Text networks stand in `TRANSFORMERS`, ``lstm`` takes its sizes as
+"""Networks of images by name. Text networks stand in `TRANSFORMERS`, ``lstm_network`` takes its sizes as
 arguments."""
 
 
@@ -147,11 +147,13 @@ def _text(net: Network, size: Transformer, batch: int, tokens: int) -> Built:
     return finished(net, (words,) if size.causal else (words, mask), y)
 
 
-def lstm(batch: int, steps: int, layers: int, hidden: int, *, weights: Weights | None = None) -> Built:
+def lstm_network(
+    batch: int, steps: int, layers: int, hidden: int, *, weights: Weights | None = None
+) -> Built:
     """A stack of LSTM layers whose input is as wide as its state."""
     net = Network(Builder(), weights or Declared())
     x = net.input("x", (steps, batch, hidden))
-    return finished(net, (x,), sequences.lstm(net, x, layers, hidden))
+    return finished(net, (x,), sequences.lstm_layers(net, x, layers, hidden))
 
 
 def finished(net: Network, inputs: tuple[str, ...], output: str) -> Built:

@@ -234,7 +234,7 @@ def _swin_block(net: Network, x: str, name: str, heads: int, window: int, shift:
     )
 
 
-def lstm(net: Network, x: str, layers: int, hidden: int) -> str:
+def lstm_layers(net: Network, x: str, layers: int, hidden: int) -> str:
     """The last layer's outputs, ``[time, batch, hidden]``; gates in one product per layer and step (PopART
     LSTM).
     """

@@ -22,8 +22,8 @@ from podrun import __version__
 from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.core.environment import environment
 from podrun.core.errors import UnsupportedError
-from podrun.core.terminal import columns, in_lines, narrowed
-from podrun.monitor.devices import Device, View, diagnose
+from podrun.core.terminal import in_lines, narrowed, terminal_columns
+from podrun.monitor.devices import Device, View, diagnose_device
 from podrun.partition.client.device_attributes import board_serial, reading
 from podrun.partition.commands.shared_options import server_options
 
@@ -64,15 +64,15 @@ def device_table(view: View) -> str:
     """IPUs of a partition by device id; a rule after each IPU-Machine."""
     widths = [width for _, width in DEVICE_COLUMNS]
     title = (TITLE_WIDTH, span(widths) - TITLE_WIDTH - 1)
-    lines = [rule(title), row(("gc-monitor", headline(view)), title), rule(widths)]
-    lines += [row([name for name, _ in DEVICE_COLUMNS], widths), rule(widths)]
+    lines = [rule(title), centred_row(("gc-monitor", partition_headline(view)), title), rule(widths)]
+    lines += [centred_row([name for name, _ in DEVICE_COLUMNS], widths), rule(widths)]
     for group in machines(view.devices):
-        lines += [row(_device_cells(view, device), widths) for device in group]
+        lines += [centred_row(_device_cells(view, device), widths) for device in group]
         lines.append(rule(widths))
     return "\n".join(lines)
 
 
-def headline(view: View) -> str:
+def partition_headline(view: View) -> str:
     """The partition's name and its number of IPUs."""
     info = view.info
     gcd = f" (gcd:{view.config.attributes.get('GCD Id', '0')})" if info.num_gcds > 1 else ""
@@ -128,15 +128,18 @@ def process_table(view: View, now: float | None = None, width: int | None = None
         whole_rows = [[*line, *_board_cells(device)] for device, line in zip(busy, cells, strict=True)]
         widths = _narrow_processes(whole_rows, width)
     top = [span(widths[:4]), span(widths[4:7]), span(widths[7:])]
-    lines = [rule(top), row([f"Attached processes in partition {view.info.name}", "IPU", "Board"], top)]
-    lines += [rule(widths), row([name for name, _ in PROCESS_COLUMNS], widths), rule(widths)]
+    lines = [
+        rule(top),
+        centred_row([f"Attached processes in partition {view.info.name}", "IPU", "Board"], top),
+    ]
+    lines += [rule(widths), centred_row([name for name, _ in PROCESS_COLUMNS], widths), rule(widths)]
     previous = None
     for device, line in zip(busy, cells, strict=True):
         group = (line[0], device.machine.agent_id)
         if previous not in (None, group):
             lines.append(rule(widths))
         board = ["", ""] if group == previous else _board_cells(device)
-        lines.append(row([*line, *board], widths))
+        lines.append(centred_row([*line, *board], widths))
         previous = group
     lines.append(rule(widths))
     return "\n".join(lines)
@@ -155,7 +158,7 @@ def _narrow_processes(rows: Sequence[Sequence[str]], width: int) -> list[int]:
 
 def _box(text: str, width: int | None = None) -> str:
     inner = IDLE_WIDTH if width is None else min(IDLE_WIDTH, max(width - 2, len(text)))
-    return "\n".join([rule([inner]), row([text], [inner]), rule([inner])])
+    return "\n".join([rule([inner]), centred_row([text], [inner]), rule([inner])])
 
 
 def _process_cells(device: Device, now: float) -> list[str]:
@@ -200,7 +203,7 @@ def error_table(view: View, width: int | None = None) -> str | None:
         return _box(
             f"Partition {view.info.name} is {view.info.state.name}: its IPUs cannot be used now", width
         )
-    found = [(device.id, diagnose(view.info.name, device)) for device in view.devices]
+    found = [(device.id, diagnose_device(view.info.name, device)) for device in view.devices]
     lines = [[str(number), diagnosis.state, diagnosis.remedy] for number, diagnosis in found if diagnosis]
     if view.info.error:
         lines.insert(0, ["-", f"partition {view.info.state.name}", view.info.error])
@@ -214,13 +217,13 @@ def error_table(view: View, width: int | None = None) -> str | None:
     if width is not None:
         widths = narrowed(widths, width - len(widths) - 1)
     text = f"Errors in partition {view.info.name}"
-    result = [rule([span(widths)]), row([text], [span(widths)]), rule(widths)]
-    result += [row(["ID", "State", "What makes it usable again"], widths), rule(widths)]
-    result += [row(cells, widths) for line in lines for cells in in_lines(line, widths)]
+    result = [rule([span(widths)]), centred_row([text], [span(widths)]), rule(widths)]
+    result += [centred_row(["ID", "State", "What makes it usable again"], widths), rule(widths)]
+    result += [centred_row(cells, widths) for line in lines for cells in in_lines(line, widths)]
     return "\n".join([*result, rule(widths)])
 
 
-def whole(
+def all_tables(
     views: Sequence[View], *, cards: bool = True, now: float | None = None, width: int | None = None
 ) -> str:
     """All tables of gc-monitor for some partitions. ``width``: of the terminal, which the first table disregards: it
@@ -251,7 +254,7 @@ def rule(widths: Sequence[int]) -> str:
     return "+" + "+".join("-" * width for width in widths) + "+"
 
 
-def row(cells: Sequence[str], widths: Sequence[int]) -> str:
+def centred_row(cells: Sequence[str], widths: Sequence[int]) -> str:
     """A row of centred cells."""
     return "|" + "|".join(fit(cell, width) for cell, width in zip(cells, widths, strict=True)) + "|"
 
@@ -304,7 +307,7 @@ def _refused_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_refused_options
 @server_options
 @click.pass_context
-def gc_info(ctx: click.Context, /, **options: Any) -> None:
+def gc_info_command(ctx: click.Context, /, **options: Any) -> None:
     """Show devices of the active partition.
 
     Example: gc-info -d 0 -i
@@ -313,9 +316,9 @@ def gc_info(ctx: click.Context, /, **options: Any) -> None:
     if not any(options[name] for name in wanted):
         click.echo(ctx.get_help())
         return
-    from podrun.monitor.devices import connect, on_stderr, views
+    from podrun.monitor.devices import connect_monitor, on_stderr, views
 
-    with connect(options["api_host"], options["api_port"], say=on_stderr) as client:
+    with connect_monitor(options["api_host"], options["api_port"], say=on_stderr) as client:
         found = views(client, everything=options["all_partitions"])
     if options["list_devices"]:
         click.echo("\n".join(listing(found)))
@@ -367,9 +370,9 @@ def _members(view: View, device: int | None) -> tuple[int, ...]:
 
 def device_attributes(view: View, device: int) -> dict[str, str]:
     """Attributes of a device: those of the IPU, or those that all IPUs of a group share."""
-    from podrun.monitor.devices import attributes_of
+    from podrun.monitor.devices import attributes_of_ipus
 
-    members = [attributes_of(view)[i] for i in _members(view, device)]
+    members = [attributes_of_ipus(view)[i] for i in _members(view, device)]
     if len(members) == 1:
         return members[0]
     common = {key: value for key, value in members[0].items() if all(m.get(key) == value for m in members)}
@@ -386,7 +389,7 @@ def device_text(values: dict[str, str]) -> str:
 
 def gc_info_main() -> None:
     """Entry point of `gc-info`."""
-    sys.exit(run_command(gc_info))
+    sys.exit(run_command(gc_info_command))
 
 
 @click.command(context_settings=HELP_OPTIONS)
@@ -394,13 +397,15 @@ def gc_info_main() -> None:
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--all-partitions", is_flag=True, help="Devices of the other partitions, too.")
 @server_options
-def gc_inventory(as_json: bool, all_partitions: bool, api_host: str | None, api_port: int | None) -> None:
+def gc_inventory_command(
+    as_json: bool, all_partitions: bool, api_host: str | None, api_port: int | None
+) -> None:
     """List the IPUs of the active partition with their attributes. Values are strings, as in the real tool."""
-    from podrun.monitor.devices import attributes_of, connect, on_stderr, views
+    from podrun.monitor.devices import attributes_of_ipus, connect_monitor, on_stderr, views
 
-    with connect(api_host, api_port, say=on_stderr) as client:
+    with connect_monitor(api_host, api_port, say=on_stderr) as client:
         found = views(client, everything=all_partitions)
-    devices = [values for view in found for values in attributes_of(view)]
+    devices = [values for view in found for values in attributes_of_ipus(view)]
     if as_json:
         click.echo(json.dumps({"devices": devices}, indent=2))
     else:
@@ -410,7 +415,7 @@ def gc_inventory(as_json: bool, all_partitions: bool, api_host: str | None, api_
 
 def gc_inventory_main() -> None:
     """Entry point of `gc-inventory`."""
-    sys.exit(run_command(gc_inventory))
+    sys.exit(run_command(gc_inventory_command))
 
 
 @click.command(context_settings=HELP_OPTIONS)
@@ -420,7 +425,7 @@ def gc_inventory_main() -> None:
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", is_flag=True, help="Print again whenever something changes, until Ctrl-C.")
 @server_options
-def gc_monitor(
+def gc_monitor_command(
     all_partitions: bool,
     no_card_info: bool,
     as_json: bool,
@@ -430,15 +435,15 @@ def gc_monitor(
 ) -> None:
     """Show the IPUs of the active partition and the processes attached to them."""
     from podrun.core.errors import NotFoundError
-    from podrun.monitor.devices import connect, on_stderr, views
+    from podrun.monitor.devices import connect_monitor, on_stderr, views
     from podrun.partition.commands.context import follow
 
     def once(client: VipuClient) -> None:
         found = views(client, everything=all_partitions)
         if as_json:
-            click.echo(json.dumps(json_object(found), indent=2))
+            click.echo(json.dumps(devices_json(found), indent=2))
         else:
-            click.echo(whole(found, cards=not no_card_info, width=columns(sys.stdout)))
+            click.echo(all_tables(found, cards=not no_card_info, width=terminal_columns(sys.stdout)))
 
     def once_more(client: VipuClient) -> None:
         try:
@@ -446,14 +451,14 @@ def gc_monitor(
         except NotFoundError as error:  # There may be one later.
             on_stderr(error.message)
 
-    with connect(api_host, api_port, say=on_stderr) as client:
+    with connect_monitor(api_host, api_port, say=on_stderr) as client:
         if watch:
             follow(client, ("partition", "machine", "incident"), once_more)
         else:
             once(client)
 
 
-def json_object(found: list[View]) -> dict[str, Any]:
+def devices_json(found: list[View]) -> dict[str, Any]:
     """One object: ``cards`` has an entry for each IPU-Machine; its ``ipus`` have PID if a process is attached."""
     from podrun.core.telemetry import SCHEMA_VERSION
     from podrun.monitor.device_tools import machines
@@ -491,10 +496,10 @@ def _card(view: View, group: list[Device]) -> dict[str, Any]:
 
 
 def _ipu(partition: str, device: Device) -> dict[str, Any]:
-    from podrun.monitor.devices import diagnose
+    from podrun.monitor.devices import diagnose_device
 
     ipu, process = device.ipu, device.ipu.process
-    diagnosis = diagnose(partition, device)
+    diagnosis = diagnose_device(partition, device)
     plain: dict[str, Any] = {
         "id": device.id,
         "ipu_number": device.number,
@@ -520,7 +525,7 @@ def _ipu(partition: str, device: Device) -> dict[str, Any]:
 
 def gc_monitor_main() -> None:
     """Entry point of `gc-monitor`."""
-    sys.exit(run_command(gc_monitor))
+    sys.exit(run_command(gc_monitor_command))
 
 
 @click.command(context_settings=HELP_OPTIONS)
@@ -532,12 +537,18 @@ def gc_monitor_main() -> None:
     "--force", is_flag=True, help="Also while a process works on them: it loses what it had loaded."
 )
 @server_options
-def gc_reset(device: int, force: bool, api_host: str | None, api_port: int | None) -> None:
+def gc_reset_command(device: int, force: bool, api_host: str | None, api_port: int | None) -> None:
     """Reset the IPUs of one device of the active partition. gc-info -l lists the devices."""
-    from podrun.monitor.devices import active_partition, connect, ipus_of_device, no_partition, on_stderr
+    from podrun.monitor.devices import (
+        active_partition,
+        connect_monitor,
+        ipus_of_device,
+        no_partition,
+        on_stderr,
+    )
     from podrun.partition.commands.reset import check_not_in_use
 
-    with connect(api_host, api_port, say=on_stderr, one=True) as client:
+    with connect_monitor(api_host, api_port, say=on_stderr, one=True) as client:
         partitions = client.list_partitions()
         info = active_partition(partitions)
         if info is None:
@@ -571,4 +582,4 @@ def _refuse_ambiguous(device: int, active: PartitionInfo, partitions: Sequence[P
 
 def gc_reset_main() -> None:
     """Entry point of `gc-reset`."""
-    sys.exit(run_command(gc_reset))
+    sys.exit(run_command(gc_reset_command))

@@ -84,7 +84,7 @@ def ipus_of_device(device: int, ipus: int, reconfigurable: bool) -> tuple[int, .
 # --- attributes -------------------------------------------------------------------------------------------------
 
 
-def attributes_of(view: View) -> list[dict[str, str]]:
+def attributes_of_ipus(view: View) -> list[dict[str, str]]:
     """Attributes of every IPU of a partition, in device order: id and target first, the rest by name."""
     from podrun.partition.client.device_attributes import (
         hardware_attributes,
@@ -116,7 +116,7 @@ class Diagnosis:
     remedy: str
 
 
-def diagnose(partition: str, device: Device) -> Diagnosis | None:
+def diagnose_device(partition: str, device: Device) -> Diagnosis | None:
     """The diagnosis of a device of a partition; None if it is usable."""
     ipu, agent = device.ipu, device.machine.agent_id
     replace_machine = f"vipu-admin restart agent {agent}, then vipu reset partition {partition}"
@@ -151,7 +151,7 @@ FOLLOW_AGAIN_S = 1.0
 """Between two attempts to follow a server that does not answer."""
 
 
-def connect(
+def connect_monitor(
     host: str | None = None,
     port: int | None = None,
     *,
@@ -181,7 +181,7 @@ def connect(
 def _choose(
     running: Sequence[ServiceEntry], wanted: str | None, say: Callable[[str], None], one: bool
 ) -> tuple[str, int]:
-    """Which of several services to ask; see `connect`."""
+    """Which of several services to ask; see `connect_monitor`."""
     partitions = {entry: _partitions_of(entry) for entry in running}
     meant = [e for e, names in partitions.items() if names and (not wanted or wanted in names)]
     chosen = meant[0] if meant else running[0]
@@ -213,7 +213,7 @@ def _partitions_of(entry: ServiceEntry) -> tuple[str, ...] | None:
 
 
 def on_stderr(line: str) -> None:
-    """For `connect`: print notes to standard error, so that standard output stays one object or table."""
+    """For `connect_monitor`: print notes to standard error, so that standard output stays one object or table."""
     import click
 
     click.echo(line, err=True)

@@ -51,7 +51,7 @@ class GatewayTraffic:
 )
 @click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
 @server_options
-def gc_gwlinkstraffictest(
+def gc_gwlinkstraffictest_command(
     iterations: int, timeout: float, as_json: bool, api_host: str | None, api_port: int | None
 ) -> int:
     """Send data between the IPU-Link domains of the active partition and compare it.
@@ -70,10 +70,10 @@ def gc_gwlinkstraffictest(
             f"partition {info.name} {kind}: it uses no GW-Links",
             hint="Create one over two domains: vipu create partition NAME --size 8 --num-gcds 2 --num-ilds 2",
         )
-    outcome = measure(partition, iterations, timeout)
+    outcome = measure_gateways(partition, iterations, timeout)
     gcds = f"{info.num_ilds} IPU-Link domains, {info.num_gcds} GCDs"
     if as_json:
-        click.echo(json.dumps(json_object(partition, outcome), indent=2))
+        click.echo(json.dumps(gateway_traffic_json(partition, outcome), indent=2))
     else:
         click.echo(f"GW-Links of partition {info.name}: {gcds}")
         click.echo(
@@ -87,20 +87,20 @@ def gc_gwlinkstraffictest(
     return 1 if outcome.wrong else 0
 
 
-def measure(partition: ToolPartition, iterations: int, timeout: float) -> GatewayTraffic:
+def measure_gateways(partition: ToolPartition, iterations: int, timeout: float) -> GatewayTraffic:
     """Attach this instance's IPUs, send together with the other instances, compare."""
     import numpy as np
 
     from podrun.core.errors import ErrorCode, PoplarError
     from podrun.core.layout import IpuRange
-    from podrun.monitor.tool_partition import Route, attach, transfer_seconds
+    from podrun.monitor.tool_partition import Route, attach, route_seconds
     from podrun.monitor.tool_programs import checksum, gather_over_gateways, pattern
 
     info, chip = partition.view.info, partition.chip
     machines = 1 + max(device.machine.machine_index for device in partition.view.devices)
     # All slices go round the ring of domains; every GW-Link carries one at a time.
     transfers = info.num_ilds - 1
-    seconds = transfers * transfer_seconds(chip, Route("GW-Link", 1), 4 * WORDS)
+    seconds = transfers * route_seconds(chip, Route("GW-Link", 1), 4 * WORDS)
     owned = own_ipus(partition)
     with attach(partition, owned, job=IpuRange(0, info.size), name="gc-gwlinkstraffictest") as connection:
         if owned.count < info.size:
@@ -164,7 +164,7 @@ def own_ipus(partition: ToolPartition) -> IpuRange:
     return IpuRange(int(text) * share, share)
 
 
-def json_object(partition: ToolPartition, outcome: GatewayTraffic) -> dict[str, Any]:
+def gateway_traffic_json(partition: ToolPartition, outcome: GatewayTraffic) -> dict[str, Any]:
     """The JSON object, in podrun's own shape: no sample is published."""
     from podrun.monitor.tool_partition import strings
 
@@ -190,4 +190,4 @@ def json_object(partition: ToolPartition, outcome: GatewayTraffic) -> dict[str, 
 
 def gc_gwlinkstraffictest_main() -> None:
     """Entry point of `gc-gwlinkstraffictest`."""
-    sys.exit(run_command(gc_gwlinkstraffictest))
+    sys.exit(run_command(gc_gwlinkstraffictest_command))

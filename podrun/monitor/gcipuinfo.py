@@ -22,7 +22,7 @@ from podrun.core.environment import environment
 from podrun.core.errors import NotFoundError, PodrunError, UsageError
 from podrun.core.event_record import EVENT_PATH, read_event_record
 from podrun.core.telemetry import ATTRIBUTES, NO_ANSWER, NO_ERRORS
-from podrun.monitor.devices import attributes_of, connect, views
+from podrun.monitor.devices import attributes_of_ipus, connect_monitor, views
 
 
 class DeviceDiscoveryMode(enum.Enum):
@@ -71,14 +71,14 @@ class gcipuinfo:
     def updateData(self) -> bool:
         """Take a new snapshot. False if the service does not answer; the old snapshot stays."""
         try:
-            with connect() as client:
+            with connect_monitor() as client:
                 found = views(client, everything=self._everything)
         except NotFoundError:
             self._devices = []
             return True
         except PodrunError:
             return False
-        self._devices = [values for view in found for values in attributes_of(view)]
+        self._devices = [values for view in found for values in attributes_of_ipus(view)]
         return True
 
     def setUpdateMode(self, automatic: bool) -> None:
@@ -102,7 +102,7 @@ class gcipuinfo:
     def checkHealthOfDevices(self) -> str:
         """JSON: ``{}`` if all IPUs are healthy, else errors by IPU-Machine; plain text if the check cannot run."""
         try:
-            with connect() as client:
+            with connect_monitor() as client:
                 found = views(client, everything=self._everything)
         except PodrunError as error:
             return error.message

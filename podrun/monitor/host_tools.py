@@ -75,7 +75,7 @@ class HostTraffic:
 )
 @click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
 @server_options
-def gc_hosttraffictest(device: int, as_json: bool, api_host: str | None, api_port: int | None) -> int:
+def gc_hosttraffictest_command(device: int, as_json: bool, api_host: str | None, api_port: int | None) -> int:
     """Move data between the host and an IPU's tiles, in all four combinations of directions.
 
     Speeds are modelled. The emulation moves bytes over the connection that programs use and compares them; the exit
@@ -92,12 +92,16 @@ def gc_hosttraffictest(device: int, as_json: bool, api_host: str | None, api_por
             hint="Name a single IPU: gc-info -l",
         )
     with attach(partition, ipus, name="gc-hosttraffictest") as connection:
-        outcomes = [measure(partition, connection, leg) for leg in LEGS]
-    click.echo(json.dumps(json_object(outcomes), indent=2) if as_json else "\n".join(text(outcomes)))
+        outcomes = [measure_host_traffic(partition, connection, leg) for leg in LEGS]
+    click.echo(
+        json.dumps(host_traffic_json(outcomes), indent=2)
+        if as_json
+        else "\n".join(host_traffic_lines(outcomes))
+    )
     return 1 if any(outcome.wrong for outcome in outcomes) else 0
 
 
-def measure(partition: ToolPartition, connection: Connection, leg: Leg) -> HostTraffic:
+def measure_host_traffic(partition: ToolPartition, connection: Connection, leg: Leg) -> HostTraffic:
     """Load a test's program, move its data, compare."""
     import numpy as np
 
@@ -151,7 +155,7 @@ def _wrong_on_tiles(connection: Connection, result: RunResult, buffer: np.ndarra
     return int(np.count_nonzero(found != buffer + np.uint32(BATCHES)))
 
 
-def json_object(outcomes: Sequence[HostTraffic]) -> dict[str, Any]:
+def host_traffic_json(outcomes: Sequence[HostTraffic]) -> dict[str, Any]:
     """The documented object, and which of its values are modelled and which emulated."""
     from podrun.monitor import tool_partition as times
     from podrun.monitor.tool_partition import strings
@@ -189,7 +193,7 @@ def json_object(outcomes: Sequence[HostTraffic]) -> dict[str, Any]:
     }
 
 
-def text(outcomes: Sequence[HostTraffic]) -> list[str]:
+def host_traffic_lines(outcomes: Sequence[HostTraffic]) -> list[str]:
     """A line for each test."""
     lines = [f"{'test':24}{'seconds':>12}{'host Gb/s':>11}{'tile Gb/s':>11}{'errors':>8}"]
     for outcome in outcomes:
@@ -206,7 +210,7 @@ def text(outcomes: Sequence[HostTraffic]) -> list[str]:
 
 def gc_hosttraffictest_main() -> None:
     """Entry point of `gc-hosttraffictest`."""
-    sys.exit(run_command(gc_hosttraffictest))
+    sys.exit(run_command(gc_hosttraffictest_command))
 
 
 MARKS = 4095
@@ -238,7 +242,9 @@ EMULATED = 500
 @click.option("--split-increments", is_flag=True, help="Accepted: marks are not emulated one by one.")
 @click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
 @server_options
-def gc_hostsynclatencytest(as_json: bool, api_host: str | None, api_port: int | None, **options: Any) -> int:
+def gc_hostsynclatencytest_command(
+    as_json: bool, api_host: str | None, api_port: int | None, **options: Any
+) -> int:
     """Print the modelled time of a number of syncs between host and IPU, and what one costs the emulation.
 
     On a real IPU the host sets a count of marks and every sync takes one away.
@@ -314,4 +320,4 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
 
 def gc_hostsynclatencytest_main() -> None:
     """Entry point of `gc-hostsynclatencytest`."""
-    sys.exit(run_command(gc_hostsynclatencytest))
+    sys.exit(run_command(gc_hostsynclatencytest_command))

@@ -56,7 +56,7 @@ class PairTraffic:
 @click.option("-v", "--verbose", is_flag=True, help="Print the progress.")
 @click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
 @server_options
-def gc_iputraffictest(**options: Any) -> int:
+def gc_iputraffictest_command(**options: Any) -> int:
     """Send data between two IPUs of the active partition, both ways at once, and compare what arrives.
 
     The bandwidth is modelled, of both directions together. The smallest device that holds both IPUs is attached and
@@ -78,11 +78,13 @@ def gc_iputraffictest(**options: Any) -> int:
         raise UsageError(
             "the partition has one IPU and no links", hint="Use a larger one: vipu create partition"
         )
-    outcomes = measure(partition, pairs, options)
+    outcomes = measure_pairs(partition, pairs, options)
     if options["as_json"]:
-        click.echo(json.dumps(json_object(partition, outcomes, all_links=options["all_links"]), indent=2))
+        click.echo(
+            json.dumps(link_traffic_json(partition, outcomes, all_links=options["all_links"]), indent=2)
+        )
     else:
-        click.echo("\n".join(text(outcomes)))
+        click.echo("\n".join(link_traffic_lines(outcomes)))
     return 1 if any(outcome.errors for outcome in outcomes) else 0
 
 
@@ -105,12 +107,12 @@ def _pair(partition: ToolPartition, first: int, second: int | None) -> tuple[int
     return ends
 
 
-def measure(
+def measure_pairs(
     partition: ToolPartition, pairs: Sequence[tuple[int, int]], options: dict[str, Any]
 ) -> list[PairTraffic]:
     """Attach, send, compare."""
     from podrun.core.layout import IpuRange
-    from podrun.monitor.tool_partition import STREAM_BYTES, STREAM_TILES, attach, route, transfer_seconds
+    from podrun.monitor.tool_partition import STREAM_BYTES, STREAM_TILES, attach, route, route_seconds
     from podrun.monitor.tool_programs import LinkCheck
 
     everything = IpuRange(0, partition.view.info.size)
@@ -118,7 +120,7 @@ def measure(
     ipus: IpuRange = partition.smallest_with(pairs[0]) if alone else everything
     words = STREAM_BYTES * STREAM_TILES // 4 if alone else ALL_LINKS_WORDS
     ways = [route(a, b, partition.domain_ipus, partition.topology) for a, b in pairs]
-    seconds = max(transfer_seconds(partition.chip, way, 4 * words) for way in ways)
+    seconds = max(route_seconds(partition.chip, way, 4 * words) for way in ways)
     with attach(partition, ipus, name="gc-iputraffictest") as connection:
         test = LinkCheck(partition, connection, ipus, pairs, words, seconds)
 
@@ -151,7 +153,7 @@ def _until_interrupt(test: LinkCheck, outcomes: Callable[[], list[PairTraffic]])
     return found
 
 
-def json_object(
+def link_traffic_json(
     partition: ToolPartition, outcomes: Sequence[PairTraffic], *, all_links: bool
 ) -> dict[str, Any]:
     """The documented object, or for all links ``tile_to_tile`` with one entry for each."""
@@ -166,10 +168,10 @@ def json_object(
 
 
 def _entry(partition: ToolPartition, outcome: PairTraffic) -> dict[str, Any]:
-    from podrun.monitor.devices import attributes_of
+    from podrun.monitor.devices import attributes_of_ipus
 
     boards: dict[str, dict[str, Any]] = {}
-    attributes = attributes_of(partition.view)
+    attributes = attributes_of_ipus(partition.view)
     for end in outcome.ends:
         board = boards.setdefault(
             attributes[end]["board serial number"],
@@ -197,7 +199,7 @@ def _entry(partition: ToolPartition, outcome: PairTraffic) -> dict[str, Any]:
     }
 
 
-def text(outcomes: Sequence[PairTraffic]) -> list[str]:
+def link_traffic_lines(outcomes: Sequence[PairTraffic]) -> list[str]:
     """A line for each pair."""
     lines = [f"{'IPUs':>9}  {'link':8}  hops  {'GB':>8}  {'seconds':>12}  {'Gb/s':>8}  errors"]
     for outcome in outcomes:
@@ -216,7 +218,7 @@ def text(outcomes: Sequence[PairTraffic]) -> list[str]:
 
 def gc_iputraffictest_main() -> None:
     """Entry point of `gc-iputraffictest`."""
-    sys.exit(run_command(gc_iputraffictest))
+    sys.exit(run_command(gc_iputraffictest_command))
 
 
 WARNING = "The links of this partition are trained already: no training was performed."
@@ -239,14 +241,14 @@ class LinkResult:
     "-i", "--iterations", type=click.IntRange(1), default=1, metavar="N", help="Times data is sent [1]."
 )
 @server_options
-def gc_links(as_json: bool, iterations: int, api_host: str | None, api_port: int | None) -> int:
+def gc_links_command(as_json: bool, iterations: int, api_host: str | None, api_port: int | None) -> int:
     """Check every IPU-Link of the active partition: that it is up, and that data crosses it unharmed, both ways.
 
     Links are trained when a partition is created or reset. The IPUs must be free. The exit code is 1 if a link fails.
     """
     from podrun.monitor.tool_partition import find_partition
 
-    links = [check(partition := find_partition(api_host, api_port)) for _ in range(iterations)]
+    links = [check_links(partition := find_partition(api_host, api_port)) for _ in range(iterations)]
     failures = sum(any(link.error for link in found) for found in links)
     if as_json:
         click.echo(json.dumps(links_json(links, failures), indent=2))
@@ -255,11 +257,11 @@ def gc_links(as_json: bool, iterations: int, api_host: str | None, api_port: int
     return 1 if failures else 0
 
 
-def check(partition: ToolPartition) -> list[LinkResult]:
+def check_links(partition: ToolPartition) -> list[LinkResult]:
     """The state of every IPU-Link: as machines report it, and if all are up, as a transfer over each shows it."""
     from podrun.core.errors import ErrorCode, PoplarError
     from podrun.core.layout import IpuRange
-    from podrun.monitor.tool_partition import Route, attach, transfer_seconds
+    from podrun.monitor.tool_partition import Route, attach, route_seconds
     from podrun.monitor.tool_programs import LinkCheck
 
     links = partition.links()
@@ -268,7 +270,7 @@ def check(partition: ToolPartition) -> list[LinkResult]:
     if not links:
         return []
     everything = IpuRange(0, partition.view.info.size)
-    seconds = transfer_seconds(partition.chip, Route("IPU-Link", 1), 4 * WORDS)
+    seconds = route_seconds(partition.chip, Route("IPU-Link", 1), 4 * WORDS)
     with attach(partition, everything, name="gc-links") as connection:
         try:
             test = LinkCheck(partition, connection, everything, links, WORDS, seconds)
@@ -334,4 +336,4 @@ def links_text(partition: str, iterations: list[list[LinkResult]], failures: int
 
 def gc_links_main() -> None:
     """Entry point of `gc-links`."""
-    sys.exit(run_command(gc_links))
+    sys.exit(run_command(gc_links_command))

@@ -32,7 +32,7 @@ TYPES = {"FP16": "float16", "FP32": "float32"}
 @click.option("-l", "--low-clock-rate", is_flag=True, help="Accepted: emulated IPUs run at their full clock.")
 @click.version_option(None, "-v", "--version", package_name="podrun", prog_name="gc-flops")
 @server_options
-def gc_flops(
+def gc_flops_command(
     fp: str,
     device: int,
     as_json: bool,
@@ -100,7 +100,7 @@ def _json(
 
 def gc_flops_main() -> None:
     """Entry point of `gc-flops`."""
-    sys.exit(run_command(gc_flops))
+    sys.exit(run_command(gc_flops_command))
 
 
 PASSES = 129
@@ -130,7 +130,7 @@ class PowerBoard:
     "--interval", type=click.FloatRange(0), default=1.0, metavar="SECONDS", help="Between two rows [1]."
 )
 @server_options
-def gc_powertest(
+def gc_powertest_command(
     device: int, seconds: float | None, interval: float, api_host: str | None, api_port: int | None
 ) -> None:
     """Keep the IPUs of a device busy with matrix products until Ctrl-C and print a row of readings again and again.
@@ -182,17 +182,17 @@ def burn(
                 for report in client.machine_reports(partition.view.info.name)
                 for ipu in report.ipus
             }
-            click.echo(row(number, boards, list(ipus), reports, partition.chip.name))
+            click.echo(readings_row(number, boards, list(ipus), reports, partition.chip.name))
             if seconds is not None and clock() - begin >= seconds:
                 return
 
 
 def boards_of(partition: ToolPartition, ipus: set[int]) -> list[PowerBoard]:
     """The boards with any of ``ipus``."""
-    from podrun.monitor.devices import attributes_of
+    from podrun.monitor.devices import attributes_of_ipus
 
     found: dict[str, list[Device]] = {}
-    for device, values in zip(partition.view.devices, attributes_of(partition.view), strict=True):
+    for device, values in zip(partition.view.devices, attributes_of_ipus(partition.view), strict=True):
         found.setdefault(values["board serial number"], []).append(device)
     return [
         PowerBoard(serial, tuple(sorted(devices, key=lambda d: d.number)))
@@ -211,7 +211,7 @@ def header(boards: list[PowerBoard], ipus: list[int]) -> Iterator[str]:
     yield "Power is modelled (published sample); N/A is not modelled."
 
 
-def row(
+def readings_row(
     number: int, boards: list[PowerBoard], ipus: list[int], reports: dict[int, IpuReport], chip: str
 ) -> str:
     """One row of readings."""
@@ -244,4 +244,4 @@ def _watts(report: IpuReport, ours: bool, chip: str) -> float | None:
 
 def gc_powertest_main() -> None:
     """Entry point of `gc-powertest`."""
-    sys.exit(run_command(gc_powertest))
+    sys.exit(run_command(gc_powertest_command))

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.telemetry import NO_ANSWER
-from podrun.monitor.devices import Device, View, diagnose, views_of
+from podrun.monitor.devices import Device, View, diagnose_device, views_of
 from podrun.partition.state.values import PartitionState
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _of_view(view: View, now: float) -> Iterator[HealthProblem]:
     name = view.info.name
     by_remedy: dict[tuple[str, str, str], list[Device]] = {}
     for device in view.devices:
-        diagnosis = diagnose(name, device)
+        diagnosis = diagnose_device(name, device)
         if diagnosis is not None and diagnosis.state != "not ready":
             key = (device.machine.agent_id, diagnosis.state, _remedy_of_all(device, diagnosis.remedy))
             by_remedy.setdefault(key, []).append(device)

@@ -83,9 +83,9 @@ def find_partition(api_host: str | None, api_port: int | None) -> ToolPartition:
 
     Raises ConflictError if several services could be meant, NotFoundError if there is no partition.
     """
-    from podrun.monitor.devices import connect, on_stderr, views
+    from podrun.monitor.devices import connect_monitor, on_stderr, views
 
-    with connect(api_host, api_port, say=on_stderr, one=True) as client:
+    with connect_monitor(api_host, api_port, say=on_stderr, one=True) as client:
         view = views(client)[0]
         where = {
             "IPUOF_VIPU_API_HOST": client.host,
@@ -169,7 +169,7 @@ def route(a: int, b: int, domain_ipus: int, topology: LinkTopology) -> Route:
     return Route("IPU-Link", along + (a % 2 != b % 2), rung=a // 2 == b // 2)
 
 
-def transfer_seconds(chip: Chip, way: Route, nbytes: float) -> float:
+def route_seconds(chip: Chip, way: Route, nbytes: float) -> float:
     """``nbytes`` each way at once between two IPUs: the latency of every hop, and the bytes over one of them.
 
     How many links they get is a fact of `podrun.collectives.timing`; the tool's published sample (IPUs 2 and 3 of an

@@ -63,7 +63,7 @@ def computation(
     shapes = [jax.ShapeDtypeStruct(*of_one) for of_one in inputs.values()]  # type: ignore[no-untyped-call]
     exported = export.export(jax.jit(function))(*shapes)
     data = bytes(exported.serialize())
-    executable_file.note(data)
+    executable_file.note_exported_piece(data)
     return Computation(name, data, tuple(inputs), outputs)
 
 
@@ -395,7 +395,7 @@ class LinkCheck:
             for link in range(len(pairs))
         ]
         inside = [(a - ipus.first, b - ipus.first) for a, b in pairs]
-        connection.load(traffic(partition.chip, ipus.count, inside, words, seconds))
+        connection.load(traffic_program(partition.chip, ipus.count, inside, words, seconds))
         connection.write_variables(
             {payload(link, end): self._first[link][end] for link in range(len(pairs)) for end in (0, 1)}
         )
@@ -453,7 +453,7 @@ def _unchanged(words: int) -> Computation:
     return computation("keep", lambda x: (x + jnp.uint32(0),), {"x": ((words,), "uint32")}, ("y",))
 
 
-def traffic(
+def traffic_program(
     chip: Chip, ipus: int, pairs: Sequence[tuple[int, int]], words: int, seconds: float
 ) -> Executable:
     """One replica of ``ipus`` IPUs; both ends of every pair send each other ``words`` 32-bit words at once.

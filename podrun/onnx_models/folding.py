@@ -21,8 +21,8 @@ from jax.extend.core import Literal
 
 _AFFINE = {lax.add_p, lax.sub_p, lax.mul_p, lax.div_p}
 
-Environment = dict[Any, Any]
-WorkOut = Callable[[Environment], Any]
+ConstantValues = dict[Any, Any]
+WorkOut = Callable[[ConstantValues], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,14 +40,14 @@ class _Chain:
     links: list[tuple[Any, Any]]
     """Equation and its known operand, in order."""
 
-    def weights(self, environment: Environment) -> Any:
+    def weights(self, environment: ConstantValues) -> Any:
         w = _value(environment, self.convolution.invars[1])
         return w * self._line(environment)[0].reshape((-1,) + (1,) * (w.ndim - 1))
 
-    def shift(self, environment: Environment) -> Any:
+    def shift(self, environment: ConstantValues) -> Any:
         return self._line(environment)[1]
 
-    def _line(self, environment: Environment) -> tuple[Any, Any]:
+    def _line(self, environment: ConstantValues) -> tuple[Any, Any]:
         """Factor and addend of each channel, ``[1, M, 1, ...]``."""
         image = self.convolution.outvars[0].aval
         shape = (1, image.shape[1]) + (1,) * (len(image.shape) - 2)
@@ -145,7 +145,7 @@ def _known_operand(equation: Any, variable: Any, known: set[Any], channels: int)
     return operand if there and fits and equation.outvars[0].aval.shape == variable.aval.shape else None
 
 
-def _value(environment: Environment, variable: Any) -> Any:
+def _value(environment: ConstantValues, variable: Any) -> Any:
     return variable.val if isinstance(variable, Literal) else environment[variable]
 
 

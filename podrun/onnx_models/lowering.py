@@ -12,7 +12,7 @@ from podrun.runtime.environment import import_jax
 
 import_jax()
 
-from podrun.onnx_models.graph_reader import read_model  # noqa: E402
+from podrun.onnx_models.graph_reader import read_graph  # noqa: E402
 from podrun.onnx_models.ops.registry import OPERATORS  # noqa: E402
 from podrun.runtime.lowering import Lowered, LoweringOptions, lower_graph  # noqa: E402
 
@@ -38,4 +38,4 @@ def lower(
     fields = LoweringOptions.__dataclass_fields__
     given = {name: wanted.pop(name) for name in list(wanted) if name in fields}
     chosen = options or LoweringOptions(**given)
-    return lower_graph(read_model(model, initial), OPERATORS, chosen, **wanted)
+    return lower_graph(read_graph(model, initial), OPERATORS, chosen, **wanted)

@@ -34,8 +34,8 @@ def load_model(source: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     Raises `UsageError` saying what is wrong and where: no such file, not a model, a tensor without its data, external
     data outside the model's folder, or a complaint of `onnx.checker`.
     """
-    model = read_model(source)
-    check_model(model)
+    model = read_onnx_model(source)
+    check_onnx_model(model)
     return model
 
 
@@ -53,29 +53,29 @@ class ExternalPlace:
         return self.offset + self.length
 
 
-def read_model(
+def read_onnx_model(
     source: str | os.PathLike[str] | bytes,
     *,
     trusted: Collection[Path] = (),
     places: MutableMapping[str, ExternalPlace] | None = None,
 ) -> onnx.ModelProto:
-    """`load_model` without `check_model`: the bytes exist, but the model may make no sense.
+    """`load_model` without `check_onnx_model`: the bytes exist, but the model may make no sense.
 
     External data lie beside a model that is a path, or in one of the ``trusted`` files, which the model names with
     ``basepath`` and ``location``; others are refused. ``places`` is filled with the places of initializers' data.
     """
-    light = read_light_model(source, trusted=trusted, places=places, at_least=MOST_MODEL_BYTES)
+    light = read_light_onnx_model(source, trusted=trusted, places=places, at_least=MOST_MODEL_BYTES)
     return light.proto
 
 
-def read_light_model(
+def read_light_onnx_model(
     source: str | os.PathLike[str] | bytes,
     *,
     trusted: Collection[Path] = (),
     places: MutableMapping[str, ExternalPlace] | None = None,
     at_least: int = MOST_HELD,
 ) -> LightModel:
-    """`read_model` with initial values of more than ``at_least`` elements beside the model."""
+    """`read_onnx_model` with initial values of more than ``at_least`` elements beside the model."""
     folder: Path | None = None
     if isinstance(source, bytes):
         data, label = source, "the bytes given"
@@ -129,7 +129,7 @@ def _may_read(path: Path) -> str:
     return f"See who may read it: ls -l {path}"
 
 
-def check_model(model: onnx.ModelProto) -> None:
+def check_onnx_model(model: onnx.ModelProto) -> None:
     """Refuse a model that `onnx.checker` refuses or whose functions call themselves. Raises `UsageError`."""
     _check_functions(model)
     try:

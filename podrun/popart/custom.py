@@ -59,9 +59,13 @@ def register_op(
     gradient is JAX's unless one is given. popart_exception for operators that PopART has (ai.graphcore may get
     others: programs use that domain too) and for a version below 1.
     """
-    from podrun.onnx_models.ops.registry import GRAPHCORE, find, operator
+    from podrun.onnx_models.ops.registry import GRAPHCORE, find_onnx_operator, operator
 
-    own = domain == GRAPHCORE and not registered(domain, name) and find(domain, name, version) is not None
+    own = (
+        domain == GRAPHCORE
+        and not registered(domain, name)
+        and find_onnx_operator(domain, name, version) is not None
+    )
     if domain in _RESERVED or own:
         raise popart_exception(
             f"Operators of domain {domain!r} are PopART's own: register yours in another domain."

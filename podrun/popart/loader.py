@@ -59,7 +59,7 @@ def read_light_model(
             f"(): incompatible function arguments. A model is a path or bytes, not {type(source).__name__}."
         )
     try:
-        light = model_loader.read_light_model(source, trusted=written, places=places, at_least=at_least)
+        light = model_loader.read_light_onnx_model(source, trusted=written, places=places, at_least=at_least)
     except UsageError as error:
         what = f"of {len(source)} bytes" if isinstance(source, bytes) else _shorten(os.fspath(source))
         raise popart_exception(
@@ -121,7 +121,7 @@ def check_model(light: LightModel, info: InputShapeInfo) -> dict[str, tuple[int,
     unknown = list(_take_unknown(model.graph, {entry.domain: entry.version for entry in model.opset_import}))
     try:
         with light.checkable() as checked:
-            model_loader.check_model(checked)
+            model_loader.check_onnx_model(checked)
     except UsageError as error:
         raise popart_exception(
             f"onnx.checker refuses the model{_refused_node(model)}: {error.message}", hint=error.hint

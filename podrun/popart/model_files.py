@@ -49,13 +49,13 @@ class ModelFiles:
 
 def session_model(light: LightModel) -> Model:
     """A model for sessions: the main graph, and what PopART's builder notes in the model's metadata."""
-    from podrun.onnx_models.graph_reader import read_model
+    from podrun.onnx_models.graph_reader import read_graph
     from podrun.onnx_models.ops.registry import OPERATORS
 
     entries = {entry.key: entry.value for entry in light.proto.metadata_props if entry.key in _NOTED}
     noted = {key: json.loads(entries[key]) if key in entries else {} for key in _NOTED}
     return Model(
-        read_model(light.proto, light.values),
+        read_graph(light.proto, light.values),
         OPERATORS,
         broadcast=frozenset(noted[BROADCAST_KEY]),
         transfers={name: BESIDE[ExchangeStrategy[kind]] for name, kind in noted[TRANSFERS_KEY].items()},

@@ -199,12 +199,12 @@ def getUnsupportedOperations(opsetVersion: int) -> list[OperatorIdentifier]:
     """Operators of an ai.onnx opset that sessions do not run."""
     from onnx import defs
 
-    from podrun.onnx_models.ops.registry import find
+    from podrun.onnx_models.ops.registry import find_onnx_operator
 
     return [
         OperatorIdentifier("ai.onnx", name, defs.get_schema(name, opsetVersion, "").since_version)
         for name in sorted(onnx_methods(opsetVersion).values())
-        if find("ai.onnx", name, opsetVersion) is None
+        if find_onnx_operator("ai.onnx", name, opsetVersion) is None
     ]
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.core.terminal import at
+from podrun.core.terminal import report_step
 from podrun.onnx_models.light_model import LightModel
 from podrun.popart import loader, option_checks
 from podrun.popart.dataflow import DataFlow
@@ -167,7 +167,7 @@ class Session(FormerSession):
             parts.reports.after_compile(settings)
             offline = self.device.type is DeviceType.OfflineIpu
             if loadEngine and not offline and not parts.loader.loaded:
-                at("loading")
+                report_step("loading")
                 self.loadEngineAndConnectStreams()
 
     def loadEngineAndConnectStreams(self) -> None:

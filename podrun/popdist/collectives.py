@@ -291,15 +291,15 @@ synchronize = barrier
 """`barrier` under its other name."""
 
 
-def encode(value: Any) -> bytes:
+def encode_object(value: Any) -> bytes:
     """The object as bytes. UnsupportedError for a type other than None, number, string, bytes, list, tuple, set,
     dictionary or array of numbers.
     """
     return json.dumps(_plain(value)).encode()
 
 
-def decode(note: bytes) -> Any:
-    """The object that was given to `encode`."""
+def decode_object(note: bytes) -> Any:
+    """The object that was given to `encode_object`."""
     return _rich(json.loads(note))
 
 

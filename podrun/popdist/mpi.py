@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from podrun.core.errors import UnsupportedError
 from podrun.popdist import collectives, core
-from podrun.popdist.collectives import decode, encode
+from podrun.popdist.collectives import decode_object, encode_object
 from podrun.popdist.core import popdist_error
 
 if TYPE_CHECKING:
@@ -155,14 +155,14 @@ class Comm:
         """All instances' objects in their order."""
         import numpy as np
 
-        note = np.frombuffer(encode(sendobj), np.uint8)
+        note = np.frombuffer(encode_object(sendobj), np.uint8)
         if self.size == 1:
-            return [decode(note.tobytes())]
+            return [decode_object(note.tobytes())]
         lengths = collectives.allGather(np.array(note.size, np.int64))
         padded = np.zeros(int(lengths.max()), np.uint8)
         padded[: note.size] = note
         rows = collectives.allGather(padded)
-        return [decode(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+        return [decode_object(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """All instances' objects in their order, for the root; None elsewhere."""
@@ -175,12 +175,14 @@ class Comm:
 
         if self.size == 1:
             return obj
-        note = np.frombuffer(encode(obj), np.uint8).copy() if self.rank == root else np.empty(0, np.uint8)
+        note = (
+            np.frombuffer(encode_object(obj), np.uint8).copy() if self.rank == root else np.empty(0, np.uint8)
+        )
         length = np.array([note.size], np.int64)
         collectives.broadcast(length, root)
         if self.rank != root:
             note = np.empty(int(length[0]), np.uint8)
-        found = decode(collectives.broadcast(note, root).tobytes())
+        found = decode_object(collectives.broadcast(note, root).tobytes())
         return obj if self.rank == root else found
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:

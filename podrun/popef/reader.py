@@ -162,7 +162,7 @@ def read_program(path: str | os.PathLike[str]) -> Executable:
     neither, or holds several programs.
     """
     if not is_popef(path):
-        return executable_file.read(path)
+        return executable_file.read_executable(path)
     programs = PopefReader().parseFile(path).executables()
     if len(programs) != 1:
         raise ConfigError(f"{os.fspath(path)} holds {len(programs)} programs, not one")

@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 
-def find(name: str) -> Any:
+def find_name(name: str) -> Any:
     """The module, class, function or value of a dotted name; None if the installed libraries do not have it."""
     module, parts = name, list[str]()
     while module:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from podrun.private_apis import find
+from podrun.private_apis import find_name
 
 TESTED_JAXLIB = ("0.10",)
 """Series of jaxlib in which convolutions may be rewritten. In another one XLA's own convolutions are used."""
@@ -78,13 +78,13 @@ USES = (
 )
 
 
-def missing() -> list[PrivateUse]:
+def missing_jax_names() -> list[PrivateUse]:
     """The uses whose names the installed JAX and jaxlib do not have."""
-    return [use for use in USES if find(use.name) is None]
+    return [use for use in USES if find_name(use.name) is None]
 
 
 def _need(name: str) -> Any:
-    found = find(name)
+    found = find_name(name)
     if found is None:
         use = next(use for use in USES if use.name == name)
         raise ImportError(
@@ -112,22 +112,22 @@ def start_cpu_client() -> Any:
 
 def written_to_cache() -> AbstractContextManager[Any]:
     """A context in which everything that is compiled is written to XLA's persistent cache, however fast it compiles."""
-    setting = find("jax._src.config.persistent_cache_min_compile_time_secs")
+    setting = find_name("jax._src.config.persistent_cache_min_compile_time_secs")
     context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting(0.0)
     return context
 
 
 def register_lapack() -> None:
     """Let XLA find LAPACK in this process. Idempotent."""
-    initialize = find("jax._src.lax.linalg.initialize_lapack")
+    initialize = find_name("jax._src.lax.linalg.initialize_lapack")
     if initialize is not None:
         initialize()
 
 
 def register_lapack_only_when_asked() -> None:
     """Keep JAX from registering LAPACK whenever it lowers an exported program. No-op if either name is gone."""
-    export = find("jax._src.export._export")
-    if find("jax._src.lax.linalg.initialize_lapack") is not None and hasattr(
+    export = find_name("jax._src.export._export")
+    if find_name("jax._src.lax.linalg.initialize_lapack") is not None and hasattr(
         export, "_ensure_backends_initialized"
     ):
         export._ensure_backends_initialized = _do_nothing
@@ -148,14 +148,14 @@ def convolutions_problem() -> str:
     version = _version("jaxlib")
     if ".".join(version.split(".")[:2]) not in TESTED_JAXLIB:
         return f"jaxlib {version} is not one that podrun was tested with ({', '.join(TESTED_JAXLIB)})"
-    gone = [use.name for use in USES if use.without == _CONVOLUTIONS and find(use.name) is None]
+    gone = [use.name for use in USES if use.without == _CONVOLUTIONS and find_name(use.name) is None]
     return f"jaxlib {version} has no {', '.join(gone)}" if gone else ""
 
 
 @functools.cache
 def mlir() -> Any:
     """jaxlib's MLIR classes: operations, types, attributes."""
-    return _need("jaxlib.mlir.ir.Operation") and find("jaxlib.mlir.ir")
+    return _need("jaxlib.mlir.ir.Operation") and find_name("jaxlib.mlir.ir")
 
 
 def run_passes(module: Any, passes: str) -> None:
@@ -181,7 +181,7 @@ def convolution_axes(numbers: Any) -> tuple[tuple[int, ...], tuple[int, ...], tu
 def aliased_outputs(lowered: Any) -> dict[int, int]:
     """Positions of operands of a ``jax.stages.Lowered`` whose memory results take, and of these results. Empty without
     jaxlib's MLIR classes: updates then copy."""
-    if find("jaxlib.mlir.ir.StringAttr") is None:
+    if find_name("jaxlib.mlir.ir.StringAttr") is None:
         return {}
     ir = mlir()
     main = next(
@@ -203,8 +203,8 @@ _thread = threading.local()
 def _shared_contexts() -> Callable[[], Any] | None:
     """Let threads in `one_context` share a context; gives JAX's own function that makes one."""
     module, make = (
-        find("jax._src.interpreters.mlir"),
-        find("jax._src.interpreters.mlir.make_ir_context"),
+        find_name("jax._src.interpreters.mlir"),
+        find_name("jax._src.interpreters.mlir.make_ir_context"),
     )
     if make is None:
         return None
@@ -236,7 +236,7 @@ def one_context() -> Iterator[None]:
 
 def plain_errors() -> AbstractContextManager[Any]:
     """Keep JAX's note about its own frames out of errors that are raised in a trace in this context."""
-    setting = find("jax._src.config.traceback_filtering")
+    setting = find_name("jax._src.config.traceback_filtering")
     context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting("off")
     return context
 
@@ -256,7 +256,7 @@ def call_in_scope(call: Callable[[Any, Sequence[Any]], Any], equation: Any, oper
         return call(equation, operands)
 
 
-def bind(equation: Any, operands: Sequence[Any]) -> Any:
+def bind_equation(equation: Any, operands: Sequence[Any]) -> Any:
     """The result of an equation's primitive for operands."""
     return equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
 

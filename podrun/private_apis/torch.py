@@ -1,8 +1,9 @@
 """Uses of torch that torch does not promise to keep.
 
 Everything below a leading underscore is reached through this module alone. `REQUIRED` lists each use with its
-purpose; `missing` names those that the installed torch no longer has, and `tests/private_apis/test_torch.py` fails with
-that list. Without any of them PyTorch programs cannot be captured, so the front end refuses to start and says which
+purpose; `missing_torch_names` names those that the installed torch no longer has, and
+`tests/private_apis/test_torch.py` fails with that list. Without any of them PyTorch programs cannot be captured, so
+the front end refuses to start and says which
 one is gone.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from podrun.private_apis import find
+from podrun.private_apis import find_name
 
 REQUIRED: dict[str, str] = {
     "torch.utils._python_dispatch.TorchDispatchMode": "sees every operator that a forward pass calls",
@@ -39,13 +40,13 @@ REQUIRED: dict[str, str] = {
 }
 
 
-def missing() -> list[str]:
+def missing_torch_names() -> list[str]:
     """The names of `REQUIRED` that the installed torch does not have."""
-    return [name for name in REQUIRED if find(name) is None]
+    return [name for name in REQUIRED if find_name(name) is None]
 
 
 def _need(name: str) -> Any:
-    found = find(name)
+    found = find_name(name)
     if found is None:
         raise ImportError(
             f"this torch ({torch.__version__}) has no {name}, which podrun needs: {REQUIRED[name]}"

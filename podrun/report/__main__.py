@@ -16,11 +16,11 @@ from podrun.report.document import (
     SCHEMA,
     from_object,
     load_origin,
-    parse,
+    parse_report,
     profile_of,
+    profile_to_json,
     read_report,
-    read_text,
-    to_json,
+    read_report_text,
 )
 from podrun.report.html import page
 from podrun.report.model import Profile, ReportOrigin
@@ -31,7 +31,7 @@ DOES_NOT_FIT = 1
 """Exit code for a program that does not fit the tiles."""
 
 
-def load(path: Path) -> Profile:
+def profile_in_file(path: Path) -> Profile:
     """The profile in a file: a program that podrun compiled, a profile.json or .pop, or a tile report as JSON.
 
     Raises:
@@ -43,7 +43,7 @@ def load(path: Path) -> Profile:
         from podrun.popef.reader import read_program
 
         return profile_of(read_program(path))
-    found = parse(read_text(path), source=str(path))
+    found = parse_report(read_report_text(path), source=str(path))
     return from_object(found, source=str(path)) if found.get("schema") == SCHEMA else read_report(found)
 
 
@@ -71,13 +71,13 @@ def report_command(
 
     PROGRAM is a compiled program (executable.popef), a profile.json or .pop, or a tile report as .json.
     """
-    profile = load(program)
-    other = load(compare) if compare else None
+    profile = profile_in_file(program)
+    other = profile_in_file(compare) if compare else None
     if html:
         origin = _origin(program)
         _write(html, lambda: page(profile, title=program.name, other=other, origin=origin))
     if json:
-        _write(json, lambda: to_json(profile))
+        _write(json, lambda: profile_to_json(profile))
     if trace:
         _write(trace, lambda: to_trace(profile))
     sys.stdout.write(summary(profile) if other is None else changes_between(other, profile))

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from podrun.costmodel.target import chip
-from podrun.report.chrome_trace import runs
+from podrun.report.chrome_trace import stage_runs
 from podrun.report.document import SCHEMA_VERSION, load
 from podrun.report.library.compilation import (
     IPU,
@@ -113,7 +113,7 @@ def _pass_steps(profile: Profile) -> Iterator[ExecutionStep]:
     programs = dict(zip(map(id, _in_order(profile)), _programs(profile), strict=True))
     placed: list[tuple[ReportStage, int]] = []
     ends = [0] * profile.batches_per_pass
-    for run in runs(profile, profile.micro_batches_per_pass):
+    for run in stage_runs(profile, profile.micro_batches_per_pass):
         placed.append((run.stage, run.start_cycles))
         batch = run.micro_batch // profile.accumulation_factor
         ends[batch] = max(ends[batch], run.end_cycles)

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from podrun.report.chrome_trace import runs, shown_micro_batches
+from podrun.report.chrome_trace import shown_micro_batches, stage_runs
 from podrun.report.model import PHASES, MemoryUse, Profile, ReportStage
-from podrun.report.text import size
+from podrun.report.text import byte_size
 
 WIDTH = 860
 PALETTE = {
@@ -78,20 +78,20 @@ def key(names: Sequence[str]) -> str:
     return f'<p class="key">{"".join(spans)}</p>'
 
 
-def stack(parts: Mapping[str, float], unit: str, meaning: Mapping[str, str]) -> str:
+def stacked_bar(parts: Mapping[str, float], unit: str, meaning: Mapping[str, str]) -> str:
     """One bar cut into shares, and a table of them with what each means."""
     total = sum(parts.values()) or 1.0
     shapes, x = [], 0.0
     digits = 0 if all(float(value).is_integer() for value in parts.values()) else 3
     for name, value in parts.items():
         width = WIDTH * value / total
-        figure = size(round(value)) if unit == "B" else f"{value:,.{digits}f} {unit}"
+        figure = byte_size(round(value)) if unit == "B" else f"{value:,.{digits}f} {unit}"
         tip = f"{name}: {figure} ({value / total:.1%})"
         shapes.append(rect(x, 0, width, 28, COLOURS.get(name, OTHER), tip))
         x += width
     rows = "".join(
         f"<tr><td>{escape(n.replace('_', ' '))}</td>"
-        f"<td>{size(round(v)) if unit == 'B' else f'{v:,.{digits}f} {unit}'}</td>"
+        f"<td>{byte_size(round(v)) if unit == 'B' else f'{v:,.{digits}f} {unit}'}</td>"
         f'<td>{v / total:.1%}</td><td class="words">{escape(meaning.get(n, ""))}</td></tr>'
         for n, v in parts.items()
     )
@@ -109,7 +109,7 @@ def bars(values: Mapping[str, int], total: int, unit: str = "cycles") -> str:
     )
 
 
-def timeline(stage: ReportStage) -> str:
+def timeline_chart(stage: ReportStage) -> str:
     """The BSP steps of a stage along its cycles, a lane for each phase."""
     total = sum(step.total_cycles for step in stage.timeline) or 1
     shapes, x = [], 0.0
@@ -146,7 +146,7 @@ def memory_by_tile(memory: MemoryUse, layers: str = "") -> str:
         for name in categories:
             held = interval.bytes_by_category.get(name, 0)
             y -= height * held / most
-            tip = f"tiles {interval.first_tile} to {interval.end_tile - 1}: {name} {size(held)}"
+            tip = f"tiles {interval.first_tile} to {interval.end_tile - 1}: {name} {byte_size(held)}"
             shapes.append(rect(x, y, width, height * held / most, COLOURS.get(name, OTHER), tip))
     if near:
         line = height - height * memory.tile_capacity_bytes / most
@@ -155,7 +155,7 @@ def memory_by_tile(memory: MemoryUse, layers: str = "") -> str:
             f'stroke-width="2" stroke-dasharray="4"/>'
         )
     data = json.dumps([[i.first_tile, i.end_tile, i.bytes_by_category] for i in memory.by_tile])
-    note = f"At most {size(fullest)} here; a tile has {size(memory.tile_capacity_bytes)}."
+    note = f"At most {byte_size(fullest)} here; a tile has {byte_size(memory.tile_capacity_bytes)}."
     drawing = svg(height, shapes, "memory by tile", stretch=True)
     return (
         f'<div class="chart tiles" data-capacity="{memory.tile_capacity_bytes}" data-layers="{layers}" '
@@ -173,15 +173,13 @@ def meter(share: float) -> str:
 def _axis(height: float, most: float, capacity: int) -> str:
     """The marks of a chart of a tile's memory as text beside it, and a sentence if it ends below the limit."""
     top = min(float(capacity), most)
-    marks = [(top, size(round(top))), (top / 2, size(round(top / 2))), (0.0, "0")]
+    marks = [(top, byte_size(round(top))), (top / 2, byte_size(round(top / 2))), (0.0, "0")]
     texts = "".join(
         f'<span style="top:{height - height * at / most:.0f}px">{escape(words)}</span>' for at, words in marks
     )
     note = ""
     if most < capacity:
-        note = (
-            f'<p class="note">Enlarged: the top is {most / capacity:.1%} of a tile\'s {size(capacity)}.</p>'
-        )
+        note = f'<p class="note">Enlarged: the top is {most / capacity:.1%} of a tile\'s {byte_size(capacity)}.</p>'
     return f'{note}<div class="axis" style="height:{height:.0f}px">{texts}</div>'
 
 
@@ -196,16 +194,16 @@ def memory_over_time(memory: MemoryUse) -> str:
         corners += [f"{index * step:.1f},{y:.1f}", f"{(index + 1) * step:.1f},{y:.1f}"]
     area = (
         f'<polygon points="0,100 {" ".join(corners)} {WIDTH},100" fill="{COLOURS["not_always_live"]}">'
-        f"<title>peak {size(most)} on the IPU</title></polygon>"
+        f"<title>peak {byte_size(most)} on the IPU</title></polygon>"
     )
     drawing = svg(102, [area], "not-always-live bytes over the schedule", stretch=True)
-    return f"{drawing}<p>Peak {size(most)}.</p>"
+    return f"{drawing}<p>Peak {byte_size(most)}.</p>"
 
 
 def pipeline(profile: Profile) -> str:
     """Which micro-batch each IPU works on, over the modelled time of a batch (its first micro-batches)."""
     shown = shown_micro_batches(profile)
-    found = runs(profile, shown)
+    found = stage_runs(profile, shown)
     rows = {ipu: row for row, ipu in enumerate(sorted({run.stage.ipu for run in found}))}
     length = max(run.end_cycles for run in found) or 1
     scale = WIDTH / length
@@ -216,7 +214,7 @@ def pipeline(profile: Profile) -> str:
         stage = run.stage
         tip = (
             f"{stage.name} of micro-batch {run.micro_batch}: {stage.cycles:,} cycles, "
-            f"sends {size(stage.sent_bytes)}"
+            f"sends {byte_size(stage.sent_bytes)}"
         )
         colour = MICRO_BATCH_COLOURS[run.micro_batch % len(MICRO_BATCH_COLOURS)]
         # The second half of a training pipeline goes backward: drawn lower, so that the two differ.

@@ -48,7 +48,7 @@ def chrome_trace(profile: Profile) -> dict[str, Any]:
     scale = 1e6 / profile.clock_hz
     shown = shown_micro_batches(profile)
     end = 0
-    for run in runs(profile, shown):
+    for run in stage_runs(profile, shown):
         title = f"{run.stage.name}, micro-batch {run.micro_batch}"
         events += _whole(run.stage, title, run.start_cycles, scale, run.micro_batch)
         if run.micro_batch < DETAILED:
@@ -145,7 +145,7 @@ class Shape:
     idle_share_by_ipu: dict[int, float]
 
 
-def runs(profile: Profile, micro_batches: int) -> list[StageRun]:
+def stage_runs(profile: Profile, micro_batches: int) -> list[StageRun]:
     """The segments of the first ``micro_batches`` micro-batches, in order of time; copies take no time."""
     stages = sorted(profile.stages, key=lambda stage: stage.pipeline_cycle)
     if not profile.pipelined:
@@ -155,14 +155,14 @@ def runs(profile: Profile, micro_batches: int) -> list[StageRun]:
     return _in_slots(stages, micro_batches)
 
 
-def shape(profile: Profile) -> Shape | None:
+def pipeline_shape(profile: Profile) -> Shape | None:
     """The shape of a profile's pipeline over all micro-batches that are in it together; None if the profile has no
     pipeline.
     """
     if not profile.pipelined:
         return None
     total = profile.micro_batches_per_pass
-    found = runs(profile, total)
+    found = stage_runs(profile, total)
     length = max(run.end_cycles for run in found) or 1
     busy: dict[int, int] = {}
     for run in found:

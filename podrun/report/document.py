@@ -54,7 +54,7 @@ _SEE = "Give the profile.json that podrun profile or autoReport wrote."
 _ANEW = "Write it again with this version: podrun profile --report-directory DIR train.py"
 
 
-def to_json(profile: Profile, origin: ReportOrigin | None = None) -> str:
+def profile_to_json(profile: Profile, origin: ReportOrigin | None = None) -> str:
     """The document's text, ending with a newline."""
     content: dict[str, Any] = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION}
     if origin is not None:
@@ -69,10 +69,10 @@ def from_json(text: str, *, source: str = "the document") -> Profile:
     Raises:
         ConfigError: it is no such document, of a newer version, or a field is missing, unknown or of a wrong type.
     """
-    return from_object(parse(text, source=source), source=source)
+    return from_object(parse_report(text, source=source), source=source)
 
 
-def parse(text: str, *, source: str) -> dict[str, Any]:
+def parse_report(text: str, *, source: str) -> dict[str, Any]:
     """The JSON object in a text. Raises ConfigError if there is none."""
     content = parse_json(text, source, hint=_SEE)
     if not isinstance(content, dict):
@@ -106,12 +106,12 @@ def from_object(content: Mapping[str, Any], *, source: str) -> Profile:
 
 def load(path: Path | str) -> Profile:
     """The profile in a file that podrun wrote. Raises ConfigError as `from_json`, or if there is no such file."""
-    return from_json(read_text(Path(path)), source=str(path))
+    return from_json(read_report_text(Path(path)), source=str(path))
 
 
 def load_origin(path: Path | str) -> ReportOrigin | None:
     """Where the report in a file comes from; None if it does not say. Raises ConfigError as `load`."""
-    found = parse(read_text(Path(path)), source=str(path)).get("origin")
+    found = parse_report(read_report_text(Path(path)), source=str(path)).get("origin")
     if not isinstance(found, dict):
         return None
     names = {field.name for field in dataclasses.fields(ReportOrigin)}
@@ -128,7 +128,7 @@ def origin_of_process(environ: Mapping[str, str], words: Sequence[str], now: dat
     return ReportOrigin(program, command, now.isoformat(timespec="seconds"), podrun.__version__)
 
 
-def read_text(path: Path) -> str:
+def read_report_text(path: Path) -> str:
     """The text of a file. Raises ConfigError if there is no such file, or it holds no text."""
     hint = "Write one first: podrun profile --report-directory DIR train.py"
     try:
@@ -187,7 +187,7 @@ def write_report(
     Raises:
         ConfigError: the directory cannot be written.
     """
-    document = to_json(profile, origin)
+    document = profile_to_json(profile, origin)
     texts = {
         DOCUMENT: document,
         ARCHIVE: document,

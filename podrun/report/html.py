@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from podrun.report import charts
-from podrun.report.chrome_trace import shape, shown_micro_batches
+from podrun.report.chrome_trace import pipeline_shape, shown_micro_batches
 from podrun.report.model import IpuUse, MemoryUse, Profile, ReportOrigin, ReportStage, layer_of
 from podrun.report.text import (
     BATCH,
@@ -21,11 +21,11 @@ from podrun.report.text import (
     CYCLES,
     OPERATORS,
     TRUST,
+    byte_size,
     compare,
     largest_by_layer,
     number_of,
     rate,
-    size,
     unit_of_time,
 )
 
@@ -118,7 +118,7 @@ def _cards(profile: Profile) -> str:
     fullest = profile.fullest()
     memory = fullest.memory
     full = memory.max_tile_bytes / memory.tile_capacity_bytes
-    held = f"{size(memory.max_tile_bytes)} of {size(memory.tile_capacity_bytes)}"
+    held = f"{byte_size(memory.max_tile_bytes)} of {byte_size(memory.tile_capacity_bytes)}"
     fits, advice = "Yes", f"on every tile of {number_of(len(profile.held()), 'IPU')}"
     if not profile.fits:
         fits, advice = (
@@ -159,10 +159,10 @@ def _sections(profile: Profile, other: Profile | None, prefix: str = "") -> Iter
     total = sum(profile.causes().values())
     unit, of = unit_of_time(profile.seconds)
     seconds = {name: value * of for name, value in profile.seconds_by_cause.items()}
-    yield "batch", "Where a batch's time goes", charts.stack(seconds, unit, BATCH)
+    yield "batch", "Where a batch's time goes", charts.stacked_bar(seconds, unit, BATCH)
     if other is not None:
         yield "compare", "Compared", f"<pre>{escape(compare(other, profile))}</pre>"
-    yield "causes", "Where a micro-batch's cycles go", charts.stack(profile.causes(), "cycles", CYCLES)
+    yield "causes", "Where a micro-batch's cycles go", charts.stacked_bar(profile.causes(), "cycles", CYCLES)
     if len(profile.stages) > 1:
         yield "pipeline", "Pipeline", _pipeline(profile)
     operators, layers = profile.operators(), profile.layers()
@@ -188,8 +188,8 @@ def _memory(use: IpuUse, prefix: str) -> str:
     memory = use.memory
     verdict = "fits" if memory.fits else '<span class="warn">does not fit</span>'
     about = (
-        f"<p>Fullest tile {size(memory.max_tile_bytes)} of {size(memory.tile_capacity_bytes)}: {verdict}. "
-        f"{size(memory.total_bytes)} on the IPU.</p>"
+        f"<p>Fullest tile {byte_size(memory.max_tile_bytes)} of {byte_size(memory.tile_capacity_bytes)}: {verdict}. "
+        f"{byte_size(memory.total_bytes)} on the IPU.</p>"
     )
     layers = f"{prefix}held-{use.ipu}"
     parts = (
@@ -205,7 +205,7 @@ def _memory(use: IpuUse, prefix: str) -> str:
 def _held_by_layer(anchor: str, memory: MemoryUse) -> str:
     """The largest values at the fullest moment, by layer; a click on a tile opens it."""
     rows = "".join(
-        f'<tr><td>{escape(name)}</td><td data-value="{held}">{size(held)}</td>'
+        f'<tr><td>{escape(name)}</td><td data-value="{held}">{byte_size(held)}</td>'
         f'<td data-value="{held}">{held / (memory.total_bytes or 1):.1%}</td></tr>'
         for name, held in largest_by_layer(memory)
     )
@@ -220,8 +220,8 @@ def _held_by_layer(anchor: str, memory: MemoryUse) -> str:
 
 def _stage(index: int, stage: ReportStage, prefix: str) -> str:
     """One stage: where its cycles go."""
-    about = f"<p>{stage.cycles:,} cycles, {stage.flops:,} FLOP, sends {size(stage.sent_bytes)}.</p>"
-    return f'{about}<h3 id="{prefix}bsp-{index}">BSP timeline</h3>{charts.timeline(stage)}'
+    about = f"<p>{stage.cycles:,} cycles, {stage.flops:,} FLOP, sends {byte_size(stage.sent_bytes)}.</p>"
+    return f'{about}<h3 id="{prefix}bsp-{index}">BSP timeline</h3>{charts.timeline_chart(stage)}'
 
 
 def _bounds(profile: Profile) -> str:
@@ -247,7 +247,7 @@ def _pipeline(profile: Profile) -> str:
     )
     grey = "idle" if of == "all" else "idle, or at work on later micro-batches"
     about = f"<p>Time runs to the right; one colour is one micro-batch ({of} shown); grey is {grey}."
-    found = shape(profile)
+    found = pipeline_shape(profile)
     over = (
         "a whole batch"
         if profile.batches_per_pass == 1
@@ -269,12 +269,12 @@ def _contents(memory: MemoryUse) -> str:
         **memory.code_bytes_by_category,
     }
     rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{size(octets)}</td></tr>"
+        f"<tr><td>{escape(name)}</td><td>{byte_size(octets)}</td></tr>"
         for name, octets in largest_by_layer(memory)[:TOP_VALUES]
     )
     held = "<p>Largest at the fullest moment:</p>"
     held = f'{held}<div class="table"><table>{rows}</table></div>' if rows else ""
-    return charts.stack(sizes, "B", CONTENTS) + held
+    return charts.stacked_bar(sizes, "B", CONTENTS) + held
 
 
 def _layers(anchor: str, profile: Profile, total: int) -> str:

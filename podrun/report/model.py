@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.names import parse
+from podrun.core.names import parse_scope
 
 if TYPE_CHECKING:
     from podrun.report.library.compilation import Compilation
@@ -336,7 +336,7 @@ class Profile:
 
 def layer_of(scope: str) -> str:
     """The layer's own name in a scope: without differentiation, IPU, stage and type."""
-    return parse(scope).layer
+    return parse_scope(scope).layer
 
 
 def _ranked(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from podrun.report.chrome_trace import shape
+from podrun.report.chrome_trace import pipeline_shape
 from podrun.report.model import MemoryUse, Profile, layer_of, numbered
 
 BATCH: Mapping[str, str] = {
@@ -50,7 +50,7 @@ def unit_of_time(seconds: float) -> tuple[str, float]:
     return ("us", 1e6) if seconds < 1e-3 else ("ms", 1e3)
 
 
-def size(octets: int) -> str:
+def byte_size(octets: int) -> str:
     """Bytes as people read them: ``512 B``, ``38.2 KiB``, ``609.0 KiB``, ``1.4 GiB``."""
     value, units = float(octets), ["B", "KiB", "MiB", "GiB"]
     while value >= 1024 and len(units) > 1:
@@ -86,7 +86,7 @@ def summary(profile: Profile, *, top: int = 8) -> str:
     total = sum(profile.causes().values())
     unit, of = unit_of_time(profile.seconds)
     lines = [
-        headline(profile),
+        profile_headline(profile),
         f"One batch ({number_of(profile.replicas, 'replica')} x "
         f"{number_of(profile.accumulation_factor, 'micro-batch')}): {profile.seconds * of:,.3f} {unit}, "
         f"{profile.cycles:,} cycles",
@@ -120,7 +120,7 @@ def summary(profile: Profile, *, top: int = 8) -> str:
 
 
 def _pipeline(profile: Profile) -> list[str]:
-    found = shape(profile)
+    found = pipeline_shape(profile)
     if found is None:
         return []
     idle = ", ".join(f"IPU {ipu} {part:.0%}" for ipu, part in found.idle_share_by_ipu.items())
@@ -131,7 +131,7 @@ def _pipeline(profile: Profile) -> list[str]:
     ]
 
 
-def headline(profile: Profile) -> str:
+def profile_headline(profile: Profile) -> str:
     """Name, target and size in one line."""
     ipus = f"{profile.ipus_per_replica} IPU{'s' * (profile.ipus_per_replica != 1)} per replica"
     return f"{profile.name} on {profile.target}, {ipus}" + (", pipelined" if profile.pipelined else "")
@@ -150,7 +150,8 @@ def _memory(profile: Profile) -> list[str]:
         worst = use.memory
         verdict = "fits" if worst.fits else "DOES NOT FIT"
         lines.append(
-            f"  IPU {use.ipu}: fullest tile {size(worst.max_tile_bytes)} of {size(worst.tile_capacity_bytes)} "
+            f"  IPU {use.ipu}: fullest tile {byte_size(worst.max_tile_bytes)} "
+            f"of {byte_size(worst.tile_capacity_bytes)} "
             f"{share(worst.max_tile_bytes, worst.tile_capacity_bytes)} {verdict}"
         )
         if worst.bytes_by_content:
@@ -159,10 +160,10 @@ def _memory(profile: Profile) -> list[str]:
     memory = fullest.memory
     code = sum(memory.code_bytes_by_category.values())
     lines.append(
-        f"  All tiles of IPU {fullest.ipu}: always live {size(memory.always_live_bytes)}, peak of the "
-        f"rest {size(memory.not_always_live_peak_bytes)}, code {size(code)}; at the peak most is"
+        f"  All tiles of IPU {fullest.ipu}: always live {byte_size(memory.always_live_bytes)}, peak of the "
+        f"rest {byte_size(memory.not_always_live_peak_bytes)}, code {byte_size(code)}; at the peak most is"
     )
-    return lines + [f"  {size(held):>16}  {name}" for name, held in largest_by_layer(memory)[:3]]
+    return lines + [f"  {byte_size(held):>16}  {name}" for name, held in largest_by_layer(memory)[:3]]
 
 
 def largest_by_layer(memory: MemoryUse) -> list[tuple[str, int]]:
@@ -177,7 +178,7 @@ def largest_by_layer(memory: MemoryUse) -> list[tuple[str, int]]:
 def contents(memory: MemoryUse, most: int = 4) -> str:
     """The largest contents by name, in one line."""
     ranked = sorted(memory.bytes_by_content.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in ranked[:most])
+    return ", ".join(f"{name.replace('_', ' ')} {byte_size(held)}" for name, held in ranked[:most])
 
 
 def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
@@ -200,10 +201,10 @@ def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
         lines.append(f"By {title}, cycles of one micro-batch")
         lines += [_change(f"  {name}", old.get(name, 0), new.get(name, 0)) for name in moved[:top]]
     was, now = first.fullest().memory, second.fullest().memory
-    lines.append(_change("fullest tile", was.max_tile_bytes, now.max_tile_bytes, size))
+    lines.append(_change("fullest tile", was.max_tile_bytes, now.max_tile_bytes, byte_size))
     for name in dict.fromkeys((*was.bytes_by_content, *now.bytes_by_content)):
         before, after = (each.bytes_by_content.get(name, 0) for each in (was, now))
-        lines.append(_change(f"  {name.replace('_', ' ')}", before, after, size))
+        lines.append(_change(f"  {name.replace('_', ' ')}", before, after, byte_size))
     return "\n".join(map(printable, lines)) + "\n"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from podrun.compiler.program import RNG
 from podrun.core.errors import PoplarError, UsageError
 from podrun.core.executable import FLOATING_POINT_EXCEPTIONS, Executable, VariableRole
-from podrun.core.terminal import at
+from podrun.core.terminal import report_step
 from podrun.runtime.building import BuiltModel
 from podrun.runtime.device import DeviceKind, RunDevice
 from podrun.runtime.digest import GraphDigest
@@ -165,7 +165,7 @@ class ProgramLoader:
     def compile(self) -> None:
         """Compile, unless there is a program."""
         if self.program.executable is None:
-            at("tracing")
+            report_step("tracing")
             self.program.executable = self.compiler.compile(self.program.device)
             _log.info("Graph compiled")
 

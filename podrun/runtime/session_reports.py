@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from podrun.core.errors import UsageError
-from podrun.costmodel.cost import bounds_of, check_planned, check_program
+from podrun.costmodel.cost import bounds_of, check_planned, check_report_fits
 from podrun.report.document import origin_of_process, profile_of, write_report
 from podrun.report.engine_options import EngineOptions, engine_options
 from podrun.report.model import Profile
@@ -95,4 +95,4 @@ class SessionReports:
         if settings.strict:
             check_planned(bounds_of(executable.tile_report))
         if not settings.allow_out_of_memory:
-            check_program(executable.tile_report, profile_path=path)
+            check_report_fits(executable.tile_report, profile_path=path)

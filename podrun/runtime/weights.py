@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from podrun.compiler.arenas import state_of
+from podrun.compiler.arenas import rule_state
 from podrun.compiler.program import FACTOR, PHASE, ParameterSpec
 from podrun.core.errors import CallError, PoplarError, UsageError
 from podrun.core.executable import Executable, VariableRole, numpy_dtype
@@ -54,7 +54,7 @@ class HostWeights:
         for name in self.built.trained:
             parameter = self.built.program.parameters[name]
             computed = _initial_state(rule, parameter, self._weights[name])
-            for prefix, (spec, initial) in state_of(rule, parameter).items():
+            for prefix, (spec, initial) in rule_state(rule, parameter).items():
                 dtype = numpy_dtype(spec.dtype)
                 if spec.name in self.built.state:
                     found[spec.name] = _fitting(spec.name, self.built.state[spec.name], spec.shape, dtype)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podrun import __version__
-from podrun.core.terminal import table
+from podrun.core.terminal import text_table
 from podrun.simulate.campaign import Campaign, CampaignResult
 from podrun.simulate.campaign_setup import CampaignSetup
 from podrun.simulate.chaos_setup import KNOBS, knob_value
@@ -215,15 +215,17 @@ def shown_report(report: Mapping[str, Any]) -> str:
         f"ETTR             {_shown(said['ettr'], 4)}",
     ]
     rows = [(name, _shown(said[f"{name}_share"], 4)) for name in BINS]
-    text = "\n".join(lines) + "\n\n" + table(("where time went", "share"), rows) + "\n"
+    text = "\n".join(lines) + "\n\n" + text_table(("where time went", "share"), rows) + "\n"
     for title, key in (("incidents by kind", "incidents_by_kind"), ("by answer", "incidents_by_answer")):
-        text += "\n" + table((title, "count"), [(n, _shown(v, 1)) for n, v in report[key].items()]) + "\n"
+        text += (
+            "\n" + text_table((title, "count"), [(n, _shown(v, 1)) for n, v in report[key].items()]) + "\n"
+        )
     used = [f"{said[f'spares_used_{name}']['mean']:.1f}" for name in ("p50", "p95", "p99", "max")]
     text += f"\nspares used      p50 {used[0]}, p95 {used[1]}, p99 {used[2]}, most {used[3]} of {inputs['spares']}\n"
     text += f"refused for shape {report['refused_for_shape']:.1f}, given up {report['given_up']:.1f}\n"
     for rows_ in report["sweeps"]:
         cells = [(f"{row['value']:g}", _shown(row["intervals"]["ettr"], 4)) for row in rows_]
-        text += "\n" + table((rows_[0]["knob"], "ETTR"), cells) + "\n"
+        text += "\n" + text_table((rows_[0]["knob"], "ETTR"), cells) + "\n"
     if report["tornado"]:
         cells3 = [
             (
@@ -233,7 +235,7 @@ def shown_report(report: Mapping[str, Any]) -> str:
             )
             for row in report["tornado"]
         ]
-        text += "\n" + table(("knob", "from .. to", "ETTR"), cells3) + "\n"
+        text += "\n" + text_table(("knob", "from .. to", "ETTR"), cells3) + "\n"
     return text
 
 

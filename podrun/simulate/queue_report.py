@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from podrun import __version__
 from podrun.core.errors import UsageError
-from podrun.core.terminal import table
+from podrun.core.terminal import text_table
 from podrun.simulate.counted_pool import CountedPool
 from podrun.simulate.jobs import JobOutcome, TraceJob, arrivals_scaled, as_swf, clairvoyant, moments
 from podrun.simulate.queue_metrics import SHOWN_USERS, queue_figures, users_of
@@ -148,4 +148,4 @@ def shown_users(users: Users) -> str:
         )
         for name, entry in list(users.items())[:SHOWN_USERS]
     ]
-    return table(("user", "jobs", "mean wait s", "mean slowdown", "processor-hours"), rows)
+    return text_table(("user", "jobs", "mean wait s", "mean slowdown", "processor-hours"), rows)

@@ -15,7 +15,7 @@ from typing import Any
 
 from podrun.core.documents import read_text
 from podrun.core.errors import ConfigError, PodrunError
-from podrun.core.terminal import table
+from podrun.core.terminal import text_table
 from podrun.faults import parse_fault
 from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery
 from podrun.simulate.campaign_setup import CampaignSetup
@@ -133,4 +133,4 @@ def shown_twin(twin: Mapping[str, Any]) -> str:
         for row in twin["incidents"]
     ]
     head = ("incident", "faults", "launch", "twin", "lost batches", "")
-    return table(head, rows) + f"\n{twin['equal_recovery']} equal, {twin['different']} different\n"
+    return text_table(head, rows) + f"\n{twin['equal_recovery']} equal, {twin['different']} different\n"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podrun.core.environment import cache_directory
+from podrun.core.environment import podrun_cache_directory
 from podrun.core.errors import NotFoundError, UsageError
 
 YOUNG_SECONDS = 60.0
@@ -48,7 +48,7 @@ class Cache:
 
 def caches(environ: Mapping[str, str]) -> list[Cache]:
     """The caches of this user, also those that are still empty. Empty if no variable names a directory."""
-    base = cache_directory(environ)
+    base = podrun_cache_directory(environ)
     found = []
     if base is not None:
         for name, meaning in KINDS.items():

@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 
 from podrun import __version__
-from podrun.core.environment import cache_directory, environment, runtime_directory
+from podrun.core.environment import environment, podrun_cache_directory, runtime_directory
 from podrun.core.errors import UsageError
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -177,7 +177,7 @@ def check_temporary(host: HostFacts) -> Finding:
 
 def check_cache(host: HostFacts) -> Finding:
     """Check the directory of compiled programs."""
-    path = cache_directory(host.environ)
+    path = podrun_cache_directory(host.environ)
     if path is None:
         return Finding("cache", Soundness.WARNING, "none: every process compiles for itself (HOME is not set)",
                        "Name one: export PODRUN_CACHE_DIR=DIRECTORY")  # fmt: skip

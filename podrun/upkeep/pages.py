@@ -17,7 +17,7 @@ _LINK = re.compile(r"!?\[([^\]]+)\]\(([^)]+)\)")
 _OWN = re.compile(r"[\w/.-]+\.md(#.*)?")
 
 
-def pages() -> Mapping[str, Path]:
+def help_pages() -> Mapping[str, Path]:
     """Files by topic, in order: ``faults`` and ``reference/faults``. Empty if the installation has none."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "_docs"
@@ -34,14 +34,14 @@ def title(page: Path) -> str:
 
 def table_of_topics() -> str:
     """All topics with their titles, a line each."""
-    rows = [(topic, title(path)) for topic, path in pages().items()]
+    rows = [(topic, title(path)) for topic, path in help_pages().items()]
     width = max((len(topic) for topic, _ in rows), default=0)
     return "".join(f"  podrun help {topic:<{width}}  {text}\n" for topic, text in rows)
 
 
 def page_text(topic: str) -> str:
     """The text of a page; its links name topics. Raises NotFoundError for a topic that does not exist."""
-    known = pages()
+    known = help_pages()
     name = topic.lower().removeprefix("docs/").removesuffix(".md")
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)

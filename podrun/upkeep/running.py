@@ -2,7 +2,7 @@
 
 A *run* is a launch by ``podrun`` or a partition of a server. Launches of this user publish themselves
 (`podrun.partition.host.discovery`); partitions come from every server of this user that runs here, and from the one
-that the environment names. `stop` ends a launch as Ctrl-C does, and nothing else: a partition without a launch is
+that the environment names. `stop_run` ends a launch as Ctrl-C does, and nothing else: a partition without a launch is
 removed by ``vipu remove partition``, another user's run by that user.
 """
 
@@ -51,11 +51,11 @@ class Run:
 
     @property
     def is_launch(self) -> bool:
-        """Whether a launch of this user makes the run: `stop` can end it."""
+        """Whether a launch of this user makes the run: `stop_run` can end it."""
         return self.owner is not None
 
 
-def runs(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> tuple[list[Run], list[str]]:
+def all_runs(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> tuple[list[Run], list[str]]:
     """All runs, oldest first, and the servers that did not answer.
 
     ``servers``: further servers (host, port, whether it must be this user's own), beside those that the registry knows.
@@ -117,7 +117,7 @@ def launches(registry: Registry) -> dict[str, ServiceEntry]:
 
 
 def _of_launch(name: str, entry: ServiceEntry) -> Run:
-    program, since = described(entry.owner.pid)
+    program, since = program_of_process(entry.owner.pid)
     state = "starting or offline" if not entry.partition else "starting"
     return Run(name, _me(), 0, state, since, program, "", entry.owner)
 
@@ -128,7 +128,7 @@ def _of_server(host: str, port: int, own: bool, launches: Mapping[str, ServiceEn
     with VipuClient(host, port, TIMEOUT_S, own=own) as client:
         for info in client.list_partitions():
             entry = launches.get(info.name)
-            program, since = ("", None) if entry is None else described(entry.owner.pid)
+            program, since = ("", None) if entry is None else program_of_process(entry.owner.pid)
             holders = _holders(client, info.name)
             yield Run(
                 info.name,
@@ -143,7 +143,7 @@ def _of_server(host: str, port: int, own: bool, launches: Mapping[str, ServiceEn
             )
         for waiting in client.list_queue():
             entry = launches.get(waiting.name)
-            program = "" if entry is None else described(entry.owner.pid)[0]
+            program = "" if entry is None else program_of_process(entry.owner.pid)[0]
             yield Run(
                 waiting.name,
                 waiting.owner or _me(),
@@ -170,7 +170,7 @@ def _holders(client: VipuClient, partition: str) -> tuple[str, ...]:
     return ()
 
 
-def described(pid: int) -> tuple[str, float | None]:
+def program_of_process(pid: int) -> tuple[str, float | None]:
     """The program that a launch's process runs, and since when it runs (seconds since 1970)."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -194,8 +194,8 @@ def _me() -> str:
     return user_name(os.getuid())
 
 
-def find(found: Sequence[Run], name: str) -> Run:
-    """The run of that name (or process number) that `stop` may end.
+def find_run(found: Sequence[Run], name: str) -> Run:
+    """The run of that name (or process number) that `stop_run` may end.
 
     Raises NotFoundError if there is none, ConflictError for a partition without a launch, DeniedError for another
     user's run.
@@ -221,7 +221,7 @@ def find(found: Sequence[Run], name: str) -> Run:
     )
 
 
-def stop(
+def stop_run(
     run: Run,
     *,
     force: bool = False,

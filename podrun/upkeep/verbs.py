@@ -1,4 +1,4 @@
-"""The verbs as users type them: `podrun doctor`, `cache`, `ps`, `stop`.
+"""The verbs as users type them: `podrun doctor`, `cache`, `ps`, `stop_run`.
 
 Each prints a table or lines for people, and with ``--format json`` one object with a schema version.
 """
@@ -16,7 +16,7 @@ import click
 from podrun.core.command_line import HELP_OPTIONS, json_text, run_command
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
-from podrun.core.terminal import TONES, columns, styled, table
+from podrun.core.terminal import TONES, styled, terminal_columns, text_table
 
 if TYPE_CHECKING:
     from podrun.upkeep.cache import Cache
@@ -112,8 +112,8 @@ def cache_info(form: str) -> None:
         ]  # fmt: skip
         click.echo(json_text("caches", plain))
         return
-    rows = [(c.name, str(len(c.files)), size(c.size_bytes), c.meaning, str(c.path)) for c in found]
-    click.echo(table(("Cache", "Files", "Size", "Holds", "Where"), rows), color=True)
+    rows = [(c.name, str(len(c.files)), rounded_size(c.size_bytes), c.meaning, str(c.path)) for c in found]
+    click.echo(text_table(("Cache", "Files", "Size", "Holds", "Where"), rows), color=True)
 
 
 @cache.command("clear")
@@ -127,7 +127,7 @@ def cache_clear(names: Sequence[str], dry_run: bool) -> None:
     files, octets = clear(found, dry_run=dry_run)
     young = sum(len(one.files) for one in found) - files
     stays = f"; {young} of the last minute stay" if young else ""
-    click.echo(f"{'would remove' if dry_run else 'removed'} {files} files, {size(octets)}{stays}")
+    click.echo(f"{'would remove' if dry_run else 'removed'} {files} files, {rounded_size(octets)}{stays}")
 
 
 @click.command("podrun ps", context_settings=HELP_OPTIONS)
@@ -177,7 +177,7 @@ def _shown_runs(form: str) -> str:
         )
         for one in found
     ]
-    return table(names, _fitted(names, rows))
+    return text_table(names, _fitted(names, rows))
 
 
 @click.command("podrun stop", context_settings=HELP_OPTIONS)
@@ -192,16 +192,16 @@ def stop(name: str, force: bool) -> None:
     from podrun.upkeep import running
 
     found, _ = _runs()
-    run_ = running.find(found, name)
-    how = running.stop(run_, force=force)
+    run_ = running.find_run(found, name)
+    how = running.stop_run(run_, force=force)
     click.echo(f"{run_.name} {how}")
 
 
 def _runs() -> tuple[list[Run], list[str]]:
     from podrun.partition.host.discovery import Registry
-    from podrun.upkeep.running import runs
+    from podrun.upkeep.running import all_runs
 
-    return runs(Registry(), _servers())
+    return all_runs(Registry(), _servers())
 
 
 def _servers() -> list[tuple[str, int, bool]]:
@@ -223,7 +223,7 @@ def main(verb: str, words: Sequence[str]) -> int:
 
 def _fitted(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """The rows with the last column cut to the width of the terminal; whole in a file or a pipe."""
-    width = columns(sys.stdout)
+    width = terminal_columns(sys.stdout)
     if width is None:
         return [tuple(row) for row in rows]
     others = sum(max(map(len, column)) + 3 for column in list(zip(names, *rows, strict=True))[:-1])
@@ -231,7 +231,7 @@ def _fitted(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[s
     return [(*row[:-1], row[-1] if len(row[-1]) <= room else f"{row[-1][: room - 3]}...") for row in rows]
 
 
-def size(octets: int) -> str:
+def rounded_size(octets: int) -> str:
     """``12 KiB``, ``3.4 MiB``."""
     if octets < 1 << 20:
         return f"{octets / 1024:.0f} KiB"

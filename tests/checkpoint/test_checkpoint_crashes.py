@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from podrun.checkpoint import CheckpointError, Checkpoints, DamagedCheckpointError
 from podrun.checkpoint.checkpoints import OneInstance, share_of
-from podrun.checkpoint.folder import Part, PartHeader, chunks, parse_name, read_part
-from podrun.checkpoint.values import encode
+from podrun.checkpoint.folder import Part, PartHeader, parse_name, part_chunks, read_part
+from podrun.checkpoint.values import encode_values
 from tests.checkpoint.crash_disk import CrashDisk, Killed
 
 HOME = Path("/checkpoints")
@@ -63,7 +63,7 @@ def save(disk: CrashDisk, batches: list[int], count: int = 1, keep: int = 2) -> 
             part = Program(batch)
             tensors, values = part._checkpoint_state()
             k = checkpoints._instances.index
-            tree, own = encode({"program": values, "state": {"batch": batch}})
+            tree, own = encode_values({"program": values, "state": {"batch": batch}})
             mine = {name: tensors[name] for name in share_of(tensors, k, count)}
             checkpoints._folder.put(Part(PartHeader(batch, k, count, "r", tree), mine, own), keep)
 
@@ -171,7 +171,7 @@ def test_parts_come_back_as_they_were_written(kinds: list[tuple[str, list[int]]]
         if len(shape) < 5
     }
     part = Part(PartHeader(7, 0, 1, "run", {"a": 1}), arrays, list(arrays.values()))
-    data = b"".join(bytes(piece) for piece in chunks(part))
+    data = b"".join(bytes(piece) for piece in part_chunks(part))
     read = read_part(io.BytesIO(data), len(data), "f")
     assert read.header == part.header
     assert list(read.shared) == list(arrays)

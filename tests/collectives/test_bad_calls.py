@@ -17,7 +17,7 @@ from collective_ranks import hosts, on_all, ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podrun.collectives import Communicator, Group, MismatchError, RankLostError, check_groups, create, join
+from podrun.collectives import Communicator, Group, MismatchError, RankLostError, create, join, rank_groups
 from podrun.core.errors import PodrunError, UsageError
 from podrun.core.executable import Reduction
 
@@ -247,7 +247,7 @@ def test_groups_of_numpy_integers_are_those_of_plain_ones() -> None:
         assert on_all(groups, work) == [2.0, 1.0, 2.0]
     for wrong in ([0, 1], [["a"]], [[0.5]], 3):
         with pytest.raises(MismatchError, match="lists of lists"):
-            check_groups(wrong, 4)  # type: ignore[arg-type]
+            rank_groups(wrong, 4)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [100, 1_100_000])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_group_results import NUMPY, bits, expected
 
-from podrun.collectives import Communicator, Group, MismatchError, Reduction, check_groups
+from podrun.collectives import Communicator, Group, MismatchError, Reduction, rank_groups
 from podrun.collectives.host_memory import RING_BYTES
 from podrun.core.errors import UsageError
 from podrun.core.executable import numpy_dtype
@@ -109,7 +109,7 @@ def test_split_into_consecutive_and_orthogonal_groups() -> None:
 )
 def test_wrong_groups_are_refused(groups: list[list[int]], message: str) -> None:
     with pytest.raises(MismatchError, match=message):
-        check_groups(groups, 4)
+        rank_groups(groups, 4)
 
 
 def test_ranks_that_split_differently_all_learn_of_it() -> None:

@@ -31,7 +31,7 @@ def test_the_table_has_the_columns_of_nccl_tests() -> None:
     row = table_row(MeasuredSize(2**20, 2**18, 1e-3, 0), modelled("all_reduce", 2**20, 4, fabric), job)
     assert row["emulated_algbw_gb_s"] == pytest.approx(2**20 / 1e-3 / 1e9)
     assert row["emulated_busbw_gb_s"] == pytest.approx(row["emulated_algbw_gb_s"] * 2 * 3 / 4)
-    assert row["modelled_seconds"] == timing.all_reduce(2**20, 4, fabric).seconds
+    assert row["modelled_seconds"] == timing.all_reduce_time(2**20, 4, fabric).seconds
     text = render([row, {**row, "wrong": 3}], job, "gc200")
     for word in (
         "size",

@@ -47,7 +47,7 @@ def test_second_compilation_loads(tmp_path: Path, compilations: list[str]) -> No
     assert compilations == ["mlp"]
     (name,) = files(tmp_path / "new" / "cache")
     assert name.endswith(".popef")
-    assert executable_file.read(tmp_path / "new" / "cache" / name) == first
+    assert executable_file.read_executable(tmp_path / "new" / "cache" / name) == first
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_damaged_entry_is_compiled_again(
     assert compile_program(mlp(), options=options) == first
     assert len(compilations) == 2
     assert "checksum" in caplog.text
-    assert executable_file.read(path) == first
+    assert executable_file.read_executable(path) == first
 
 
 def test_waiting_for_another_that_compiles(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, Locations, ParameterSpec, Program
 from podrun.core.errors import GraphMemoryAllocationError
 from podrun.core.executable import TensorSpec
-from podrun.costmodel.cost import check_program
+from podrun.costmodel.cost import check_report_fits
 from podrun.costmodel.tile_memory import Location
 
 from .programs import Adam, mlp
@@ -91,7 +91,7 @@ ELEMENTS = 48_000_000
 
 def test_state_that_does_not_fit_is_named_and_fits_off_chip_or_sharded() -> None:
     with pytest.raises(GraphMemoryAllocationError) as caught:
-        check_program(compile_program(scaled(ELEMENTS)).tile_report)
+        check_report_fits(compile_program(scaled(ELEMENTS)).tile_report)
     stem = re.match(r"Out of memory on tile (\d+): (\d+) bytes used, 638976 available", str(caught.value))
     assert stem
     assert int(stem[2]) > 638976
@@ -102,7 +102,7 @@ def test_state_that_does_not_fit_is_named_and_fits_off_chip_or_sharded() -> None
     assert "keep optimizer state off chip" in caught.value.hint
     for place in (Location(off_chip=True, shards=4), Location(shards=4)):
         program = scaled(ELEMENTS, locations=Locations(optimizer_state=place))
-        check_program(compile_program(program).tile_report)
+        check_report_fits(compile_program(program).tile_report)
 
 
 def test_advice_is_what_the_model_says_of_the_changed_program() -> None:
@@ -124,7 +124,7 @@ def test_advice_is_what_the_model_says_of_the_changed_program() -> None:
 def test_where_no_setting_helps_none_is_advised() -> None:
     """A weight and its gradient exceed the IPU: the update needs both there."""
     with pytest.raises(GraphMemoryAllocationError) as caught:
-        check_program(compile_program(scaled(400_000_000, accumulation_factor=1)).tile_report)
+        check_report_fits(compile_program(scaled(400_000_000, accumulation_factor=1)).tile_report)
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("No setting makes it fit: 'w' with its gradient")
     for useless in ("availableMemoryProportion", "off chip", "micro-batch", "pipeline"):

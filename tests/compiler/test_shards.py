@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.collectives.timing import all_gather, all_reduce, reduce_scatter
+from podrun.collectives.timing import all_gather_time, all_reduce_time, reduce_scatter_time
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import Locations, Program
 from podrun.compiler.timeline import Shards, shards_of, update_spec
@@ -95,9 +95,9 @@ def test_sharded_weights_are_gathered_for_each_micro_batch_and_gradients_only_sc
     assert after["weights"] < before["weights"] / 12
     fabric = fabric_of(chip("gc200"))
     moved = sum(p.spec.nbytes for p in cut.parameters.values())
-    assert causes(cut)["collectives"] == pytest.approx(4 * all_gather(moved, 16, fabric).seconds)
+    assert causes(cut)["collectives"] == pytest.approx(4 * all_gather_time(moved, 16, fabric).seconds)
     assert causes(cut)["all_reduce"] < causes(whole)["all_reduce"]
-    assert causes(cut)["all_reduce"] == pytest.approx(reduce_scatter(moved, 16, fabric).seconds)
+    assert causes(cut)["all_reduce"] == pytest.approx(reduce_scatter_time(moved, 16, fabric).seconds)
 
 
 def test_a_gathered_weight_is_there_whole_while_it_is_used() -> None:
@@ -116,7 +116,7 @@ def test_a_small_domain_reduces_its_shards_with_the_others() -> None:
     four = replace(CUT, shards=4, min_sharded=1)
     program, fabric = network(weights=four), fabric_of(chip("gc200"))
     moved = sum(p.spec.nbytes for p in program.parameters.values())
-    expected = reduce_scatter(moved, 4, fabric).seconds + all_reduce(moved / 4, 4, fabric).seconds
+    expected = reduce_scatter_time(moved, 4, fabric).seconds + all_reduce_time(moved / 4, 4, fabric).seconds
     assert causes(program)["all_reduce"] == pytest.approx(expected)
     assert by_content(program)["weights"] > by_content(network(weights=CUT))["weights"]
 

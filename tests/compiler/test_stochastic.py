@@ -13,7 +13,7 @@ from jax import lax
 from podrun.compiler import jaxprs, stochastic
 
 COUNT = 4096
-STATES = jax.vmap(lambda i: stochastic.at(jnp.array([3, 5], jnp.uint32), i))(jnp.arange(COUNT))
+STATES = jax.vmap(lambda i: stochastic.state_at(jnp.array([3, 5], jnp.uint32), i))(jnp.arange(COUNT))
 
 
 def halves(*shape: int, seed: int = 0) -> Any:
@@ -29,7 +29,7 @@ def spread_of(values: Any, states: Any) -> Any:
 def run(function: Any, state: Any, *arguments: Any) -> Any:
     """A function of halves, evaluated with stochastic rounding."""
     closed = jax.make_jaxpr(function)(*arguments)
-    return stochastic.evaluate_rounded(closed, arguments, state, {}, jaxprs.bind)[0]
+    return stochastic.evaluate_rounded(closed, arguments, state, {}, jaxprs.bind_equation)[0]
 
 
 def test_each_of_two_neighbours_by_its_nearness() -> None:
@@ -58,13 +58,13 @@ def test_bits_differ_from_place_to_place_and_neighbours_are_independent() -> Non
 def test_tables_hold_the_states_of_places() -> None:
     state, places = STATES[3], stochastic.Places(STATES[3], 5)
     for place in range(5):
-        here = stochastic.at(state, place)
+        here = stochastic.state_at(state, place)
         np.testing.assert_array_equal(places.state(place), here)
-        np.testing.assert_array_equal(places.back(place), stochastic.at(here, 0xB4))
+        np.testing.assert_array_equal(places.back(place), stochastic.state_at(here, 0xB4))
         for result in (0, 2):
             value, back = places.of_result(place, result)
-            np.testing.assert_array_equal(value, stochastic.at(here, result))
-            np.testing.assert_array_equal(back, stochastic.at(value, 0xB4))
+            np.testing.assert_array_equal(value, stochastic.state_at(here, result))
+            np.testing.assert_array_equal(back, stochastic.state_at(value, 0xB4))
 
 
 def _loop(x: Any, y: Any) -> Any:

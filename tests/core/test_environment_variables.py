@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.environment import VARIABLES, cache_directory, environment
+from podrun.core.environment import VARIABLES, environment, podrun_cache_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = r"(?:PODRUN|POPDIST|IPUOF|IPU_APP|POPART|POPXL|POPLAR|XDG|VIPU_CLI)_[A-Z_]*[A-Z]"
@@ -60,4 +60,4 @@ def test_a_mapping_that_is_given_stands_for_the_environment() -> None:
 def test_caches_have_one_place_and_never_a_shared_one(
     variables: dict[str, str], expected: str | None
 ) -> None:
-    assert cache_directory(variables) == (expected and Path(expected))
+    assert podrun_cache_directory(variables) == (expected and Path(expected))

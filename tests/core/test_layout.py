@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.collectives import check_groups
+from podrun.collectives import rank_groups
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import UsageError
 from podrun.core.layout import (
@@ -138,7 +138,7 @@ def test_the_sdks_groups_of_eight() -> None:
 def test_every_replica_is_in_one_group(stride: int, size: int, blocks: int) -> None:
     replicas = stride * size * blocks
     groups = strided_groups(replicas, stride, size)
-    check_groups(groups, replicas)
+    rank_groups(groups, replicas)
     assert sorted(rank for group in groups for rank in group) == list(range(replicas))
     assert all(len(group) == size for group in groups)
     assert all(b - a == stride for group in groups for a, b in itertools.pairwise(group))

@@ -13,7 +13,7 @@ from podrun.core.names import (
     ScopeOperator,
     is_local,
     operator_scopes,
-    parse,
+    parse_scope,
     place_scopes,
     recomputing,
     unwrapped,
@@ -22,18 +22,18 @@ from podrun.core.names import (
 
 
 def test_places_are_read_through_transformations() -> None:
-    scope = parse("transpose(jvp(ipu:1))/transpose(jvp(stage:3))/cut:2/dense/MatMul:0")
+    scope = parse_scope("transpose(jvp(ipu:1))/transpose(jvp(stage:3))/cut:2/dense/MatMul:0")
     assert (scope.ipu, scope.stage, scope.cut) == (1, 3, 2)
     assert scope.backward
     assert not scope.recomputed
 
 
 def test_the_innermost_place_counts() -> None:
-    assert parse("ipu:0/outer/ipu:3/inner").ipu == 3
+    assert parse_scope("ipu:0/outer/ipu:3/inner").ipu == 3
 
 
 def test_a_name_that_contains_a_place_is_no_place() -> None:
-    assert parse("my-ipu:3/x").ipu is None
+    assert parse_scope("my-ipu:3/x").ipu is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_name_that_contains_a_place_is_no_place() -> None:
     ],
 )
 def test_a_layer_keeps_its_own_name_only(text: str, layer: str) -> None:
-    assert parse(text).layer == layer
+    assert parse_scope(text).layer == layer
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_layer_keeps_its_own_name_only(text: str, layer: str) -> None:
     ],
 )
 def test_the_innermost_operator_is_found(text: str, operator: ScopeOperator | None) -> None:
-    assert parse(text).operator == operator
+    assert parse_scope(text).operator == operator
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_innermost_operator_is_found(text: str, operator: ScopeOperator | No
     ],
 )
 def test_an_operator_encloses_what_its_name_begins(text: str, label: str | None) -> None:
-    assert parse(text).within(frozenset({"MatMul:0", "outer", "/exported/Conv", "dense (1)"})) == label
+    assert parse_scope(text).within(frozenset({"MatMul:0", "outer", "/exported/Conv", "dense (1)"})) == label
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_is_written_is_read(label: str, places: Sequence[int]) -> None:
             return jnp.sin(x)
 
     equations = jax.make_jaxpr(jax.grad(loss))(1.0).jaxpr.eqns
-    scopes = [parse(str(equation.source_info.name_stack)) for equation in equations]
+    scopes = [parse_scope(str(equation.source_info.name_stack)) for equation in equations]
     expected = (tuple(places) + (None,) * 3)[:3]
     assert {(s.ipu, s.stage, s.cut) for s in scopes} == {expected}
     assert {s.operator.kind for s in scopes if s.operator is not None} == {"MatMul"}
@@ -104,7 +104,7 @@ def test_what_is_written_is_read(label: str, places: Sequence[int]) -> None:
 
 
 def test_a_recomputed_equation_is_backward_work_of_its_layer() -> None:
-    scope = parse(recomputing("jvp(ipu:1)/dense"))
+    scope = parse_scope(recomputing("jvp(ipu:1)/dense"))
     assert (scope.backward, scope.recomputed, scope.ipu, scope.layer) == (True, True, 1, "dense")
 
 

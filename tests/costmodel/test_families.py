@@ -75,11 +75,11 @@ def test_no_reduction_is_faster_than_its_loads(depth: int, outputs: int, chip: C
 
 def test_a_sum_over_all_tiles_is_joined_in_two_stages() -> None:
     """1,472 partial results go to some forty tiles and then to one: one tile does not take them all."""
-    lone = elementwise.join(GC200, 1, 1472)
+    lone = elementwise.join_partials(GC200, 1, 1472)
     assert lone.stages == 2
     assert lone.compute + lone.exchange < 1472 / 4 * 4
-    assert elementwise.join(GC200, 1472, 1) == elementwise.JoinedPartials()
-    assert elementwise.join(GC200, 10**6, 8).stages == 1
+    assert elementwise.join_partials(GC200, 1472, 1) == elementwise.JoinedPartials()
+    assert elementwise.join_partials(GC200, 10**6, 8).stages == 1
 
 
 @pytest.mark.parametrize("make", [gathered, scattered], ids=["gather", "scatter"])

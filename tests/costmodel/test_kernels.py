@@ -33,7 +33,7 @@ def blur(**changes: Any) -> stencil.StencilGrid:
 
 @given(st.integers(6, 3000), st.integers(6, 3000), st.sampled_from([1, 2, 4, 8, 16]))
 def test_a_cut_covers_its_grid_and_no_worker_beats_the_mean(width: int, height: int, ipus: int) -> None:
-    found = stencil.cut(GC2, blur(width=width, height=height, ipus=ipus))
+    found = stencil.cut_grid(GC2, blur(width=width, height=height, ipus=ipus))
     assert found.rows * found.columns * ipus >= width * height
     assert 0.0 < found.used <= 1.0
     assert math.isclose(found.held * found.used * GC2.tiles, found.rows * found.columns, rel_tol=1e-9)
@@ -49,7 +49,7 @@ def test_vector_lanes_share_a_tap() -> None:
 
 def test_larger_smallest_blocks_use_fewer_tiles_and_take_longer() -> None:
     few = stencil.sweep(GC2, blur(smallest=(72, 64)))
-    assert stencil.cut(GC2, blur(smallest=(72, 64))).used < 0.5
+    assert stencil.cut_grid(GC2, blur(smallest=(72, 64))).used < 0.5
     assert few["compute"] > 2.0 * stencil.sweep(GC2, blur())["compute"]
 
 

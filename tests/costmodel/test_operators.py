@@ -14,11 +14,11 @@ from podrun import models
 from podrun.core.executable import numpy_dtype
 from podrun.costmodel.cost import cost_jaxpr
 from podrun.costmodel.equations import FlatJaxpr
-from podrun.costmodel.flatten import flatten
+from podrun.costmodel.flatten import flatten_jaxpr
 from podrun.costmodel.operator_runs import place_of
 from podrun.costmodel.schedule import PlanOptions, make_schedule
 from podrun.costmodel.target import GC200
-from podrun.models.catalogue import Built, finished, lstm
+from podrun.models.catalogue import Built, finished, lstm_network
 from podrun.models.network import Network
 from podrun.onnx_models.lowering import lower
 from podrun.popart.builder import Builder
@@ -53,7 +53,7 @@ def primitives(flat: FlatJaxpr, kind: str) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def resnet() -> FlatJaxpr:
-    return flatten(traced(models.build("resnet18", batch=2, size=64, train=True), train=True))
+    return flatten_jaxpr(traced(models.build("resnet18", batch=2, size=64, train=True), train=True))
 
 
 def test_convolutions_are_three_products_each(resnet: FlatJaxpr) -> None:
@@ -92,7 +92,7 @@ def test_a_normalisation_takes_the_librarys_passes(norm: str, passes: int) -> No
     lowered = lower(onnx.load_from_string(finished(net, (x,), y).model), training=True)
     given = {n: jax.ShapeDtypeStruct(s.shape, numpy_dtype(s.dtype)) for n, s in lowered.inputs.items()}
     pulled = jax.grad(lambda g: jnp.sum(lowered.forward({}, g, jax.random.key(0))[y] ** 2))
-    flat = flatten(jax.make_jaxpr(pulled)(given))
+    flat = flatten_jaxpr(jax.make_jaxpr(pulled)(given))
     steps = make_schedule(GC200, flat, PlanOptions())
     for backward, sums, large in ((False, 1, passes), (True, 2, 10)):
         mine = [s for s in steps if "Normalization" in s.scope and ("transpose(" in s.scope) is backward]
@@ -119,7 +119,7 @@ def test_every_value_that_is_read_is_made(resnet: FlatJaxpr) -> None:
 
 
 def test_depthwise_convolutions_are_products_of_many_groups() -> None:
-    flat = flatten(traced(models.build("mobilenet_v1", batch=1, size=64), train=False))
+    flat = flatten_jaxpr(traced(models.build("mobilenet_v1", batch=1, size=64), train=False))
     groups = [e.params["groups"] for e in flat.equations if e.primitive == "product"]
     assert groups.count(1) == 14
     assert sum(1 for g in groups if g > 1) == 13
@@ -127,9 +127,11 @@ def test_depthwise_convolutions_are_products_of_many_groups() -> None:
 
 
 def test_a_recurrent_loop_runs_in_halves() -> None:
-    report = cost_jaxpr(traced(lstm(32, 5, 1, 512), train=True), "gc200")
-    single = cost_jaxpr(traced(lstm(32, 5, 1, 512, weights=models.Declared("float32")), train=True), "gc200")
-    flat = flatten(traced(lstm(4, 5, 1, 64), train=True))
+    report = cost_jaxpr(traced(lstm_network(32, 5, 1, 512), train=True), "gc200")
+    single = cost_jaxpr(
+        traced(lstm_network(32, 5, 1, 512, weights=models.Declared("float32")), train=True), "gc200"
+    )
+    flat = flatten_jaxpr(traced(lstm_network(4, 5, 1, 64), train=True))
     bodies = [body for e in flat.equations for body in e.bodies]
     assert bodies
     assert not [t for body in bodies for e in body.equations for t in e.results if t.dtype == "float32"]
@@ -160,7 +162,7 @@ def test_recurrent_operators_do_everything_a_step_at_a_time(
     r = net.weight("r", (ways, gates * hidden, hidden))
     operator = getattr(net.builder.aiOnnx, kind)
     y = str(operator([x, w, r], 2, direction=direction, hidden_size=hidden)[0])
-    flat = flatten(traced(finished(net, (x,), y), train=train))
+    flat = flatten_jaxpr(traced(finished(net, (x,), y), train=train))
     loops = [e for e in flat.equations if e.primitive == "scan"]
     assert len(loops) == ways * (3 if train else 1)
     assert {e.params["length"] for e in loops} == {steps}
@@ -175,14 +177,14 @@ def test_recurrent_operators_do_everything_a_step_at_a_time(
 
 def test_training_an_lstm_keeps_what_the_library_keeps() -> None:
     """Six values and the output of each step, not what the derivative of each equation would read."""
-    flat = flatten(traced(lstm(4, 5, 1, 64), train=True))
+    flat = flatten_jaxpr(traced(lstm_network(4, 5, 1, 64), train=True))
     forward = next(e for e in flat.equations if e.primitive == "scan")
     assert max(t.size for t in forward.results) == 6 * 5 * 4 * 64
 
 
 def test_memory_of_a_recurrent_loop_does_not_grow_with_its_steps_beyond_what_it_keeps() -> None:
     def temporary(steps: int) -> int:
-        report = cost_jaxpr(traced(lstm(16, steps, 1, 256), train=True), "gc200")
+        report = cost_jaxpr(traced(lstm_network(16, steps, 1, 256), train=True), "gc200")
         return int(report["memory"]["temporary_bytes"])
 
     assert temporary(40) == temporary(10)
@@ -193,7 +195,7 @@ def test_an_explicit_cast_keeps_its_type() -> None:
     x = net.input("x", (64, 64))
     wide = str(net.builder.aiOnnx.cast([x], "FLOAT"))
     y = net.matmul(wide, wide)
-    flat = flatten(traced(finished(net, (x,), y), train=False))
+    flat = flatten_jaxpr(traced(finished(net, (x,), y), train=False))
     (product,) = [e for e in flat.equations if e.primitive == "dot_general"]
     assert {t.dtype for t in (*product.operands, *product.results)} == {"float32"}
 
@@ -202,7 +204,7 @@ def test_a_trace_without_operators_is_left_alone() -> None:
     def step(x: Any) -> Any:
         return jnp.sum(x.astype(jnp.float32) * 2.0)
 
-    flat = flatten(jax.make_jaxpr(step)(jnp.ones((8, 8), jnp.float16)))
+    flat = flatten_jaxpr(jax.make_jaxpr(step)(jnp.ones((8, 8), jnp.float16)))
     assert [e.primitive for e in flat.equations][:2] == ["convert_element_type", "mul"]
     assert flat.equations[1].results[0].dtype == "float32"
 

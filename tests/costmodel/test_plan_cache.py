@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from podrun.costmodel import cost, plan_cache
 from podrun.costmodel.cost import cost_jaxpr
-from podrun.costmodel.flatten import flatten
+from podrun.costmodel.flatten import flatten_jaxpr
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -155,14 +155,14 @@ def test_where_plans_are_kept() -> None:
 def test_questions_that_differ_have_different_names(one: Any, other: Any) -> None:
     same = repr(one) == repr(other) or (type(one) is type(other) is dict and one == other)
     if same:
-        assert plan_cache.digest(one) == plan_cache.digest(other)
+        assert plan_cache.question_digest(one) == plan_cache.question_digest(other)
     elif one != other:
-        assert plan_cache.digest(one) != plan_cache.digest(other)
+        assert plan_cache.question_digest(one) != plan_cache.question_digest(other)
 
 
 def test_what_has_no_name_of_its_own_is_no_question(kept: Path) -> None:
     with pytest.raises(plan_cache.Unkeyed):
-        plan_cache.digest(object())
+        plan_cache.question_digest(object())
     assert plan_cache.remembered(lambda: None, lambda: 1) == 1
     assert not kept.exists()
 
@@ -185,4 +185,4 @@ def test_another_process_finds_it(kept: Path) -> None:
     assert done.returncode == 0, done.stderr
     body = json.loads(entry.read_text().partition("\n")[2])
     assert int(done.stdout) == body["step"]["cycles"]
-    assert flatten(deep()).equations
+    assert flatten_jaxpr(deep()).equations

@@ -12,7 +12,7 @@ import pytest
 from podrun.core.names import BACKWARD
 from podrun.costmodel.cost import cost_flat
 from podrun.costmodel.equations import FlatJaxpr
-from podrun.costmodel.flatten import flatten
+from podrun.costmodel.flatten import flatten_jaxpr
 from podrun.costmodel.recompute import NOTHING, Recompute, recomputed
 from podrun.costmodel.schedule import split_flat
 from podrun.costmodel.splitting import Spot
@@ -34,7 +34,7 @@ def step(layers: int, places: int = 1, shared: bool = False, rows: int = ROWS) -
 
     half = jnp.float16
     weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), half)] * (1 if shared else layers)
-    return flatten(
+    return flatten_jaxpr(
         jax.make_jaxpr(jax.value_and_grad(loss))(weights, jax.ShapeDtypeStruct((rows, WIDTH), half))
     )
 

@@ -83,7 +83,7 @@ CASES = (
 def compiled(function: Callable[..., Any], *arrays: Any) -> tuple[Any, int]:
     """The function rewritten and compiled, and how many convolutions were replaced."""
     lowered = jax.jit(lambda *a: function(*a)).lower(*arrays)
-    count = rewrite.rewrite(lowered, parts=2)
+    count = rewrite.rewrite_convolutions(lowered, parts=2)
     return lowered.compile(), count
 
 
@@ -109,7 +109,7 @@ def test_a_gradient_of_a_large_image_is_one_call() -> None:
     """Recognised as what it is: no reversal, no image spread out or cut up is left."""
     case = Case((3, 8, 90, 70), (16, 8, 3, 3), 2, (1, 1))
     lowered = jax.jit(case.all).lower(*case.arrays())
-    assert rewrite.rewrite(lowered) == 3
+    assert rewrite.rewrite_convolutions(lowered) == 3
     text = lowered.as_text()
     assert sorted(int(kind) for kind in re.findall(r"numbers = array<i64: (\d)", text)) == [*Kind]
     assert "stablehlo.slice" not in text
@@ -143,7 +143,7 @@ def test_a_network_keeps_its_numbers_and_its_images_channels_last() -> None:
     for got, want in zip(run(*arrays), jax.jit(network)(*arrays), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
     lowered = jax.jit(lambda *a: network(*a)).lower(*arrays)
-    rewrite.rewrite(lowered)
+    rewrite.rewrite_convolutions(lowered)
     text = str(lowered.compiler_ir("stablehlo"))
     assert "dim = 3" in text  # the concatenation is along the last axis
     assert "stablehlo.convolution" not in text
@@ -286,7 +286,7 @@ def test_a_library_that_computes_wrong_is_refused() -> None:
         result[...] = 0
 
     with pytest.raises(RuntimeError, match="wrong numbers"):
-        convolutions.check(wrong)
+        convolutions.check_convolutions(wrong)
 
 
 @pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no such package")
@@ -406,7 +406,7 @@ def test_a_channel_shuffle_is_part_of_the_convolutions_call(groups: int, batch: 
 
     def operations(function: Any) -> str:
         lowered = jax.jit(function).lower(x, w)
-        rewrite.rewrite(lowered)
+        rewrite.rewrite_convolutions(lowered)
         return str(lowered.compiler_ir("stablehlo"))
 
     split = f"tensor<{batch}x9x11x{groups}x{24 // groups}xf32>"

@@ -23,8 +23,8 @@ from podrun.device.crash_records import (
     SLOTS,
     CrashReader,
     CrashRecord,
+    busiest_layers,
     describe_piece,
-    layers_of,
     running_pieces,
 )
 
@@ -238,8 +238,8 @@ def test_a_piece_is_told_by_its_name_its_layers_and_its_ipus() -> None:
             {"ipu": 0},
         ]
     }
-    assert layers_of(report, 0) == ["conv2/Conv:0", "conv1/Conv:0", "L1:0", "m/conv4:0"]
-    assert layers_of({}, 0) == []
+    assert busiest_layers(report, 0) == ["conv2/Conv:0", "conv1/Conv:0", "L1:0", "m/conv4:0"]
+    assert busiest_layers({}, 0) == []
 
 
 def _opened(record: CrashRecord) -> Any:

@@ -40,7 +40,7 @@ def correlate(form: str, x: Any, w: Any) -> Any:
 def rewritten(function: Callable[..., Any], *operands: Any) -> tuple[Any, str]:
     """The function rewritten and compiled, and the program's text before XLA sees it."""
     lowered = jax.jit(function).lower(*operands)
-    assert rewrite.rewrite(lowered) > 0
+    assert rewrite.rewrite_convolutions(lowered) > 0
     return lowered.compile(), str(lowered.compiler_ir("stablehlo"))
 
 
@@ -116,7 +116,7 @@ def test_walls_stay_where_convolutions_become_calls() -> None:
         return lax.conv_general_dilated(wall(y + y * 2), w, (1, 1), "SAME")
 
     lowered = jax.jit(network).lower(jnp.ones((2, 8, 16, 16)), jnp.ones((8, 8, 3, 3)))
-    replaced = rewrite.rewrite(lowered)
+    replaced = rewrite.rewrite_convolutions(lowered)
     text = lowered.as_text()
     assert replaced == 2
     assert text.count('inlineable = "false"') == 2
@@ -134,5 +134,5 @@ def test_walls_stay_where_convolutions_are_too_small_or_halves(dtype: Any) -> No
         return lax.conv_general_dilated(wall(jnp.sin(x)), w, (1, 1), "SAME")
 
     lowered = jax.jit(network).lower(jnp.ones((1, 4, 8, 8), dtype), jnp.ones((4, 4, 3, 3), dtype))
-    assert rewrite.rewrite(lowered, 1 << 40) == 0
+    assert rewrite.rewrite_convolutions(lowered, 1 << 40) == 0
     assert 'inlineable = "false"' in lowered.as_text()

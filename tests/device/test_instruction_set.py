@@ -13,7 +13,7 @@ import pytest
 
 from podrun.compiler import cache as digests
 from podrun.device.xla import pieces
-from podrun.device.xla.clients import instruction_set, name_of
+from podrun.device.xla.clients import instruction_set, processor_name
 from podrun.device.xla.pieces import PieceCache
 
 from .test_clients import SMALL, operands, piece
@@ -44,18 +44,21 @@ AVX512 = AVX2.replace("bmi2", "bmi2 avx512f avx512bw avx512dq avx512vl")
     ],
 )
 def test_a_name_says_the_widest_instructions(cpuinfo, environ, level):
-    assert name_of(cpuinfo, environ).split("-")[0] == level
+    assert processor_name(cpuinfo, environ).split("-")[0] == level
 
 
 def test_processors_and_limits_that_give_other_code_have_other_names():
     vnni = AVX512.replace("avx512f", "avx512f avx512_vnni")
     other_model = AVX2.replace("model : 1", "model : 17")
-    names = [name_of(text, {}) for text in (AVX2, AVX512, vnni, other_model)]
-    names += [name_of(AVX512, {name: "AVX2"}) for name in ("ONEDNN_MAX_CPU_ISA",)]
-    names += [name_of(AVX512, {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2"})]
+    names = [processor_name(text, {}) for text in (AVX2, AVX512, vnni, other_model)]
+    names += [processor_name(AVX512, {name: "AVX2"}) for name in ("ONEDNN_MAX_CPU_ISA",)]
+    names += [processor_name(AVX512, {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2"})]
     assert len(set(names)) == len(names)
-    assert name_of(AVX2.replace(" ibrs", ""), {"XLA_FLAGS": "--xla_other=1"}) == name_of(AVX2, {})
-    assert name_of(AVX512, {"DNNL_MAX_CPU_ISA": "avx2"}) == name_of(AVX512, {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert processor_name(AVX2.replace(" ibrs", ""), {"XLA_FLAGS": "--xla_other=1"}) == processor_name(
+        AVX2, {}
+    )
+    older, newer = {"DNNL_MAX_CPU_ISA": "avx2"}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    assert processor_name(AVX512, older) == processor_name(AVX512, newer)
 
 
 def test_the_digest_of_a_program_and_a_pieces_key_name_it(monkeypatch):
@@ -63,7 +66,7 @@ def test_the_digest_of_a_program_and_a_pieces_key_name_it(monkeypatch):
 
     def both() -> tuple[str, str]:
         computation = pieces.Computation("piece", b"text", (), ())
-        return digests.digest(mlp(), "gc200", {}, []), pieces._key(computation, (), {})
+        return digests.executable_digest(mlp(), "gc200", {}, []), pieces._key(computation, (), {})
 
     here = both()
     for module in (digests, pieces):
@@ -106,7 +109,7 @@ def compute(directory: str) -> None:
 @pytest.mark.system
 def test_code_for_one_instruction_set_is_not_used_under_another(tmp_path):
     """XLA reads its flags once a process. Both ways round, and again: what was compiled for it is found."""
-    wide = name_of(Path("/proc/cpuinfo").read_text(encoding="utf-8"), {}).split("-")[0]
+    wide = processor_name(Path("/proc/cpuinfo").read_text(encoding="utf-8"), {}).split("-")[0]
     said = []
     for limit in (None, "SSE4_2", None, "SSE4_2"):
         environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}

@@ -27,7 +27,7 @@ from podrun.core.executable import Executable, Reduction, Retrieval, Send, Strea
 from podrun.core.layout import IpuRange
 from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.host.ports import Site, replica_slices
-from podrun.device.program.machine_groups import at_position, home_of, traffic
+from podrun.device.program.machine_groups import at_position, batch_traffic, home_of
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import parse_faults
 from tests.compiler.programs import Adam, Clipped, Momentum, Sgd, inputs_for, mlp, weights_for
@@ -360,7 +360,7 @@ def test_variables_without_a_value_are_named_wherever_they_lie(pieces: PieceCach
 
 def test_messages_without_a_receiver_are_refused(pieces: PieceCache) -> None:
     executable = compile_program(chain([0, 4], ipus=8, accumulation_factor=2))
-    assert {(t.source, t.dest) for t in traffic(executable.instructions, 4)} == {(0, 1), (1, 0)}
+    assert {(t.source, t.dest) for t in batch_traffic(executable.instructions, 4)} == {(0, 1), (1, 0)}
     lists = list(executable.instructions)
     lists[0] = tuple(i for i in lists[0] if not (isinstance(i, Send) and i.peer == 4))
     connection = InProcessMachines(8, pieces).connect()

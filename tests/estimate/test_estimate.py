@@ -21,7 +21,7 @@ from podrun.costmodel.target import GC200, system
 from podrun.estimate import ProgramLayout, Traced, answer, estimate, scan
 from podrun.estimate.command import DOES_NOT_FIT, estimate_command, main
 from podrun.estimate.model import Choices, _layouts, _rank
-from podrun.estimate.tracing import trace
+from podrun.estimate.tracing import trace_model
 
 
 def _perceptron(width: int = 256, layers: int = 4, activation: str = "Relu") -> onnx.ModelProto:
@@ -44,7 +44,7 @@ def _perceptron(width: int = 256, layers: int = 4, activation: str = "Relu") -> 
 
 @pytest.fixture(scope="module")
 def traced() -> Traced:
-    return trace(_perceptron(), GC200, ProgramLayout(micro_batch=16), train=True)
+    return trace_model(_perceptron(), GC200, ProgramLayout(micro_batch=16), train=True)
 
 
 def test_training_costs_more_than_inference(traced: Traced) -> None:
@@ -64,7 +64,7 @@ def test_more_ipus_are_faster(traced: Traced) -> None:
 
 def test_recomputing_costs_time_where_the_backward_pass_reads_more_than_outputs() -> None:
     """The derivative of erf reads its input, that of relu its output, which the next product keeps anyway."""
-    made = trace(_perceptron(activation="Erf"), GC200, ProgramLayout(micro_batch=16), train=True)
+    made = trace_model(_perceptron(activation="Erf"), GC200, ProgramLayout(micro_batch=16), train=True)
     kept, again = (
         estimate(made, system("pod16"), ProgramLayout(16, 64, recompute=flag), train=True)
         for flag in (False, True)
@@ -75,7 +75,7 @@ def test_recomputing_costs_time_where_the_backward_pass_reads_more_than_outputs(
 @pytest.mark.parametrize("activation", ["Relu", "Softmax", "LogSoftmax", "Elu", "Sigmoid"])
 def test_recomputing_is_never_less_work(activation: str) -> None:
     """What nothing reads (derivatives of a maximum, masks) is dropped with and without recomputation."""
-    made = trace(_perceptron(64, 2, activation), GC200, ProgramLayout(micro_batch=16), train=True)
+    made = trace_model(_perceptron(64, 2, activation), GC200, ProgramLayout(micro_batch=16), train=True)
     assert made.remade["step"]["cycles"] >= made.step["step"]["cycles"]
     assert (
         made.remade["memory"]["not_always_live_peak_bytes"]
@@ -95,7 +95,7 @@ def test_state_off_chip_saves_tiles_and_costs_time(traced: Traced) -> None:
 
 
 def test_a_model_too_large_for_one_ipu_needs_more() -> None:
-    large = trace(_perceptron(3328, 8), GC200, ProgramLayout(), train=True)
+    large = trace_model(_perceptron(3328, 8), GC200, ProgramLayout(), train=True)
     one, eight = (
         estimate(large, system("pod16"), ProgramLayout(ipus_per_replica=ipus, optimizer="adam"), train=True)
         for ipus in (1, 8)
@@ -179,7 +179,7 @@ def test_it_says_the_same_as_the_compiler_does_of_the_program_itself() -> None:
     session = popart.InferenceSession(model.SerializeToString(), flow, device)
     session.prepareDevice()
     layout = ProgramLayout(micro_batch=16, partials_type="float32")
-    found = estimate(trace(model, GC200, layout, train=False), system("ipu-m2000"), layout, train=False)
+    found = estimate(trace_model(model, GC200, layout, train=False), system("ipu-m2000"), layout, train=False)
     report = session.getReport()
     assert found.seconds["compute"] == pytest.approx(report.seconds_by_cause["compute"], rel=0.02)
     assert found.max_tile_bytes == pytest.approx(report.fullest().memory.max_tile_bytes, rel=0.1)
@@ -227,7 +227,7 @@ def test_it_holds_what_the_compiler_says_a_training_program_holds(
 ) -> None:
     layers = 16
     layout = ProgramLayout(256, accumulation, ipus, recompute, "adam", partials_type="float32")
-    traced = trace(_perceptron(256, layers), GC200, layout, train=True)
+    traced = trace_model(_perceptron(256, layers), GC200, layout, train=True)
     found = estimate(traced, system("ipu-m2000"), layout, train=True)
     report = _session([share.layers for share in found.ipus], accumulation, recompute).getReport()
     assert len(found.ipus) == len(report.ipu_memory) == ipus
@@ -297,11 +297,11 @@ def test_open_dimensions_beside_the_batch_are_refused() -> None:
     model = _perceptron(64, 1)
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"
     with pytest.raises(UsageError, match="'x'"):
-        trace(model, GC200, ProgramLayout(), train=False)
+        trace_model(model, GC200, ProgramLayout(), train=False)
 
 
 def test_state_cut_over_replicas_is_smaller_where_there_are_more() -> None:
-    traced = trace(_perceptron(), GC200, ProgramLayout(micro_batch=16), train=True)
+    traced = trace_model(_perceptron(), GC200, ProgramLayout(micro_batch=16), train=True)
 
     def state(target: str, **changes: Any) -> int:
         layout = ProgramLayout(16, optimizer="adam", **changes)
@@ -366,16 +366,16 @@ def test_a_repeat_reads_what_the_first_left(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setenv("PODRUN_PLAN_CACHE", str(tmp_path))
     layout = ProgramLayout(micro_batch=4)
-    first = trace(_perceptron(64, 2), GC200, layout, train=True)
+    first = trace_model(_perceptron(64, 2), GC200, layout, train=True)
     calls: list[int] = []
     make = tracing._trace
     monkeypatch.setattr(tracing, "_trace", lambda *a, **k: calls.append(1) or make(*a, **k))
-    assert trace(_perceptron(64, 2), GC200, layout, train=True) == first
+    assert trace_model(_perceptron(64, 2), GC200, layout, train=True) == first
     assert calls == []
-    trace(_perceptron(64, 2), GC200, ProgramLayout(micro_batch=8), train=True)
-    trace(_perceptron(64, 2), GC200, ProgramLayout(micro_batch=4, proportion=0.3), train=True)
-    trace(_perceptron(64, 3), GC200, layout, train=True)
-    trace(_perceptron(64, 2), GC200, layout, train=False)
+    trace_model(_perceptron(64, 2), GC200, ProgramLayout(micro_batch=8), train=True)
+    trace_model(_perceptron(64, 2), GC200, ProgramLayout(micro_batch=4, proportion=0.3), train=True)
+    trace_model(_perceptron(64, 3), GC200, layout, train=True)
+    trace_model(_perceptron(64, 2), GC200, layout, train=False)
     assert len(calls) == 4
 
 
@@ -452,7 +452,7 @@ def test_what_crosses_behind_a_layer_does_not_grow_with_depth() -> None:
     cross to them.
     """
     built = models.build("bert_tiny", size=16, weights=models.Random(dtype="float16"))
-    traced = trace(onnx.load_from_string(built.model), GC200, ProgramLayout(), train=False)
+    traced = trace_model(onnx.load_from_string(built.model), GC200, ProgramLayout(), train=False)
     behind = {layer.name: layer.crossing_bytes for layer in traced.layers}
     rows = 16 * 128 * 2
     assert behind["layer0/layer_norm2/GroupNormalization:0"] == rows
@@ -476,7 +476,7 @@ def test_a_scan_keeps_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_scan_says_which_layout_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int, int]] = []
-    monkeypatch.setattr("podrun.estimate.model.at", lambda *step: told.append(step))
+    monkeypatch.setattr("podrun.estimate.model.report_step", lambda *step: told.append(step))
     found = scan(_perceptron(), system("pod4"), ProgramLayout(), Choices((1, 4), global_batch=64), train=True)
     total = told[0][2]
     assert told == [("layout", number, total) for number in range(1, total + 1)]

@@ -14,7 +14,7 @@ from podrun.core.errors import InvalidOptionError, UsageError
 from podrun.costmodel.batch import UPDATE_PASSES
 from podrun.costmodel.target import GC200, system
 from podrun.estimate import Estimate, ProgramLayout, Traced, estimate
-from podrun.estimate.tracing import trace
+from podrun.estimate.tracing import trace_model
 from tests.estimate.test_estimate import _perceptron
 
 LAYOUTS = st.builds(
@@ -34,7 +34,7 @@ CLOCKS = 1.85 / 1.33
 
 @pytest.fixture(scope="module")
 def traced() -> Traced:
-    return trace(_perceptron(64, 4, "Erf"), GC200, ProgramLayout(micro_batch=8), train=True)
+    return trace_model(_perceptron(64, 4, "Erf"), GC200, ProgramLayout(micro_batch=8), train=True)
 
 
 def _answer(traced: Traced, name: str, layout: ProgramLayout, *, train: bool = True) -> Estimate | None:

@@ -12,7 +12,7 @@ from podrun import models
 from podrun.costmodel.matmul import Product, plan_product
 from podrun.costmodel.target import GC200, system
 from podrun.estimate import ProgramLayout, estimate
-from podrun.estimate.tracing import trace
+from podrun.estimate.tracing import trace_model
 
 JUMP = 1.10
 """Most that a sample may cost beside one of the next smaller size."""
@@ -45,7 +45,7 @@ def test_networks_over_batch_sizes(name: str, train: bool) -> None:
     def cost(batch: int) -> float:
         built = models.build(name, batch=batch, train=train, weights=models.Random(seed=0), size=64)
         layout = ProgramLayout(micro_batch=batch, accumulation=8)
-        made = trace(onnx.load_from_string(built.model), GC200, layout, train=train)
+        made = trace_model(onnx.load_from_string(built.model), GC200, layout, train=train)
         found = estimate(made, system("pod4"), layout, train=train)
         return found.samples / found.samples_per_second
 

@@ -11,7 +11,7 @@ import pytest
 from podrun import models
 from podrun.core.errors import InvalidOptionError
 from podrun.models import sequences
-from podrun.models.catalogue import finished, lstm
+from podrun.models.catalogue import finished, lstm_network
 from podrun.models.network import Network
 from podrun.onnx_models.lowering import lower
 from podrun.popart.builder import Builder
@@ -156,7 +156,7 @@ def test_shifted_windows_keep_strangers_apart() -> None:
 
 
 def test_an_lstm_stack_runs() -> None:
-    built = lstm(2, 3, 2, 8, weights=models.Random(seed=6))
+    built = lstm_network(2, 3, 2, 8, weights=models.Random(seed=6))
     out = run(built, {built.inputs[0]: np.ones((3, 2, 8), np.float32)})
     assert out.shape == (3, 2, 8)
     assert np.abs(out).max() < 1.0

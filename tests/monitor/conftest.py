@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.partition.host.discovery import LAUNCHER, Registry, ServiceEntry, this_process
+from podrun.partition.host.discovery import LAUNCHER, Registry, ServiceEntry, own_process_id
 from tests.partition.conftest import Pod
 
 
@@ -17,7 +17,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
     pod = Pod()
-    publication = Registry().publish(ServiceEntry(LAUNCHER, "127.0.0.1", pod.port, this_process(), "pod16"))
+    publication = Registry().publish(ServiceEntry(LAUNCHER, "127.0.0.1", pod.port, own_process_id(), "pod16"))
     yield pod
     publication.withdraw()
     pod.stop()

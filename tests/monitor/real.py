@@ -8,7 +8,7 @@ import pytest
 
 from podrun.core.cluster import load_cluster
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
+from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, own_process_id
 from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.store import Store
@@ -29,7 +29,7 @@ class RealPod:
             self.port = self.service.start("127.0.0.1", 0)
             self.client = VipuClient("127.0.0.1", self.port, timeout=20)
         self._published = Registry(directory).publish(
-            ServiceEntry(VIPU_SERVER, "127.0.0.1", self.port, this_process(), cluster)
+            ServiceEntry(VIPU_SERVER, "127.0.0.1", self.port, own_process_id(), cluster)
         )
 
     def active(self, name: str, size: int, **needs: object) -> None:

@@ -19,7 +19,7 @@ from podrun.core.telemetry import AttachedProcess, MachineReport
 from podrun.monitor.commands.dashboards import dashboards_verb
 from podrun.monitor.dashboards import ALERTS, DASHBOARD_FILE, PANELS, RULES_FILE, SCRAPE_FILE
 from podrun.monitor.metric_families import MetricsPage, agent_families, partition_families, service_families
-from podrun.partition.state.codec import to_json
+from podrun.partition.state.codec import value_to_json
 from podrun.partition.state.values import CallInfo, PartitionState, ServiceMetrics
 from tests.partition.conftest import Pod
 
@@ -39,7 +39,7 @@ class PodPage:
     """A page of the exporter; what a failure changes in it is changed before it is printed."""
 
     def __init__(self, pod: Pod) -> None:
-        self.partitions = {info.name: to_json(info) for info in pod.client.list_partitions()}
+        self.partitions = {info.name: value_to_json(info) for info in pod.client.list_partitions()}
         self.reports = [self._busy(report) for report in pod.client.machine_reports()]
         self.agents = {info.agent_id: {"health": "up"} for info in pod.client.list_agents()}
         self.service = ServiceMetrics((0.001, 0.1), (CallInfo("ListAgents", 5, 0, 2.5, (1, 4)),), 0, 8, 4, 1)

@@ -15,7 +15,7 @@ import pytest
 from podrun.core.telemetry import AttachedProcess, MachineReport
 from podrun.monitor.exporter import make_server
 from podrun.monitor.metric_families import MetricsPage, agent_families, partition_families, service_families
-from podrun.partition.state.codec import to_json
+from podrun.partition.state.codec import value_to_json
 from podrun.partition.state.values import CallInfo, ServiceMetrics
 from tests.partition.conftest import Pod
 
@@ -55,7 +55,7 @@ def test_the_metrics_page(pod: Pod) -> None:
 
 def test_every_sample_of_the_metrics_page_is_unique_and_its_labels_stay(pod: Pod) -> None:
     def samples() -> list[str]:
-        told = {info.name: to_json(info) for info in pod.client.list_partitions()}
+        told = {info.name: value_to_json(info) for info in pod.client.list_partitions()}
         page = MetricsPage(tuple(partition_families(told, pod.client.machine_reports(), 1))).text()
         return [line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")]
 
@@ -72,7 +72,7 @@ def test_every_sample_of_the_metrics_page_is_unique_and_its_labels_stay(pod: Pod
 def complete_page(pod: Pod) -> str:
     """A page with a sample of every family."""
     pod.active("p", 8)
-    told = {info.name: to_json(info) for info in pod.client.list_partitions()}
+    told = {info.name: value_to_json(info) for info in pod.client.list_partitions()}
 
     def busy(report: MachineReport) -> MachineReport:
         return replace(

@@ -13,19 +13,19 @@ from podrun.core.command_line import run_command
 from podrun.core.telemetry import ATTRIBUTES, UNRECOVERABLE, AttachedProcess, IpuReport, MachineReport
 from podrun.faults.effects import EFFECTS
 from podrun.monitor.device_tools import (
+    all_tables,
     device_table,
     duration,
     fit,
-    gc_info,
+    gc_info_command,
     gc_info_main,
-    gc_inventory,
-    gc_monitor,
-    gc_reset,
-    headline,
+    gc_inventory_command,
+    gc_monitor_command,
+    gc_reset_command,
+    partition_headline,
     process_table,
-    whole,
 )
-from podrun.monitor.devices import Device, View, device_sets, diagnose
+from podrun.monitor.devices import Device, View, device_sets, diagnose_device
 from podrun.partition.state.values import IpuofConfig, PartitionInfo, PartitionState
 from tests.partition.conftest import Pod
 
@@ -114,17 +114,17 @@ def test_a_box_says_that_no_process_is_attached() -> None:
 
 
 def test_errors_come_with_the_remedy() -> None:
-    text = whole([view(lost=True)])
+    text = all_tables([view(lost=True)])
     assert text.count("vipu-admin restart agent ipum1") == 4
-    assert "Errors in partition" not in whole([view()])
+    assert "Errors in partition" not in all_tables([view()])
 
 
 def test_a_partition_between_states_is_no_error() -> None:
     up = view()
     coming = replace(up, info=replace(up.info, state=PartitionState.PROVISIONING))
-    assert "p1 [provisioning] has" in headline(coming)
-    lines = whole([coming]).splitlines()
-    assert "Errors in partition" not in whole([coming])
+    assert "p1 [provisioning] has" in partition_headline(coming)
+    lines = all_tables([coming]).splitlines()
+    assert "Errors in partition" not in all_tables([coming])
     assert lines[-2].strip("| ") == "Partition p1 is PROVISIONING: its IPUs cannot be used now"
 
 
@@ -156,22 +156,22 @@ def test_device_ids_of_a_reconfigurable_partition() -> None:
 def test_a_second_terminal_sees_partitions_and_processes(
     pod: Pod, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(gc_monitor, []) == 2
+    assert run_command(gc_monitor_command, []) == 2
     assert "no active partition" in capsys.readouterr().err
     pod.active("p", 8, reconfigurable=True)
     pod.pool.machine("ipum2", "p").process = AttachedProcess(77, "me", "python", 1.0)
     pod.pool.machine("ipum2", "p").ipu_errors[1] = "tile parity error"
-    assert run_command(gc_monitor, []) == 0
+    assert run_command(gc_monitor_command, []) == 0
     out = capsys.readouterr().out
     assert "Partition: p [active] has 8 reconfigurable IPUs" in out
     assert "Attached processes in partition p" in out
     assert "tile parity error" in out
-    assert run_command(gc_monitor, ["--no-card-info"]) == 0
+    assert run_command(gc_monitor_command, ["--no-card-info"]) == 0
     assert "gc-monitor" not in capsys.readouterr().out
-    assert run_command(gc_reset, ["-d", "5"]) == 0
+    assert run_command(gc_reset_command, ["-d", "5"]) == 0
     assert capsys.readouterr().out == "Reset IPU 5 of partition p.\n"
     assert pod.pool.machine("ipum2", "p").ipu_errors == {}
-    assert run_command(gc_reset, ["--device-id", "99"]) == 2
+    assert run_command(gc_reset_command, ["--device-id", "99"]) == 2
     assert "no such device set id: '99'" in capsys.readouterr().err
 
 
@@ -180,13 +180,13 @@ def test_ipus_in_use_are_reset_by_force_only(pod: Pod, capsys: pytest.CaptureFix
     machine = pod.pool.machine("ipum2", "p")
     machine.process = AttachedProcess(77, "me", "train.py", 1.0)
     machine.calls.clear()
-    assert run_command(gc_reset, ["-d", "5"]) != 0
+    assert run_command(gc_reset_command, ["-d", "5"]) != 0
     said = capsys.readouterr().err
     assert "partition p is in use by process 77 (train.py) of me" in said
     assert "gc-reset -d 5 --force" in said
     assert "reset_ipus" not in dict(machine.calls)
-    assert run_command(gc_reset, ["-d", "1"]) == 0  # Its machine has no process.
-    assert run_command(gc_reset, ["-d", "5", "--force"]) == 0
+    assert run_command(gc_reset_command, ["-d", "1"]) == 0  # Its machine has no process.
+    assert run_command(gc_reset_command, ["-d", "5", "--force"]) == 0
     assert ("reset_ipus", [1]) in machine.calls
 
 
@@ -194,12 +194,12 @@ def test_json(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     pod.active("p", 8)
     pod.active("q", 4)
     pod.pool.machine("ipum1", "p").process = AttachedProcess(77, "me", "python", 1.0)
-    assert run_command(gc_monitor, ["-j"]) == 0
+    assert run_command(gc_monitor_command, ["-j"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert 4 * len(data["cards"]) == 8
     pids = [ipu.get("PID") for card in data["cards"] for ipu in card["ipus"]]
     assert pids == [77] * 4 + [None] * 4
-    assert run_command(gc_monitor, ["--json", "--all-partitions"]) == 0
+    assert run_command(gc_monitor_command, ["--json", "--all-partitions"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [ipu["id"] for card in data["cards"] for ipu in card["ipus"]] == list(range(12))
     assert [p["active"] for p in data["partitions"]] == [True, False]
@@ -211,15 +211,15 @@ def test_the_environment_chooses_the_active_partition(
     pod.active("p", 4)
     pod.active("q", 4)
     monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "q")
-    assert run_command(gc_monitor, []) == 0
+    assert run_command(gc_monitor_command, []) == 0
     assert "Partition: q [active]" in capsys.readouterr().out
     monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "r")
-    assert run_command(gc_monitor, []) == 2
+    assert run_command(gc_monitor_command, []) == 2
     assert "Partitions: p, q." in capsys.readouterr().err
 
 
 def test_unknown_options_get_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(gc_monitor, ["--all-partition"]) == 2
+    assert run_command(gc_monitor_command, ["--all-partition"]) == 2
     assert "--all-partitions" in capsys.readouterr().err
 
 
@@ -249,10 +249,10 @@ Partition: p [active]
 
 def test_the_list_of_devices(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     pod.active("p", 4, reconfigurable=True)
-    assert run_command(gc_info, ["--list-devices"]) == 0
+    assert run_command(gc_info_command, ["--list-devices"]) == 0
     assert capsys.readouterr().out == LISTING
     pod.active("q", 2)
-    assert run_command(gc_info, ["-l", "--all-partitions"]) == 0
+    assert run_command(gc_info_command, ["-l", "--all-partitions"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(LISTING.partition("-+- Id: [4]")[0])
     assert "Multi IPU" not in out
@@ -264,27 +264,27 @@ def test_no_id_means_two_devices(
 ) -> None:
     pod.active("p", 4, reconfigurable=True)
     pod.active("q", 4, reconfigurable=True)
-    assert run_command(gc_info, ["-l", "--all-partitions"]) == 0
+    assert run_command(gc_info_command, ["-l", "--all-partitions"]) == 0
     ids = re.findall(r"-\+- Id: \[(\d+)\]", capsys.readouterr().out)
     assert ids == [str(number) for number in range(8)]
     for machine in ("ipum1", "ipum2"):
         pod.pool.machine(machine, "p" if machine == "ipum1" else "q").calls.clear()
-    assert run_command(gc_reset, ["-d", "4"]) == 2
+    assert run_command(gc_reset_command, ["-d", "4"]) == 2
     said = capsys.readouterr().err
     assert "device 4 can mean IPU 0 of partition q, or a device of p" in said
     assert "export IPUOF_VIPU_API_PARTITION_ID=q" in said
     assert pod.pool.machine("ipum1", "p").calls == []
-    assert run_command(gc_reset, ["-d", "3"]) == 0
+    assert run_command(gc_reset_command, ["-d", "3"]) == 0
     assert ("reset_ipus", [3]) in pod.pool.machine("ipum1", "p").calls
     monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "q")
-    assert run_command(gc_reset, ["-d", "4"]) == 0
+    assert run_command(gc_reset_command, ["-d", "4"]) == 0
     assert ("reset_ipus", [0, 1]) in pod.pool.machine("ipum2", "q").calls
 
 
 def test_device_info(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     pod.active("p", 4, reconfigurable=True)
     pod.pool.machine("ipum1", "p").process = AttachedProcess(77, "me", "python", 1637621208.0)
-    assert run_command(gc_info, ["-d", "1", "--device-info"]) == 0
+    assert run_command(gc_info_command, ["-d", "1", "--device-info"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["Device Info:", "  id: 1", "  target: Fabric"]
     assert lines[3:] == sorted(lines[3:], key=lambda line: line.split(":")[0])
@@ -296,17 +296,17 @@ def test_device_info(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert f"  {line}" in lines
     assert "  process start time: 20211122T224648Z" in lines
-    assert run_command(gc_info, ["-d", "6", "-i"]) == 0
+    assert run_command(gc_info_command, ["-d", "6", "-i"]) == 0
     assert "  target: Multi IPU" in capsys.readouterr().out
     for options, answer in (("--ipu-arch", "ipu2"), ("--tile-clock-speed", "1330MHz"), ("--ipu-count", "4")):
-        assert run_command(gc_info, [options]) == 0
+        assert run_command(gc_info_command, [options]) == 0
         assert capsys.readouterr().out == f"{answer}\n"
-    assert run_command(gc_info, ["-d", "7", "-i"]) == 2
+    assert run_command(gc_info_command, ["-d", "7", "-i"]) == 2
 
 
 def test_inventory(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     pod.active("p", 4)
-    assert run_command(gc_inventory, ["-j"]) == 0
+    assert run_command(gc_inventory_command, ["-j"]) == 0
     devices = json.loads(capsys.readouterr().out)["devices"]
     assert [device["id"] for device in devices] == ["0", "1", "2", "3"]
     assert all(isinstance(value, str) for device in devices for value in device.values())
@@ -314,7 +314,7 @@ def test_inventory(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
         (32 << 30) - (8 << 20)
     )
     assert {key for device in devices for key in device} <= {attribute.key for attribute in ATTRIBUTES}
-    assert run_command(gc_inventory, []) == 0
+    assert run_command(gc_inventory_command, []) == 0
     assert capsys.readouterr().out.count("Device:\n") == 4
 
 
@@ -347,7 +347,7 @@ def test_every_kind_of_fault_has_a_remedy(
 ) -> None:
     ipu = IpuReport(2, 2, error_state=state, recovery_action=action, links_down=links)
     machine = MachineReport(agent_id="ipum1", partition="p", ipus=(ipu,))
-    diagnosis = diagnose("p", Device(2, "10.1.1.1", 1, machine, ipu))
+    diagnosis = diagnose_device("p", Device(2, "10.1.1.1", 1, machine, ipu))
     assert diagnosis is not None
     assert (diagnosis.state, diagnosis.action) == shown[:2]
     assert shown[2] in diagnosis.remedy

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from podrun.collectives.perf import perf_command
 from podrun.compat.__main__ import compat_command
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
-from podrun.core.terminal import table
+from podrun.core.terminal import text_table
 from podrun.estimate.command import estimate_command
 from podrun.launcher import help_text, summary
 from podrun.launcher.cli import RECORD_VERBS
@@ -124,12 +124,12 @@ def test_in_a_pipe_lines_stay_whole() -> None:
     pipe = io.StringIO()
     Log(stream=pipe).progress("word " * 40)
     assert pipe.getvalue() == "podrun: " + "word " * 40 + "\n"
-    wide = table(("A", "B"), [("x" * 70, "y" * 70)], io.StringIO())
+    wide = text_table(("A", "B"), [("x" * 70, "y" * 70)], io.StringIO())
     assert "x" * 70 + " | " + "y" * 70 in wide
 
 
 def test_tables_go_on_in_further_lines() -> None:
-    shown = table(("Name", "What"), [("a" * 30, "one two " * 20), ("b", "short")], NarrowTerminal())
+    shown = text_table(("Name", "What"), [("a" * 30, "one two " * 20), ("b", "short")], NarrowTerminal())
     assert too_wide(shown) == []
     plain = STYLE.sub("", shown)
     assert plain.count("one") == plain.count("two") == 20

@@ -21,10 +21,10 @@ from podrun.core.executable import Compute, Copy
 from podrun.core.layout import IpuRange
 from podrun.costmodel.target import BOW, GC200
 from podrun.monitor import tool_partition, tool_programs
-from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest, own_ipus
-from podrun.monitor.host_tools import LEGS, gc_hostsynclatencytest, gc_hosttraffictest
-from podrun.monitor.link_tools import gc_iputraffictest, gc_links
-from podrun.monitor.load_tools import gc_flops, gc_powertest
+from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest_command, own_ipus
+from podrun.monitor.host_tools import LEGS, gc_hostsynclatencytest_command, gc_hosttraffictest_command
+from podrun.monitor.link_tools import gc_iputraffictest_command, gc_links_command
+from podrun.monitor.load_tools import gc_flops_command, gc_powertest_command
 from podrun.monitor.tool_partition import Route, attach, find_partition, route
 from podrun.monitor.tool_programs import LinkCheck
 from tests.monitor.real import RealPod
@@ -71,17 +71,17 @@ Tool = Callable[..., tuple[int, str, str]]
 
 
 def test_links_carry_data_until_one_breaks(pod: RealPod, tool: Tool) -> None:
-    code, out, _ = tool(gc_links, "-j")
+    code, out, _ = tool(gc_links_command, "-j")
     assert code == 0
     found = json.loads(out)
     assert found.pop("iteration_0")["discovery_method"] == "VIRM"
     assert found == {"requested_iterations": "1", "iterations_with_failures": "0", "overall_result": "passed"}
     pod.client.inject_faults("p", ["link:2-3@batch=0:down"])
-    code, out, _ = tool(gc_links)
+    code, out, _ = tool(gc_links_command)
     assert code == 1
     assert "2 <-> 3    failed: IPU-Link between IPU 2 and IPU 3 went down in batch 0" in out
     assert out.count("passed") == 3
-    code, out, _ = tool(gc_links, "-j")  # Now machines report it, and nothing is sent.
+    code, out, _ = tool(gc_links_command, "-j")  # Now machines report it, and nothing is sent.
     assert code == 1
     found = json.loads(out)
     assert found["overall_result"] == found["iteration_0"]["overall_result"] == "failed"
@@ -96,9 +96,9 @@ def test_ipus_in_use_are_refused_and_released(pod: RealPod, tool: Tool) -> None:
     partition = find_partition(None, None)
     with attach(partition, IpuRange(1, 1), name="train.py"):
         for command, *words in (
-            [gc_links],
-            [gc_flops, "-d", "1"],
-            [gc_iputraffictest, "--device0", "1", "--device1", "2"],
+            [gc_links_command],
+            [gc_flops_command, "-d", "1"],
+            [gc_iputraffictest_command, "--device0", "1", "--device1", "2"],
         ):
             code, _, err = tool(command, *words)
             assert code == 1
@@ -109,34 +109,34 @@ def test_ipus_in_use_are_refused_and_released(pod: RealPod, tool: Tool) -> None:
 
 def test_a_broken_ipu_is_named(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     pod.client.inject_faults("p", ["ipu:3@batch=0:exchange-error"])
-    code, _, err = tool(gc_hostsynclatencytest, "-d", "3", "--mark-count", "3")
+    code, _, err = tool(gc_hostsynclatencytest_command, "-d", "3", "--mark-count", "3")
     assert code == 1
     assert "Exchange error on IPU 3 in batch 0" in err
     # Only the process that met the error may load again without a reset: this is another one.
     with monkeypatch.context() as patched:
         patched.setattr(tool_partition.os, "getpid", os.getppid)
-        code, _, err = tool(gc_hosttraffictest, "-d", "3")
+        code, _, err = tool(gc_hosttraffictest_command, "-d", "3")
     assert code == 1
     assert "IPU 3 cannot be used (IPU_RESET needed): Exchange error" in err
     pod.client.reset_ipus("p", [3])
-    assert tool(gc_hostsynclatencytest, "-d", "3", "--mark-count", "3")[0] == 0
+    assert tool(gc_hostsynclatencytest_command, "-d", "3", "--mark-count", "3")[0] == 0
 
 
 def test_traffic_between_two_ipus(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_partition, "STREAM_TILES", 1)
-    code, out, _ = tool(gc_iputraffictest, "--device0", "2", "--device1", "3", "-i", "2", "-j")
+    code, out, _ = tool(gc_iputraffictest_command, "--device0", "2", "--device1", "3", "-i", "2", "-j")
     assert code == 0
     found = json.loads(out)["tile_to_tile"]
     assert found["boards"]["0024.0001.8203101"]["device_ids"] == ["2", "3"]
     assert (found["device0"], found["device1"], found["errors"], found["power"]) == ("2", "3", "0", "N/A")
     assert found["kbytes_transferred"] == str(2 * 64 * 2)
-    seconds = 2 * tool_partition.transfer_seconds(GC200, Route("IPU-Link", 1), 64 * 1024)
+    seconds = 2 * tool_partition.route_seconds(GC200, Route("IPU-Link", 1), 64 * 1024)
     assert float(found["duration_sec"]) == pytest.approx(seconds, abs=1e-9)
     assert float(found["gbps"]) == pytest.approx(2 * 2 * 64 * 1024 * 8 / seconds / 1e9, rel=1e-5)
 
 
 def test_syncs(pod: RealPod, tool: Tool) -> None:
-    code, out, _ = tool(gc_hostsynclatencytest, "-j", "--mark-count", "7", "-i", "2")
+    code, out, _ = tool(gc_hostsynclatencytest_command, "-j", "--mark-count", "7", "-i", "2")
     found = json.loads(out)
     assert (code, found["emulated_syncs"], found["result"]) == (0, "14", "pass")
     assert (found["mark_count"], found["delay_cycles"], found["num_delays"]) == ("7", "5", "32")
@@ -147,7 +147,7 @@ def test_syncs(pod: RealPod, tool: Tool) -> None:
 def test_flops(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_programs, "PASSES", 3)
     monkeypatch.setattr(tool_programs, "ROWS", 1)
-    code, out, _ = tool(gc_flops, "-d", "2", "-p", "FP32")
+    code, out, _ = tool(gc_flops_command, "-d", "2", "-p", "FP32")
     assert code == 0
     assert "Flops per IPU (FP32): " in out
     assert "IPU clock speed: 1330 MHz" in out
@@ -162,7 +162,7 @@ def test_flops(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> Non
         return replace(right, instructions=(again,))
 
     monkeypatch.setattr(tool_programs, "products", computed_twice)
-    code, out, _ = tool(gc_flops, "-d", "2", "-p", "FP32", "-j")
+    code, out, _ = tool(gc_flops_command, "-d", "2", "-p", "FP32", "-j")
     found = json.loads(out)
     assert (code, found["result"]) == (1, "fail")
     assert int(found["wrong_values"]["2"]) > 1000
@@ -182,14 +182,17 @@ def test_wrong_words_are_found(pod: RealPod) -> None:
 
 def test_impossible_tests_are_refused(pod: RealPod, tool: Tool) -> None:
     for words, said in (
-        ([gc_flops, "--fp", "FP8"], "Colossus Mk2 GC200 does not compute in FP8"),
-        ([gc_flops, "-d", "70"], "no such device set id: '70'"),
-        ([gc_iputraffictest, "--device0", "4"], "device 4 is no single IPU"),
-        ([gc_iputraffictest, "--device0", "1", "--device1", "1"], "traffic within one IPU is not emulated"),
-        ([gc_iputraffictest, "--forever", "-j"], "--forever has no end"),
-        ([gc_iputraffictest, "--all-links", "--device0", "1"], "--all-links takes no devices"),
-        ([gc_hosttraffictest, "-d", "4"], "device 4 has 2 IPUs"),
-        ([gc_gwlinkstraffictest], "it uses no GW-Links"),
+        ([gc_flops_command, "--fp", "FP8"], "Colossus Mk2 GC200 does not compute in FP8"),
+        ([gc_flops_command, "-d", "70"], "no such device set id: '70'"),
+        ([gc_iputraffictest_command, "--device0", "4"], "device 4 is no single IPU"),
+        (
+            [gc_iputraffictest_command, "--device0", "1", "--device1", "1"],
+            "traffic within one IPU is not emulated",
+        ),
+        ([gc_iputraffictest_command, "--forever", "-j"], "--forever has no end"),
+        ([gc_iputraffictest_command, "--all-links", "--device0", "1"], "--all-links takes no devices"),
+        ([gc_hosttraffictest_command, "-d", "4"], "device 4 has 2 IPUs"),
+        ([gc_gwlinkstraffictest_command], "it uses no GW-Links"),
     ):
         code, _, err = tool(*words)
         assert code == 2
@@ -202,11 +205,7 @@ def test_impossible_tests_are_refused(pod: RealPod, tool: Tool) -> None:
 def test_modelled_times_against_published_samples() -> None:
     nbytes = tool_partition.STREAM_BYTES * tool_partition.STREAM_TILES
     both_ways = (
-        2
-        * nbytes
-        * 8
-        / tool_partition.transfer_seconds(GC200, route(2, 3, 4, LinkTopology.MESH), nbytes)
-        / 1e9
+        2 * nbytes * 8 / tool_partition.route_seconds(GC200, route(2, 3, 4, LinkTopology.MESH), nbytes) / 1e9
     )
     assert both_ways == pytest.approx(423.312, rel=0.015)
     rows = tool_programs.ROWS * tool_programs.PASSES
@@ -248,7 +247,7 @@ def test_the_mixing_matrix_is_its_own_inverse() -> None:
 
 @pytest.mark.slow
 def test_host_traffic(pod: RealPod, tool: Tool) -> None:
-    code, out, _ = tool(gc_hosttraffictest, "-j")
+    code, out, _ = tool(gc_hosttraffictest_command, "-j")
     found = json.loads(out)
     assert code == 0
     assert found["configuration"]["tiles_per_ipu"] == "32"
@@ -260,7 +259,7 @@ def test_host_traffic(pod: RealPod, tool: Tool) -> None:
 
 @pytest.mark.slow
 def test_power_rows(pod: RealPod, tool: Tool) -> None:
-    code, out, _ = tool(gc_powertest, "-d", "1", "--time", "0", "--interval", "0")
+    code, out, _ = tool(gc_powertest_command, "-d", "1", "--time", "0", "--interval", "0")
     assert code == 0
     assert out.splitlines()[-1].startswith("0001: 124.00W 048.25W T172.25W N/A")
     assert " 1330MHz " in out.splitlines()[-1]
@@ -298,11 +297,11 @@ def test_gateway_links_by_gcd(
     pod = RealPod(tmp_path, tmp_path_factory.mktemp("cache"), "pod128")
     try:
         pod.active("p", 8, num_gcds=2, num_ilds=2)
-        code, out, _ = tool(gc_gwlinkstraffictest, "-j")
+        code, out, _ = tool(gc_gwlinkstraffictest_command, "-j")
         assert (code, json.loads(out)["overall_result"]) == (0, "passed")
         monkeypatch.setenv("IPUOF_VIPU_API_GCD_ID", "1")
         assert own_ipus(find_partition(None, None)) == IpuRange(4, 4)
-        code, _, err = tool(gc_gwlinkstraffictest, "--timeout", "1")
+        code, _, err = tool(gc_gwlinkstraffictest_command, "--timeout", "1")
         assert code == 1
         assert "still waiting for host sync after: " in err
         assert "Missing: the first machine of IPUs 0-7 has loaded nothing" in err
@@ -312,14 +311,14 @@ def test_gateway_links_by_gcd(
         monkeypatch.setenv("IPUOF_CONFIG_PATH", str(config))
         assert own_ipus(find_partition(None, None)) == IpuRange(0, 4)
         config.write_text("{}")
-        code, _, err = tool(gc_gwlinkstraffictest)
+        code, _, err = tool(gc_gwlinkstraffictest_command)
         assert code == 2
         assert "says no GCD" in err
         monkeypatch.delenv("IPUOF_CONFIG_PATH")
         monkeypatch.setenv("IPUOF_VIPU_API_GCD_ID", "2")
-        assert "has GCDs 0 to 1" in tool(gc_gwlinkstraffictest)[2]
+        assert "has GCDs 0 to 1" in tool(gc_gwlinkstraffictest_command)[2]
         monkeypatch.delenv("IPUOF_VIPU_API_GCD_ID")
-        code, out, _ = tool(gc_iputraffictest, "--device0", "1", "--device1", "6", "-i", "3", "-j")
+        code, out, _ = tool(gc_iputraffictest_command, "--device0", "1", "--device1", "6", "-i", "3", "-j")
         assert json.loads(out)["tile_to_tile"]["link"] == "GW-Link"
     finally:
         pod.stop()

@@ -39,7 +39,7 @@ from podrun.partition.server.views import (
 from podrun.partition.state import events as ev
 from podrun.partition.state.accounts import Account, Accounts, Role
 from podrun.partition.state.allocator import Allocator
-from podrun.partition.state.codec import to_json
+from podrun.partition.state.codec import value_to_json
 from podrun.partition.state.placement import ROUTINGS
 from podrun.partition.state.queueing import planned_queue
 from podrun.partition.state.records import MachineUse
@@ -109,7 +109,7 @@ class World:
         """What those who begin to watch are told."""
         infos = [partition_info(self.cluster, entry) for entry in self.core.partitions.values()]
         infos += [queued_info(self.cluster, entry) for entry in self.core.queue.values()]
-        partitions = [("partition", i.name, json.dumps(to_json(i)), i.allocation) for i in infos]
+        partitions = [("partition", i.name, json.dumps(value_to_json(i)), i.allocation) for i in infos]
         self.events.tell("cluster", self._clusters())
         return partitions + [("cluster", name, text, "") for name, text in self._clusters().items()]
 

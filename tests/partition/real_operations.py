@@ -42,7 +42,7 @@ from podrun.partition.commands.which_server import read_hcl
 from podrun.partition.host.discovery import ProcessId, Registry
 from podrun.partition.machines.keeper import keepers
 from podrun.partition.server.event_log import Mirror
-from podrun.partition.state.repair import diagnose, read_rows
+from podrun.partition.state.repair import diagnose_rows, read_rows
 from podrun.partition.state.values import PartitionInfo, PartitionState, Requirements
 
 S = PartitionState
@@ -148,7 +148,7 @@ class RealPod:
             for device in self._devices(info):
                 other = owners.setdefault(device, info.name)
                 assert other == info.name, f"{device} belongs to {other} and {info.name}"
-        found = diagnose(self.cluster, read_rows(self.state))
+        found = diagnose_rows(self.cluster, read_rows(self.state))
         assert not found.problems, found.problems
         stored = {p.name for p in found.kept.partitions} | {q.needs.name for q in found.kept.plans.queue}
         assert self.expected <= stored, f"not stored: {self.expected - stored}"

@@ -1,4 +1,4 @@
-"""`vipu` and `vipu-admin` as typed, against a service on fake machines."""
+"""`vipu_command` and `vipu-admin` as typed, against a service on fake machines."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from podrun.core.telemetry import AttachedProcess
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.commands.context import partition_names
 from podrun.partition.commands.get import get_partition
-from podrun.partition.commands.vipu import vipu
-from podrun.partition.commands.vipu_admin import vipu_admin
-from podrun.partition.commands.vipu_server import vipu_server
+from podrun.partition.commands.vipu import vipu_command
+from podrun.partition.commands.vipu_admin import vipu_admin_command
+from podrun.partition.commands.vipu_server import vipu_server_command
 from podrun.partition.commands.which_server import find_server, read_hcl
-from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
+from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, own_process_id
 from podrun.partition.host.holders import this_holder
 
 from .conftest import Pod
@@ -37,7 +37,7 @@ class Shell:
 
     def __call__(self, line: str, *, admin: bool = False) -> int:
         options = ["-H", "127.0.0.1", "--api-port", str(self._pod.port)]
-        code = run_command(vipu_admin if admin else vipu, [*options, *line.split()])
+        code = run_command(vipu_admin_command if admin else vipu_command, [*options, *line.split()])
         self.out, self.err = self._capsys.readouterr()
         return code
 
@@ -116,13 +116,13 @@ def test_global_options_may_stand_anywhere(
     shell("create partition p16 --size 8")
     where = f"--api-host=127.0.0.1 --api-port {pod16.port}"
     for line in (f"list partitions {where}", f"list {where} partitions", f"{where} list partitions"):
-        assert run_command(vipu_admin, line.split()) == 0
+        assert run_command(vipu_admin_command, line.split()) == 0
         assert "ACTIVE" in capsys.readouterr().out
-    assert run_command(vipu, f"get partition p16 {where} --format json".split()) == 0
+    assert run_command(vipu_command, f"get partition p16 {where} --format json".split()) == 0
     assert json.loads(capsys.readouterr().out)["partition"]
-    assert run_command(vipu, f"list partitions --nonsense {where}".split()) == 2
+    assert run_command(vipu_command, f"list partitions --nonsense {where}".split()) == 2
     assert "--nonsense" in capsys.readouterr().err
-    assert run_command(vipu, ["list", "partitions", "--api-port"]) == 2
+    assert run_command(vipu_command, ["list", "partitions", "--api-port"]) == 2
     assert "--api-port" in capsys.readouterr().err
 
 
@@ -255,7 +255,7 @@ def test_commands_and_options_that_podrun_lacks_are_refused_by_name(
 
 
 def test_without_a_server_the_address_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(vipu, ["-H", "127.0.0.1", "--api-port", "1", "list", "partitions"]) == 1
+    assert run_command(vipu_command, ["-H", "127.0.0.1", "--api-port", "1", "list", "partitions"]) == 1
     assert "no V-IPU server answers at 127.0.0.1:1" in capsys.readouterr().err
 
 
@@ -271,7 +271,7 @@ def test_the_order_in_which_the_server_is_looked_for(tmp_path: Path, monkeypatch
     by_file = find_server(None, None, config=hcl, environ={})
     assert (by_file.host, by_file.port) == ("h3", 33)
     assert find_server(None, None, environ={}).source == "the default"
-    publication = Registry().publish(ServiceEntry(VIPU_SERVER, "127.0.0.1", 4321, this_process()))
+    publication = Registry().publish(ServiceEntry(VIPU_SERVER, "127.0.0.1", 4321, own_process_id()))
     assert find_server(None, None, environ={}).port == 4321
     publication.withdraw()
     hcl.write_text("api-host h3\n")
@@ -298,7 +298,8 @@ def test_a_program_that_is_no_server_is_told_from_none(capsys: pytest.CaptureFix
         threading.Thread(target=web.serve_forever, daemon=True).start()
         port = web.server_address[1]
         code = run_command(
-            vipu, ["-H", "127.0.0.1", "--api-port", str(port), "--timeout", "20", "list", "partitions"]
+            vipu_command,
+            ["-H", "127.0.0.1", "--api-port", str(port), "--timeout", "20", "list", "partitions"],
         )
         web.shutdown()
     assert code == 1
@@ -314,7 +315,7 @@ def served(line: list[str], monkeypatch: pytest.MonkeyPatch, directory: Path) ->
     stop = threading.Event()
     stop.set()
     monkeypatch.setattr("podrun.partition.commands.serve.stop_on_signals", lambda: stop)
-    return run_command(vipu_server, ["--port", "0", "--in-process", "--no-state", *line])
+    return run_command(vipu_server_command, ["--port", "0", "--in-process", "--no-state", *line])
 
 
 def test_a_shared_server_says_so(
@@ -350,14 +351,14 @@ def test_sharing_that_cannot_be_is_refused(
 
 def test_a_server_on_a_taken_port(pod16: Pod, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = ["--port", str(pod16.port), "--no-state", "--in-process"]
-    assert run_command(vipu_server, line) == 2
+    assert run_command(vipu_server_command, line) == 2
     assert f"port {pod16.port} on 127.0.0.1 is taken" in capsys.readouterr().err
 
 
 def test_the_server_lists_pods_and_refuses_unknown_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(vipu_server, ["--list-clusters"]) == 0
+    assert run_command(vipu_server_command, ["--list-clusters"]) == 0
     assert "pod64" in capsys.readouterr().out
-    assert run_command(vipu_server, ["--cluster", "pod63"]) == 2
+    assert run_command(vipu_server_command, ["--cluster", "pod63"]) == 2
     assert "Did you mean pod64?" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from podrun.core.cluster import load_cluster
 from podrun.core.errors import ConfigError, ConflictError, ExistsError, NotFoundError, UsageError
-from podrun.partition.state.repair import diagnose, read_rows, repair
+from podrun.partition.state.repair import diagnose_rows, read_rows, repair
 from podrun.partition.state.store import Store
 from podrun.partition.state.values import PartitionState, Requirements
 
@@ -239,7 +239,7 @@ def test_a_layout_that_cannot_be_read_is_refused_and_repaired(
     pod.active("a", 4, cluster="left")
     pod.active("b", 4, cluster="right")
     pod.stop()
-    whole = diagnose(pod16, read_rows(path))
+    whole = diagnose_rows(pod16, read_rows(path))
     assert whole.problems == ()
     assert {p.name for p in whole.kept.partitions} == {"a", "b"}
     with sqlite3.connect(path) as db:
@@ -249,7 +249,7 @@ def test_a_layout_that_cannot_be_read_is_refused_and_repaired(
     with pytest.raises(ConfigError, match="is damaged or no state file"):
         store.load(pod16)
     store.close()
-    found = diagnose(pod16, read_rows(path))
+    found = diagnose_rows(pod16, read_rows(path))
     assert "its agents and clusters, which were changed, cannot be read" in found.problems[0].what
     repair(path, pod16, found)
     store = Store(path, "pod16")

@@ -11,7 +11,7 @@ import pytest
 from podrun.core.errors import UsageError
 from podrun.faults import parse_fault
 from podrun.partition.server.views import requirements_of
-from podrun.partition.state.codec import from_message, to_json, to_message
+from podrun.partition.state.codec import from_message, to_message, value_to_json
 from podrun.partition.state.values import (
     AgentInfo,
     AgentState,
@@ -144,15 +144,15 @@ def test_a_partition_is_spelled_as_in_the_protocol() -> None:
 
 
 def test_json_has_the_keys_that_commands_print() -> None:
-    told = to_json(PARTITION)
+    told = value_to_json(PARTITION)
     assert list(told)[:5] == ["name", "cluster", "allocation", "size", "state"]
     assert (told["state"], told["sync_type"], told["agents"]) == (
         "ERROR",
         "pod-native-default",
         ["ipum1", "ipum2"],
     )
-    assert to_json(replace(PARTITION, error=""))["error"] is None
-    assert json.dumps(to_json(QUEUED)) == (
+    assert value_to_json(replace(PARTITION, error=""))["error"] is None
+    assert json.dumps(value_to_json(QUEUED)) == (
         '{"id": "q", "size": 16, "priority": -2, "owner": "ada", "since_s": 1.5, "position": 2, "ahead": ["r"], '
         '"blockers": ["p"], "starts_by_s": 8.5}'
     )
@@ -161,7 +161,7 @@ def test_json_has_the_keys_that_commands_print() -> None:
         '"health": "draining", "stale_seconds": 2.5, "reason": null, "deadline_s": null, "cluster": null, '
         '"ild": null, "attached_ipus": 4, "num_ipus": 4, "partitions": ["p"], "endpoints": ["127.0.0.1:4000"]}'
     )
-    assert json.dumps(to_json(VALUES[8][0])) == (
+    assert json.dumps(value_to_json(VALUES[8][0])) == (
         '{"id": "c", "target": "gc200", "num_ipus": 16, "num_ilds": 2, "ipu_link_domain_size": 8, '
         '"ipu_link_topology": "mesh", "gateway_topology": "looped", "agents": ["ipum1", "ipum2"]}'
     )

@@ -28,13 +28,13 @@ from podrun.partition.server.views import (
 from podrun.partition.state import events as ev
 from podrun.partition.state.accounts import Account, Accounts, Role
 from podrun.partition.state.allocator import Allocator
-from podrun.partition.state.codec import to_json, to_message
+from podrun.partition.state.codec import to_message, value_to_json
 from podrun.partition.state.explanations import explain_queue
 from podrun.partition.state.records import Lease
-from podrun.partition.state.repair import diagnose, read_rows
+from podrun.partition.state.repair import diagnose_rows, read_rows
 from podrun.partition.state.store import Store, fingerprint_of
 from podrun.partition.state.stored_rows import StateRows
-from podrun.partition.state.stored_state import state_of
+from podrun.partition.state.stored_state import state_from_rows
 from podrun.partition.state.values import Requirements
 from podrun.protos import vipu_pb2 as messages
 
@@ -179,14 +179,14 @@ def _in_row(
 
 def serve(rows: StateRows) -> None:
     """What a server does with a state soon after its start, without machines."""
-    state = state_of(POD, rows)
+    state = state_from_rows(POD, rows)
     pod = state.layout or POD
     core = Allocator(
         pod, allocations=state.allocations, partitions=state.partitions, lost=state.lost, plans=state.plans
     )
     for partition in core.partitions.values():
         info = partition_info(pod, partition)
-        json.dumps(to_json(info))
+        json.dumps(value_to_json(info))
         to_message(info, pb.Partition)
         ipuof_config(pod, partition, partition.num_gcds - 1, {})
     for entry in core.queue.values():
@@ -221,7 +221,7 @@ def check_agreement(rows: StateRows) -> None:
     if rows.pod is not None and rows.pod["fingerprint"] not in ("", fingerprint_of(POD)):
         refused = "written for another description"
     try:
-        found = diagnose(POD, rows)
+        found = diagnose_rows(POD, rows)
     except ConfigError:  # Another POD's file.
         assert rows.pod is not None
         assert isinstance(rows.pod["name"], str)
@@ -241,7 +241,7 @@ def check_agreement(rows: StateRows) -> None:
 
 def test_the_state_itself_is_in_order(file: Path) -> None:
     check_agreement(rows_at(file))
-    assert not diagnose(POD, rows_at(file)).problems
+    assert not diagnose_rows(POD, rows_at(file)).problems
 
 
 @settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -293,4 +293,6 @@ def test_a_damaged_file_is_refused_with_place_and_command(
         store.close()
     assert said in caught.value.message
     assert f"vipu-server check --cluster pod16 --state-file {path}" in (caught.value.hint or "")
-    assert any(said.partition(":")[0] in problem.what for problem in diagnose(POD, read_rows(path)).problems)
+    assert any(
+        said.partition(":")[0] in problem.what for problem in diagnose_rows(POD, read_rows(path)).problems
+    )

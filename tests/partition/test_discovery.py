@@ -17,9 +17,9 @@ from podrun.partition.host.discovery import (
     ProcessId,
     Registry,
     ServiceEntry,
+    own_process_id,
     runtime_directory,
     scratch_directory,
-    this_process,
 )
 from podrun.partition.host.guardian import Guardian
 
@@ -30,7 +30,7 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def test_publish_find_withdraw(registry: Registry) -> None:
-    me = this_process()
+    me = own_process_id()
     one = registry.publish(ServiceEntry(LAUNCHER, "127.0.0.1", 5001, me, "pod16", "p1"))
     two = registry.publish(ServiceEntry(VIPU_SERVER, "127.0.0.1", 8090, me, "pod64"))
     assert registry.entries() == [two.entry, one.entry]
@@ -55,7 +55,7 @@ def test_entries_of_dead_owners_are_swept_with_what_they_left(registry: Registry
     (scratch / "file").touch()
     precious = tmp_path / "precious"
     precious.mkdir()
-    dead = ProcessId(os.getpid(), this_process().start_ticks - 1)  # Our number, but an earlier process.
+    dead = ProcessId(os.getpid(), own_process_id().start_ticks - 1)  # Our number, but an earlier process.
     entry = ServiceEntry(LAUNCHER, "h", 1, dead, processes=(left,), directories=(str(scratch), str(precious)))
     registry.publish(entry)
     assert registry.find() is None
@@ -177,5 +177,5 @@ def test_dismiss_twice() -> None:
 
 def test_the_server_at_the_default_port_comes_first(registry: Registry) -> None:
     for port in (8091, DEFAULT_PORT, 8092):
-        registry.publish(ServiceEntry(VIPU_SERVER, "127.0.0.1", port, this_process()))
+        registry.publish(ServiceEntry(VIPU_SERVER, "127.0.0.1", port, own_process_id()))
     assert registry.entries()[0].port == DEFAULT_PORT

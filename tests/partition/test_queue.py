@@ -14,8 +14,8 @@ from podrun.core.cluster import load_cluster
 from podrun.core.command_line import run_command
 from podrun.core.errors import ConflictError, ExhaustedError, ExistsError, NotFoundError, UsageError
 from podrun.core.telemetry import AttachedProcess
-from podrun.partition.commands.vipu import vipu
-from podrun.partition.commands.vipu_admin import vipu_admin
+from podrun.partition.commands.vipu import vipu_command
+from podrun.partition.commands.vipu_admin import vipu_admin_command
 from podrun.partition.host.holders import QUEUE_LEASE_S, SignsOfLife, steady_clock
 from podrun.partition.server.views import SUSPECT_SECONDS, agent_health
 from podrun.partition.state import events as ev
@@ -332,20 +332,23 @@ def test_the_commands_of_queue_and_maintenance(pod16: Pod, capsys: pytest.Captur
 
     pod16.active("p", 16)
     pod16.client.create_partition(Requirements("q", 8), wait=True)
-    assert "| q         | 8    | 0" in say(vipu, "list", "queue")
-    assert json.loads(say(vipu, "list", "queue", "--format=json"))["queue"][0]["blockers"] == ["p"]
-    told = say(vipu, "explain", "q")
+    assert "| q         | 8    | 0" in say(vipu_command, "list", "queue")
+    assert json.loads(say(vipu_command, "list", "queue", "--format=json"))["queue"][0]["blockers"] == ["p"]
+    told = say(vipu_command, "explain", "q")
     assert "Position    | 1 of 1 (priority 0)" in told
     assert "not known: what is in the way has no time limit" in told
-    assert "ACTIVE" in say(vipu, "explain", "p")
-    assert say(vipu, "remove", "partition", "q") == "remove partition (q): success.\n"
-    assert say(vipu_admin, "cordon", "agent", "ipum1", "--reason=fan") == "cordon agent (ipum1): success.\n"
-    assert "cordoned, fan" in say(vipu_admin, "get", "agent", "ipum1")
-    assert say(vipu_admin, "return", "agent", "ipum1") == "return agent (ipum1): success.\n"
-    assert say(vipu_admin, "drain", "agent", "ipum2", "--deadline=60").endswith("success.\n")
-    say(vipu, "remove", "partition", "p")
+    assert "ACTIVE" in say(vipu_command, "explain", "p")
+    assert say(vipu_command, "remove", "partition", "q") == "remove partition (q): success.\n"
+    assert (
+        say(vipu_admin_command, "cordon", "agent", "ipum1", "--reason=fan")
+        == "cordon agent (ipum1): success.\n"
+    )
+    assert "cordoned, fan" in say(vipu_admin_command, "get", "agent", "ipum1")
+    assert say(vipu_admin_command, "return", "agent", "ipum1") == "return agent (ipum1): success.\n"
+    assert say(vipu_admin_command, "drain", "agent", "ipum2", "--deadline=60").endswith("success.\n")
+    say(vipu_command, "remove", "partition", "p")
     reserve = ("create", "reservation", "r", "--agents=ipum3,ipum4", "--for=600")
-    assert say(vipu_admin, *reserve) == "create reservation (r): success.\n"
-    assert "| ipum3 ipum4 |" in say(vipu, "list", "reservations")
-    assert say(vipu_admin, "remove", "reservation", "r").endswith("success.\n")
-    assert run_command(vipu, ["create", "partition", "x", "--size=4", "--wait", "--no-wait"]) == 2
+    assert say(vipu_admin_command, *reserve) == "create reservation (r): success.\n"
+    assert "| ipum3 ipum4 |" in say(vipu_command, "list", "reservations")
+    assert say(vipu_admin_command, "remove", "reservation", "r").endswith("success.\n")
+    assert run_command(vipu_command, ["create", "partition", "x", "--size=4", "--wait", "--no-wait"]) == 2

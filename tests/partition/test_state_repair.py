@@ -10,7 +10,7 @@ import pytest
 
 from podrun.core.command_line import run_command
 from podrun.core.errors import NotFoundError
-from podrun.partition.commands.vipu_server import vipu_server
+from podrun.partition.commands.vipu_server import vipu_server_command
 from podrun.partition.state.values import PartitionState, Requirements
 
 from .conftest import Pod
@@ -39,7 +39,7 @@ def change(path: Path, statement: str, *values: object) -> None:
 
 
 def ask(capsys: pytest.CaptureFixture[str], verb: str, path: Path, *more: str) -> tuple[int, list[str]]:
-    code = run_command(vipu_server, [verb, f"--state-file={path}", *more])
+    code = run_command(vipu_server_command, [verb, f"--state-file={path}", *more])
     told = capsys.readouterr()
     return code, (told.out + told.err).splitlines()
 
@@ -150,14 +150,14 @@ def test_options_before_a_verb_are_the_verbs(
         ["stop", "--port", "9000"],
         ["-v", "stop"],
     ):
-        assert run_command(vipu_server, line) == 2
+        assert run_command(vipu_server_command, line) == 2
     assert asked == [(9000, "pod64"), (9000, None), (None, None)]
     missing = str(tmp_path / "missing")
     capsys.readouterr()
-    assert run_command(vipu_server, ["--state-file", missing, "check"]) == 2
+    assert run_command(vipu_server_command, ["--state-file", missing, "check"]) == 2
     assert f"there is no state file {missing}" in capsys.readouterr().err
-    assert run_command(vipu_server, ["check", "--state-file", str(tmp_path)]) == 2
+    assert run_command(vipu_server_command, ["check", "--state-file", str(tmp_path)]) == 2
     assert f"{tmp_path} is no file" in capsys.readouterr().err
     for line in (["stop", "--state-file", missing], ["--prestart", "stop"]):
-        assert run_command(vipu_server, line) == 2
+        assert run_command(vipu_server_command, line) == 2
         assert "vipu-server stop has no option --" in capsys.readouterr().err

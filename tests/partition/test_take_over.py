@@ -17,7 +17,14 @@ from podrun.core.errors import ConflictError, UsageError
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 from podrun.partition.commands.stop import choose_server
-from podrun.partition.host.discovery import POD, VIPU_SERVER, ProcessId, Registry, ServiceEntry, this_process
+from podrun.partition.host.discovery import (
+    POD,
+    VIPU_SERVER,
+    ProcessId,
+    Registry,
+    ServiceEntry,
+    own_process_id,
+)
 from podrun.partition.machines.keeper import PROTOCOL, Keeper, ListedMachine, MachineList
 from podrun.partition.state.store import Superseded
 from podrun.partition.state.values import AgentState, PartitionState
@@ -146,7 +153,7 @@ def test_a_machine_refuses_a_server_of_an_earlier_epoch(machine: MachineServer) 
 def test_stop_asks_which_server_is_meant() -> None:
     def entry(cluster: str, port: int, kind: str = VIPU_SERVER) -> ServiceEntry:
         return ServiceEntry(
-            kind, "", port if kind == VIPU_SERVER else 0, this_process(), cluster, last_port=port
+            kind, "", port if kind == VIPU_SERVER else 0, own_process_id(), cluster, last_port=port
         )
 
     one, other, left = entry("pod16", 8090), entry("pod64", 8091), entry("pod16", 8092, POD)
@@ -247,7 +254,7 @@ def test_a_keeper_of_another_build_ends_and_its_partitions_come_up_anew(
 
 def test_entries_of_other_builds_are_understood_and_stay(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
-    entry = ServiceEntry(POD, "", 0, this_process(), "pod16", pod="4711", address="h:1")
+    entry = ServiceEntry(POD, "", 0, own_process_id(), "pod16", pod="4711", address="h:1")
     path = tmp_path / "pod-1-0.json"
     path.write_text(json.dumps({**asdict(entry), "more": ["of a later build"]}))
     assert registry.entries() == [entry]

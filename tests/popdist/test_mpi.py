@@ -16,7 +16,7 @@ from podrun.core.errors import UnsupportedError
 from podrun.popart import instances
 from podrun.popart.exceptions import popart_unsupported
 from podrun.popdist import mpi
-from podrun.popdist.collectives import decode, encode
+from podrun.popdist.collectives import decode_object, encode_object
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 OBJECTS = st.recursive(
@@ -33,13 +33,13 @@ OBJECTS = st.recursive(
 
 @given(OBJECTS)
 def test_objects_come_back_as_they_were(value):
-    assert decode(encode(value)) == value
-    assert type(decode(encode(value))) is type(value)
+    assert decode_object(encode_object(value)) == value
+    assert type(decode_object(encode_object(value))) is type(value)
 
 
 @given(arrays.arrays(st.sampled_from([np.float16, np.int64, np.bool_, np.uint8]), st.integers(0, 5)))
 def test_arrays_keep_their_bits(array):
-    found = decode(encode(array))
+    found = decode_object(encode_object(array))
     assert found.dtype == array.dtype
     assert found.tobytes() == array.tobytes()
     assert found.flags.writeable
@@ -47,7 +47,7 @@ def test_arrays_keep_their_bits(array):
 
 def test_what_would_be_pickled_is_refused():
     with pytest.raises(UnsupportedError, match="type function"):
-        encode([lambda: 0])
+        encode_object([lambda: 0])
 
 
 def test_alone_everything_is_ones_own():

@@ -28,14 +28,14 @@ def scoped(x: Any) -> Any:
 
 
 def test_jax_has_every_private_name_that_podrun_uses() -> None:
-    assert [use.name for use in private.missing()] == []
+    assert [use.name for use in private.missing_jax_names()] == []
 
 
 @pytest.mark.parametrize("use", private.USES, ids=lambda use: use.name)
 def test_a_missing_name_is_reported(use: private.PrivateUse, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = private.find
-    monkeypatch.setattr(private, "find", lambda name: None if name == use.name else find(name))
-    assert private.missing() == [use]
+    find = private.find_name
+    monkeypatch.setattr(private, "find_name", lambda name: None if name == use.name else find(name))
+    assert private.missing_jax_names() == [use]
     with pytest.raises(ImportError, match=f"no {re.escape(use.name)}, which podrun needs for"):
         private._need(use.name)
 
@@ -70,8 +70,8 @@ def test_an_unknown_jaxlib_says_once_that_convolutions_are_slower(
     gone: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if gone:
-        find = private.find
-        monkeypatch.setattr(private, "find", lambda name: None if name == gone else find(name))
+        find = private.find_name
+        monkeypatch.setattr(private, "find_name", lambda name: None if name == gone else find(name))
     else:
         monkeypatch.setattr(private, "_version", lambda package: "0.99.1")
     convolutions._started.cache_clear()
@@ -101,8 +101,8 @@ def test_an_unknown_jaxlib_says_once_that_convolutions_are_slower(
     ],
 )
 def test_what_is_only_faster_or_plainer_has_a_fallback(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = private.find
-    monkeypatch.setattr(private, "find", lambda wanted: None if wanted == name else find(wanted))
+    find = private.find_name
+    monkeypatch.setattr(private, "find_name", lambda wanted: None if wanted == name else find(wanted))
     private.register_lapack()
     private.register_lapack_only_when_asked()
     with private.written_to_cache(), private.plain_errors():

@@ -10,7 +10,7 @@ from podrun.private_apis import torch as private  # noqa: E402
 
 
 def test_torch_has_every_private_name_that_podrun_uses() -> None:
-    assert private.missing() == []
+    assert private.missing_torch_names() == []
 
 
 def test_a_tensor_without_data_says_that_it_is_on_the_device_that_is_shown() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from podrun.report.html import page, side_by_side
 from podrun.report.notebook import frame
-from podrun.report.text import size
+from podrun.report.text import byte_size
 from tests.report.profiles import pipeline_profile
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -159,15 +159,15 @@ def test_every_control_of_the_page_does_what_it_says(tmp_path: Path) -> None:
     assert used["dim"]
     assert used["cleared"] == 0
     assert re.fullmatch(r".*: [\d,]+ cycles of (sync|exchange|compute)", used["tapped"])
-    capacity = size(memory.tile_capacity_bytes)
+    capacity = byte_size(memory.tile_capacity_bytes)
     tile = int(used["tile"].split(":")[0].removeprefix("tile "))
     assert abs(tile - memory.by_tile[-1].end_tile // 2) <= 1  # A pixel is more than one tile wide.
     (held,) = (i for i in memory.by_tile if i.first_tile <= tile < i.end_tile)
-    assert used["tile"].startswith(f"tile {tile}: {size(held.total_bytes)} of {capacity} (")
+    assert used["tile"].startswith(f"tile {tile}: {byte_size(held.total_bytes)} of {capacity} (")
     assert (
         used["left"]
         == used["note"]
-        == f"At most {size(max(i.total_bytes for i in memory.by_tile))} here; a tile has {capacity}."
+        == f"At most {byte_size(max(i.total_bytes for i in memory.by_tile))} here; a tile has {capacity}."
     )
     assert used["pinned"] == used["kept"]
     assert used["open"]

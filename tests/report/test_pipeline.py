@@ -9,8 +9,8 @@ import pytest
 
 from podrun.compiler.program import PipelineOrder
 from podrun.compiler.timeline import SegmentTask, idle_share, makespan
-from podrun.report.chrome_trace import runs, shape
-from podrun.report.document import from_json, to_json
+from podrun.report.chrome_trace import pipeline_shape, stage_runs
+from podrun.report.document import from_json, profile_to_json
 from podrun.report.html import page
 from podrun.report.model import Profile
 from podrun.report.text import summary
@@ -38,23 +38,23 @@ def even(schedule: str, stages: int = 4, micro_batches: int = 10) -> Profile:
 def test_runs_are_those_of_the_compiler(schedule: str) -> None:
     profile = even(schedule)
     tasks = [SegmentTask(s.ipu, s.pipeline_cycle, float(s.cycles), 0.0) for s in profile.stages]
-    found = runs(profile, 10)
+    found = stage_runs(profile, 10)
     assert max(run.end_cycles for run in found) == makespan(tasks, 10, PipelineOrder(schedule))
-    drawn = shape(profile)
+    drawn = pipeline_shape(profile)
     assert drawn is not None
     assert drawn.idle_share == pytest.approx(idle_share(tasks, 10, PipelineOrder(schedule)))
     assert sorted(run.start_cycles for run in found) == [run.start_cycles for run in found]
 
 
 def test_interleaved_work_takes_turns() -> None:
-    found = [run for run in runs(even("interleaved"), 10) if run.stage.ipu == 0]
+    found = [run for run in stage_runs(even("interleaved"), 10) if run.stage.ipu == 0]
     directions = ["backward" if run.stage.pipeline_cycle else "forward" for run in found]
     assert directions == ["forward"] * 4 + ["backward", "forward"] * 6 + ["backward"] * 4
     assert all(a.end_cycles <= b.start_cycles for a, b in itertools.pairwise(found))
 
 
 def test_the_bubble_is_told() -> None:
-    grouped = shape(even("grouped"))
+    grouped = pipeline_shape(even("grouped"))
     assert grouped is not None
     assert (grouped.fill_slots, grouped.main_slots, grouped.flush_slots) == (6, 4, 6)
     assert "Pipeline, grouped: 6 pipeline cycles to fill, 4 full, 6 to flush" in summary(even("grouped"))
@@ -63,10 +63,10 @@ def test_the_bubble_is_told() -> None:
     assert "Schedule interleaved" in html
     assert html.count("idle</title>") == 4
     alone = dataclasses.replace(even("grouped"), pipelined=False)
-    assert shape(alone) is None
+    assert pipeline_shape(alone) is None
     assert "Pipeline," not in summary(alone)
 
 
 def test_the_schedule_is_in_the_document() -> None:
     profile = even("interleaved")
-    assert from_json(to_json(profile)) == profile
+    assert from_json(profile_to_json(profile)) == profile

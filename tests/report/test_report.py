@@ -26,7 +26,7 @@ from podrun.report import text as report_text
 from podrun.report.__main__ import main
 from podrun.report.analysis import Report
 from podrun.report.charts import memory_by_tile
-from podrun.report.chrome_trace import DETAILED, chrome_trace, runs, to_trace
+from podrun.report.chrome_trace import DETAILED, chrome_trace, stage_runs, to_trace
 from podrun.report.document import (
     SCHEMA_VERSION,
     from_json,
@@ -34,12 +34,12 @@ from podrun.report.document import (
     load,
     load_origin,
     origin_of_process,
-    to_json,
+    profile_to_json,
     write_report,
 )
 from podrun.report.html import page, side_by_side
 from podrun.report.model import CAUSES, PHASES, layer_of
-from podrun.report.text import compare, largest_by_layer, rate, size, summary
+from podrun.report.text import byte_size, compare, largest_by_layer, rate, summary
 from tests.report.profiles import cost, pipeline_profile, pipeline_report
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -90,7 +90,7 @@ def test_memory_by_tile_covers_every_tile_once(profile: Profile) -> None:
 
 
 def test_the_pipeline_overlaps_micro_batches_but_never_on_one_ipu(profile: Profile) -> None:
-    found = runs(profile, 4)
+    found = stage_runs(profile, 4)
     assert len(found) == 4 * len(profile.stages)
     for ipu in profile.ipus:
         mine = sorted((r for r in found if r.stage.ipu == ipu), key=lambda r: r.start_cycles)
@@ -101,7 +101,9 @@ def test_the_pipeline_overlaps_micro_batches_but_never_on_one_ipu(profile: Profi
         assert all(a.end_cycles <= b.start_cycles for a, b in itertools.pairwise(ordered))
     length = max(r.end_cycles for r in found)
     alone = dataclasses.replace(profile, pipelined=False)
-    assert length < max(r.end_cycles for r in runs(alone, 4)) == 4 * sum(s.cycles for s in profile.stages)
+    assert (
+        length < max(r.end_cycles for r in stage_runs(alone, 4)) == 4 * sum(s.cycles for s in profile.stages)
+    )
 
 
 def test_the_summary_names_causes_layers_memory_and_trust(profile: Profile) -> None:
@@ -138,7 +140,9 @@ def test_the_cards_answer_what_is_asked_first(profile: Profile) -> None:
     cards = page(profile).partition("<nav>")[0]
     memory = profile.fullest().memory
     assert f"<strong>{memory.max_tile_bytes / memory.tile_capacity_bytes:.1%}</strong>" in cards
-    assert f"<p>{size(memory.max_tile_bytes)} of {size(memory.tile_capacity_bytes)}, on IPU" in cards
+    assert (
+        f"<p>{byte_size(memory.max_tile_bytes)} of {byte_size(memory.tile_capacity_bytes)}, on IPU" in cards
+    )
     assert f"<strong>{profile.bottleneck.partition(',')[0]}</strong>" in cards
     assert "<strong>Yes</strong>" in cards
 
@@ -151,7 +155,7 @@ def test_the_axis_of_tiles_ends_at_the_limit_or_says_where(profile: Profile) -> 
     assert "stroke-dasharray" not in small
     large = memory_by_tile(dataclasses.replace(memory, tile_capacity_bytes=fullest * 2))
     assert "Enlarged" not in large
-    assert f">{size(fullest * 2)}</span>" in large
+    assert f">{byte_size(fullest * 2)}</span>" in large
     assert "stroke-dasharray" in large
 
 
@@ -208,7 +212,7 @@ def test_two_runs_compare(profile: Profile) -> None:
     assert "new" in text
     fullest = profile.fullest().memory.max_tile_bytes
     assert re.search(
-        rf"^fullest tile +[\d.]+ [KM]?i?B +{re.escape(size(fullest))} ", text, flags=re.MULTILINE
+        rf"^fullest tile +[\d.]+ [KM]?i?B +{re.escape(byte_size(fullest))} ", text, flags=re.MULTILINE
     )
     same = compare(profile, profile)
     assert "+0.0%" in same
@@ -219,9 +223,9 @@ def test_two_runs_compare(profile: Profile) -> None:
 
 
 def test_a_document_comes_back_whole(profile: Profile) -> None:
-    text = to_json(profile)
+    text = profile_to_json(profile)
     assert from_json(text) == profile
-    assert to_json(from_json(text)) == text
+    assert profile_to_json(from_json(text)) == text
 
 
 def test_every_number_in_the_document_has_a_unit_in_its_key(profile: Profile) -> None:
@@ -250,12 +254,12 @@ def test_every_number_in_the_document_has_a_unit_in_its_key(profile: Profile) ->
             named = any(key.endswith(units) or "_by_" in key or key in counts for key in near)
             assert named, f"{'.'.join(keys)} has no unit"
 
-    check(json.loads(to_json(profile)), ())
+    check(json.loads(profile_to_json(profile)), ())
 
 
 def test_the_schema_lists_every_key_of_the_document(profile: Profile) -> None:
     schema = json_schema()
-    document = json.loads(to_json(profile))
+    document = json.loads(profile_to_json(profile))
     assert set(document) == set(schema["properties"]) == set(schema["required"])
     stage = schema["$defs"]["ReportStage"]
     assert set(document["profile"]) == set(schema["$defs"]["Profile"]["properties"])
@@ -263,7 +267,7 @@ def test_the_schema_lists_every_key_of_the_document(profile: Profile) -> None:
 
 
 def _broken(change: str) -> str:
-    document = json.loads(to_json(pipeline_profile()))
+    document = json.loads(profile_to_json(pipeline_profile()))
     stage = document["profile"]["stages"][0]
     match change:
         case "no json":
@@ -408,7 +412,7 @@ def test_two_reports_stand_side_by_side_with_ids_of_their_own(profile: Profile) 
 
 
 def test_sizes_have_one_style() -> None:
-    assert [report_text.size(n) for n in (0, 1023, 1024, 638_976, 5 << 20, 3 << 30)] == [
+    assert [report_text.byte_size(n) for n in (0, 1023, 1024, 638_976, 5 << 20, 3 << 30)] == [
         "0 B",
         "1023 B",
         "1.0 KiB",

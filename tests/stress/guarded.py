@@ -72,7 +72,7 @@ def guarded_case(seed: int, number: int) -> GuardedCase:
     """The case of that number: of a random convolution, itself or one of its gradients, as JAX writes them."""
     dice = random.Random(f"{seed}:{number}")
     while True:
-        made = convolutions.call(_draw(dice))
+        made = convolutions.convolution_call(_draw(dice))
         if made is None or made.products > MOST_PRODUCTS:
             continue
         follows = tuple(dice.random() < 0.4 and made.kind is Kind.FORWARD for _ in range(3))

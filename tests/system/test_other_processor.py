@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.device.xla.clients import name_of
+from podrun.device.xla.clients import processor_name
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER = {"avx512": "AVX2", "avx2": "AVX"}
@@ -30,7 +30,7 @@ TESTS = (
 @pytest.mark.slow
 @pytest.mark.system
 def test_a_part_of_the_suite_passes_there():
-    level = name_of(Path("/proc/cpuinfo").read_text(encoding="utf-8"), {}).split("-")[0]
+    level = processor_name(Path("/proc/cpuinfo").read_text(encoding="utf-8"), {}).split("-")[0]
     if level not in OTHER:
         pytest.skip(f"there is no narrower kind than {level} that podrun is tried on")
     other = OTHER[level]

@@ -8,7 +8,7 @@ import pytest
 
 from podrun.core.errors import NotFoundError
 from podrun.launcher.cli import main
-from podrun.upkeep.pages import page_text, pages, table_of_topics
+from podrun.upkeep.pages import help_pages, page_text, table_of_topics
 from tests.conftest import ROOT
 
 
@@ -18,10 +18,10 @@ def test_links_become_topics() -> None:
     assert "Faults (podrun help faults)" in text
 
 
-@pytest.mark.parametrize("topic", sorted(pages()))
+@pytest.mark.parametrize("topic", sorted(help_pages()))
 def test_each_page_is_shown_and_names_topics_that_exist(topic: str) -> None:
     named = re.findall(r"\(podrun help ([\w/-]+)\)", page_text(topic))
-    assert set(named) <= set(pages())
+    assert set(named) <= set(help_pages())
     assert f"podrun help {topic} " in table_of_topics()
 
 
@@ -43,13 +43,13 @@ def test_help_of_a_topic_a_verb_and_a_mistake(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_cluster_file_on_the_page_is_the_real_one() -> None:
-    assert (ROOT / "cluster_configs/pod16.yaml").read_text(encoding="utf-8") in pages()["vipu"].read_text(
-        encoding="utf-8"
-    )
+    assert (ROOT / "cluster_configs/pod16.yaml").read_text(encoding="utf-8") in help_pages()[
+        "vipu"
+    ].read_text(encoding="utf-8")
 
 
 def test_without_pages_there_are_no_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podrun.upkeep.pages.pages", dict)
+    monkeypatch.setattr("podrun.upkeep.pages.help_pages", dict)
     assert table_of_topics() == ""
     with pytest.raises(NotFoundError):
         page_text("faults")

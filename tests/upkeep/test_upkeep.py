@@ -19,13 +19,13 @@ from podrun.core.command_line import run_command
 from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, DeadlineError, DeniedError, NotFoundError, UsageError
 from podrun.core.identity import user_name
-from podrun.core.terminal import error_lines, table
+from podrun.core.terminal import error_lines, text_table
 from podrun.launcher.commands.completion import completion_script, completion_verb, launcher_command
-from podrun.partition.host.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry, this_process
+from podrun.partition.host.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry, own_process_id
 from podrun.upkeep import verbs
 from podrun.upkeep.cache import caches, chosen, clear
 from podrun.upkeep.doctor import GIB, Finding, HostFacts, Soundness, check_numbers, cpu_flags, examine
-from podrun.upkeep.running import Run, described, find, runs, stop
+from podrun.upkeep.running import Run, all_runs, find_run, program_of_process, stop_run
 
 GOOD_PROBE = (0, '{"sum": 21, "set": "avx2-0", "wanted": true, "onednn": true}\n', "")
 
@@ -226,13 +226,13 @@ def test_a_launch_is_listed_and_stopped(tmp_path: Path) -> None:
         assert owner is not None
         registry = Registry(tmp_path)
         registry.publish(ServiceEntry(LAUNCHER, "", 0, owner, partition="p16"))
-        found, silent = runs(registry, [])
+        found, silent = all_runs(registry, [])
         assert silent == []
         assert [(run.name, run.ipus, run.is_launch) for run in found] == [("p16", 0, True)]
         assert abs((found[0].since or 0) - time.time()) < 60
-        assert find(found, "p16") is find(found, str(child.pid))
+        assert find_run(found, "p16") is find_run(found, str(child.pid))
         # A child that nobody waits for is a zombie, which counts as ended.
-        assert stop(found[0]) == "ended"
+        assert stop_run(found[0]) == "ended"
         assert child.wait(10) == -signal.SIGTERM
     finally:
         child.kill()
@@ -241,24 +241,24 @@ def test_a_launch_is_listed_and_stopped(tmp_path: Path) -> None:
 
 def test_force_kills_what_does_not_end() -> None:
     sent: list[int] = []
-    here = this_process()
+    here = own_process_id()
     run = Run("p", "me", 4, "ACTIVE", None, "train.py", "", here)
     now = iter(range(1000))
     clock = {"sleep": lambda s: None, "clock": lambda: float(next(now)), "kill": lambda p, n: sent.append(n)}
     with pytest.raises(DeadlineError, match="has not ended") as error:
-        stop(run, patience=3, **clock)  # type: ignore[arg-type]
+        stop_run(run, patience=3, **clock)  # type: ignore[arg-type]
     assert "podrun stop p --force" in str(error.value.hint)
     assert sent == [signal.SIGTERM]
     with pytest.raises(DeadlineError, match="was killed and is still there"):
-        stop(run, force=True, patience=3, **clock)  # type: ignore[arg-type]
+        stop_run(run, force=True, patience=3, **clock)  # type: ignore[arg-type]
     assert sent == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
 
 
 def test_a_number_that_another_process_has_now_gets_no_signal() -> None:
     sent: list[int] = []
-    gone = replace(this_process(), start_ticks=1)
+    gone = replace(own_process_id(), start_ticks=1)
     run = Run("p", "me", 4, "ACTIVE", None, "train.py", "", gone)
-    assert stop(run, kill=lambda p, n: sent.append(n)) == "ended"
+    assert stop_run(run, kill=lambda p, n: sent.append(n)) == "ended"
     assert sent == []
 
 
@@ -266,12 +266,12 @@ def test_only_launches_of_ones_own_are_stopped() -> None:
     mine = Run("mine", user_name(os.getuid()), 4, "ACTIVE", 1.0, "idle", "h:1")
     theirs = Run("theirs", "somebody", 4, "ACTIVE", 1.0, "", "h:1")
     with pytest.raises(ConflictError) as kept:
-        find([mine, theirs], "mine")
+        find_run([mine, theirs], "mine")
     assert "vipu remove partition mine" in str(kept.value.hint)
     with pytest.raises(DeniedError, match="theirs belongs to somebody"):
-        find([mine, theirs], "theirs")
+        find_run([mine, theirs], "theirs")
     with pytest.raises(NotFoundError) as nothing:
-        find([mine, theirs], "other")
+        find_run([mine, theirs], "other")
     assert "podrun ps" in str(nothing.value.hint)
 
 
@@ -280,7 +280,7 @@ def test_programs_are_cut_to_the_terminal_and_whole_in_a_pipe(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = f"podrun train.py{' --option 1' * 20}\n\x1b[31m--last"
-    run = Run("podrun-7", "me", 4, "ACTIVE", None, program, "h:1", this_process())
+    run = Run("podrun-7", "me", 4, "ACTIVE", None, program, "h:1", own_process_id())
     monkeypatch.setattr(verbs, "_runs", lambda: ([run], []))
     monkeypatch.setenv("COLUMNS", "90")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -308,15 +308,15 @@ def test_watching_prints_changes_alone(
 
 
 def test_a_process_is_described_by_its_command() -> None:
-    program, since = described(os.getpid())
+    program, since = program_of_process(os.getpid())
     assert "pytest" in program
     assert since is not None
     assert since <= time.time()
-    assert described(2**22 + 1) == ("", None)
+    assert program_of_process(2**22 + 1) == ("", None)
 
 
 def test_a_server_that_does_not_answer_is_a_note(tmp_path: Path) -> None:
-    found, silent = runs(Registry(tmp_path), [("127.0.0.1", 1, False)])
+    found, silent = all_runs(Registry(tmp_path), [("127.0.0.1", 1, False)])
     assert found == []
     assert silent[0].startswith("127.0.0.1:1 does not answer")
 
@@ -354,7 +354,7 @@ def test_completions(words: list[str], incomplete: str, expected: list[str]) -> 
 def test_launches_complete_what_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
     registry = Registry(tmp_path)
-    registry.publish(ServiceEntry(LAUNCHER, "", 0, this_process(), partition="p16"))
+    registry.publish(ServiceEntry(LAUNCHER, "", 0, own_process_id(), partition="p16"))
     complete = BashComplete(launcher_command(), {}, "podrun", "_PODRUN_COMPLETE")
     assert [item.value for item in complete.get_completions(["stop"], "p")] == ["p16"]
     assert complete.get_completions(["stop"], "x") == []
@@ -390,8 +390,8 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -
         == "vipu: \x1b[1;31merror:\x1b[0m no\n\x1b[1mhint:\x1b[0m do\n"
     )
     assert error_lines("vipu", "no", "do", io.StringIO()) == "vipu: error: no\nhint: do\n"
-    assert table(("A",), [("b",)], io.StringIO()) == " A\n---\n b\n---"
-    assert table(("A",), [("b",)], Terminal()).startswith("\x1b[1m A\x1b[0m\n\x1b[2m---\x1b[0m\n b\n")
+    assert text_table(("A",), [("b",)], io.StringIO()) == " A\n---\n b\n---"
+    assert text_table(("A",), [("b",)], Terminal()).startswith("\x1b[1m A\x1b[0m\n\x1b[2m---\x1b[0m\n b\n")
     for environ in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         monkeypatch.setattr(
             "podrun.core.terminal.environment", lambda given=None, found=environ: environment(found)

@@ -47,8 +47,14 @@ from podrun.device.host.ports import (
 from podrun.device.machine import Machine
 from podrun.device.owners import HOST_SYNC_TIMEOUT, MachinePlace
 from podrun.device.program.fabric import LocalFabric, program_digest
-from podrun.device.program.machine_groups import home_of, parts_of
-from podrun.device.program.streams import anchor_shape, anchors_of, check_inputs, input_shape, inputs_of
+from podrun.device.program.machine_groups import home_of, parts_by_position
+from podrun.device.program.streams import (
+    anchor_shape,
+    anchors_of,
+    check_stream_arrays,
+    input_shape,
+    inputs_of,
+)
 from podrun.device.program.xla_memory import Array, aligned_empty
 from podrun.device.xla.pieces import PieceCache, writable_cache
 from podrun.faults import ProcessPlan, hint_in_launch, process_plan, recovery_hint, validate
@@ -110,7 +116,7 @@ class _RunPlan:
         """Raises ApplicationRuntimeError that names the input that is missing, unknown or of the wrong form."""
         fits = self.batches > 0 and arrays.keys() == self.inputs.keys()
         if not fits or any((array.shape, array.dtype) != self.inputs[name] for name, array in arrays.items()):
-            check_inputs(self.executable, self.batches, self.replicas, arrays)
+            check_stream_arrays(self.executable, self.batches, self.replicas, arrays)
 
     def given_array(self, name: str, array: Array) -> Array:
         """The caller's array for an anchor. Raises ApplicationRuntimeError if it has another form."""
@@ -189,7 +195,7 @@ class PortConnection:
         program = ProgramFile(executable, program_digest(data), lambda: data, own)
         self._executable = None
         self._all([port.load(program, self.host_sync_timeout) for port in self._ports])
-        self._executable, self._parts, self._plans = executable, parts_of(executable), {}
+        self._executable, self._parts, self._plans = executable, parts_by_position(executable), {}
 
     def write_variables(self, values: Mapping[str, np.ndarray]) -> None:
         executable, _ = self._loaded()
@@ -411,7 +417,8 @@ def connect_in_process(environ: Mapping[str, str], ipus: int | None) -> PortConn
     """A connection to fresh machines in this process.
 
     ``PODRUN_FAULTS``: faults to plan, separated by white space or semicolons. ``PODRUN_CACHE_DIR``: see
-    `podrun.core.environment.cache_directory`. Raises UsageError for a fault that cannot happen on these machines.
+    `podrun.core.environment.podrun_cache_directory`. Raises UsageError for a fault that cannot happen on these
+    machines.
     """
     report_fatal_signals()
     faults = process_plan(environ)

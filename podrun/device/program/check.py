@@ -27,7 +27,7 @@ from podrun.core.executable import (
 )
 from podrun.core.names import SLICE, WHOLE
 from podrun.device.program.machine_groups import unpaired
-from podrun.device.service.handover import tensor_dtype
+from podrun.device.service.handover import wire_dtype
 
 
 def check_executable(executable: Executable) -> None:
@@ -37,7 +37,7 @@ def check_executable(executable: Executable) -> None:
         _check_arena(arena, executable)
     for name, variable in executable.variables.items():
         _require(variable.spec.name == name, f"variable {name!r} is filed under another name")
-        tensor_dtype(variable.spec.dtype)
+        wire_dtype(variable.spec.dtype)
         if variable.arena is not None:
             members = executable.arenas[variable.arena].members if variable.arena in executable.arenas else ()
             found = any(m.name == name and m.shape == variable.spec.shape for m in members)
@@ -53,7 +53,7 @@ def check_executable(executable: Executable) -> None:
                 f"the rows of variable {name!r} are not those of {executable.layout.replicas} replicas",
             )
     for stream in executable.streams.values():
-        tensor_dtype(stream.spec.dtype)
+        wire_dtype(stream.spec.dtype)
         _require(stream.period >= 1, f"stream {stream.spec.name!r} has period {stream.period}")
     _check_positions(executable)
     for ipu, instructions in enumerate(executable.instructions):
@@ -113,7 +113,7 @@ def _check_positions(executable: Executable) -> None:
 
 
 def _check_arena(arena: Arena, executable: Executable) -> None:
-    tensor_dtype(arena.dtype)
+    wire_dtype(arena.dtype)
     machines = executable.layout.machines // max(executable.layout.machines_per_replica, 1)
     _require(
         arena.size >= 1 and arena.size % machines == 0,

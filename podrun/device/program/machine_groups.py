@@ -136,7 +136,7 @@ def home_of(executable: Executable, name: str) -> int:
     return held or 0
 
 
-def traffic(instructions: Sequence[Sequence[Instruction]], each: int) -> tuple[Traffic, ...]:
+def batch_traffic(instructions: Sequence[Sequence[Instruction]], each: int) -> tuple[Traffic, ...]:
     """Messages between positions in one batch. ``each``: instruction lists of a position."""
     counted: Counter[tuple[int, int]] = Counter()
     for ipu, work in enumerate(instructions):
@@ -159,7 +159,7 @@ def unpaired(instructions: Sequence[Sequence[Instruction]]) -> list[tuple[int, i
     return sorted(k for k in sent.keys() | received.keys() if sent[k] != 1 or received[k] != 1)
 
 
-def parts_of(executable: Executable) -> Mapping[int, Executable]:
+def parts_by_position(executable: Executable) -> Mapping[int, Executable]:
     """`at_position` of every position."""
     return {p: at_position(executable, p) for p in range(executable.layout.machines_per_replica)}
 
@@ -234,7 +234,7 @@ class MachineGroups:
         self.peers = mine.group
         counts = {
             (t.source, t.dest): t.messages
-            for t in traffic(executable.instructions, ipus_per_position(executable))
+            for t in batch_traffic(executable.instructions, ipus_per_position(executable))
         }
         for low, high in sorted({(min(pair), max(pair)) for pair in counts}):
             both = everybody.split([[first + low, first + high] for first in firsts])

@@ -64,7 +64,9 @@ def anchors_of(executable: Executable) -> dict[str, Stream]:
     return {n: s for n, s in executable.streams.items() if s.direction is StreamDirection.TO_HOST}
 
 
-def check_inputs(executable: Executable, batches: int, replicas: int, inputs: Mapping[str, Array]) -> None:
+def check_stream_arrays(
+    executable: Executable, batches: int, replicas: int, inputs: Mapping[str, Array]
+) -> None:
     """Raises ApplicationRuntimeError that names the stream whose array is missing, unknown or of the wrong
     form.
     """

@@ -225,7 +225,7 @@ class MemorySender:
         self._socket.close()
 
 
-def tensor_dtype(name: str) -> np.dtype[Any]:
+def wire_dtype(name: str) -> np.dtype[Any]:
     """The dtype of a tensor by its name; ApplicationRuntimeError for none of fixed size, such as Python
     objects.
     """
@@ -242,7 +242,7 @@ def view(data: Array, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
     """The tensor at ``offset`` of ``data`` (bytes). Raises ApplicationRuntimeError if it does not
     lie inside.
     """
-    kind = tensor_dtype(dtype)
+    kind = wire_dtype(dtype)
     if any(size < 0 for size in shape):
         raise ApplicationRuntimeError(f"a tensor cannot have shape {list(shape)}")
     size = kind.itemsize

@@ -90,14 +90,16 @@ class MachineServer:
         """Listen; returns the endpoint, ``host:port``. Raises ConflictError if the port is taken."""
         from podrun.device.crash_records import own_crash_record
         from podrun.device.service.control import MachineHolder
-        from podrun.device.service.servicer import serve
+        from podrun.device.service.servicer import serve_machine
 
         holder = MachineHolder(self._make, self._bare, self._admins)
         try:
             if self._own_process:
                 own_crash_record().write_stacks_on_fatal_signal()
             preload = Preload() if self._own_process else None
-            self._server, bound = serve(holder, (host, port), self.stop, self._gate, preload, self._environ)
+            self._server, bound = serve_machine(
+                holder, (host, port), self.stop, self._gate, preload, self._environ
+            )
         except RuntimeError as error:
             raise ConflictError(
                 f"cannot listen on {host}:{port}: {error}", hint="Choose another port, or 0 for any free one."

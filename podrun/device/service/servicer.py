@@ -306,7 +306,7 @@ def _refuse_others(context: grpc.ServicerContext) -> None:
         )
 
 
-def serve(
+def serve_machine(
     holder: MachineHolder,
     address: tuple[str, int],
     stop: Callable[[], None],

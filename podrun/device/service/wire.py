@@ -14,7 +14,7 @@ from podrun.core.errors import ApplicationRuntimeError, ServiceError, error_from
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
 from podrun.device.program.xla_memory import Array
-from podrun.device.service.handover import tensor_dtype, view
+from podrun.device.service.handover import view, wire_dtype
 from podrun.protos import ipuof_pb2 as pb
 
 EPOCH_KEY = "podrun-epoch"
@@ -202,7 +202,7 @@ def empty_tensors(messages: Iterable[pb.Tensor]) -> dict[str, Array]:
     """New arrays of the shapes that ``messages`` describe, at most `WHOLE_BYTES` in all."""
     found, total = {}, 0
     for message in messages:
-        size = tensor_dtype(message.dtype).itemsize
+        size = wire_dtype(message.dtype).itemsize
         for extent in message.shape:
             size *= extent
         total += size
@@ -211,7 +211,7 @@ def empty_tensors(messages: Iterable[pb.Tensor]) -> dict[str, Array]:
                 f"anchors of more than {WHOLE_BYTES} bytes cannot be sent to another host in one run",
                 hint="Use fewer batches per step, or return fewer tensors.",
             )
-        found[message.name] = np.empty(tuple(message.shape), tensor_dtype(message.dtype))
+        found[message.name] = np.empty(tuple(message.shape), wire_dtype(message.dtype))
     return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from podrun.device.xla.convolutions import SHUFFLE, TARGET, Kind
-from podrun.device.xla.epilogues import create, producer
+from podrun.device.xla.epilogues import create_operation, producer
 from podrun.private_apis.jax import mlir
 
 
@@ -125,7 +125,7 @@ def _as_last(ir: Any, value: Any) -> Any:
     if owner is not None and owner.name == "stablehlo.broadcast_in_dim":
         order = to_last(len(kind.shape))
         axes = [order.index(d) for d in owner.attributes["broadcast_dimensions"]]
-        return create(ir, "broadcast_in_dim", kind, [owner.operands[0]], broadcast_dimensions=axes)
+        return create_operation(ir, "broadcast_in_dim", kind, [owner.operands[0]], broadcast_dimensions=axes)
     if owner is not None and owner.name == "stablehlo.constant" and owner.attributes["value"].is_splat:
         element = owner.attributes["value"].get_splat_value()
         splat = ir.DenseElementsAttr.get_splat(kind, element)
@@ -133,11 +133,11 @@ def _as_last(ir: Any, value: Any) -> Any:
             "stablehlo.constant", results=[kind], operands=[], attributes={"value": splat}
         )
         return made.results[0]
-    return create(ir, "transpose", kind, [value], permutation=to_last(len(kind.shape)))
+    return create_operation(ir, "transpose", kind, [value], permutation=to_last(len(kind.shape)))
 
 
 def _as_first(ir: Any, value: Any, kind: Any) -> Any:
-    return create(ir, "transpose", kind, [value], permutation=to_first(len(kind.shape)))
+    return create_operation(ir, "transpose", kind, [value], permutation=to_first(len(kind.shape)))
 
 
 def _moved(ir: Any, op: Any, permute: tuple[str, ...] = ()) -> Any:
@@ -191,7 +191,7 @@ def _reshape(ir: Any, op: Any) -> Any:
     kind = op.results[0].type
     if not _is_image(op.results[0]) or list(kind.shape)[-3:] != list(op.operands[0].type.shape)[-3:]:
         return None
-    reshaped = create(ir, "reshape", _permuted(ir, kind), [_last(op.operands[0])])
+    reshaped = create_operation(ir, "reshape", _permuted(ir, kind), [_last(op.operands[0])])
     return _as_first(ir, reshaped, kind)
 
 
@@ -221,9 +221,9 @@ def _shuffle(ir: Any, op: Any) -> Any:
     kind, lead = op.results[0].type, list(image.type.shape)[:3]
     split = ir.RankedTensorType.get([*lead, *parts], kind.element_type)
     turned = ir.RankedTensorType.get([*lead, *(parts[i] for i in order)], kind.element_type)
-    value = create(ir, "reshape", split, [image])
-    value = create(ir, "transpose", turned, [value], permutation=[0, 1, 2, *(3 + i for i in order)])
-    value = create(ir, "reshape", _permuted(ir, kind), [value])
+    value = create_operation(ir, "reshape", split, [image])
+    value = create_operation(ir, "transpose", turned, [value], permutation=[0, 1, 2, *(3 + i for i in order)])
+    value = create_operation(ir, "reshape", _permuted(ir, kind), [value])
     return _as_first(ir, value, kind)
 
 

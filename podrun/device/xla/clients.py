@@ -274,10 +274,10 @@ def instruction_set() -> str:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         cpuinfo = f"flags : {platform.machine()} {platform.processor()}"
-    return name_of(cpuinfo, environment())
+    return processor_name(cpuinfo, environment())
 
 
-def name_of(cpuinfo: str, environ: Mapping[str, str]) -> str:
+def processor_name(cpuinfo: str, environ: Mapping[str, str]) -> str:
     """A name such as ``avx2-3f0c9a1be24d``, of ``/proc/cpuinfo`` and the limits in ``environ``.
 
     Equal names, equal machine code. The first processor speaks for all.

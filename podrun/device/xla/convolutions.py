@@ -4,7 +4,7 @@ oneDNN computes a convolution forward, the gradient of the image, and the gradie
 
 XLA's own convolutions run on one thread at half of the library's speed or less. Those with a kernel larger than the
 image (gradients of weights) run at a hundredth of it. A StableHLO convolution names neither its kind nor the meaning of
-its axes to the library; `call` derives both.
+its axes to the library; `convolution_call` derives both.
 
 The library is that of the package ``onednn-cpu-gomp``. podrun's own C module ``podrun.device.xla._onednn`` loads it,
 and XLA calls the module through its foreign function interface. The library runs on the calling thread; the module
@@ -133,7 +133,7 @@ class ConvolutionCall:
         return [self.kind, flags, self.groups, *sizes, *steps, *weights, 1, parts]
 
 
-def call(c: Convolution) -> ConvolutionCall | None:
+def convolution_call(c: Convolution) -> ConvolutionCall | None:
     """The call that computes a convolution, or None where it is too small or the library has none."""
     if min((*c.out, *c.image, *c.weights)) < 1 or c.products < LEAST_PRODUCTS:
         return None
@@ -287,7 +287,7 @@ def _start() -> None:
     except ImportError as error:
         raise RuntimeError(f"podrun was installed without its C module ({error})") from error
     module.load(_path())
-    check(module.compute)
+    check_convolutions(module.compute)
     jax: Any = importlib.import_module("jax")
     jax.ffi.register_ffi_target(TARGET, module.handler(), platform="cpu")
 
@@ -315,7 +315,7 @@ def algorithms(numbers: list[int]) -> str:
     return "" if "ref" in names else names
 
 
-def check(compute: Any) -> None:
+def check_convolutions(compute: Any) -> None:
     """Compare small convolutions of each kind on integers, whose sums are exact. RuntimeError if one is wrong."""
     src, dst, kernel, steps = (2, 5, 6, 8), (2, 3, 3, 16), (3, 2), ((2, 2), (1, 1), (1, 0))
     for groups in (1, 8):
@@ -338,7 +338,7 @@ def _integers(shape: tuple[int, ...], step: int) -> np.ndarray[Any, np.dtype[np.
 
 
 def _plainly(x: Any, w: Any, y: Any, groups: int) -> tuple[Any, Any, Any]:
-    """NumPy's convolution of `check`, with its gradients by x and w, computed from patches."""
+    """NumPy's convolution of `check_convolutions`, with its gradients by x and w, computed from patches."""
     wide = np.zeros((2, 7, 6, 8), np.float32)
     wide[:, 1:6] = x
     at = [(slice(None), slice(i, i + 5, 2), slice(j, j + 5, 2)) for i in range(3) for j in range(2)]

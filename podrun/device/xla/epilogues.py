@@ -5,7 +5,8 @@ before it stores the sums (`podrun/device/xla/native`). As operations of their o
 memory and another task for XLA's threads, which slows small networks at batch 1 most.
 
 What all rewrites of StableHLO use is here too: `nested` yields the operations of a program at any depth, `inline`
-replaces calls by the called functions, `producer` finds the operation that defines a value, and `create` makes one.
+replaces calls by the called functions, `producer` finds the operation that defines a value, and
+`create_operation` makes one.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ def nested(operation: Any) -> Iterator[Any]:
                 yield from nested(op.operation)
 
 
-def create(ir: Any, name: str, kind: Any, operands: Sequence[Any], **numbers: Sequence[int]) -> Any:
+def create_operation(ir: Any, name: str, kind: Any, operands: Sequence[Any], **numbers: Sequence[int]) -> Any:
     """The result, of type ``kind``, of a new StableHLO operation where MLIR inserts now. ``numbers``: attributes."""
     attributes = {key: ir.DenseI64ArrayAttr.get(list(value)) for key, value in numbers.items()}
     made = ir.Operation.create(

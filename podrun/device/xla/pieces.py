@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from podrun.core import executable_file
-from podrun.core.environment import cache_directory, environment
+from podrun.core.environment import environment, podrun_cache_directory
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Computation
 from podrun.device.xla.clients import (
@@ -44,7 +44,7 @@ from podrun.device.xla.clients import (
 )
 from podrun.device.xla.convolutions import formulation
 from podrun.device.xla.custom_calls import check_calls, check_operations
-from podrun.device.xla.rewrite import rewrite
+from podrun.device.xla.rewrite import rewrite_convolutions
 from podrun.device.xla.sums import simplify_sums
 from podrun.device.xla.vetting import vetter
 from podrun.private_apis.jax import (
@@ -83,7 +83,7 @@ def writable_cache(environ: Mapping[str, str]) -> Path | None:
     """The cache directory; None if there is none (no HOME) or it cannot be written (a read-only home, a full disk).
     Without it every process compiles for itself.
     """
-    directory = cache_directory(environ)
+    directory = podrun_cache_directory(environ)
     if directory is None:
         _log.warning("compiled programs cannot be kept: HOME is not set (export PODRUN_CACHE_DIR=DIRECTORY)")
         return None
@@ -166,7 +166,7 @@ class PieceCache:
             check_operations(computation.name, lowered.compiler_ir("stablehlo"))
         elif _CALL in computation.stablehlo:
             check_calls(computation.name, lowered.compiler_ir("stablehlo"))
-        calls = rewrite(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
+        calls = rewrite_convolutions(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
         if calls:
             simplify_sums(lowered.compiler_ir("stablehlo"))
         with self._first_on_host(key):

@@ -19,15 +19,15 @@ from podrun.device.xla.convolutions import (
     Kind,
     algorithms,
     available,
-    call,
+    convolution_call,
 )
-from podrun.device.xla.epilogues import Epilogue, create, inline, match, nested, rebuild_walls
+from podrun.device.xla.epilogues import Epilogue, create_operation, inline, match, nested, rebuild_walls
 from podrun.private_apis.jax import convolution_axes, convolutions_problem, mlir
 
-__all__ = ["available", "rewrite"]
+__all__ = ["available", "rewrite_convolutions"]
 
 
-def rewrite(lowered: Any, least: int = 0, parts: int = 1) -> int:
+def rewrite_convolutions(lowered: Any, least: int = 0, parts: int = 1) -> int:
     """Replace convolutions of a ``jax.stages.Lowered`` by calls of the library, in place. Returns how many.
 
     What it has nothing for stays XLA's, and everything does where the library is not there, or where the program's
@@ -86,7 +86,7 @@ def _drop_taps(ir: Any, op: Any) -> None:
         limits = [*sizes[:axis], tap + 1, *sizes[axis + 1 :]]
         sizes[axis] = 1
         with ir.InsertionPoint(op):
-            op.operands[1] = create(
+            op.operands[1] = create_operation(
                 ir,
                 "slice",
                 ir.RankedTensorType.get(sizes, kind.element_type),
@@ -138,7 +138,7 @@ def _recognise(ir: Any, op: Any) -> _Site | None:
         reversed_weights=_reversed(op.operands[1], of_weights) is not None,
         batch_inside=of_image[3] == 0,
     )
-    made = call(convolution)
+    made = convolution_call(convolution)
     return None if made is None else _Site(op, made, convolution.products, of_image, of_weights, of_result)
 
 
@@ -216,11 +216,11 @@ def _turned(ir: Any, value: Any, order: Sequence[int]) -> Any:
         return value
     kind = value.type
     turned = ir.RankedTensorType.get([kind.shape[axis] for axis in order], kind.element_type)
-    return create(ir, "transpose", turned, [value], permutation=order)
+    return create_operation(ir, "transpose", turned, [value], permutation=order)
 
 
 def _flipped(ir: Any, weights: Any, axes: _Axes) -> Any:
-    return create(ir, "reverse", weights.type, [weights], dimensions=sorted(axes[:2]))
+    return create_operation(ir, "reverse", weights.type, [weights], dimensions=sorted(axes[:2]))
 
 
 def _cropped(ir: Any, image: Any, made: ConvolutionCall) -> Any:
@@ -234,7 +234,7 @@ def _cropped(ir: Any, image: Any, made: ConvolutionCall) -> Any:
     ]
     every = [1, *made.every, 1]
     smaller = [len(range(*each)) for each in zip(first, limits, every, strict=True)]
-    return create(
+    return create_operation(
         ir,
         "slice",
         ir.RankedTensorType.get(smaller, kind.element_type),

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.device.xla.epilogues import create, is_zero, nested, producer
+from podrun.device.xla.epilogues import create_operation, is_zero, nested, producer
 from podrun.private_apis.jax import mlir, run_passes
 
 PARTS = 8
@@ -107,9 +107,9 @@ def _add_up(ir: Any, sums: list[Any]) -> None:
             if total is None:
                 total = done[key] = _added(ir, op, cores, axes)
             for factor in (f for t in terms for f in t.factors):
-                total = create(ir, "multiply", kind, [total, _over(ir, factor, axes, kind)])
+                total = create_operation(ir, "multiply", kind, [total, _over(ir, factor, axes, kind)])
             if sum(t.negative for t in terms) % 2:
-                total = create(ir, "negate", kind, [total])
+                total = create_operation(ir, "negate", kind, [total])
         op.results[0].replace_all_uses_with(total)
         op.erase()
 
@@ -118,7 +118,7 @@ def _added(ir: Any, op: Any, cores: list[Any], axes: tuple[int, ...]) -> Any:
     """The sum of one image, or of the product of two."""
     value = cores[0]
     if len(cores) > 1:
-        value = create(ir, "multiply", value.type, cores)
+        value = create_operation(ir, "multiply", value.type, cores)
     if len(cores) > 1 or _is_less_something(value):
         value = _in_parts(ir, value, axes)
     clone = op.clone()
@@ -141,9 +141,9 @@ def _in_parts(ir: Any, value: Any, axes: tuple[int, ...]) -> Any:
     for part in range(parts):
         starts = [part * shape[a] if a == axis else 0 for a in range(len(shape))]
         made = _slice(ir, kind, value, starts)
-        total = made if total is None else create(ir, "add", kind, [total, made])
+        total = made if total is None else create_operation(ir, "add", kind, [total, made])
     # the library would take the additions in and have every part written out; a reversal it cannot take in
-    return create(ir, "reverse", kind, [total], dimensions=[turned])
+    return create_operation(ir, "reverse", kind, [total], dimensions=[turned])
 
 
 def _over(ir: Any, factor: Any, axes: tuple[int, ...], kind: Any) -> Any:
@@ -153,9 +153,9 @@ def _over(ir: Any, factor: Any, axes: tuple[int, ...], kind: Any) -> Any:
     mapped = zip(factor.owner.attributes["broadcast_dimensions"], source.type.shape, strict=True)
     there = [(axis, size) for axis, size in mapped if axis in kept]
     smaller = ir.RankedTensorType.get([size for _, size in there], kind.element_type)
-    source = create(ir, "reshape", smaller, [source])
+    source = create_operation(ir, "reshape", smaller, [source])
     places = [kept.index(axis) for axis, _ in there]
-    return create(ir, "broadcast_in_dim", kind, [source], broadcast_dimensions=places)
+    return create_operation(ir, "broadcast_in_dim", kind, [source], broadcast_dimensions=places)
 
 
 def _is_sum(op: Any) -> bool:
@@ -213,7 +213,7 @@ def _join(ir: Any, core: Any, between: tuple[int, ...], members: list[tuple[Any,
     with ir.InsertionPoint(first):
         kind = ir.RankedTensorType.get(sizes, core.type.element_type)
         numbers = {_LOW: low, _HIGH: high, _BETWEEN: list(between)}
-        whole = create(ir, "pad", kind, [core, first.operands[1]], **numbers)
+        whole = create_operation(ir, "pad", kind, [core, first.operands[1]], **numbers)
     for (op, term), before in zip(members, lows, strict=True):
         kind = op.results[0].type
         with ir.InsertionPoint(op):
@@ -221,10 +221,10 @@ def _join(ir: Any, core: Any, between: tuple[int, ...], members: list[tuple[Any,
             for factor in term.factors:
                 places = list(factor.owner.attributes["broadcast_dimensions"])
                 operands = [factor.owner.operands[0]]
-                wider = create(ir, "broadcast_in_dim", kind, operands, broadcast_dimensions=places)
-                made = create(ir, "multiply", kind, [made, wider])
+                wider = create_operation(ir, "broadcast_in_dim", kind, operands, broadcast_dimensions=places)
+                made = create_operation(ir, "multiply", kind, [made, wider])
             if term.negative:
-                made = create(ir, "negate", kind, [made])
+                made = create_operation(ir, "negate", kind, [made])
         op.results[0].replace_all_uses_with(made)
         op.erase()
 
@@ -240,4 +240,6 @@ def _slice(ir: Any, kind: Any, value: Any, starts: list[int]) -> Any:
     """The slice that begins at ``starts`` and has the shape of ``kind``."""
     limits = [start + size for start, size in zip(starts, kind.shape, strict=True)]
     strides = [1] * len(starts)
-    return create(ir, "slice", kind, [value], start_indices=starts, limit_indices=limits, strides=strides)
+    return create_operation(
+        ir, "slice", kind, [value], start_indices=starts, limit_indices=limits, strides=strides
+    )

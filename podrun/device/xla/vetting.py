@@ -61,7 +61,7 @@ class Vetter:
             answer = self._ask(json.dumps(header).encode(), computation)
         if answer:
             raise RefusedPiece(answer, hint="Compile the program again with podrun.")
-        executable_file.note(computation.stablehlo)
+        executable_file.note_exported_piece(computation.stablehlo)
 
     def close(self) -> None:
         """End the child. Idempotent."""

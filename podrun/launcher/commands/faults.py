@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, json_text
-from podrun.core.terminal import table
+from podrun.core.terminal import text_table
 from podrun.launcher.running_jobs import job_at, job_server_options
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def list_faults(job: str, api_host: str | None, api_port: int | None, as_json: b
     if as_json:
         click.echo(json_text("planned", [{"fault": text, "launch": launch} for text, launch in rows]))
     elif rows:
-        click.echo(table(("Fault", "Hits"), rows))
+        click.echo(text_table(("Fault", "Hits"), rows))
     else:
         click.echo(f"No fault is planned on partition {name}.")
 
@@ -75,7 +75,7 @@ def fault_history(job: str, api_host: str | None, api_port: int | None, as_json:
             )
             for e in struck
         ]
-        click.echo(table(("Time", "Machine", "Batch", "Fault"), shown))
+        click.echo(text_table(("Time", "Machine", "Batch", "Fault"), shown))
     else:
         click.echo(f"No fault has struck partition {name}.")
 
@@ -107,7 +107,7 @@ def fault_kinds() -> None:
         rows.append(
             (target, kind, disturbance.does, ",".join([*names, *(["for="] if disturbance.lasts else [])]))
         )
-    click.echo(table(("Target", "Kind", "Error, or what it does", "Recovery action, or settings"), rows))
+    click.echo(text_table(("Target", "Kind", "Error, or what it does", "Recovery action, or settings"), rows))
 
 
 @faults_verb.command("check")

@@ -18,10 +18,10 @@ def exporter_verb(host: str, port: int, public: bool, api_host: str | None, api_
     from podrun.core.access import make_token, tls_asked_for
     from podrun.core.environment import environment, runtime_directory
     from podrun.core.errors import ConflictError
-    from podrun.monitor.devices import connect, on_stderr
+    from podrun.monitor.devices import connect_monitor, on_stderr
     from podrun.monitor.exporter import KEY_FILE, make_key, make_server
 
-    with connect(api_host, api_port, say=on_stderr) as client:
+    with connect_monitor(api_host, api_port, say=on_stderr) as client:
         try:
             directory = runtime_directory()
             key = "" if public else make_key(directory, make_token(environment(), directory))

@@ -29,12 +29,12 @@ CANNOT_TELL = 3
 @server_options
 def health_verb(form: str, strict: bool, api_host: str | None, api_port: int | None) -> int:
     """Say what is broken in a POD: since when, who is hit, and what to type."""
-    from podrun.monitor.devices import connect, on_stderr
+    from podrun.monitor.devices import connect_monitor, on_stderr
     from podrun.monitor.pod_health import as_text, examine_pod
 
     now = time.time()
     try:
-        with connect(api_host, api_port, say=on_stderr) as client:
+        with connect_monitor(api_host, api_port, say=on_stderr) as client:
             health = examine_pod(client, now)
     except PodrunError as error:
         if form == "json":

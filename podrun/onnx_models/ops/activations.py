@@ -17,20 +17,20 @@ from podrun.runtime.operators import Context
 
 
 @operator(ONNX, "Relu", since=(1, 6, 13, 14))
-def relu(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_relu(ctx: Context, node: Node, x: Array) -> Array:
     """max(x, 0); the gradient at 0 is 0 (ONNX Relu)."""
     return jnp.where(x > 0, x, jnp.zeros((), x.dtype))
 
 
 @operator(ONNX, "Sigmoid", since=(1, 6, 13))
 @rounds_once
-def sigmoid(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_sigmoid(ctx: Context, node: Node, x: Array) -> Array:
     """1 / (1 + exp(-x)) (ONNX Sigmoid)."""
     return jax.nn.sigmoid(x)
 
 
 @operator(ONNX, "LeakyRelu", since=(1, 6, 16))
-def leaky_relu(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_leaky_relu(ctx: Context, node: Node, x: Array) -> Array:
     """x, times ``alpha`` where negative (ONNX LeakyRelu)."""
     return jnp.where(x >= 0, x, x * np.asarray(node.get("alpha", 0.01), x.dtype))
 
@@ -47,14 +47,14 @@ def prelu(ctx: Context, node: Node, x: Array, slope: Array) -> Array:
 
 @operator(ONNX, "Elu", since=(1, 6, 22))
 @rounds_once
-def elu(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_elu(ctx: Context, node: Node, x: Array) -> Array:
     """x, or ``alpha`` * (exp(x) - 1) where negative (ONNX Elu)."""
     return jnp.where(x > 0, x, np.asarray(node.get("alpha", 1.0), x.dtype) * jnp.expm1(jnp.minimum(x, 0)))
 
 
 @operator(ONNX, "Celu", since=(12, 28))
 @rounds_once
-def celu(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_celu(ctx: Context, node: Node, x: Array) -> Array:
     """max(x, 0) + min(0, ``alpha`` * (exp(x / alpha) - 1)) (ONNX Celu)."""
     alpha = np.asarray(node.get("alpha", 1.0), x.dtype)
     return jnp.maximum(x, 0) + alpha * jnp.expm1(jnp.minimum(x, 0) / alpha)
@@ -62,7 +62,7 @@ def celu(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "Selu", since=(1, 6, 22))
 @rounds_once
-def selu(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_selu(ctx: Context, node: Node, x: Array) -> Array:
     """``gamma`` * x, or gamma * ``alpha`` * (exp(x) - 1) where negative (ONNX Selu)."""
     alpha = np.asarray(node.get("alpha", 1.67326319217681884765625), x.dtype)
     gamma = np.asarray(node.get("gamma", 1.05070102214813232421875), x.dtype)
@@ -77,7 +77,7 @@ def thresholded_relu(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "HardSigmoid", since=(1, 6, 22))
 @rounds_once
-def hard_sigmoid(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_hard_sigmoid(ctx: Context, node: Node, x: Array) -> Array:
     """``alpha`` * x + ``beta`` within [0, 1] (ONNX HardSigmoid)."""
     alpha, beta = (np.asarray(node.get(n, d), x.dtype) for n, d in (("alpha", 0.2), ("beta", 0.5)))
     return jnp.clip(alpha * x + beta, 0, 1)
@@ -85,14 +85,14 @@ def hard_sigmoid(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "HardSwish", since=(14, 22))
 @rounds_once
-def hard_swish(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_hard_swish(ctx: Context, node: Node, x: Array) -> Array:
     """x times HardSigmoid with alpha 1/6 and beta 1/2 (ONNX HardSwish)."""
     return x * jnp.clip(x * np.asarray(1 / 6, x.dtype) + np.asarray(0.5, x.dtype), 0, 1)
 
 
 @operator(ONNX, "Softplus", since=(1, 22))
 @rounds_once
-def softplus(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_softplus(ctx: Context, node: Node, x: Array) -> Array:
     """log(1 + exp(x)) (ONNX Softplus)."""
     return jax.nn.softplus(x)
 
@@ -106,7 +106,7 @@ def softsign(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "Mish", since=(18, 22))
 @rounds_once
-def mish(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_mish(ctx: Context, node: Node, x: Array) -> Array:
     """x * tanh(softplus(x)) (ONNX Mish)."""
     return x * jnp.tanh(jax.nn.softplus(x))
 
@@ -121,7 +121,7 @@ def shrink(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "Gelu", since=(20,))
 @rounds_once
-def gelu(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_gelu(ctx: Context, node: Node, x: Array) -> Array:
     """x times the normal distribution function at x, exactly or by ``approximate="tanh"`` (ONNX Gelu)."""
     return jax.nn.gelu(x, approximate=node.get("approximate", "none") == "tanh")
 

@@ -62,7 +62,7 @@ def onnx_dtype(element_type: int, ctx: Any) -> np.dtype[Any]:
     return dtype if ctx.xp is np else device_dtype(dtype, ctx.x64)
 
 
-def scalar(value: float, like: Array) -> Array:
+def scalar_like(value: float, like: Array) -> Array:
     """``value`` as a scalar of ``like``'s dtype."""
     return jax.lax.convert_element_type(value, like.dtype)
 

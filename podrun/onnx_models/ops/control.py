@@ -69,7 +69,7 @@ def _trips(ctx: Context, count: Array | None) -> int | None:
 
 
 @operator(ONNX, "Loop", since=_VERSIONS)
-def loop(ctx: Context, node: Node, count: Array, condition: Array, *carried: Any) -> tuple[Any, ...]:
+def onnx_loop(ctx: Context, node: Node, count: Array, condition: Array, *carried: Any) -> tuple[Any, ...]:
     """``body(i, condition, *carried)`` up to ``count`` times while its condition holds (ONNX Loop).
 
     Outputs: the carried values at the end, then for each further output of the body its values stacked.
@@ -226,7 +226,7 @@ def _nothing(ctx: Context, body: Any, index: int, carried: Any) -> Array:
 
 @operator(ONNX, "Scan", since=(8,))
 def scan_batched(ctx: Context, node: Node, lengths: Array, *inputs: Array) -> tuple[Array, ...]:
-    """`scan` for each element of a leading batch axis (ONNX Scan 8, whose sequence axis is 1)."""
+    """`onnx_scan` for each element of a leading batch axis (ONNX Scan 8, whose sequence axis is 1)."""
     if lengths is not None:
         raise UnsupportedError(f"{node.describe()} gives sequence lengths, which make its shapes dynamic")
     directions = node.get("directions") or (0,) * node["num_scan_inputs"]
@@ -238,7 +238,7 @@ def scan_batched(ctx: Context, node: Node, lengths: Array, *inputs: Array) -> tu
 
 
 @operator(ONNX, "Scan", since=(9, 11, 16, 19, 21, 23, 24, 25))
-def scan(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
+def onnx_scan(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
     """``body(*state, *elements)`` over the elements of the scan inputs in order (ONNX Scan).
 
     Outputs: the state at the end, then for each further output of the body its values stacked. The SDK's Scan puts
@@ -297,7 +297,7 @@ def _scan(
 
 
 @operator(GRAPHCORE, "Call")
-def call(ctx: Context, node: Node, *inputs: Any) -> tuple[Any, ...]:
+def graphcore_call(ctx: Context, node: Node, *inputs: Any) -> tuple[Any, ...]:
     """The outputs of the subgraph ``callee`` on the inputs (PopART Call).
 
     Tensors that the subgraph has from the graph around it (``addInputTensorFromParentGraph``) are inputs of it like

@@ -49,14 +49,14 @@ def constant_of_shape(ctx: Context, node: Node, shape: Array) -> Array:
 
 
 @operator(ONNX, "Shape", since=(1, 13, 15, 19, 21, 23, 24, 25), folds=True)
-def shape(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_shape(ctx: Context, node: Node, x: Array) -> Array:
     """The shape, from axis ``start`` up to ``end``, as int64 (ONNX Shape). Always known while tracing."""
     start, end = node.get("start", 0), node.get("end")
     return np.asarray(x.shape[start:end], np.int64)
 
 
 @operator(ONNX, "Size", since=(1, 13, 19, 21, 23, 24, 25), folds=True)
-def size(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_size(ctx: Context, node: Node, x: Array) -> Array:
     """The number of elements as an int64 scalar (ONNX Size). Always known while tracing."""
     return np.asarray(int(np.prod(x.shape, dtype=np.int64)), np.int64)
 
@@ -90,7 +90,7 @@ def eye_like(ctx: Context, node: Node, x: Array) -> Array:
 
 
 @operator(ONNX, "Identity", since=(1, 13, 14, 16, 19, 21, 23, 24, 25), folds=True)
-def identity(ctx: Context, node: Node, x: Array) -> tuple[Array]:
+def onnx_identity(ctx: Context, node: Node, x: Array) -> tuple[Array]:
     """x itself; also of sequences and optionals (ONNX Identity)."""
     return (x,)
 
@@ -133,7 +133,7 @@ def _uniform(ctx: Context, node: Node, shape: tuple[int, ...], dtype: np.dtype[A
 
 @operator(ONNX, "RandomNormal", since=(1, 22))
 def random_normal(ctx: Context, node: Node) -> Array:
-    """Normal numbers of ``mean`` and deviation ``scale`` in ``shape`` (ONNX RandomNormal)."""
+    """Normal numbers of ``mean`` and deviation ``scale`` in ``onnx_shape`` (ONNX RandomNormal)."""
     return _normal(ctx, node, ints(node["shape"]), _dtype(ctx, node))
 
 
@@ -145,7 +145,7 @@ def random_normal_like(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "RandomUniform", since=(1, 22))
 def random_uniform(ctx: Context, node: Node) -> Array:
-    """Uniform numbers from ``low`` up to ``high`` in ``shape`` (ONNX RandomUniform)."""
+    """Uniform numbers from ``low`` up to ``high`` in ``onnx_shape`` (ONNX RandomUniform)."""
     return _uniform(ctx, node, ints(node["shape"]), _dtype(ctx, node))
 
 
@@ -156,14 +156,14 @@ def random_uniform_like(ctx: Context, node: Node, x: Array) -> Array:
 
 
 @operator(ONNX, "Bernoulli", since=(15, 22))
-def bernoulli(ctx: Context, node: Node, p: Array) -> Array:
+def onnx_bernoulli(ctx: Context, node: Node, p: Array) -> Array:
     """1 with the probability in each element, else 0 (ONNX Bernoulli)."""
     made = jax.random.uniform(_key(ctx, node), p.shape, jnp.float32) < p.astype(jnp.float32)
     return made.astype(_dtype(ctx, node, p))
 
 
 @operator(ONNX, "Multinomial", since=(7, 22))
-def multinomial(ctx: Context, node: Node, logits: Array) -> Array:
+def onnx_multinomial(ctx: Context, node: Node, logits: Array) -> Array:
     """``sample_size`` classes drawn for each row of unnormalised log-probabilities (ONNX Multinomial)."""
     count = node.get("sample_size", 1)
     drawn = jax.random.categorical(
@@ -187,7 +187,7 @@ def _ratio(node: Node) -> float:
 
 
 @operator(ONNX, "Dropout", since=(1, 6, 7, 10))
-def dropout(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
+def onnx_dropout(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
     """In training, elements dropped with probability ``ratio``; in inference x itself (ONNX Dropout before
     12).
     """
@@ -204,7 +204,7 @@ def dropout(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
 def dropout_inputs(
     ctx: Context, node: Node, x: Array, ratio: Array = None, training: Array = None
 ) -> tuple[Array, Array]:
-    """`dropout` whose ratio and training mode are inputs, both known while tracing (ONNX Dropout 12)."""
+    """`onnx_dropout` whose ratio and training mode are inputs, both known while tracing (ONNX Dropout 12)."""
     wanted = ctx.training if training is None else bool(ctx.constant(2).reshape(()))
     rate = 0.5 if ratio is None else float(ctx.constant(1).reshape(()))
     if not wanted or rate == 0:
@@ -214,7 +214,7 @@ def dropout_inputs(
 
 @operator(GRAPHCORE, "ShapedDropout")
 def shaped_dropout(ctx: Context, node: Node, x: Array) -> Array:
-    """Dropout whose mask has ``shape`` and is broadcast over x (PopART ShapedDropout)."""
+    """Dropout whose mask has ``onnx_shape`` and is broadcast over x (PopART ShapedDropout)."""
     ratio = _ratio(node)
     shape = ints(node["shape"])
     if np.broadcast_shapes(shape, x.shape) != x.shape:

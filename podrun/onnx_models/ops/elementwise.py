@@ -32,7 +32,7 @@ def _aligned(node: Node, a: Array, b: Array) -> tuple[Array, Array]:
 
 
 @operator(ONNX, "Add", since=(1, 6, 7, 13, 14), folds=True)
-def add(ctx: Context, node: Node, a: Array, b: Array) -> Array:
+def onnx_add(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     """a + b, broadcast (ONNX Add)."""
     a, b = _aligned(node, a, b)
     return a + b
@@ -331,7 +331,7 @@ def bit_shift(ctx: Context, node: Node, x: Array, by: Array) -> Array:
 
 
 @operator(ONNX, "Where", since=(9, 16), folds=True)
-def where(ctx: Context, node: Node, condition: Array, a: Array, b: Array) -> Array:
+def onnx_where(ctx: Context, node: Node, condition: Array, a: Array, b: Array) -> Array:
     """a where the condition holds, else b, broadcast (ONNX Where)."""
     same_dtype(a, b)
     return ctx.xp.where(condition, a, b)

@@ -26,26 +26,26 @@ from podrun.runtime.operators import Context
 
 
 @operator(GRAPHCORE, "Init")
-def init(ctx: Context, node: Node) -> Array:
+def graphcore_init(ctx: Context, node: Node) -> Array:
     """A tensor of ``shape`` and ``data_type`` of zeros; what NoInit leaves undefined is 0 here too."""
     return jnp.zeros(ints(node["shape"]), onnx_dtype(node["data_type"], ctx))
 
 
 @operator(GRAPHCORE, "Detach")
-def detach(ctx: Context, node: Node, x: Array) -> Array:
+def graphcore_detach(ctx: Context, node: Node, x: Array) -> Array:
     """x, through which no gradient flows (PopART Detach)."""
     return lax.stop_gradient(x)
 
 
 @operator(GRAPHCORE, "Nop")
 @operator(GRAPHCORE, "TensorRemap")
-def nop(ctx: Context, node: Node, x: Array) -> Array:
+def graphcore_nop(ctx: Context, node: Node, x: Array) -> Array:
     """x: these operators only change how a tensor lies on tiles (PopART Nop, TensorRemap)."""
     return x
 
 
 @operator(GRAPHCORE, "PrintTensor")
-def print_tensor(ctx: Context, node: Node, x: Array) -> Array:
+def graphcore_print_tensor(ctx: Context, node: Node, x: Array) -> Array:
     """x. Sessions print what those of the main graph see (`popart.program.observers`); those of subgraphs do not."""
     return x
 
@@ -132,7 +132,7 @@ def _unpacked(steps: int, data: Array, offsets: Array, lengths: Array) -> Array:
 
 
 @operator(GRAPHCORE, "CtcBeamSearchDecoder")
-def ctc_beam_search_decoder(
+def graphcore_ctc_beam_search_decoder(
     ctx: Context, node: Node, log_p: Array, lengths: Array
 ) -> tuple[Array, Array, Array]:
     """The ``top_paths`` best label sequences by prefix beam search: scores, lengths, labels (PopART).
@@ -148,7 +148,7 @@ def ctc_beam_search_decoder(
 
 
 @operator(GRAPHCORE, "Ctc")
-def ctc_loss(
+def graphcore_ctc_loss(
     ctx: Context, node: Node, log_p: Array, targets: Array, lengths: Array, target_lengths: Array
 ) -> Array:
     """Connectionist temporal classification: ``log_p [time, batch, classes]``, ``targets [batch, most]``

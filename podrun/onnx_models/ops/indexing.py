@@ -20,7 +20,7 @@ from podrun.runtime.operators import Context
 
 
 @operator(ONNX, "Gather", since=(1, 11, 13), folds=True)
-def gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
+def onnx_gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
     """Slices of x along ``axis`` at the indices: ``x.shape[:axis] + indices.shape + x.shape[axis+1:]``
     (ONNX Gather).
     """
@@ -70,7 +70,7 @@ def tensor_scatter(ctx: Context, node: Node, past: Array, update: Array, write: 
 
 
 @operator(ONNX, "OneHot", since=(9, 11, 28))
-def one_hot(ctx: Context, node: Node, indices: Array, depth: Array, values: Array) -> Array:
+def onnx_one_hot(ctx: Context, node: Node, indices: Array, depth: Array, values: Array) -> Array:
     """values[1] at the index along a new ``axis`` of size depth, values[0] elsewhere (ONNX OneHot)."""
     size = int(ctx.constant(1).reshape(()))
     axis = axis_in(node.get("axis", -1), indices.ndim + 1)
@@ -140,7 +140,7 @@ def _part(x: Array, part: Array, axes: tuple[int, ...], sizes: tuple[int, ...]) 
 
 
 @operator(GRAPHCORE, "DynamicSlice")
-def dynamic_slice(ctx: Context, node: Node, x: Array, offset: Array, into: Array = None) -> Array:
+def graphcore_dynamic_slice(ctx: Context, node: Node, x: Array, offset: Array, into: Array = None) -> Array:
     """A slice of ``sizes`` along ``axes`` at offsets found while running (PopART DynamicSlice).
 
     A third input is where the SDK writes the slice; what it holds has no part in the result.
@@ -153,7 +153,7 @@ def dynamic_slice(ctx: Context, node: Node, x: Array, offset: Array, into: Array
 
 
 @operator(GRAPHCORE, "DynamicUpdate")
-def dynamic_update(ctx: Context, node: Node, x: Array, offset: Array, part: Array) -> Array:
+def graphcore_dynamic_update(ctx: Context, node: Node, x: Array, offset: Array, part: Array) -> Array:
     """x with ``part`` written at offsets found while running (PopART DynamicUpdate)."""
     axes, sizes = _dynamic(node, x)
     whole = _part(x, part, axes, sizes).astype(x.dtype)
@@ -265,7 +265,9 @@ def _scatter_reduce(
 
 
 @operator(GRAPHCORE, "ScatterReduce")
-def scatter_reduce(ctx: Context, node: Node, source: Array, index: Array, base: Array = None) -> Array:
+def graphcore_scatter_reduce(
+    ctx: Context, node: Node, source: Array, index: Array, base: Array = None
+) -> Array:
     """Elements of source reduced into ``axis_size`` places along ``axis`` where index says (PopART
     ScatterReduce).
 
@@ -279,7 +281,7 @@ def scatter_reduce(ctx: Context, node: Node, source: Array, index: Array, base: 
 def grouped_scatter_reduce(
     ctx: Context, node: Node, source: Array, index: Array, base: Array = None
 ) -> Array:
-    """`scatter_reduce` in each of ``group_size`` groups, which the leading axis of all inputs counts."""
+    """`graphcore_scatter_reduce` in each of ``group_size`` groups, which the leading axis of all inputs counts."""
     groups = node.get("group_size", 1)
     if source.shape[0] != groups:
         raise InputMismatch(f"the leading axis {source.shape[0]} is not group_size {groups}")

@@ -21,7 +21,7 @@ from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
 
 
-def product(node: Node, a: Array, b: Array) -> Array:
+def onnx_matrix_product(node: Node, a: Array, b: Array) -> Array:
     """``a @ b`` with partials as the hardware keeps them: float32 for halves (rounded once), exact for
     integers.
     """
@@ -37,7 +37,7 @@ def product(node: Node, a: Array, b: Array) -> Array:
 def matmul(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     """Matrix product as numpy.matmul: ``[..., m, k] @ [..., k, n]``, leading axes broadcast (ONNX MatMul)."""
     same_dtype(a, b)
-    return product(node, a, b)
+    return onnx_matrix_product(node, a, b)
 
 
 @operator(ONNX, "Gemm", since=(1, 6, 7, 9, 11, 13))
@@ -68,7 +68,7 @@ def gemm(ctx: Context, node: Node, a: Array, b: Array, c: Array = None) -> Array
 
 @operator(ONNX, "Einsum", since=(12, 28))
 @rounds_once
-def einsum(ctx: Context, node: Node, *inputs: Array) -> Array:
+def onnx_einsum(ctx: Context, node: Node, *inputs: Array) -> Array:
     """Einstein summation by ``equation`` (ONNX Einsum)."""
     same_dtype(*inputs)
     return jnp.einsum(node["equation"].replace(" ", ""), *inputs)
@@ -132,7 +132,7 @@ def _bias(
 
 
 @operator(ONNX, "Attention", since=(23, 24, 25))
-def attention(
+def onnx_attention(
     ctx: Context,
     node: Node,
     q: Array,

@@ -106,7 +106,7 @@ def global_lp_pool(ctx: Context, node: Node, x: Array) -> Array:
 
 
 @operator(ONNX, "MaxUnpool", since=(9, 11, 22))
-def max_unpool(ctx: Context, node: Node, x: Array, indices: Array, shape: Array = None) -> Array:
+def onnx_max_unpool(ctx: Context, node: Node, x: Array, indices: Array, shape: Array = None) -> Array:
     """x scattered to where MaxPool's indices say, zeros elsewhere (ONNX MaxUnpool)."""
     rank = x.ndim - 2
     kernel = ints(node["kernel_shape"])

@@ -210,13 +210,15 @@ _CASTS = (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)
 def cast(ctx: Context, node: Node, x: Array) -> Array:
     """x in element type ``to`` (ONNX Cast); INT64 becomes INT32 on the device."""
     dtype = onnx_dtype(node["to"], ctx)
-    return convert(ctx, x, dtype, bool(node.get("saturate", 1)), node.get("round_mode", "up"))
+    return convert_dtype(ctx, x, dtype, bool(node.get("saturate", 1)), node.get("round_mode", "up"))
 
 
 @operator(ONNX, "CastLike", since=(15, 19, 21, 23, 24, 25))
 def cast_like(ctx: Context, node: Node, x: Array, like: Array) -> Array:
     """x in the element type of ``like`` (ONNX CastLike)."""
-    return convert(ctx, x, np.dtype(like.dtype), bool(node.get("saturate", 1)), node.get("round_mode", "up"))
+    return convert_dtype(
+        ctx, x, np.dtype(like.dtype), bool(node.get("saturate", 1)), node.get("round_mode", "up")
+    )
 
 
 @operator(ONNX, "BitCast", since=(26,))
@@ -235,7 +237,7 @@ def is_eight_bit_float(dtype: Any) -> bool:
     return name.startswith("float8") and name != "float8_e8m0fnu"
 
 
-def convert(
+def convert_dtype(
     ctx: Context, x: Array, dtype: np.dtype[Any], saturate: bool = True, round_mode: str = "up"
 ) -> Array:
     """x as ``dtype``: floats truncate toward zero to integers; to bool, anything but 0 is true.

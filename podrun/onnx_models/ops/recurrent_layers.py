@@ -168,7 +168,7 @@ def gru(
 
 @operator(ONNX, "LSTM", since=(1, 7, 14, 22))
 @rounds_once
-def lstm(
+def onnx_lstm(
     ctx: Context,
     node: Node,
     x: Array,

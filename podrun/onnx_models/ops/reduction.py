@@ -211,7 +211,7 @@ def top_k(ctx: Context, node: Node, x: Array, k: Array) -> tuple[Array, Array]:
 
 
 @operator(GRAPHCORE, "Sort")
-def sort(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
+def graphcore_sort(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
     """x sorted along ``axis``, and where each came from (PopART Sort); ``descending``; always stable here."""
     axis = axis_in(node.get("axis", -1), x.ndim)
     order = jnp.argsort(x, axis=axis, stable=True, descending=bool(node.get("descending", 0)))
@@ -219,7 +219,7 @@ def sort(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
 
 
 @operator(GRAPHCORE, "Bucketize")
-def bucketize(ctx: Context, node: Node, x: Array, boundaries: Array) -> Array:
+def graphcore_bucketize(ctx: Context, node: Node, x: Array, boundaries: Array) -> Array:
     """The bucket each element falls into between ascending boundaries; ``right``: which end is closed."""
     side = "right" if node.get("right", 0) else "left"
     return jnp.searchsorted(boundaries, x, side=side).astype(jnp.int32)

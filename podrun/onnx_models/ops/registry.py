@@ -75,7 +75,7 @@ def operator(
 
 
 @functools.cache
-def load() -> None:
+def load_onnx_operators() -> None:
     """Import every family, once."""
     import_jax()
     for family in FAMILIES:
@@ -84,13 +84,13 @@ def load() -> None:
 
 def operators() -> tuple[Operator, ...]:
     """Every registered operator and version, sorted by domain, name and version."""
-    load()
+    load_onnx_operators()
     return tuple(versions[v] for _, versions in sorted(_table.items()) for v in sorted(versions))
 
 
-def find(domain: str, name: str, opset: int) -> Operator | None:
+def find_onnx_operator(domain: str, name: str, opset: int) -> Operator | None:
     """The operator for a model that imports ``opset``, or None if it does not exist."""
-    load()
+    load_onnx_operators()
     versions = _table.get((domain or ONNX, name), {})
     usable = [v for v in versions if v <= opset]
     return versions[max(usable)] if usable else None
@@ -98,7 +98,7 @@ def find(domain: str, name: str, opset: int) -> Operator | None:
 
 def lookup(node: Node) -> Operator:
     """The operator of a node. Raises `UnimplementedError` naming operator, version and place if it does not exist."""
-    found = find(node.domain, node.op_type, node.opset)
+    found = find_onnx_operator(node.domain, node.op_type, node.opset)
     if found is None and (node.domain or ONNX) not in (ONNX, "ai.onnx.ml"):
         raise UnimplementedError(
             f"operator {node.domain}.{node.op_type} is none of PopART's, and none is registered: {node.describe()}; "

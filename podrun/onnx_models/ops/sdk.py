@@ -37,8 +37,8 @@ class Sdk:
         return node.domain == GRAPHCORE or (node.domain == ONNX and node.opset <= NEWEST_OPSET)
 
     def check(self, node: Node, forms: Forms) -> None:
-        """See the function `check`."""
-        check(node, forms)
+        """See the function `check_sdk_rule`."""
+        check_sdk_rule(node, forms)
 
     def check_training(self, nodes: Iterable[Node], differentiated: set[str]) -> None:
         """See the function `detached_or_training`."""
@@ -50,9 +50,9 @@ class Sdk:
 
 
 Forms = Sequence[Form | None]
-Rule = Callable[[Node, Forms], None]
+ShapeCheck = Callable[[Node, Forms], None]
 
-_rules: dict[tuple[str, str], Rule] = {}
+_rules: dict[tuple[str, str], ShapeCheck] = {}
 
 
 def shown(shape: Iterable[int]) -> str:
@@ -76,15 +76,15 @@ def refused(node: Node, message: str) -> UsageError:
     return UsageError(message, hint=f"It is about {node.describe()}.")
 
 
-def check(node: Node, forms: Forms) -> None:
+def check_sdk_rule(node: Node, forms: Forms) -> None:
     """`UsageError` in the SDK's words if its operator does not take these inputs and attributes."""
     rule = _rules.get((node.domain, node.op_type))
     if rule is not None:
         rule(node, forms)
 
 
-def _rule(*names: str, domain: str = ONNX) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
+def _rule(*names: str, domain: str = ONNX) -> Callable[[ShapeCheck], ShapeCheck]:
+    def register(rule: ShapeCheck) -> ShapeCheck:
         for name in names:
             _rules[domain, name] = rule
         return rule
@@ -95,7 +95,7 @@ def _rule(*names: str, domain: str = ONNX) -> Callable[[Rule], Rule]:
 # --- element by element, shapes --------------------------------------------------------------------------------------
 
 
-def fits(a: Sequence[int], b: Sequence[int]) -> bool:
+def shapes_broadcast(a: Sequence[int], b: Sequence[int]) -> bool:
     """True iff shapes broadcast as NumPy's do."""
     return all(x == y or 1 in (x, y) for x, y in zip(reversed(a), reversed(b), strict=False))
 
@@ -106,7 +106,7 @@ def _broadcasts(node: Node, forms: Forms) -> None:
     a, b = forms[:2]
     if a is None or b is None or node.get("broadcast"):
         return
-    if not fits(a.shape, b.shape):
+    if not shapes_broadcast(a.shape, b.shape):
         raise refused(
             node,
             f"np broadcasting failed on '{op(node)}', frames {list(a.shape)} and {list(b.shape)} are not aligned",
@@ -438,7 +438,7 @@ def tiled(node: Node, repeats: Sequence[int], rank: int) -> None:
 
 def expanded(node: Node, x: Sequence[int], shape: Sequence[int]) -> None:
     """`UsageError` if a tensor does not broadcast with the target of an Expand."""
-    if not fits(x, shape):
+    if not shapes_broadcast(x, shape):
         raise refused(
             node,
             f"Expand: {shown(x)} and {shown(shape)} do not fit; corresponding dimensions must have the same value or "

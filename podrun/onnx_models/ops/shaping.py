@@ -39,7 +39,7 @@ def reshape_attribute(ctx: Context, node: Node, x: Array) -> Array:
 
 
 @operator(ONNX, "Reshape", since=(5, 13, 14, 19, 21, 23, 24, 25), folds=True)
-def reshape(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
+def onnx_reshape(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
     """x in another shape: 0 copies a dimension (unless ``allowzero``), one -1 is worked out (ONNX
     Reshape).
     """
@@ -50,7 +50,7 @@ def reshape(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
 
 
 @operator(ONNX, "Flatten", since=(1, 9, 11, 13, 21, 23, 24, 25), folds=True)
-def flatten(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_flatten(ctx: Context, node: Node, x: Array) -> Array:
     """A matrix: dimensions before ``axis`` become rows, the others columns (ONNX Flatten)."""
     axis = node.get("axis", 1)
     if not -x.ndim <= axis <= x.ndim:
@@ -62,7 +62,7 @@ def flatten(ctx: Context, node: Node, x: Array) -> Array:
 
 
 @operator(ONNX, "Transpose", since=(1, 13, 21, 23, 24, 25), folds=True)
-def transpose(ctx: Context, node: Node, x: Array) -> Array:
+def onnx_transpose(ctx: Context, node: Node, x: Array) -> Array:
     """Axes in the order ``perm``, by default reversed (ONNX Transpose)."""
     perm = node.get("perm") or tuple(reversed(range(x.ndim)))
     return ctx.xp.transpose(x, perm)
@@ -104,7 +104,7 @@ def concat(ctx: Context, node: Node, *inputs: Array) -> Array:
 
 
 @operator(ONNX, "Expand", since=(8, 13), folds=True)
-def expand(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
+def onnx_expand(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
     """x broadcast together with the given shape, both ways (ONNX Expand)."""
     wanted = ints(ctx.constant(1))
     if ctx.sdk is not None:
@@ -132,7 +132,7 @@ def split_sizes(total: int, parts: int) -> list[int]:
 
 
 @operator(ONNX, "Split", since=(1, 2, 11, 13, 18), folds=True)
-def split(ctx: Context, node: Node, x: Array, sizes: Array = None) -> tuple[Array, ...]:
+def onnx_split(ctx: Context, node: Node, x: Array, sizes: Array = None) -> tuple[Array, ...]:
     """x cut along ``axis`` into the sizes given, or into equal parts (ONNX Split)."""
     axis = axis_in(node.get("axis", 0), x.ndim)
     if node.get("split"):

@@ -62,7 +62,7 @@ def l1loss(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(GRAPHCORE, "IdentityLoss")
 @rounds_once
-def identity_loss(ctx: Context, node: Node, x: Array) -> Array:
+def graphcore_identity_loss(ctx: Context, node: Node, x: Array) -> Array:
     """Sum or mean of x, or x itself: makes any tensor a loss (PopART IdentityLoss)."""
     return reduced(x, reduction_of(node))
 
@@ -117,7 +117,9 @@ def _nll(ctx: Context, node: Node, log_p: Array, target: Array, weight: Array | 
 
 @operator(ONNX, "NegativeLogLikelihoodLoss", since=(12, 13, 22))
 @rounds_once
-def negative_log_likelihood(ctx: Context, node: Node, x: Array, target: Array, weight: Array = None) -> Array:
+def onnx_negative_log_likelihood(
+    ctx: Context, node: Node, x: Array, target: Array, weight: Array = None
+) -> Array:
     """Minus the log-probability of the target class; ``mean`` is weighted (ONNX
     NegativeLogLikelihoodLoss).
     """
@@ -138,10 +140,10 @@ def softmax_cross_entropy(
 
 TRAINING = "ai.onnx.preview.training"
 
-Step = Callable[..., tuple[Array, ...]]
+OptimizerStep = Callable[..., tuple[Array, ...]]
 
 
-def _each(tensors: tuple[Array, ...], kinds: int, step: Step) -> tuple[Array, ...]:
+def _each(tensors: tuple[Array, ...], kinds: int, step: OptimizerStep) -> tuple[Array, ...]:
     """``step`` on the i-th tensor of each kind; all first results, then all second ones, and so on."""
     if not tensors or len(tensors) % kinds:
         raise InputMismatch(f"{len(tensors)} tensors cannot be {kinds} for each weight")

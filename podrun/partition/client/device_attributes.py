@@ -34,7 +34,7 @@ def reading(value: float | None, form: str) -> str:
     return NOT_KNOWN if value is None else form.format(value)
 
 
-def start_time(seconds: float | None) -> str | None:
+def start_time_text(seconds: float | None) -> str | None:
     """When a process started, ISO 8601 basic, UTC: ``20211122T224648Z``."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
 
@@ -82,7 +82,7 @@ def live_attributes(ipu: IpuReport) -> dict[str, str]:
         values["user executable"] = process.command
         values["user name"] = process.user
         values["user process id"] = str(process.pid)
-        started = start_time(process.start_time_s)
+        started = start_time_text(process.start_time_s)
         if started is not None:
             values["process start time"] = started
     return values

@@ -13,7 +13,7 @@ import click
 from podrun.core.command_line import json_text
 from podrun.core.errors import NotFoundError, PodrunError
 from podrun.partition.commands.which_server import SYSTEM_CONFIG, Endpoint, find_server, read_hcl, use_tls
-from podrun.partition.state.codec import to_json
+from podrun.partition.state.codec import value_to_json
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
@@ -105,7 +105,7 @@ def open_context(ctx: click.Context, **options: Any) -> CliContext:
     if options["server_version"]:
         with cli.client() as client:
             version = client.server_version()
-        value = to_json(version)
+        value = value_to_json(version)
         text = f"version: {version.version}\nhost: {version.host}:{version.port}"
         cli.show("server", value, lambda: text)
         ctx.exit(0)

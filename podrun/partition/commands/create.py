@@ -23,7 +23,7 @@ from podrun.partition.host.ipuof_files import (
     remove_dead,
     write_config,
 )
-from podrun.partition.state.codec import to_json
+from podrun.partition.state.codec import value_to_json
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
@@ -102,7 +102,7 @@ def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
         info = client.get_partition(name)
         if not (options["no_wait"] or options["no_ipuof_files"]):
             write_ipuof_files(client, info)
-    cli.show("partition", to_json(info), lambda: f"create partition ({name}): success.")
+    cli.show("partition", value_to_json(info), lambda: f"create partition ({name}): success.")
 
 
 def _wait_in_queue(client: VipuClient, name: str) -> None:
@@ -123,7 +123,7 @@ def _wait_in_queue(client: VipuClient, name: str) -> None:
     "--for", "seconds", type=click.FloatRange(1), required=True, metavar="SECONDS", help="How long."
 )
 @click.pass_obj
-def create_reservation(cli: CliContext, name: str, agents: str, begin_in: float, seconds: float) -> None:
+def create_reservation_verb(cli: CliContext, name: str, agents: str, begin_in: float, seconds: float) -> None:
     """Keep agents for partitions created with --reservation NAME."""
     with cli.client() as client:
         names = names_in(agents)
@@ -147,7 +147,7 @@ def create_allocation(cli: CliContext, name: str, agents: str) -> None:
 @click.option("--host", required=True, help="Its address in the POD, which tools show.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, help="Its port there [8080].")
 @click.pass_obj
-def create_agent(cli: CliContext, name: str, host: str, port: int) -> None:
+def create_agent_verb(cli: CliContext, name: str, host: str, port: int) -> None:
     """Add an IPU-M2000. It is in no cluster: put it into one next (create cluster)."""
     with cli.client() as client:
         client.create_agent(name, host, port)
@@ -161,7 +161,7 @@ def create_agent(cli: CliContext, name: str, host: str, port: int) -> None:
 @click.option("--topology", default="mesh", help="IPU-Links: mesh or torus [mesh].")
 @click.option("--cluster-topology", default="", help="GW-Links between domains: looped [if several].")
 @click.pass_obj
-def create_cluster(
+def create_cluster_verb(
     cli: CliContext, name: str, agents: str, num_ipulinkdomains: int, topology: str, cluster_topology: str
 ) -> None:
     """Create a cluster of agents that are in no other one, and an allocation of the same name."""

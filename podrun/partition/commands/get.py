@@ -13,7 +13,7 @@ from podrun.partition.commands.rows import agent_fields, moment, partition_field
 from podrun.partition.host.ipuof_files import (
     ipuof_json,
 )
-from podrun.partition.state.codec import to_json
+from podrun.partition.state.codec import value_to_json
 from podrun.partition.state.values import agent_json
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def get_partition(cli: CliContext, name: str, gcd: int | None, ipuof_configs: bo
             ]
             cli.show("ipuof_configs", plain, lambda: "\n".join(texts))
         else:
-            cli.show("partition", to_json(info), lambda: fields(partition_fields(info)))
+            cli.show("partition", value_to_json(info), lambda: fields(partition_fields(info)))
 
     cli.repeat(("partition",), once, name)
 
@@ -77,7 +77,7 @@ def explain(cli: CliContext, name: str) -> None:
         if partition is not None:
             from podrun.partition.commands.rows import partition_fields
 
-            cli.show("partition", to_json(partition), lambda: fields(partition_fields(partition)))
+            cli.show("partition", value_to_json(partition), lambda: fields(partition_fields(partition)))
             return
         info = waiting[name]
         rows = [
@@ -88,6 +88,6 @@ def explain(cli: CliContext, name: str) -> None:
             ("Waits for", " ".join(info.blockers) or "-"),
             ("Starts by", NOT_KNOWN if info.latest is None else moment(info.latest)),
         ]
-        cli.show("request", to_json(info), lambda: fields(rows))
+        cli.show("request", value_to_json(info), lambda: fields(rows))
 
     cli.repeat(("partition",), once, name)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from podrun.core.identity import user_name
-from podrun.core.terminal import table
+from podrun.core.terminal import text_table
 from podrun.partition.commands.context import CliContext
 from podrun.partition.commands.rows import PARTITION_COLUMNS, agent_row, moment, partition_row
-from podrun.partition.state.codec import to_json
+from podrun.partition.state.codec import value_to_json
 from podrun.partition.state.values import agent_json
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def list_partitions(cli: CliContext) -> None:
         several = len({info.owner for info in found} | {user_name(os.getuid())}) > 1
         cli.show(
             "partitions",
-            [to_json(info) for info in found],
-            lambda: table(
+            [value_to_json(info) for info in found],
+            lambda: text_table(
                 (*PARTITION_COLUMNS, *(["Owner"] * several)),
                 ((*partition_row(info), *([info.owner] * several)) for info in found),
             ),
@@ -47,8 +47,8 @@ def list_allocations(cli: CliContext) -> None:
         found = client.list_allocations()
         cli.show(
             "allocations",
-            [to_json(info) for info in found],
-            lambda: table(
+            [value_to_json(info) for info in found],
+            lambda: text_table(
                 ("Allocation ID", "Agents"), ((info.name, " ".join(info.agents)) for info in found)
             ),
         )
@@ -75,7 +75,7 @@ def list_clusters(cli: CliContext) -> None:
             for info in found
         )
         header = ("Cluster", "ILDs", "IPUs", "Topology", "GW Topology", "Agents")
-        cli.show("clusters", [to_json(info) for info in found], lambda: table(header, rows))
+        cli.show("clusters", [value_to_json(info) for info in found], lambda: text_table(header, rows))
 
     cli.repeat(("cluster",), once)
 
@@ -102,7 +102,7 @@ def list_ipu_attrs(cli: CliContext) -> None:
         cli.show(
             "ipus",
             [{"agent": group.agent, "ipu": group.ipu, "attributes": dict(group.values)} for group in groups],
-            lambda: table(("Agent", "IPU", "Attribute", "Value"), rows),
+            lambda: text_table(("Agent", "IPU", "Attribute", "Value"), rows),
         )
 
     cli.repeat(("partition", "machine"), once)
@@ -129,7 +129,7 @@ def list_queue(cli: CliContext) -> None:
             for info in found
         )
         header = ("Position", "Partition", "Size", "Priority", "User", "Since", "Starts by", "Waits for")
-        cli.show("queue", [to_json(info) for info in found], lambda: table(header, rows))
+        cli.show("queue", [value_to_json(info) for info in found], lambda: text_table(header, rows))
 
     cli.repeat(("partition",), once)
 
@@ -144,8 +144,8 @@ def list_reservations(cli: CliContext) -> None:
         rows = ((r.name, " ".join(r.agents), moment(r.start), moment(r.end)) for r in found)
         cli.show(
             "reservations",
-            [to_json(entry) for entry in found],
-            lambda: table(("Reservation", "Agents", "From", "To"), rows),
+            [value_to_json(entry) for entry in found],
+            lambda: text_table(("Reservation", "Agents", "From", "To"), rows),
         )
 
     cli.repeat(("reservation",), once)
@@ -161,7 +161,7 @@ def list_agents(cli: CliContext) -> None:
         cli.show(
             "agents",
             [agent_json(info) for info in found],
-            lambda: table(
+            lambda: text_table(
                 ("Agent", "Host", "Serial", "Cluster", "ILD", "State", "Partitions", "Health"),
                 (agent_row(info) for info in found),
             ),
@@ -189,8 +189,8 @@ def list_users(cli: CliContext) -> None:
         )
         cli.show(
             "users",
-            [to_json(user) for user in found],
-            lambda: table(("User", "Role", "Allocations", "May inject", "Since"), rows),
+            [value_to_json(user) for user in found],
+            lambda: text_table(("User", "Role", "Allocations", "May inject", "Since"), rows),
         )
 
     cli.repeat(("user",), once)

@@ -43,7 +43,7 @@ remove_user = command_on_name(
 )
 
 
-remove_agent = command_on_name(
+remove_agent_verb = command_on_name(
     "remove",
     "agent",
     "removed",
@@ -52,7 +52,7 @@ remove_agent = command_on_name(
 )
 
 
-remove_cluster = command_on_name(
+remove_cluster_verb = command_on_name(
     "remove",
     "cluster",
     "removed",
@@ -61,7 +61,7 @@ remove_cluster = command_on_name(
 )
 
 
-remove_reservation = command_on_name(
+remove_reservation_verb = command_on_name(
     "remove",
     "reservation",
     "removed",

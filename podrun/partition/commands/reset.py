@@ -12,7 +12,7 @@ from podrun.core.errors import ConflictError
 from podrun.core.telemetry import NO_ANSWER
 from podrun.partition.commands.context import CliContext, partition_names, without_suggestions
 from podrun.partition.commands.create import ipuof_files, service_of, write_ipuof_files
-from podrun.partition.state.codec import to_json
+from podrun.partition.state.codec import value_to_json
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
@@ -46,7 +46,7 @@ def reset_partition(cli: CliContext, name: str, no_wait: bool, generation: int, 
         info = client.get_partition(name)
         if not no_wait and ipuof_files(name, service_of(client, name)):
             write_ipuof_files(client, info)
-    cli.show("partition", to_json(info), lambda: f"reset partition ({name}): success.")
+    cli.show("partition", value_to_json(info), lambda: f"reset partition ({name}): success.")
 
 
 def check_not_in_use(

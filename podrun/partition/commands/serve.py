@@ -35,7 +35,7 @@ PRESTART_PATIENCE_S = 120.0
 
 def serve_pod(cluster: Any, options: dict[str, Any]) -> int:
     """Serve a POD until a signal ends it. ``options``: those of the command. Returns the exit code."""
-    from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
+    from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, own_process_id
     from podrun.partition.host.ipuof_files import ipuof_directory
     from podrun.partition.machines.keeper import Keeper
     from podrun.partition.server.config_folder import IpuofFiles
@@ -46,7 +46,7 @@ def serve_pod(cluster: Any, options: dict[str, Any]) -> int:
     registry.sweep()
     end = ServerEnd(stop_on_signals(), leave=options["keep_machines"])
     # Published before the server listens, with what it starts; its port follows.
-    published = PublishedServer(registry, ServiceEntry(VIPU_SERVER, "", 0, this_process(), cluster.name))
+    published = PublishedServer(registry, ServiceEntry(VIPU_SERVER, "", 0, own_process_id(), cluster.name))
     try:
         state = None if options["no_state"] else options["state_file"] or default_state_file(cluster.name)
         store = Store(state, cluster.name)

@@ -61,12 +61,12 @@ def repair_state(cluster: str, state_file: Path | None, yes: bool) -> int:
 def diagnosis_of(cluster: str, state_file: Path | None) -> tuple[Path, StateDiagnosis, Cluster]:
     """The state file of a POD, what is wrong with it, and the POD."""
     from podrun.core.cluster import load_cluster
-    from podrun.partition.state.repair import diagnose, read_rows
+    from podrun.partition.state.repair import diagnose_rows, read_rows
     from podrun.partition.state.store import default_state_file
 
     pod = load_cluster(cluster)
     path = state_file or default_state_file(pod.name)
-    return path, diagnose(pod, read_rows(path)), pod
+    return path, diagnose_rows(pod, read_rows(path)), pod
 
 
 def print_diagnosis(path: Path, found: StateDiagnosis) -> None:

@@ -1,4 +1,4 @@
-"""`vipu`: partitions, queue and reservations, for users."""
+"""`vipu_command`: partitions, queue and reservations, for users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LISTS = (list_partitions, list_allocations, list_clusters, list_ipu_attrs, list
 
 
 def add_user_commands(root: click.Group) -> dict[str, click.Group]:
-    """Give a root command the verbs of `vipu`; returns them by name, for `vipu-admin` to add to."""
+    """Give a root command the verbs of `vipu_command`; returns them by name, for `vipu-admin` to add to."""
     plurals = {
         "partition": "partitions",
         "allocation": "allocations",
@@ -66,7 +66,7 @@ def add_user_commands(root: click.Group) -> dict[str, click.Group]:
 @click.version_option(package_name="podrun", prog_name="vipu")
 @global_options
 @click.pass_context
-def vipu(ctx: click.Context, /, **options: Any) -> None:
+def vipu_command(ctx: click.Context, /, **options: Any) -> None:
     """Partitions of an emulated IPU-POD: create, list, get, reset, remove.
 
     Example: vipu create partition p16 --size 16 --reconfigurable
@@ -76,12 +76,12 @@ def vipu(ctx: click.Context, /, **options: Any) -> None:
         click.echo(ctx.get_help())
 
 
-add_user_commands(vipu)
+add_user_commands(vipu_command)
 
 
 def main() -> None:
-    """Entry point of `vipu`."""
-    sys.exit(run_command(vipu))
+    """Entry point of `vipu_command`."""
+    sys.exit(run_command(vipu_command))
 
 
 if __name__ == "__main__":

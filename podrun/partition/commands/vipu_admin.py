@@ -18,19 +18,19 @@ from podrun.partition.commands.agent_verbs import (
 )
 from podrun.partition.commands.context import open_context
 from podrun.partition.commands.create import (
-    create_agent,
+    create_agent_verb,
     create_allocation,
-    create_cluster,
-    create_reservation,
+    create_cluster_verb,
+    create_reservation_verb,
     create_user,
 )
 from podrun.partition.commands.get import get_agent
 from podrun.partition.commands.listing import list_agents, list_users
 from podrun.partition.commands.remove import (
-    remove_agent,
+    remove_agent_verb,
     remove_allocation,
-    remove_cluster,
-    remove_reservation,
+    remove_cluster_verb,
+    remove_reservation_verb,
     remove_user,
 )
 from podrun.partition.commands.shared_options import global_options
@@ -47,7 +47,7 @@ from podrun.partition.commands.vipu import add_user_commands
 @click.version_option(package_name="podrun", prog_name="vipu-admin")
 @global_options
 @click.pass_context
-def vipu_admin(ctx: click.Context, /, **options: Any) -> None:
+def vipu_admin_command(ctx: click.Context, /, **options: Any) -> None:
     """Administer an emulated IPU-POD: agents, allocations, partitions, faults.
 
     Example: vipu-admin restart agent ipum2
@@ -57,12 +57,24 @@ def vipu_admin(ctx: click.Context, /, **options: Any) -> None:
         click.echo(ctx.get_help())
 
 
-_verbs = add_user_commands(vipu_admin)
+_verbs = add_user_commands(vipu_admin_command)
 for _verb, _commands in {
     "list": (list_agents, list_users),
     "get": (get_agent,),
-    "create": (create_allocation, create_agent, create_cluster, create_user, create_reservation),
-    "remove": (remove_allocation, remove_agent, remove_cluster, remove_user, remove_reservation),
+    "create": (
+        create_allocation,
+        create_agent_verb,
+        create_cluster_verb,
+        create_user,
+        create_reservation_verb,
+    ),
+    "remove": (
+        remove_allocation,
+        remove_agent_verb,
+        remove_cluster_verb,
+        remove_user,
+        remove_reservation_verb,
+    ),
 }.items():
     for _command in _commands:
         _verbs[_verb].add_command(_command)
@@ -76,12 +88,12 @@ for _verb, _help, _command, _alias in (
 ):
     _group = SuggestingGroup(_verb, help=_help, aliases={_alias: _command.name or ""})
     _group.add_command(_command)
-    vipu_admin.add_command(_group)
+    vipu_admin_command.add_command(_group)
 
 
 def main() -> None:
     """Entry point of `vipu-admin`."""
-    sys.exit(run_command(vipu_admin))
+    sys.exit(run_command(vipu_admin_command))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ from podrun.partition.commands.which_server import use_tls
 @click.option("--list-clusters", is_flag=True, help="List the known PODs and exit.")
 @click.option("-v", "--verbose", is_flag=True, help="Log what happens to stderr.")
 @click.pass_context
-def vipu_server(ctx: click.Context, /, **options: Any) -> int:
+def vipu_server_command(ctx: click.Context, /, **options: Any) -> int:
     """Run the V-IPU service of an emulated IPU-POD, or stop it.
 
     Example: vipu-server --cluster pod64 --prestart
@@ -102,12 +102,12 @@ def _hand_over(ctx: click.Context, verb: str) -> None:
 
 
 for _verb in (stop_server, check_state, repair_state):
-    vipu_server.add_command(_verb)
+    vipu_server_command.add_command(_verb)
 
 
 def main() -> None:
     """Entry point of `vipu-server`."""
-    code = run_command(vipu_server)
+    code = run_command(vipu_server_command)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     # Everything has ended by now. Ray's exit handler can wait a minute for processes that have ended.

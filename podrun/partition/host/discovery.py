@@ -224,7 +224,7 @@ def remove_scratch(path: Path) -> None:
         remove_tree(str(path))
 
 
-def this_process() -> ProcessId:
+def own_process_id() -> ProcessId:
     """The calling process."""
     found = ProcessId.of(os.getpid())
     assert found is not None, "the calling process runs"

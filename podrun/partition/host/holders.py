@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from podrun.partition.host.discovery import ProcessId, this_process
+from podrun.partition.host.discovery import ProcessId, own_process_id
 
 HOLD_LEASE_S = 60.0
 """Seconds without a sign of life after which a partition ends whose holder the server cannot see."""
@@ -57,7 +57,7 @@ class Holder:
 
 def this_holder() -> Holder:
     """The calling process."""
-    return Holder(*here(), this_process())
+    return Holder(*here(), own_process_id())
 
 
 @cache

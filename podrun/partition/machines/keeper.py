@@ -29,7 +29,7 @@ from pathlib import Path
 
 from podrun.core.documents import parse_json, read_text
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError
-from podrun.partition.host.discovery import POD, Publication, Registry, ServiceEntry, this_process
+from podrun.partition.host.discovery import POD, Publication, Registry, ServiceEntry, own_process_id
 
 log = logging.getLogger("podrun.partition")
 
@@ -174,7 +174,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    entry = ServiceEntry(POD, "", 0, this_process(), options.cluster, pod=options.pod, protocol=PROTOCOL)
+    entry = ServiceEntry(POD, "", 0, own_process_id(), options.cluster, pod=options.pod, protocol=PROTOCOL)
     published = Registry().publish(entry)
     try:
         session = RaySession()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from podrun.core.errors import ServiceError
-from podrun.core.terminal import at
+from podrun.core.terminal import report_step
 from podrun.partition.host.discovery import (
     ProcessId,
     ServiceEntry,
@@ -161,7 +161,7 @@ class RaySession:
         """Start Ray; once more from the beginning if it was too slow on a busy host, or if its raylet rejected the
         command that starts only what machines need."""
         begin = self._clock()
-        at("starting Ray")
+        report_step("starting Ray")
         try:
             self._start_in_keeper(num_cpus, only_what_machines_need)
         except Exception as error:

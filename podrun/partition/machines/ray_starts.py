@@ -28,7 +28,7 @@ import psutil
 
 from podrun.core.cluster import Cluster
 from podrun.core.errors import DeadlineError, PodrunError, ServiceError, UsageError
-from podrun.core.terminal import at
+from podrun.core.terminal import report_step
 
 log = logging.getLogger("podrun.partition")
 
@@ -135,7 +135,7 @@ def start_together(
             check_wanted()
             replies = [start.reply for start in starts]
             _, waiting = ray.wait(replies, num_returns=len(replies), timeout=_POLL_SECONDS)
-            at("machine processes up", len(replies) - len(waiting), len(replies))
+            report_step("machine processes up", len(replies) - len(waiting), len(replies))
             if not waiting:
                 return
             if clock() >= end:

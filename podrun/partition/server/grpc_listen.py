@@ -64,7 +64,7 @@ class Listening:
             threads.shutdown(wait=False)
 
 
-def serve(
+def serve_partitions(
     service: Service, host: str, port: int, token: str, desk: FrontDesk | None = None
 ) -> tuple[Listening, int]:
     """Listen for ``service``; returns the `Listening` and its port. ``token``: the secret that callers must prove that

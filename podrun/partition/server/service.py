@@ -85,11 +85,11 @@ class Service(ServiceReadings):
         (`podrun.core.access`), by default this user's; ``desk``: who else may call, and what for. Raises ConflictError
         if the port is taken."""
         quiet_grpc()
-        from podrun.partition.server.grpc_listen import serve
+        from podrun.partition.server.grpc_listen import serve_partitions
 
         secret = token or make_token(environment(), runtime_directory())
         with self._lock:  # Requests wait until it is known which machines are up.
-            self._server, bound = serve(self, host, port, secret, desk)
+            self._server, bound = serve_partitions(self, host, port, secret, desk)
             self._address = (host, bound)
             self.pool.open(self._machine_lost, self._lease)
             instructions = self._take_over()

@@ -16,7 +16,7 @@ from podrun.core.errors import UsageError
 from podrun.partition.machines.operations import AgentFacts
 from podrun.partition.server.event_log import Told
 from podrun.partition.state.accounts import Account
-from podrun.partition.state.codec import from_message, to_json
+from podrun.partition.state.codec import from_message, value_to_json
 from podrun.partition.state.events import StateChange
 from podrun.partition.state.explanations import Explanation
 from podrun.partition.state.placement import routing_named, routing_of
@@ -314,7 +314,7 @@ def groups_json(
 def all_told(partitions: Iterable[PartitionInfo], others: Mapping[str, Mapping[str, str]]) -> list[Told]:
     """The present state as those who begin to watch are told. ``others``: JSON by kind and name."""
     told: list[Told] = [
-        ("partition", info.name, json.dumps(to_json(info)), info.allocation) for info in partitions
+        ("partition", info.name, json.dumps(value_to_json(info)), info.allocation) for info in partitions
     ]
     return told + [(kind, name, text, "") for kind, texts in others.items() for name, text in texts.items()]
 
@@ -327,14 +327,14 @@ def changes_told(
         text, allocation = "", allocations.get(name, "")
         if partition is not None:
             allocation = partition.allocation
-            text = json.dumps(to_json(partition_info(pod, partition)))
+            text = json.dumps(value_to_json(partition_info(pod, partition)))
             if partition.state is PartitionState.ERROR:
                 told = {"partition": name, "allocation": allocation, "error": partition.error}
                 yield "incident", name, json.dumps({**told, "time_s": now}), allocation
         yield "partition", name, text, allocation
     for name, entry in change.queue.items():
         if entry is not None:
-            text = json.dumps(to_json(queued_info(pod, entry)))
+            text = json.dumps(value_to_json(queued_info(pod, entry)))
             yield "partition", name, text, entry.needs.allocation
         elif name not in change.partitions:
             yield "partition", name, "", allocations.get(name, "")
@@ -347,7 +347,7 @@ def agent_text(info: AgentInfo) -> str:
 
 def json_by_name(entries: Iterable[Named]) -> dict[str, str]:
     """The JSON of values, by name, for those who watch."""
-    return {entry.name: json.dumps(to_json(entry)) for entry in entries}
+    return {entry.name: json.dumps(value_to_json(entry)) for entry in entries}
 
 
 def requirements_of(request: Any, owner: int) -> Requirements:

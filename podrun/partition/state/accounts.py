@@ -129,7 +129,7 @@ class Accounts:
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
         self._lock = threading.Lock()
-        self._known = {name: account_of(name, text) for name, text in store.users().items()}
+        self._known = {name: account_of_row(name, text) for name, text in store.users().items()}
         self._verified: dict[str, tuple[str, bytes]] = {}
         self._wrong: dict[str, list[float]] = {}
         self._spice = secrets.token_bytes(16)
@@ -252,7 +252,7 @@ def _to_text(account: Account) -> str:
     return json.dumps({**asdict(account), "role": account.role.value})
 
 
-def account_of(name: Any, text: Any) -> Account:
+def account_of_row(name: Any, text: Any) -> Account:
     """The user of a row. Raises ValueError if the row is none."""
     data = parse_row(text)
     if isinstance(data, dict) and isinstance(data.get("role"), str):

@@ -68,7 +68,7 @@ def _spellings(kind: type) -> list[tuple[str, Any, Spelling]]:
     return result
 
 
-def to_json(value: Any) -> dict[str, Any]:
+def value_to_json(value: Any) -> dict[str, Any]:
     """A value as --format json prints it, with keys in the order of its fields."""
     kind: Any = type(value)
     result: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def _plain(value: Any) -> Any:
         return value.value if isinstance(value.value, str) else value.name
     if isinstance(value, tuple):
         return [_plain(entry) for entry in value]
-    return dict(value) if isinstance(value, Mapping) else to_json(value)
+    return dict(value) if isinstance(value, Mapping) else value_to_json(value)
 
 
 def to_message(value: Any, message: Any) -> Any:

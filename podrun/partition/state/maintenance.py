@@ -22,7 +22,7 @@ from podrun.core.cluster import (
     Cluster,
     GatewayTopology,
     Topology,
-    arranged,
+    arrange_pod,
 )
 from podrun.core.errors import ConflictError, ExistsError, UsageError
 from podrun.core.layout import is_power_of_two
@@ -144,7 +144,7 @@ def create_agent(draft: Allocator, event: ev.CreateAgent) -> list[Instruction]:
             )
     taken = {agent.serial_pattern for agent in pod.agents}
     agent = Agent(event.name, 0, event.host, event.port, _serial(event.name, taken), 0, 0)
-    draft.arrange(arranged(pod, _described(pod), [*pod.agents, agent]))
+    draft.arrange(arrange_pod(pod, _described(pod), [*pod.agents, agent]))
     return []
 
 
@@ -175,7 +175,7 @@ def remove_agent(draft: Allocator, event: ev.RemoveAgent) -> list[Instruction]:
                 hint=f"Remove that first: vipu-admin remove reservation {reservation.name}",
             )
     pod = draft.cluster
-    draft.arrange(arranged(pod, _described(pod), [a for a in pod.agents if a.id != event.name]))
+    draft.arrange(arrange_pod(pod, _described(pod), [a for a in pod.agents if a.id != event.name]))
     draft.lost.discard(event.name)
     if event.name in draft.maintenance:
         draft.note("maintenance", event.name, None)
@@ -211,7 +211,7 @@ def create_cluster(draft: Allocator, event: ev.CreateCluster) -> list[Instructio
         twice = next(agent for agent in event.agents if event.agents.count(agent) > 1)
         raise UsageError(f"agent {twice} is named twice", hint="Name each agent of a cluster once.")
     made = (event.name, _links_of(event), event.agents)
-    draft.arrange(arranged(pod, [*_described(pod), made], pod.agents))
+    draft.arrange(arrange_pod(pod, [*_described(pod), made], pod.agents))
     draft.allocations[event.name] = Allocation(event.name, event.agents)
     return []
 
@@ -270,10 +270,10 @@ def remove_cluster(draft: Allocator, event: ev.RemoveCluster) -> list[Instructio
     draft.allocations.pop(event.name, None)
     pod = draft.cluster
     left = [entry for entry in _described(pod) if entry[0] != event.name]
-    draft.arrange(arranged(pod, left, pod.agents))
+    draft.arrange(arrange_pod(pod, left, pod.agents))
     return []
 
 
 def _described(pod: Cluster) -> list[tuple[str, Topology, tuple[str, ...]]]:
-    """The clusters of a POD as `arranged` takes them."""
+    """The clusters of a POD as `arrange_pod` takes them."""
     return [(c.name, c.topology, tuple(agent.id for agent in c.agents)) for c in pod.clusters]

@@ -1,6 +1,6 @@
 """The problems of a state file, and the part that a repair would keep: `vipu-server check` and `vipu-server repair`.
 
-`diagnose` is pure: from the rows of a file it makes the largest consistent part, older partitions first, and
+`diagnose_rows` is pure: from the rows of a file it makes the largest consistent part, older partitions first, and
 says what it leaves out and why. `repair` writes that part into a new file; the old one stays beside it.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from podrun.core.cluster import Allocation, Cluster
 from podrun.core.errors import ConfigError, InternalError
-from podrun.partition.state.accounts import account_of
+from podrun.partition.state.accounts import account_of_row
 from podrun.partition.state.allocator import Allocator, Plans
 from podrun.partition.state.file_lock import StateFileLock, real_path
 from podrun.partition.state.records import Lease, Partition
@@ -26,9 +26,9 @@ from podrun.partition.state.stored_state import (
     StoredState,
     allocation_of,
     entry_of,
-    layout_of,
     partition_of,
-    state_of,
+    state_from_rows,
+    stored_layout,
 )
 from podrun.partition.state.values import PartitionState
 
@@ -54,7 +54,7 @@ class StateDiagnosis:
 # --- the pure part ----------------------------------------------------------------------------------------------
 
 
-def diagnose(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
+def diagnose_rows(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
     """The problems of the rows, and their consistent part. Raises ConfigError for a file of another POD, which is no
     problem to repair.
     """
@@ -64,7 +64,7 @@ def diagnose(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
             hint=f"Say so: --cluster {rows.pod['name']}",
         )
     try:
-        state = state_of(cluster, rows) if _fits(cluster, rows) else None
+        state = state_from_rows(cluster, rows) if _fits(cluster, rows) else None
     except ValueError as error:
         whole, state = str(error), None
     else:
@@ -132,7 +132,7 @@ def _piece_by_piece(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
 def _users(rows: StateRows, problems: list[Problem]) -> Iterator[tuple[str, str]]:
     for name, data in rows.users:
         try:
-            account_of(name, data)
+            account_of_row(name, data)
         except ValueError as error:
             what = "it is left out; make it again: vipu-admin create user NAME"
             problems.append(Problem(f"user {name} cannot be read: {error}", what))
@@ -145,7 +145,7 @@ def _layout(cluster: Cluster, rows: StateRows, problems: list[Problem]) -> Clust
     if rows.layout is None:
         return None
     try:
-        return layout_of(cluster, rows.layout)
+        return stored_layout(cluster, rows.layout)
     except ValueError as error:
         what = f"its agents and clusters, which were changed, cannot be read: {error}"
         problems.append(Problem(what, f"those of {cluster.name}'s description are taken"))

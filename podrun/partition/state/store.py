@@ -28,7 +28,7 @@ from podrun.partition.state.events import StateChange
 from podrun.partition.state.file_lock import StateFileLock, real_path
 from podrun.partition.state.records import Lease
 from podrun.partition.state.stored_rows import SCHEMA_VERSION, other_schema, plain_row, rows_of
-from podrun.partition.state.stored_state import PLAN_KINDS, StoredState, layout_rows, state_of
+from podrun.partition.state.stored_state import PLAN_KINDS, StoredState, layout_rows, state_from_rows
 
 _PLANS = "CREATE TABLE plans (kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (kind, name))"
 _USERS = "CREATE TABLE users (name TEXT PRIMARY KEY, data TEXT NOT NULL)"
@@ -127,7 +127,7 @@ class Store:
                 hint="Start the server with the description it had, or name another file with --state-file.",
             )
         try:
-            state = state_of(cluster, rows)
+            state = state_from_rows(cluster, rows)
         except ValueError as error:
             raise self._damaged(str(error)) from error
         if not fingerprint:

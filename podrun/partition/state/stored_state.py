@@ -16,11 +16,11 @@ from podrun.core.cluster import (
     GatewayTopology,
     LinkTopology,
     Topology,
-    arranged,
+    arrange_pod,
 )
 from podrun.core.errors import InternalError, UsageError
 from podrun.partition.host.holders import parse_holder
-from podrun.partition.state.accounts import account_of
+from podrun.partition.state.accounts import account_of_row
 from podrun.partition.state.allocator import NO_PLANS, Allocator, Plans
 from podrun.partition.state.records import Maintenance, Partition, Queued, Reservation
 from podrun.partition.state.requirements import check_name, validate_state
@@ -86,7 +86,7 @@ def check_stored_name(name: Any, what: str) -> None:
         raise ValueError(error.message) from error
 
 
-def layout_of(pod: Cluster, rows: Iterable[tuple[Any, ...]]) -> Cluster:
+def stored_layout(pod: Cluster, rows: Iterable[tuple[Any, ...]]) -> Cluster:
     """The POD with the agents and clusters of rows of the table ``layout``. Raises ValueError if they make no POD."""
     kinds: dict[str, list[tuple[int, Any]]] = {"agent": [], "cluster": []}
     for kind, position, data in rows:
@@ -121,7 +121,7 @@ def layout_of(pod: Cluster, rows: Iterable[tuple[Any, ...]]) -> Cluster:
         first += count
     if len({name for name, _, _ in clusters}) != len(clusters):
         raise ValueError("two clusters have one name")
-    return arranged(pod, clusters, agents)
+    return arrange_pod(pod, clusters, agents)
 
 
 def entry_of(kind: type, name: str, data: str) -> Any:
@@ -152,7 +152,7 @@ def allocation_of(name: str, agents: str) -> Allocation:
     return Allocation(name, checked(tuple[str, ...], parse_row(agents), "agents"))
 
 
-def state_of(cluster: Cluster, rows: StateRows) -> StoredState:
+def state_from_rows(cluster: Cluster, rows: StateRows) -> StoredState:
     """The state that the rows of a file hold: what a server starts with, and what `vipu-server check` calls without
     problems. Raises ValueError that names the first row which cannot be read, or what does not hold together."""
     if rows.unreadable or rows.pod is None:
@@ -161,7 +161,7 @@ def state_of(cluster: Cluster, rows: StateRows) -> StoredState:
     pod = cluster
     if rows.layout is not None:
         with _in_row("its agents and clusters"):
-            pod = layout_of(cluster, rows.layout)
+            pod = stored_layout(cluster, rows.layout)
     partitions = []
     for name, data in rows.partitions:
         with _in_row(f"partition {name}"):
@@ -178,7 +178,7 @@ def state_of(cluster: Cluster, rows: StateRows) -> StoredState:
             plans[kind].append(entry_of(dict(PLAN_KINDS)[kind], name, data))
     for name, data in rows.users:
         with _in_row(f"user {name}"):
-            account_of(name, data)
+            account_of_row(name, data)
     lost = frozenset(checked(str, agent, "a lost agent") for agent in rows.lost)
     partitions.sort(key=lambda p: (p.created, p.name))
     state = StoredState(

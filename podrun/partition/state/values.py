@@ -14,7 +14,7 @@ from typing import Any
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import UsageError
 from podrun.faults import FaultSpec
-from podrun.partition.state.codec import spelled, to_json
+from podrun.partition.state.codec import spelled, value_to_json
 
 
 class PartitionState(enum.Enum):
@@ -207,7 +207,7 @@ class AgentInfo:
 
 def agent_json(info: AgentInfo) -> dict[str, Any]:
     """An agent for --format json: outside of a cluster it is in no IPU-Link domain."""
-    return to_json(info) | ({} if info.cluster else {"ild": None})
+    return value_to_json(info) | ({} if info.cluster else {"ild": None})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from podrun.core.terminal import at
+from podrun.core.terminal import report_step
 from podrun.poptorch.compile.session_optimizers import TorchUpdate
 from podrun.runtime.assembly import SessionParts, SessionSource, assemble, place_and_build
 from podrun.runtime.device import DeviceKind, RunDevice
@@ -49,7 +49,7 @@ class TorchSession:
             parts.loader.compile()
             parts.reports.after_compile(settings)
             if load and self.device.kind is not DeviceKind.OFFLINE and not parts.loader.loaded:
-                at("loading")
+                report_step("loading")
                 parts.loader.load()
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

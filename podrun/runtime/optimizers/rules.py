@@ -266,9 +266,9 @@ def _rounded(value: Any, dtype: Any, bits: Any, name: str) -> Any:
 
     if bits is None or dtype != jnp.float16:
         return value.astype(dtype)
-    from podrun.compiler.extra_state import place, stochastic_half
+    from podrun.compiler.extra_state import place_state, stochastic_half
 
-    return stochastic_half(value, place(bits, zlib.crc32(name.encode())))
+    return stochastic_half(value, place_state(bits, zlib.crc32(name.encode())))
 
 
 def state_spec(prefix: str, weight: TensorSpec, dtype: str | None = None) -> TensorSpec:

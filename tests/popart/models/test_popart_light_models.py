@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import podrun.popart as popart
 from podrun.core.errors import UsageError
 from podrun.onnx_models.light_model import LightModel
-from podrun.onnx_models.model_loader import read_light_model, read_model
+from podrun.onnx_models.model_loader import read_light_onnx_model, read_onnx_model
 from podrun.onnx_models.tensor_proto import set_apart, to_array, to_proto
 from podrun.popart.exceptions import popart_exception
 
@@ -50,7 +50,7 @@ def values_of(light: LightModel) -> dict[str, bytes]:
 @given(models())
 def test_a_light_model_says_what_the_whole_one_says(model: onnx.ModelProto) -> None:
     data = model.SerializeToString(deterministic=True)
-    light = read_light_model(data, at_least=2)
+    light = read_light_onnx_model(data, at_least=2)
     assert values_of(light) == {t.name: numpy_helper.to_array(t).tobytes() for t in model.graph.initializer}
     great = {
         t.name
@@ -71,12 +71,12 @@ def test_damaged_bytes_are_read_alike_with_values_beside_the_model_or_in_it(
         data[draws.draw(st.integers(0, len(data) - 1))] = draws.draw(st.integers(0, 255))
     damaged = bytes(data[: draws.draw(st.integers(len(data) // 2, len(data)))])
     try:
-        whole = read_model(damaged)
+        whole = read_onnx_model(damaged)
     except UsageError:
         with pytest.raises(UsageError):
-            read_light_model(damaged, at_least=2)
+            read_light_onnx_model(damaged, at_least=2)
         return
-    light = read_light_model(damaged, at_least=2)
+    light = read_light_onnx_model(damaged, at_least=2)
     for tensor, plain in zip(light.proto.graph.initializer, whole.graph.initializer, strict=True):
         try:
             expected = numpy_helper.to_array(plain)

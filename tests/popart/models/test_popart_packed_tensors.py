@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import podrun.popart as popart
-from podrun.onnx_models.graph_reader import read_model as read_graph
-from podrun.onnx_models.model_loader import read_light_model
+from podrun.onnx_models.graph_reader import read_graph
+from podrun.onnx_models.model_loader import read_light_onnx_model
 from podrun.onnx_models.tensor_proto import to_array, to_proto
 from podrun.popart.loader import standard_model
 
@@ -97,7 +97,7 @@ def test_both_forms_are_read_alike(kind: type, shape: list[int], seed: int) -> N
     graph.initializer[0].CopyFrom(shown)
     other = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=4)
     for model in (plain, other):
-        light = read_light_model(model.SerializeToString(), at_least=4)
+        light = read_light_onnx_model(model.SerializeToString(), at_least=4)
         (tensor,) = light.proto.graph.initializer
         assert light.value(tensor).tobytes() == value.tobytes()
         assert to_array(model.graph.initializer[0]).tobytes() == value.tobytes()

@@ -14,7 +14,7 @@ import pytest
 
 from podrun.core.errors import UnimplementedError, UnsupportedError
 from podrun.onnx_models.lowering import Lowered, lower
-from podrun.onnx_models.ops.registry import find, operators
+from podrun.onnx_models.ops.registry import find_onnx_operator, operators
 
 ALL = table.names()
 SMOOTH_STEP = 1e-6
@@ -223,7 +223,7 @@ def test_every_version_of_every_onnx_operator_is_there() -> None:
         (name, opset)
         for name, since in versions.items()
         for opset in range(max(6, min(since)), newest + 1)
-        if find(table.ONNX, name, opset) is None
+        if find_onnx_operator(table.ONNX, name, opset) is None
     }
     assert {name for name, _ in missing} == NOT_THERE
     ours = {(o.name, o.since) for o in operators() if o.domain == table.ONNX and o.since <= newest}
