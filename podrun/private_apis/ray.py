@@ -55,6 +55,11 @@ _RAY_WORKER = re.compile(r'"[^"]*/default_worker\.py"|\S*/default_worker\.py')
 _OUR_WORKER = subprocess.list2cmdline([str(Path(__file__))])
 _UNUSED_PORT = "1"
 """A port at which nobody listens. The raylet waits for agents only where they are to choose their ports (0)."""
+HEAD_METHODS = (
+    "/ray.rpc.NodeInfoGcsService/GetClusterId",
+    "/ray.rpc.NodeInfoGcsService/CheckAlive",
+)
+"""Calls that only the core service of a cluster's head answers (its GCS)."""
 _REGISTRATION_SECONDS = 30.0
 """Ray's own limit for its node to appear."""
 
@@ -64,6 +69,33 @@ class RayletEnded(RuntimeError):
 
 
 # --- the process that uses Ray ----------------------------------------------------------------------------------
+
+
+def head_at(address: str, seconds: float) -> str:
+    """Ask what listens at an address for what only a cluster's head knows: an empty text if it is one, else a phrase
+    about what it is instead. Ray itself waits for such an answer without an end.
+
+    A head that wants a token, or TLS, counts as one: Ray says what is wrong with these. Without the names nothing
+    counts as one, since each call is unknown there.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return ""
+    import grpc
+
+    end = time.monotonic() + seconds
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        for method in HEAD_METHODS:
+            ask: Any = channel.unary_unary(method)
+            try:
+                ask(b"", timeout=max(end - time.monotonic(), 0.1))
+                return ""
+            except grpc.RpcError as error:
+                code = error.code()
+            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return f"takes connections and did not answer as a Ray cluster's head within {seconds:g} s"
+            if code is not grpc.StatusCode.UNIMPLEMENTED:
+                return ""
+    return "is a server of something else"
 
 
 def last_started_address() -> str:

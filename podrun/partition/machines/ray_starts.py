@@ -317,6 +317,8 @@ def _text(file: Path) -> str:
 
 
 AUTO = "auto"
+HEAD_SECONDS = 10.0
+"""Longest wait until what listens at an address has answered as the head of a Ray cluster."""
 CONNECT_SECONDS = 5.0
 _HOST_PORT = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 
@@ -348,13 +350,26 @@ def resolve(address: str, environ: Mapping[str, str]) -> str:
     match = _HOST_PORT.fullmatch(address)
     host, port = (match["six"] or match["host"], int(match["port"])) if match else (address, 0)
     try:
-        with socket.create_connection((host, port), timeout=CONNECT_SECONDS):
-            return address
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         raise ServiceError(
             f"no Ray cluster: nobody answers at {address} ({error.strerror or error})",
             hint="Start one there (ray start --head), or name another: --ray-address HOST:PORT",
         ) from error
+    check_head(address)
+    return address
+
+
+def check_head(address: str, seconds: float = HEAD_SECONDS) -> None:
+    """Raise ServiceError unless the head of a Ray cluster answers there: Ray would wait for it without an end."""
+    from podrun.private_apis.ray import head_at
+
+    instead = head_at(address, seconds)
+    if instead:
+        raise ServiceError(
+            f"no Ray cluster: what listens at {address} {instead}",
+            hint="Start one (ray start --head says its address), and name it: --ray-address HOST:PORT",
+        )
 
 
 def _last_started() -> str:
