@@ -22,6 +22,7 @@ from podrun.core.cluster import Allocation, Cluster
 from podrun.core.errors import ConflictError, ExistsError, InternalError
 from podrun.partition.state import allocations, machine_loss, maintenance, orphans, partition_life, queueing
 from podrun.partition.state import events as ev
+from podrun.partition.state.backfill import HeldTimes
 from podrun.partition.state.candidates import complete_in_cluster
 from podrun.partition.state.events import Decision, Event, Instruction, StateChange
 from podrun.partition.state.explanations import no_room
@@ -77,6 +78,7 @@ class Allocator:
         self.queue = {entry.needs.name: entry for entry in plans.queue}
         self.reservations = {entry.name: entry for entry in plans.reservations}
         self.table = IpuTable(cluster, self.partitions.values())
+        self._held = HeldTimes(cluster, self.partitions.values())
         self.now = 0.0
         self.asker = ITSELF
         self.absent: frozenset[str] = frozenset()
@@ -104,7 +106,7 @@ class Allocator:
     def _draft(self) -> Allocator:
         """A copy to decide on."""
         draft = Allocator.__new__(Allocator)
-        draft.cluster, draft.table = self.cluster, self.table.copy()
+        draft.cluster, draft.table, draft._held = self.cluster, self.table.copy(), self._held
         draft.allocations, draft.partitions = dict(self.allocations), dict(self.partitions)
         draft.lost, draft.maintenance = set(self.lost), dict(self.maintenance)
         draft.queue, draft.reservations = dict(self.queue), dict(self.reservations)
@@ -119,6 +121,7 @@ class Allocator:
             self.arrange(change.layout)
         for name, partition in change.partitions.items():
             self._replace(name, partition)
+            self._held.replace(name, partition)
         if change.allocations is not None:
             self.allocations = {entry.name: entry for entry in change.allocations}
         if change.lost is not None:
@@ -274,6 +277,7 @@ class Allocator:
     def arrange(self, layout: Cluster) -> None:
         """Change the POD's agents and V-IPU clusters; what lies on them must be in both."""
         self.cluster, self.table = layout, IpuTable(layout, self.partitions.values())
+        self._held = HeldTimes(layout, self.partitions.values())
 
     def check_agent(self, agent: str) -> None:
         """Raise NotFoundError for an agent that the POD does not have."""
@@ -298,6 +302,16 @@ class Allocator:
         """Remove a partition's record, whatever else holds its IPUs."""
         self.partitions.pop(name, None)
         self.table = IpuTable(self.cluster, self.partitions.values())
+        self._held = HeldTimes(self.cluster, self.partitions.values())
+
+    def held_times(self) -> HeldTimes:
+        """Until when partitions hold IPUs. Those of the state are kept; a draft adds what it has changed to a copy."""
+        if not self._changed.partitions:
+            return self._held
+        held = self._held.copy()
+        for name, partition in self._changed.partitions.items():
+            held.replace(name, partition)
+        return held
 
     def note(self, what: str, name: str, value: object) -> None:
         """Change one entry of ``partitions``, ``maintenance``, ``queue`` or ``reservations``; None removes it."""
@@ -311,9 +325,13 @@ class Allocator:
 
     def _replace(self, name: str, partition: Partition | None) -> None:
         old = self.partitions.get(name)
-        if old is not None and (partition is None or partition.slices != old.slices):
+        stays = old is not None and partition is not None
+        if stays and (partition.slices is old.slices or partition.slices == old.slices):  # type: ignore[union-attr]
+            _update(self.partitions, {name: partition})
+            return
+        if old is not None:
             self.table.drop(old)
-        if partition is not None and (old is None or partition.slices != old.slices):
+        if partition is not None:
             self.table.add(partition)
         _update(self.partitions, {name: partition})
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,11 @@ from podrun.partition.state.placement import (
     Flags,
     find_place,
     place_at,
+    ranges_of,
 )
+
+if TYPE_CHECKING:
+    from podrun.partition.state.records import Partition
 
 Times = NDArray[np.float64]
 """A time for each IPU of the POD, seconds since 1970."""
@@ -54,16 +59,51 @@ class PlannedStart:
     starts: bool
 
 
+class HeldTimes:
+    """Until when partitions hold each IPU, kept from event to event: a time, or a time from now for a partition that
+    has not become active. `replace` follows a change of one partition."""
+
+    def __init__(self, cluster: Cluster, partitions: Iterable[Partition] = ()) -> None:
+        self._cluster = cluster
+        self._until: Times = np.zeros(cluster.ipu_count)
+        self._from_now: Times = np.zeros(cluster.ipu_count)
+        self._ranges: dict[str, list[tuple[int, int]]] = {}
+        for partition in partitions:
+            self.replace(partition.name, partition)
+
+    def copy(self) -> HeldTimes:
+        """Times that may be changed without changing these."""
+        other = HeldTimes.__new__(HeldTimes)
+        other._cluster, other._ranges = self._cluster, dict(self._ranges)
+        other._until, other._from_now = self._until.copy(), self._from_now.copy()
+        return other
+
+    def replace(self, name: str, partition: Partition | None) -> None:
+        """A partition has changed, come or gone (None)."""
+        for begin, end in self._ranges.pop(name, ()):
+            self._until[begin:end] = self._from_now[begin:end] = 0.0
+        if partition is None:
+            return
+        self._ranges[name] = ranges_of(self._cluster, partition.slices)
+        until, from_now = partition.held_times()
+        for begin, end in self._ranges[name]:
+            self._until[begin:end], self._from_now[begin:end] = until, from_now
+
+    def at(self, now: float) -> Times:
+        """Until when each IPU is held at the latest, and ``now`` for those that are free."""
+        return np.maximum(np.maximum(self._until, now + self._from_now), now)
+
+
 class Timeline:
     """For each IPU: until when it is held, from when it is booked for a waiting request, and when it is free after
     both.
     """
 
-    def __init__(self, cluster: Cluster, now: float) -> None:
+    def __init__(self, cluster: Cluster, now: float, held: Times | None = None) -> None:
         self.now = now
-        self._held_until: Times = np.full(cluster.ipu_count, now)
+        self._held_until: Times = np.full(cluster.ipu_count, now) if held is None else held
         self._booked_from: Times = np.full(cluster.ipu_count, math.inf)
-        self._free_at: Times = np.full(cluster.ipu_count, now)
+        self._free_at: Times = self._held_until.copy()
 
     def hold(self, ipus: Sequence[int] | NDArray[np.intp], until: float) -> None:
         """Note that IPUs are held from now until ``until``, or ``math.inf``."""
@@ -94,15 +134,15 @@ class Timeline:
             if share < 1 or share > domain:
                 continue
             at = np.where(usable, self._free_at, np.inf)
-            late, held = (
-                _of_places(cluster, at, np.max, request),
-                _of_places(cluster, np.isinf(at), np.sum, request),
-            )
-            possible = _of_places(cluster, usable, np.all, request).astype(bool)
+            possible = _of_places(cluster, usable, np.logical_and, request)
             if not possible.any():
                 continue
-            order = np.lexsort((held.ravel(), np.where(possible, late, np.inf).ravel(), ~possible.ravel()))
-            group, offset = divmod(int(order[0]), domain // share)
+            late = _of_places(cluster, at, np.maximum, request)
+            held = _of_places(cluster, np.isinf(at).astype(np.int32), np.add, request)
+            best_late = late[possible].min()
+            soonest = possible & (late == best_late)
+            fewest = soonest & (held == held[soonest].min())
+            group, offset = divmod(int(np.argmax(fewest)), domain // share)
             found = (float(late[group, offset]), int(held[group, offset]), allocation)
             if best is None or found[:2] < best[:2]:
                 best = (*found, place_at(cluster, request.size, request.ilds, group, offset))
@@ -110,16 +150,18 @@ class Timeline:
 
 
 def _of_places(
-    cluster: Cluster, values: NDArray[np.generic], reduce: object, request: RequestToPlan
-) -> NDArray[np.float64]:
+    cluster: Cluster, values: NDArray[Any], join: np.ufunc, request: RequestToPlan
+) -> NDArray[Any]:
     """A figure for each place of the request's size in a cluster, from one for each IPU of the POD: (group of domains,
-    block)."""
+    block). ``join`` makes one figure of two; pairs are joined first, which is faster than along a short axis."""
     domain, share = cluster.topology.ild_ipus, request.size // request.ilds
     own = values[cluster.first_ipu : cluster.first_ipu + cluster.ipu_count]
-    by_domain = own.reshape(-1, domain // share, share)
-    whole = len(by_domain) // request.ilds * request.ilds
-    grouped = by_domain[:whole].reshape(-1, request.ilds, domain // share, share)
-    return np.asarray(reduce(grouped, axis=(1, 3)))  # type: ignore[operator]
+    while share > 1:
+        own, share = join(own[0::2], own[1::2]), share // 2
+    per_domain = domain * request.ilds // request.size
+    whole = len(own) // per_domain // request.ilds * request.ilds
+    grouped = own[: whole * per_domain].reshape(-1, request.ilds, per_domain)
+    return np.asarray(join.reduce(grouped, axis=1))
 
 
 def plan_with_backfill(timeline: Timeline, requests: Iterable[RequestToPlan]) -> list[PlannedStart]:

@@ -4,13 +4,14 @@ IPUs are numbered through the POD. A partition of *n* IPUs in one IPU-Link domai
 IPUs that start at a multiple of *n* within the ILD, so that its own IPU-Links are those of a smaller POD. A
 partition over *d* ILDs takes the same *n/d* places in each of *d* neighbouring ILDs.
 
-The search looks at aligned blocks of whole domains as arrays: a millisecond for 65,536 IPUs.
+The search looks at domains as bits of numbers: some 50 microseconds for 65,536 IPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,12 +57,19 @@ def slices_of(cluster: Cluster, ipus: Iterable[int]) -> tuple[MachineSlice, ...]
 
 def ipus_of(cluster: Cluster, slices: Iterable[MachineSlice]) -> tuple[int, ...]:
     """The IPUs of the POD in ``slices``, in partition order."""
-    agents = cluster.agents_by_id
-    return tuple(
-        agents[part.agent_id].first_ipu + part.first_slot + slot
-        for part in slices
-        for slot in range(part.count)
-    )
+    return tuple(chain.from_iterable(range(begin, end) for begin, end in ranges_of(cluster, slices)))
+
+
+def ranges_of(cluster: Cluster, slices: Iterable[MachineSlice]) -> list[tuple[int, int]]:
+    """The IPUs of the POD in ``slices`` as (first, end), neighbouring slices joined, in partition order."""
+    agents, ranges = cluster.agents_by_id, list[tuple[int, int]]()
+    for part in slices:
+        begin = agents[part.agent_id].index * IPUS_PER_MACHINE + part.first_slot
+        if ranges and ranges[-1][1] == begin:
+            ranges[-1] = (ranges[-1][0], begin + part.count)
+        else:
+            ranges.append((begin, begin + part.count))
+    return ranges
 
 
 DIRECT_IPUS = 16
@@ -133,8 +141,8 @@ class IpuTable:
 
     def copy(self) -> IpuTable:
         """A table that may be changed without changing this one."""
-        other = IpuTable(self._cluster)
-        other.taken = self.taken.copy()
+        other = IpuTable.__new__(IpuTable)
+        other._cluster, other.taken = self._cluster, self.taken.copy()
         other._holders = dict(self._holders)
         other._masks = self._masks
         return other
@@ -195,21 +203,56 @@ def find_place(cluster: Cluster, size: int, ilds: int, usable: Flags) -> tuple[i
     if there are none.
 
     Best fit: of all places the one in the smallest free block, so that larger blocks stay whole; of equals the first.
+    A domain has at most 64 IPUs, so its flags are the bits of one number.
     """
     domain, share = cluster.topology.ild_ipus, size // ilds
     usable = usable[cluster.first_ipu : cluster.first_ipu + cluster.ipu_count]
     if share < 1 or share > domain or len(usable) < domain * ilds:
         return None
-    blocks: Flags = np.all(
-        usable.reshape(-1, share), axis=1
-    )  # Aligned blocks of one domain, in the POD's order.
-    groups = _in_groups(blocks, domain // share, ilds)
-    fits = np.all(groups, axis=1)
+    bits = _bits_of_domains(usable, domain)
+    bits = bits[: len(bits) // ilds * ilds]  # Domains that make no whole group are left out.
+    fits = np.bitwise_and.reduce(_aligned_blocks(bits, share, domain).reshape(-1, ilds), axis=1)
     if not fits.any():
         return None
-    enclosing = _in_groups(_free_block(blocks, share, domain), domain // share, ilds)[:, 0, :]
-    group, offset = divmod(int(np.where(fits, enclosing, domain + 1).argmin()), domain // share)
+    first, block = bits[::ilds], share
+    while block < domain:
+        larger = _aligned_blocks(first, 2 * block, domain)
+        for shift in _doublings(share, 2 * block):
+            larger = larger | (larger << np.uint64(shift))
+        smallest = fits & ~larger  # Places in no free block that is larger.
+        if smallest.any():
+            fits = smallest
+            break
+        block *= 2
+    group = int(np.argmax(fits != 0))
+    found_bits = int(fits[group])
+    offset = ((found_bits & -found_bits).bit_length() - 1) // share
     return place_at(cluster, size, ilds, group, offset)
+
+
+def _bits_of_domains(usable: Flags, domain: int) -> NDArray[np.uint64]:
+    """The flags of each IPU-Link domain as the bits of a number, lowest first."""
+    packed = np.packbits(usable, bitorder="little")
+    if domain < 8:
+        nibbles = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)
+        return nibbles[: len(usable) // domain].astype(np.uint64)
+    return packed.view(f"<u{domain // 8}").astype(np.uint64)
+
+
+def _aligned_blocks(bits: NDArray[np.uint64], share: int, domain: int) -> NDArray[np.uint64]:
+    """The bits at which aligned blocks of ``share`` ones begin."""
+    for shift in _doublings(1, share):
+        bits = bits & (bits >> np.uint64(shift))
+    return bits & np.uint64(sum(1 << place for place in range(0, domain, share)))
+
+
+def _doublings(first: int, end: int) -> list[int]:
+    """``first``, twice it, ... below ``end``."""
+    steps = []
+    while first < end:
+        steps.append(first)
+        first *= 2
+    return steps
 
 
 def largest_place(cluster: Cluster, usable: Flags) -> int:
@@ -226,23 +269,5 @@ def place_at(cluster: Cluster, size: int, ilds: int, group: int, offset: int) ->
     order."""
     domain, share = cluster.topology.ild_ipus, size // ilds
     first = cluster.first_ipu + group * ilds * domain + offset * share
-    return tuple(first + i * domain + place for i in range(ilds) for place in range(share))
-
-
-def _in_groups(values: NDArray[np.generic], per_domain: int, ilds: int) -> NDArray[np.generic]:
-    """Values of blocks as (group of domains, domain in the group, block); domains that make no whole group are left
-    out."""
-    by_domain = values.reshape(-1, per_domain)
-    whole = len(by_domain) // ilds * ilds
-    return by_domain[:whole].reshape(-1, ilds, per_domain)
-
-
-def _free_block(blocks: Flags, share: int, domain: int) -> NDArray[np.int64]:
-    """For each block, the IPUs of the largest aligned block of its domain that is free and holds it."""
-    sizes = np.full(len(blocks), share, np.int64)
-    free, size = blocks, share
-    while size < domain:
-        free = np.all(free.reshape(-1, 2), axis=1)
-        size *= 2
-        sizes[np.repeat(free, size // share)] = size
-    return sizes
+    begins = range(first, first + ilds * domain, domain)
+    return tuple(chain.from_iterable(range(begin, begin + share) for begin in begins))

@@ -16,9 +16,7 @@ from podrun.partition.state import events as ev
 from podrun.partition.state.backfill import PlannedStart, RequestToPlan, Timeline, plan_with_backfill
 from podrun.partition.state.candidates import Place, check_possible, choices_of, free_place
 from podrun.partition.state.events import Instruction
-from podrun.partition.state.placement import (
-    ipus_of,
-)
+from podrun.partition.state.placement import find_place
 from podrun.partition.state.records import Queued
 from podrun.partition.state.requirements import unknown_name
 from podrun.partition.state.values import Requirements
@@ -53,12 +51,39 @@ def serve_queue(draft: Allocator) -> list[Instruction]:
     on until none can start.
     """
     instructions: list[Instruction] = []
+    if not _anyone_fits(draft):
+        return instructions
     while starting := [p for p in planned_queue(draft) if p.starts and p.name not in draft.absent]:
         for planned in starting:
             needs = draft.queue[planned.name].needs
             draft.note("queue", planned.name, None)
             instructions += draft.make(needs, planned.allocation, planned.ipus)
     return instructions
+
+
+def _anyone_fits(draft: Allocator) -> bool:
+    """Whether a request that is planned finds a place whose IPUs nobody holds, bookings aside. If none does, none can
+    start, and the plan need not be made."""
+    shapes: set[tuple[object, ...]] = set()
+    free = ~draft.table.taken
+    for entry in _planned_requests(draft):
+        needs = entry.needs
+        shape = (
+            *(needs.size, needs.num_ilds, needs.allocation, needs.cluster, needs.index, needs.reservation),
+        )
+        if shape in shapes:
+            continue
+        shapes.add(shape)
+        for _, cluster, usable in choices_of(draft, needs):
+            if find_place(cluster, needs.size, needs.num_ilds, usable & free) is not None:
+                return True
+    return False
+
+
+def _planned_requests(draft: Allocator, more: Sequence[Queued] = ()) -> list[Queued]:
+    """The requests that are planned, in the order of the queue; those behind them do not start."""
+    waiting = sorted([*draft.queue.values(), *more], key=lambda entry: entry.rank)
+    return waiting[:QUEUE_DEPTH]
 
 
 def place_without_delay(draft: Allocator, needs: Requirements) -> Place | None:
@@ -73,12 +98,12 @@ def place_without_delay(draft: Allocator, needs: Requirements) -> Place | None:
 
 def planned_queue(draft: Allocator, more: Sequence[Queued] = ()) -> list[PlannedStart]:
     """The plan_with_backfill for the queue in its order, and then for ``more``."""
-    waiting = sorted([*draft.queue.values(), *more], key=lambda entry: entry.rank)
-    if len(waiting) > QUEUE_DEPTH:
-        waiting = waiting[:QUEUE_DEPTH]  # A request that is not planned does not start.
+    waiting = _planned_requests(draft, more)
     inside = [entry for entry in waiting if entry.needs.reservation]
     outside = [entry for entry in waiting if not entry.needs.reservation]
-    first = plan_with_backfill(_timeline_inside(draft), [_to_plan(draft, entry.needs) for entry in inside])
+    first: list[PlannedStart] = []
+    if inside:
+        first = plan_with_backfill(_timeline_inside(draft), [_to_plan(draft, e.needs) for e in inside])
     timeline = _timeline(draft)
     for reservation in draft.reservations.values():
         timeline.book(_ipus_of_agents(draft, reservation.agents), reservation.start, reservation.end)
@@ -89,10 +114,7 @@ def planned_queue(draft: Allocator, more: Sequence[Queued] = ()) -> list[Planned
 
 def _timeline(draft: Allocator) -> Timeline:
     """The timeline of the IPUs that partitions hold."""
-    timeline = Timeline(draft.cluster, draft.now)
-    for partition in draft.partitions.values():
-        timeline.hold(list(ipus_of(draft.cluster, partition.slices)), partition.busy_until(draft.now))
-    return timeline
+    return Timeline(draft.cluster, draft.now, draft.held_times().at(draft.now))
 
 
 def _timeline_inside(draft: Allocator) -> Timeline:

@@ -69,6 +69,12 @@ class Partition:
         line = f"{self.state.name} -> {state.name}: {why}"
         return replace(self, state=state, error=error, story=(*self.story, line)[-STORY_LENGTH:])
 
+    def held_times(self) -> tuple[float, float]:
+        """`busy_until` as a time and a time from now, of which the later one holds."""
+        if not self.limit_s:
+            return math.inf, 0.0
+        return (self.ends, OVERDUE_S) if self.ends else (0.0, max(self.limit_s, OVERDUE_S))
+
     def busy_until(self, now: float) -> float:
         """When its IPUs are free at the latest; infinite without a limit. A partition over its limit is removed
         soon.
