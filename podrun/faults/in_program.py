@@ -154,10 +154,13 @@ class PlanOfALaunch:
             os.close(handle)
         return True
 
-    def strikes(self) -> list[tuple[str, str, float]]:
+    def strikes(self) -> list[tuple[str, FaultSpec, float]]:
         """Each strike as an instance told it: the instance, the fault, and seconds of the wall clock."""
         parts = [line.split(" ", 3) for line in self._lines(self._struck)]
-        return [(f"instance {instance}", text, float(seconds)) for instance, _, seconds, text in parts]
+        return [
+            (f"instance {instance}", parse_fault(text), float(seconds))
+            for instance, _, seconds, text in parts
+        ]
 
     def _planned(self) -> list[FaultSpec]:
         return [parse_fault(line) for line in self._lines(self._file)]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import PodrunError
-from podrun.faults import PlanOfALaunch, report_unstruck
+from podrun.faults import FaultSpec, PlanOfALaunch, report_unstruck
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log, error_text
 from podrun.launcher.partition import LaunchPartition
 from podrun.launcher.spec import CurrentLaunch
 from podrun.launcher.summary import launch_summary
 from podrun.launcher.supervise import LaunchOutcome
+from podrun.record.strikes import FaultTime
 
 if TYPE_CHECKING:
     from podrun.launcher.recording import LaunchRecording
@@ -35,7 +36,7 @@ class LaunchEnding:
     partition: LaunchPartition | None = None
     program_faults: PlanOfALaunch | None = None
     recording: LaunchRecording | None = None
-    _unstruck: frozenset[str] = frozenset()
+    _unstruck: frozenset[FaultSpec] = frozenset()
 
     def unstruck_faults(self) -> str:
         """The message that names planned faults that did not strike; empty if every fault that had to strike did."""
@@ -46,7 +47,7 @@ class LaunchEnding:
             unstruck = faults.unstruck(self.partition.reports.latest()) if faults.planned else []
             if self.program_faults is not None:
                 unstruck += self.program_faults.left()
-            self._unstruck = frozenset(fault.text for fault in unstruck)
+            self._unstruck = frozenset(replace(fault, launch="") for fault in unstruck)
             return report_unstruck(unstruck)
         except PodrunError as error:
             return f"cannot tell whether the planned faults struck: {error.message}\n"
@@ -60,7 +61,8 @@ class LaunchEnding:
         self.recording.note("end", code=code)
         try:
             reports = [] if self.partition is None else self.partition.reports.history()
-            inside = [] if self.program_faults is None else self.program_faults.strikes()
+            struck = [] if self.program_faults is None else self.program_faults.strikes()
+            inside = [(who, FaultTime(fault, seconds)) for who, fault, seconds in struck]
             lines = self.recording.finish(self._unstruck, reports, inside).lines
         except PodrunError as error:
             self.log.write(error_text(error))

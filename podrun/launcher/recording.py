@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from podrun.core.errors import NotFoundError
 from podrun.core.telemetry import MachineReport
+from podrun.faults import FaultSpec, parse_fault
 from podrun.launcher.option_table import BY_NAME
 from podrun.launcher.process import Ended
 from podrun.launcher.recovery import (
@@ -76,8 +77,7 @@ def with_header(
     if spec.record is not None:
         check_file(Path(spec.record))
     planned = () if spec.partition is None else spec.partition.faults
-    faults = tuple(fault.text for fault in planned)
-    return dataclasses.replace(spec, header=LaunchHeader(words_of(given, program), directory, faults))
+    return dataclasses.replace(spec, header=LaunchHeader(words_of(given, program), directory, tuple(planned)))
 
 
 class LaunchRecording:
@@ -127,24 +127,24 @@ class LaunchRecording:
 
     def finish(
         self,
-        left: Set[str],
+        left: Set[FaultSpec],
         reports: Sequence[MachineReport] = (),
-        inside: Sequence[tuple[str, str, float]] = (),
+        inside: Sequence[tuple[str, FaultTime]] = (),
     ) -> Recorded:
         """Join all files and write the record, with ``FILE.incidents.json`` and ``FILE.goodput.json``.
 
         ``left``: planned faults that have strikes left. ``reports``: of the machines, with what changed the partition
-        and which faults struck when. ``inside``: faults that struck in instances: in which, which, and when. Raises
+        and which faults struck when. ``inside``: faults that struck in instances: in which, and the strike. Raises
         NotFoundError if the files cannot be written.
         """
         self._notes.close()
         control = [event for report in reports for event in report.control_events]
         since = [entry for entry in control if float(entry["time_s"]) >= self._since]
-        told = [*inside, *((r.agent_id, s["fault"], s["time_s"]) for r in reports for s in r.struck_faults)]
-        recent = [(by, FaultTime(fault, float(at))) for by, fault, at in told if float(at) >= self._since]
+        told = [*inside, *((report.agent_id, time) for report in reports for time in _strikes_on(report))]
+        recent = [(by, strike) for by, strike in told if strike.seconds >= self._since]
         times = strikes_of(recent, self._header.faults)
         known = {strike.fault for strike in times}
-        struck = [text for text in self._header.faults if text not in left or text in known]
+        struck = [fault for fault in self._header.faults if fault not in left or fault in known]
         timed = with_faults(read_parts(self._folder), struck, times)
         timed = with_control(timed, since)
         record = Record(
@@ -158,6 +158,12 @@ class LaunchRecording:
             if goodput is not None:
                 _write(file_beside(self._file, "goodput"), json.dumps(goodput.plain, indent=2) + "\n")
         return Recorded(record, incidents, goodput)
+
+
+def _strikes_on(report: MachineReport) -> Iterator[FaultTime]:
+    """The strikes that a machine tells of."""
+    for entry in report.struck_faults:
+        yield FaultTime(parse_fault(str(entry["fault"])), float(entry["time_s"]))
 
 
 def step_in_words(step: RecoveryStep) -> str:

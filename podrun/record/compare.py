@@ -49,7 +49,7 @@ def header_differences(ours: Record, theirs: Record) -> list[str]:
     for name in ("words", "faults", "directory"):
         a, b = getattr(ours.header, name), getattr(theirs.header, name)
         if a != b:
-            shown = [" ".join(value) if isinstance(value, tuple) else value for value in (a, b)]
+            shown = [" ".join(map(str, value)) if isinstance(value, tuple) else value for value in (a, b)]
             lines.append(f"{name}: {shown[0] or 'none'} / {shown[1] or 'none'}")
     return lines
 

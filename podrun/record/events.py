@@ -27,6 +27,7 @@ from typing import Any
 from podrun.core.documents import read_text
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.core.telemetry import PROCESS_ENDED
+from podrun.faults import FaultSpec, parse_fault
 
 VERSION = 1
 FIRST_BYTES = b'{"podrun_record":'
@@ -77,7 +78,7 @@ class LaunchHeader:
 
     words: tuple[str, ...]
     directory: str
-    faults: tuple[str, ...] = ()
+    faults: tuple[FaultSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def to_lines(record: Record) -> list[str]:
         "podrun_record": VERSION,
         "words": list(record.header.words),
         "directory": record.header.directory,
-        "faults": list(record.header.faults),
+        "faults": [fault.text for fault in record.header.faults],
     }
     lines = [_line(head)]
     for event in record.events:
@@ -177,7 +178,11 @@ def _header(fields: Mapping[str, Any], name: str) -> LaunchHeader:
     words, directory, faults = (fields.get(key) for key in ("words", "directory", "faults"))
     if not _are_texts(words) or not isinstance(directory, str) or not _are_texts(faults):
         raise RecordError(f"the record {name}, line 1: words, directory or faults are missing")
-    return LaunchHeader(tuple(words or ()), directory, tuple(faults or ()))
+    try:
+        planned = tuple(parse_fault(text) for text in faults or ())
+    except UsageError as error:
+        raise RecordError(f"the record {name}, line 1: {error.message}", hint=error.hint) from error
+    return LaunchHeader(tuple(words or ()), directory, planned)
 
 
 def _are_texts(value: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from podrun.core.errors import cause_from_dict
-from podrun.faults import FaultSpec, FaultTarget, is_strike_of, parse_fault
+from podrun.faults import FaultSpec, FaultTarget, is_strike_of
 from podrun.record.events import LAUNCH, Event, TimedEvent, operation_at, ordered
 
 
@@ -14,25 +14,25 @@ from podrun.record.events import LAUNCH, Event, TimedEvent, operation_at, ordere
 class FaultTime:
     """When a planned fault struck, as its machine, the service or the instance tells it: seconds of the wall clock."""
 
-    fault: str
+    fault: FaultSpec
     seconds: float
 
 
-def strikes_of(told: Iterable[tuple[str, FaultTime]], faults: Iterable[str]) -> list[FaultTime]:
+def strikes_of(told: Iterable[tuple[str, FaultTime]], faults: Iterable[FaultSpec]) -> list[FaultTime]:
     """Each strike of these faults once. ``told``: by whom, and when. Both ends of a link tell of the same strikes."""
-    planned = {parse_fault(text).experiment: text for text in faults}
-    times: dict[tuple[str, int], float] = {}
-    counts: dict[tuple[str, str], int] = {}
+    planned = {spec.experiment: spec for spec in faults}
+    times: dict[tuple[FaultSpec, int], float] = {}
+    counts: dict[tuple[str, FaultSpec], int] = {}
     for teller, strike in sorted(told, key=lambda pair: pair[1].seconds):
-        text = planned.get(parse_fault(strike.fault).experiment)
-        if text is not None:
-            number = counts[teller, text] = counts.get((teller, text), 0) + 1
-            times.setdefault((text, number), strike.seconds)
+        spec = planned.get(strike.fault.experiment)
+        if spec is not None:
+            number = counts[teller, spec] = counts.get((teller, spec), 0) + 1
+            times.setdefault((spec, number), strike.seconds)
     return [FaultTime(fault, seconds) for (fault, _), seconds in times.items()]
 
 
 def with_faults(
-    events: Sequence[TimedEvent], struck: Iterable[str], strikes: Iterable[FaultTime] = ()
+    events: Sequence[TimedEvent], struck: Iterable[FaultSpec], strikes: Iterable[FaultTime] = ()
 ) -> list[TimedEvent]:
     """The events, with one for each strike of a fault. It stands right before the first error that it explains, or, if
     it explains none, within the operation in which it struck. ``strikes``: the known times.
@@ -43,19 +43,20 @@ def with_faults(
     errors = [timed for timed in events if timed.event.kind in ("error", "ended")]
     placed = list(events)
     known = list(strikes)
-    for text in struck:
-        times = sorted(strike.seconds for strike in known if strike.fault == text)
-        spec = parse_fault(text)
+    for spec in struck:
+        times = sorted(strike.seconds for strike in known if strike.fault == spec)
         for number in range(max(len(times), spec.repeat if spec.raises else 1)):
             cause = next((timed for timed in errors if explains(spec, timed.event)), None)
             if cause is not None:
                 same = [t for t in errors if _is_of_same_operation(cause.event, t.event)]
                 errors = [timed for timed in errors if timed not in same] or errors * (spec.repeat == 1)
                 place = next(k for k, timed in enumerate(placed) if timed is cause)
-                placed.insert(place, _fault_before(cause, text))
+                placed.insert(place, _fault_before(cause, spec))
             elif number < len(times):
                 life, clock = operation_at(events, times[number])
-                placed.append(TimedEvent(Event(LAUNCH, life, clock, "fault", {"fault": text}), times[number]))
+                placed.append(
+                    TimedEvent(Event(LAUNCH, life, clock, "fault", {"fault": spec.text}), times[number])
+                )
             else:
                 placed = placed if number else _with_untimed(placed, spec)
                 break
@@ -68,21 +69,21 @@ def _with_untimed(events: list[TimedEvent], fault: FaultSpec) -> list[TimedEvent
     broken = (place for place, timed in enumerate(events) if timed.event.kind == "repair")
     place = next(broken, None) if fault.during == "partition-reset" else None
     if place is None:
-        return [*events, _at_the_end(events, fault.text)]
-    return [*events[:place], _fault_before(events[place], fault.text), *events[place:]]
+        return [*events, _at_the_end(events, fault)]
+    return [*events[:place], _fault_before(events[place], fault), *events[place:]]
 
 
-def _fault_before(timed: TimedEvent, text: str) -> TimedEvent:
+def _fault_before(timed: TimedEvent, fault: FaultSpec) -> TimedEvent:
     return TimedEvent(
-        Event(LAUNCH, timed.event.life, timed.event.clock, "fault", {"fault": text}), timed.seconds
+        Event(LAUNCH, timed.event.life, timed.event.clock, "fault", {"fault": fault.text}), timed.seconds
     )
 
 
-def _at_the_end(events: Sequence[TimedEvent], text: str) -> TimedEvent:
+def _at_the_end(events: Sequence[TimedEvent], fault: FaultSpec) -> TimedEvent:
     life = max((timed.event.life for timed in events), default=0)
     end = max((timed.event.clock for timed in events if timed.event.life == life), default=0)
     seconds = max((timed.seconds for timed in events), default=0.0)
-    return TimedEvent(Event(LAUNCH, life, end, "fault", {"fault": text}), seconds)
+    return TimedEvent(Event(LAUNCH, life, end, "fault", {"fault": fault.text}), seconds)
 
 
 def _is_of_same_operation(first: Event, other: Event) -> bool:

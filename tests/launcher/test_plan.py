@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.errors import NotFoundError, PodrunError, UsageError
+from podrun.faults import parse_fault
 from podrun.launcher.config_file import merge_config
 from podrun.launcher.option_kinds import Option
 from podrun.launcher.option_table import OPTIONS
@@ -260,7 +261,7 @@ def test_a_record_is_a_plan_of_the_faults_that_struck(directory: Path) -> None:
     header = LaunchHeader(
         ("--fault-plan=old.yaml", "--", "train.py"),
         str(directory),
-        ("ipu:3@batch=4:trap", "ipu:1@batch=9:trap"),
+        (parse_fault("ipu:3@batch=4:trap"), parse_fault("ipu:1@batch=9:trap")),
     )
     file = directory / "run.record"
     file.write_text("\n".join(to_lines(Record(header, (struck, struck)))) + "\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from podrun.core.errors import NotFoundError, UsageError
+from podrun.faults import parse_fault
 from podrun.launcher.cli import RECORD_VERBS
 from podrun.launcher.commands.click_verbs import RecordCommand, RecordContext, verb_command
 from podrun.launcher.options import parse_command_line
@@ -40,7 +41,9 @@ class FakeLaunches:
             data = {"during": "run", "error": "application_runtime_error", "message": "m"}
             events.append(Event("instance 0", 0, 1, "error", data))
         events.append(Event("launch", 0, 9, "end", {"code": int(fails)}))
-        header = LaunchHeader(words_of(line.given, line.program), folder, faults)
+        header = LaunchHeader(
+            words_of(line.given, line.program), folder, tuple(parse_fault(text) for text in faults)
+        )
         Path(line.given["record"]).write_text("\n".join(to_lines(Record(header, tuple(events)))) + "\n")
         return int(fails)
 
@@ -102,7 +105,7 @@ def test_a_plan_is_shrunk_to_the_faults_it_needs(
     assert last == (
         f"the smallest plan that still fails has 2 of 3 faults: --fault {wanted[0]} --fault {wanted[1]}"
     )
-    assert read_record(tmp_path / "small").header.faults == tuple(wanted)
+    assert read_record(tmp_path / "small").header.faults == tuple(parse_fault(text) for text in wanted)
     assert len(launches.started) < 12
 
 
@@ -197,8 +200,10 @@ def test_a_record_that_cannot_be_written_is_refused_before_the_launch(tmp_path: 
 
 def test_a_launch_that_ran_nothing_leaves_a_record(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
-    recording = LaunchRecording(tmp_path / "parts", str(tmp_path / "r"), LaunchHeader((), "", (FAULTS[0],)))
+    recording = LaunchRecording(
+        tmp_path / "parts", str(tmp_path / "r"), LaunchHeader((), "", (parse_fault(FAULTS[0]),))
+    )
     recording.note("end", code=1)
-    found = recording.finish(frozenset(FAULTS))
+    found = recording.finish(frozenset(parse_fault(text) for text in FAULTS))
     assert found.lines == []
     assert [event.kind for event in read_record(tmp_path / "r").events] == ["end"]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.errors import NotFoundError
+from podrun.faults import parse_fault
 from podrun.record.compare import first_difference, header_differences, smallest
 from podrun.record.events import (
     Event,
@@ -25,7 +26,7 @@ from podrun.record.events import (
     to_lines,
 )
 
-HEADER = LaunchHeader(("--num-replicas=4", "train.py"), "home", ("ipu:0@batch=1:overflow",))
+HEADER = LaunchHeader(("--num-replicas=4", "train.py"), "home", (parse_fault("ipu:0@batch=1:overflow"),))
 
 
 def some_record(batches: int = 3) -> Record:
@@ -80,6 +81,16 @@ def test_lines_that_are_no_events_are_named(line: str) -> None:
     lines.append(json.dumps({"events": 1, "sha256": whole}))
     with pytest.raises(RecordError, match="line 2"):
         parse_record("\n".join(lines) + "\n", "f")
+
+
+def test_a_fault_that_is_none_is_named_with_its_record() -> None:
+    """It was written by another release, or by hand."""
+    import hashlib
+
+    head = to_lines(some_record())[0].replace("overflow", "melted")
+    whole = hashlib.sha256(f"{head}\n".encode()).hexdigest()
+    with pytest.raises(RecordError, match=r"the record f, line 1: .*melted"):
+        parse_record("\n".join([head, json.dumps({"events": 0, "sha256": whole})]) + "\n", "f")
 
 
 def test_causal_order_does_not_depend_on_who_wrote_first() -> None:

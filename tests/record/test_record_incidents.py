@@ -75,7 +75,7 @@ def in_place(instances: int, *, noted: bool) -> list[TimedEvent]:
         writer.all("resumed", instances, batch=5)
     writer.runs(range(5, 10), instances)
     writer.add("launch", "end", clock=AT_END, code=0)
-    return with_faults(ordered(writer.found), [FAULT])
+    return with_faults(ordered(writer.found), [parse_fault(FAULT)])
 
 
 def restarted() -> list[TimedEvent]:
@@ -177,7 +177,9 @@ def test_several_incidents_are_told_apart_and_times_do_not_show() -> None:
 def test_a_fault_without_an_error_is_told_at_the_end() -> None:
     writer = Writer()
     writer.runs(range(3))
-    (incident,) = incidents_of(record_of(with_faults(ordered(writer.found), ["ipu:0@batch=1:unknown"])))
+    (incident,) = incidents_of(
+        record_of(with_faults(ordered(writer.found), [parse_fault("ipu:0@batch=1:unknown")]))
+    )
     assert incident.faults == ("ipu:0@batch=1:unknown",)
     assert incident.component == "ipu 0"
     assert "no instance saw an error" in incident.text
@@ -217,7 +219,7 @@ def test_a_fault_belongs_to_the_incident_it_explains(
     )
     writer.life, writer.clocks = 1, {}
     writer.runs(range(5))
-    (incident,) = incidents_of(record_of(with_faults(ordered(writer.found), [fault])))
+    (incident,) = incidents_of(record_of(with_faults(ordered(writer.found), [parse_fault(fault)])))
     assert incident.faults == (fault,)
     assert incident.lost_batches == 3
     wanted = {"corrupt": "ipu 5", "killed": "instance 0"}
@@ -257,7 +259,7 @@ def test_an_instance_that_ends_makes_one_incident_with_what_the_others_saw(
     writer.runs(range(5), 2)
     events = ordered(writer.found)
     if planned:
-        events = with_faults(events, [fault], [FaultTime(fault, 2.5)])
+        events = with_faults(events, [parse_fault(fault)], [FaultTime(parse_fault(fault), 2.5)])
     (incident,) = incidents_of(record_of(without_ends_after_errors(events)))
     assert incident.faults == ((fault,) if planned else ())
     target = fault.partition("@")[0].replace(":", " ")
@@ -268,7 +270,7 @@ def test_a_run_of_many_batches_tells_how_far_it_came() -> None:
     writer = Writer()
     writer.add("instance 0", "run", batch=0, batches=100, inputs={})
     writer.add("instance 0", "error", **ERROR)
-    (incident,) = incidents_of(record_of(with_faults(ordered(writer.found), [FAULT])))
+    (incident,) = incidents_of(record_of(with_faults(ordered(writer.found), [parse_fault(FAULT)])))
     assert incident.batch == 7
     assert "after 7 batches" in incident.text
 
@@ -309,14 +311,21 @@ LATE = "service:vipu@during=ResetPartition:slow,seconds=1.5"
 
 def test_each_fault_is_an_incident_where_it_struck() -> None:
     told = [
-        ("ipum1", FaultTime(QUIET, 2.5)),
-        ("ipum1", FaultTime(LATE, 8.5)),
-        ("ipum2", FaultTime(FAULT, 7.5)),
+        ("ipum1", FaultTime(parse_fault(QUIET), 2.5)),
+        ("ipum1", FaultTime(parse_fault(LATE), 8.5)),
+        ("ipum2", FaultTime(parse_fault(FAULT), 7.5)),
     ]
-    told += [("ipum1", FaultTime(FAULT, 7.4)), ("ipum1", FaultTime("ipu:0@batch=1:trap", 7.4))]
-    faults = [LATE, FAULT, QUIET]
+    told += [
+        ("ipum1", FaultTime(parse_fault(FAULT), 7.4)),
+        ("ipum1", FaultTime(parse_fault("ipu:0@batch=1:trap"), 7.4)),
+    ]
+    faults = [parse_fault(text) for text in (LATE, FAULT, QUIET)]
     times = strikes_of(told, faults)
-    assert {(strike.fault, strike.seconds) for strike in times} == {(QUIET, 2.5), (FAULT, 7.4), (LATE, 8.5)}
+    assert {(strike.fault.text, strike.seconds) for strike in times} == {
+        (QUIET, 2.5),
+        (FAULT, 7.4),
+        (LATE, 8.5),
+    }
     events = with_faults(ordered(launch_of(range(8)).found), faults, times)
     events = with_control(events, [{"did": "partition reset", "what": "", "time_s": 8.6}])
     record = record_of(without_ends_after_errors(events))
@@ -345,11 +354,15 @@ def test_each_strike_of_a_fault_that_repeats_is_an_incident() -> None:
     writer = launch_of(range(8))
     writer.life, writer.clocks = 2, {}
     writer.runs(range(8), 2, error=True)
-    found = incidents_of(record_of(without_ends_after_errors(with_faults(ordered(writer.found), [fault]))))
+    found = incidents_of(
+        record_of(without_ends_after_errors(with_faults(ordered(writer.found), [parse_fault(fault)])))
+    )
     assert [incident.faults for incident in found] == [(fault,)] * 2
     quiet = "ipu:1@batch=2,repeat=3,every=1:corrected-parity"
-    times = [FaultTime(quiet, seconds) for seconds in (2.5, 3.5, 4.5)]
-    found = incidents_of(record_of(with_faults(ordered(launch_of(range(8)).found), [quiet], times)))
+    times = [FaultTime(parse_fault(quiet), seconds) for seconds in (2.5, 3.5, 4.5)]
+    found = incidents_of(
+        record_of(with_faults(ordered(launch_of(range(8)).found), [parse_fault(quiet)], times))
+    )
     assert [(incident.faults, incident.batch) for incident in found] == [
         ((quiet,), 2),
         ((quiet,), 3),

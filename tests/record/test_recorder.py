@@ -12,6 +12,7 @@ import pytest
 import podrun.popart as popart
 from podrun.checkpoint import Checkpoints
 from podrun.core.environment import environment
+from podrun.faults import parse_fault
 from podrun.popart.device_manager import DeviceManager
 from podrun.record.events import LaunchHeader, Record, TimedEvent, read_parts
 from podrun.record.incidents import incidents_of
@@ -67,7 +68,7 @@ def recorded(home: Path, fault: str) -> list[TimedEvent]:
     home.mkdir()
     environ = {**environment(), FOLDER: str(home), "PODRUN_FAULTS": fault}
     train(environ, home / "checkpoints")
-    return with_faults(read_parts(home), [fault] if fault else [])
+    return with_faults(read_parts(home), [parse_fault(fault)] if fault else [])
 
 
 def test_a_run_is_written_down_and_twice_the_same(folder: Path) -> None:

@@ -27,7 +27,7 @@ def replay_launch(file: Path, keep: str | None, relaunch: Relaunch) -> int:
     """Repeat a recorded launch with the same faults, and compare. ``keep``: where to write the new record."""
     before = read_record(file)
     with new_record(keep) as place:
-        relaunch.launch(before, before.header.faults, place)
+        relaunch.launch(before, [fault.text for fault in before.header.faults], place)
         after = read_record(place)
     if incidents_json(before) == incidents_json(after):
         count = len(incidents_of(before))
