@@ -40,6 +40,8 @@ os.environ["PODRUN_RUNTIME_DIR"] = _RUNTIME.name
 # Nor files of partitions in the home directory (~/.ipuof.conf.d). Compiled pieces stay where they are.
 os.environ.setdefault("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
 os.environ["HOME"] = _RUNTIME.name
+SCRATCH = ("podrun-*", "pymp-*")
+"""Temporary folders that podrun makes, and those that Python makes for processes that share data."""
 LEAK_SECONDS = 5.0
 """Seconds that a process on its way out may take before it counts as left behind."""
 
@@ -215,7 +217,9 @@ def run_and_check_for_leaks(home: Path) -> Iterator[Commands]:
         left = {name for name in shared_memory_files() - before if "podrun" in name or "ray" in name}
         assert left == set(), "shared memory is left"
         scratch = (
-            [path.name for path in commands.scratch.glob("podrun-*")] if commands.scratch.exists() else []
+            [path.name for kind in SCRATCH for path in commands.scratch.glob(kind)]
+            if commands.scratch.exists()
+            else []
         )
         assert scratch == [], "scratch directories are left"
         assert left_in_home(home) == [], "files are left in the home"

@@ -9,9 +9,12 @@ one is gone.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
+import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +38,8 @@ REQUIRED: dict[str, str] = {
     "torch._C.DispatchKey": "names one dispatch key",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "tells whether an operator has a composite form",
     "torch.distributions.Distribution._validate_args": "whether distributions look at their parameters' values",
+    "torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers": "ends workers of a loader, which "
+    "torch stops by a signal at the end of a process, so that their folders stay in the temporary directory",
     "torch._decomp.global_decomposition_table": "torch's decompositions of operators",
     "torch._decomp.core_aten_decompositions": "torch's decompositions into its core operators",
 }
@@ -161,3 +166,24 @@ def storage_of(tensor: Any) -> int:
 def without_subclass_hooks() -> Any:
     """A context in which torch's functions do not call the hooks of tensor subclasses."""
     return _need("torch._C.DisableTorchFunctionSubclass")()
+
+
+_loading: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""Iterators over loaders, and the process that made each: a fork has its parent's in its memory as well."""
+
+
+def watch_workers(iterator: Any) -> None:
+    """Have `end_workers` end the workers of an iterator over a loader. An iterator without workers is left alone."""
+    if not hasattr(iterator, "_shutdown_workers"):
+        return
+    if not _loading:
+        atexit.unregister(end_workers)
+        atexit.register(end_workers)
+    _loading[iterator] = os.getpid()
+
+
+def end_workers() -> None:
+    """Have the workers of all watched iterators of this process end by themselves. A program's end calls it."""
+    for iterator, owner in list(_loading.items()):
+        if owner == os.getpid():
+            iterator._shutdown_workers()

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
+from podrun.private_apis.torch import end_workers  # noqa: E402
 from tests.conftest import wait_until  # noqa: E402
 from tests.poptorch.data_sets import Failing, Numbered, Streamed, Uneven, Waiting, loads  # noqa: E402
 
@@ -170,6 +172,19 @@ def test_elements_keep_their_structure(element: Any) -> None:
     torch.testing.assert_close(found, element)
 
 
+@pytest.mark.parametrize("mode", ["Async", "Sync"])
+def test_workers_leave_no_folders(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delitem(multiprocessing.current_process()._config, "tempdir", raising=False)  # type: ignore[attr-defined]
+    loader = loader_of(Numbered(8), mode, num_workers=2)
+    rows = iter(loader)
+    assert len(list(rows)) == 4
+    assert list(tmp_path.glob("pymp-*"))
+    loader.terminate()
+    end_workers()  # The end of a program does this.
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_process_and_its_workers_are_copies_of_the_program() -> None:
     """A class that no other process could import, while threads of XLA compute."""
 
@@ -252,7 +267,8 @@ def test_the_process_ends_with_the_program(tmp_path: Path, strategy: str, ending
         "import os, sys, torch, poptorch\n"
         "from tests.poptorch.data_sets import Numbered\n"
         "if __name__ == '__main__':\n"
-        "    loader = poptorch.DataLoader(poptorch.Options(), Numbered(8), 2, mode=poptorch.DataLoaderMode.Async,\n"
+        "    loader = poptorch.DataLoader(poptorch.Options(), Numbered(8), 2, num_workers=2,\n"
+        "        mode=poptorch.DataLoaderMode.Async,\n"
         f"        async_options={{'sharing_strategy': poptorch.SharingStrategy.{strategy}}})\n"
         "    print([y.tolist() for x, y in loader], flush=True)\n"
         f"    {ending or 'pass'}\n"

@@ -22,6 +22,7 @@ import torch
 
 from podrun.core.errors import InternalError
 from podrun.poptorch.capture import graph
+from podrun.private_apis.torch import end_workers, watch_workers
 
 ALIGNMENT = 64
 """Bytes: tensors begin at multiples of a cache line."""
@@ -187,6 +188,8 @@ def feed(pipe: connection.Connection, plan: FeederPlan) -> None:
     except Exception:
         # The user must see whatever error the data set raises, in the process that asked for data.
         _send_last(pipe, traceback.format_exc())
+    finally:
+        end_workers()
 
 
 def _send_last(pipe: connection.Connection, text: str) -> None:
@@ -302,7 +305,9 @@ class _Feeder:
 def _in_order(dataset: Any) -> Iterator[Any]:
     """The elements of a loader, an iterable, or a data set with a length, whose indices need not end in IndexError."""
     if hasattr(dataset, "__iter__"):
-        return iter(dataset)
+        iterator: Iterator[Any] = iter(dataset)
+        watch_workers(iterator)
+        return iterator
     return (dataset[index] for index in range(len(dataset)))
 
 

@@ -18,6 +18,7 @@ from podrun.poptorch.data.data_accessor import (
     element_count,
 )
 from podrun.poptorch.errors import ArgumentError, Error
+from podrun.private_apis.torch import watch_workers
 
 _log = logging.getLogger("poptorch::python")
 
@@ -169,7 +170,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._accessor.terminate()
 
     def __iter__(self) -> Any:
-        return super().__iter__() if self._accessor is None else iter(self._accessor)
+        if self._accessor is not None:
+            return iter(self._accessor)
+        iterator = super().__iter__()
+        watch_workers(iterator)
+        return iterator
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_accessor": None}
