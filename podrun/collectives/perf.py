@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,23 @@ def parse_size(text: str) -> int:
     return int(digits) * _UNITS.get(unit, 1)
 
 
+_TIMES: Mapping[str, Callable[..., timing.CollectiveTime]] = {
+    "all_reduce": timing.all_reduce_time,
+    "reduce_scatter": timing.reduce_scatter_time,
+    "all_gather": timing.all_gather_time,
+    "all_to_all": timing.all_to_all,
+    "broadcast": timing.broadcast_time,
+    "gather": timing.gather_time,
+    "scatter": timing.gather_time,
+}
+"""The model of each operation; a scatter takes as long as a gather."""
+
+
 def modelled(operation: str, nbytes: int, ranks: int, fabric: timing.LinkModel) -> timing.CollectiveTime:
     """The estimate for an operation by its name in `OPERATIONS`."""
     if operation == "send_receive":
         return timing.send(nbytes, fabric) if ranks > 1 else timing.broadcast_time(nbytes, 1, fabric)
-    name = "gather" if operation == "scatter" else operation
-    estimate: timing.CollectiveTime = getattr(timing, name)(nbytes, ranks, fabric)
-    return estimate
+    return _TIMES[operation](nbytes, ranks, fabric)
 
 
 def table_row(row: MeasuredSize, estimate: timing.CollectiveTime, job: Measurement) -> dict[str, Any]:
