@@ -276,8 +276,7 @@ class Campaign:
 
     def _damage_now(self) -> Damage:
         """What is broken: the last failures, and what an earlier recovery has not come to."""
-        slices = self.allocator.partitions[JOB].slices if self.allocator.lost else ()
-        lost = {part.agent_id for part in slices} & self.allocator.lost
+        lost = {agent for agent in self.allocator.lost if JOB in self.allocator.partitions_on(agent)}
         left = tuple(sorted(lost - set(self._damage.lost)))
         damage = replace(self._damage, lost=(*self._damage.lost, *left)) if left else self._damage
         if self.allocator.partitions[JOB].state is PartitionState.ERROR:

@@ -61,7 +61,7 @@ def reset_partition_of(draft: Allocator, event: ev.ResetPartition) -> list[Instr
     partition = draft.partition(event.partition)
     if partition.state is S.RESETTING or is_later(partition, event.generation):
         return []  # Another instance of the same program, say, has requested it.
-    gone = sorted({s.agent_id for s in partition.slices} & draft.lost) if draft.lost else []
+    gone = sorted(agent for agent in draft.lost if partition.name in draft.partitions_on(agent))
     if gone:
         raise ConflictError(
             f"partition {partition.name} cannot be reset: machine {gone[0]} is lost",

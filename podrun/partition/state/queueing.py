@@ -51,9 +51,7 @@ def serve_queue(draft: Allocator) -> list[Instruction]:
     on until none can start.
     """
     instructions: list[Instruction] = []
-    if not _anyone_fits(draft):
-        return instructions
-    while starting := [p for p in planned_queue(draft) if p.starts and p.name not in draft.absent]:
+    while starting := [p for p in _planned_to_start(draft) if p.starts and p.name not in draft.absent]:
         for planned in starting:
             needs = draft.queue[planned.name].needs
             draft.note("queue", planned.name, None)
@@ -61,23 +59,24 @@ def serve_queue(draft: Allocator) -> list[Instruction]:
     return instructions
 
 
-def _anyone_fits(draft: Allocator) -> bool:
-    """Whether a request that is planned finds a place whose IPUs nobody holds, bookings aside. If none does, none can
-    start, and the plan need not be made."""
-    shapes: set[tuple[object, ...]] = set()
+def _planned_to_start(draft: Allocator) -> list[PlannedStart]:
+    """The plan for the queue up to the last request that could start: that has a place whose IPUs nobody holds,
+    bookings aside. Those behind it cannot, and change nothing for those before them."""
+    fits: dict[tuple[object, ...], bool] = {}
     free = ~draft.table.taken
-    for entry in _planned_requests(draft):
-        needs = entry.needs
-        shape = (
-            *(needs.size, needs.num_ilds, needs.allocation, needs.cluster, needs.index, needs.reservation),
-        )
-        if shape in shapes:
-            continue
-        shapes.add(shape)
-        for _, cluster, usable in choices_of(draft, needs):
-            if find_place(cluster, needs.size, needs.num_ilds, usable & free) is not None:
-                return True
-    return False
+    waiting = _planned_requests(draft)
+    for count in range(len(waiting), 0, -1):
+        needs = waiting[count - 1].needs
+        place = (needs.allocation, needs.cluster, needs.index, needs.reservation)
+        shape = (needs.size, needs.num_ilds, *place)
+        if shape not in fits:
+            fits[shape] = any(
+                find_place(cluster, needs.size, needs.num_ilds, usable & free) is not None
+                for _, cluster, usable in choices_of(draft, needs)
+            )
+        if fits[shape]:
+            return _plan_of(draft, waiting[:count])
+    return []
 
 
 def _planned_requests(draft: Allocator, more: Sequence[Queued] = ()) -> list[Queued]:
@@ -98,7 +97,11 @@ def place_without_delay(draft: Allocator, needs: Requirements) -> Place | None:
 
 def planned_queue(draft: Allocator, more: Sequence[Queued] = ()) -> list[PlannedStart]:
     """The plan_with_backfill for the queue in its order, and then for ``more``."""
-    waiting = _planned_requests(draft, more)
+    return _plan_of(draft, _planned_requests(draft, more))
+
+
+def _plan_of(draft: Allocator, waiting: Sequence[Queued]) -> list[PlannedStart]:
+    """The plan for requests in their order."""
     inside = [entry for entry in waiting if entry.needs.reservation]
     outside = [entry for entry in waiting if not entry.needs.reservation]
     first: list[PlannedStart] = []
