@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
 UPKEEP_VERBS = ("doctor", "cache", "ps", "stop")
 SIMULATION_VERBS = ("simulate", "chaos")
+SERVING_VERBS = ("serve",)
 MONITOR_VERBS = ("health", "exporter", "dashboards")
 VERBS = (
     *("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS),
     *SIMULATION_VERBS,
+    *SERVING_VERBS,
     *MONITOR_VERBS,
     *("completion", "help"),
 )

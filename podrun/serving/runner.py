@@ -126,12 +126,19 @@ class ModelRunner:
 
         The arrays must not change before the request is answered: they are used where they lie.
         """
-        if self._closed:
-            raise CallError("the runner is closed")
-        rows = self._checked(inputs, outputs)
-        request = QueuedRequest(inputs, outputs, rows)
+        request = self.prepared(inputs, outputs)
         self._queue.put(request)
         return request.future
+
+    def prepared(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> QueuedRequest:
+        """A checked request that is not queued, for `run_now`. UsageError as from `execute_async`."""
+        if self._closed:
+            raise CallError("the runner is closed")
+        return QueuedRequest(inputs, outputs, self._checked(inputs, outputs))
+
+    def run_now(self, requests: Sequence[QueuedRequest]) -> None:
+        """Run requests together in this thread, without waiting for others; their futures have the results."""
+        self._run(requests)
 
     executeAsync = execute_async
 

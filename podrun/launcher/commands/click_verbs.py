@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 ELSEWHERE = {
     **{verb: f"podrun.simulate.commands.{verb}" for verb in ("simulate", "chaos")},
+    "serve": "podrun.serving.commands.serve",
     **{verb: f"podrun.monitor.commands.{verb}" for verb in ("health", "exporter", "dashboards")},
 }
 """Verbs of rooms above the launcher, which use what it decides: each is imported when it is asked for."""

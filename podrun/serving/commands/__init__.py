@@ -1,0 +1,1 @@
+"""Verbs of ``podrun`` that serve models, one a file."""

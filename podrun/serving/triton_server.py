@@ -1,0 +1,219 @@
+"""Starts the genuine Triton Inference Server with the backend ``poplar``.
+
+A ``tritonserver`` is looked for where the caller says, on PATH, in its usual folder and in the wheel
+``nvidia-pytriton``, which holds the server. What it needs besides (a folder of backends, with the stub of Triton's
+Python backend for this interpreter) is made in a folder that goes when the server ends. It listens on the loopback
+address unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import podrun
+from podrun.core.errors import ConfigError, MissingPackageError, UsageError
+from podrun.popef.metadata import ElementType, PopefAnchor
+from podrun.popef.reader import PopefReader
+
+USUAL_PLACE = Path("/opt/tritonserver/bin/tritonserver")
+INSTALL = "pip install --no-deps nvidia-pytriton==0.7.0"
+"""Its metadata ask for NumPy 1, which only its own Python code needs: the server does not."""
+_END_SECONDS = 30.0
+_TIME_ENTRY = '{ name: "ipu_time_us", data_type: TYPE_FP32, dims: [ 3 ] }'
+_MODEL_FILE = """import sys
+
+sys.path += [path for path in {paths!r} if path not in sys.path]
+
+from podrun.serving.triton_backend import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
+"""
+"""The backend's file. The stub's interpreter does not heed PYTHONPATH on all hosts, so it names folders of packages."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPlace:
+    """Where a server is. ``libraries``: folder of libraries that its process needs, or None."""
+
+    program: Path
+    backends: Path
+    stub: Path
+    libraries: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPorts:
+    """Where the server listens."""
+
+    grpc: int = 8001
+    http: int = 8000
+    metrics: int = 8002
+    address: str = "127.0.0.1"
+
+
+def find_tritonserver(named: str = "", environ: Mapping[str, str] | None = None) -> TritonPlace:
+    """The server that is ``named``, else the first that is there. MissingPackageError says what to type if there is
+    none, UsageError for one without the Python backend.
+    """
+    path = (environ or {}).get("PATH", os.defpath)
+    wheel = importlib.util.find_spec("pytriton")
+    inside = Path(wheel.origin).parent / "tritonserver" if wheel is not None and wheel.origin else None
+    if named:
+        return _checked(Path(named).expanduser().resolve(), None)
+    if on_path := shutil.which("tritonserver", path=path):
+        return _checked(Path(on_path).resolve(), None)
+    if USUAL_PLACE.is_file():
+        return _checked(USUAL_PLACE, None)
+    if inside is not None and (inside / "bin" / "tritonserver").is_file():
+        return _checked(inside / "bin" / "tritonserver", inside.parent.parent / "nvidia_pytriton.libs")
+    raise MissingPackageError(
+        "there is no tritonserver on this host", hint=f"{INSTALL}, or name one: --tritonserver"
+    )
+
+
+def _checked(program: Path, libraries: Path | None) -> TritonPlace:
+    if not os.access(program, os.X_OK) or program.is_dir():
+        raise UsageError(f"{program} is no program", hint=f"{INSTALL} brings one.")
+    home = program.parent.parent
+    backends = home / "backends" / "python"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = home / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        stub = backends / "triton_python_backend_stub"
+    if not (backends / "libtriton_python.so").is_file() or not stub.is_file():
+        raise UsageError(
+            f"{program} has no Python backend for Python {version} beside it ({backends})",
+            hint=f"{INSTALL} has it.",
+        )
+    return TritonPlace(program, backends, stub, libraries)
+
+
+def write_backends(place: TritonPlace, folder: Path) -> None:
+    """A folder of backends: Triton's Python backend with the right stub, and ``poplar``.
+
+    The files are copied: the server refuses libraries that links lead to.
+    """
+    python, poplar = folder / "python", folder / "poplar"
+    python.mkdir(parents=True)
+    poplar.mkdir()
+    for file in place.backends.iterdir():
+        if file.is_file() and file.name != place.stub.name:
+            shutil.copy(file, python)
+    shutil.copy(place.stub, python)
+    (poplar / "model.py").write_text(_MODEL_FILE.format(paths=module_path()))
+
+
+def command(place: TritonPlace, repository: Path, backends: Path, ports: ServerPorts) -> list[str]:
+    """The words of the server's command."""
+    words = [str(place.program), f"--model-repository={repository}", f"--backend-directory={backends}"]
+    for name, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
+        words += [f"--{name}-port={port}", f"--{name}-address={ports.address}"]
+    return [*words, "--allow-gpu-metrics=0", "--exit-on-error=false"]
+
+
+def server_environment(place: TritonPlace, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the server: with the libraries of the wheel."""
+    variables = dict(environ)
+    if place.libraries is not None:
+        libraries = [str(place.libraries), *filter(None, [environ.get("LD_LIBRARY_PATH", "")])]
+        variables["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
+    return variables
+
+
+def module_path() -> list[str]:
+    """Folders of podrun and of installed packages."""
+    library = sysconfig.get_paths()["stdlib"]
+    own = str(Path(podrun.__file__).resolve().parents[1])
+    return list(dict.fromkeys([own, *(path for path in sys.path if path and _holds_packages(path, library))]))
+
+
+def _holds_packages(path: str, library: str) -> bool:
+    """True iff a folder of the module path is not the standard library's: environments may be made of several."""
+    return os.path.isdir(path) and (not path.startswith(library) or "-packages" in path)
+
+
+def check_repository(repository: Path) -> list[Path]:
+    """The folders of models. ConfigError for a repository that is none."""
+    if not repository.is_dir():
+        raise ConfigError(f"there is no model repository {repository}", hint=f"mkdir -p {repository}/MODEL/1")
+    return sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def write_missing_config(model: Path) -> Path | None:
+    """Write the ``config.pbtxt`` of a model that has none, from its newest compiled file; the path, or None."""
+    target = model / "config.pbtxt"
+    versions = sorted((p for p in model.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
+    files = [p / "executable.popef" for p in versions if (p / "executable.popef").is_file()]
+    if target.exists() or not files:
+        return None
+    metadata = PopefReader().parseFile(files[-1]).metadata()[0]
+    rows = metadata.inputs()[0].tensorInfo.shape[0] if metadata.inputs() else 0
+    lines = ['backend: "poplar"', f"max_batch_size: {rows * metadata.replicationFactor}"]
+    for key, anchors in (("input", metadata.inputs()), ("output", metadata.outputs())):
+        entries = [_entry(anchor) for anchor in anchors] + ([_TIME_ENTRY] if key == "output" else [])
+        lines.append(f"{key} [ {', '.join(entries)} ]")
+    lines += ["instance_group [ { kind: KIND_CPU, count: 1 } ]", "dynamic_batching { }", ""]
+    target.write_text("\n".join(lines))
+    return target
+
+
+def _entry(anchor: PopefAnchor) -> str:
+    names = {
+        ElementType.BOOL: "BOOL",
+        ElementType.F16: "FP16",
+        ElementType.F32: "FP32",
+        ElementType.U8: "UINT8",
+    }
+    kind = names.get(anchor.tensorInfo.dataType, anchor.tensorInfo.dataType.value.upper())
+    dims = ", ".join(map(str, anchor.tensorInfo.shape[1:] or (1,)))
+    return f'{{ name: "{anchor.name}", data_type: TYPE_{kind}, dims: [ {dims} ] }}'
+
+
+def serve(
+    repository: Path,
+    ports: ServerPorts,
+    environ: Mapping[str, str],
+    named: str = "",
+    extra: Sequence[str] = (),
+) -> int:
+    """Run the server until it ends or this process is told to stop; returns its exit code."""
+    place = find_tritonserver(named, environ)
+    for model in check_repository(repository):
+        written = write_missing_config(model)
+        if written is not None:
+            sys.stderr.write(f"podrun serve: wrote {written}\n")
+    with tempfile.TemporaryDirectory(prefix="podrun-serve-") as folder:
+        backends = Path(folder, "backends")
+        write_backends(place, backends)
+        words = [*command(place, repository.resolve(), backends, ports), *extra]
+        process = subprocess.Popen(words, env=server_environment(place, environ))
+        return _wait(process)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """The server's exit code; signals that end this process end the server first."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        process.send_signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            process.kill()
+            process.wait(_END_SECONDS)
+    return 128 - code if code < 0 else code
