@@ -24,7 +24,7 @@ RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
 UPKEEP_VERBS = ("doctor", "cache", "ps", "stop")
 SIMULATION_VERBS = ("simulate", "chaos")
 SERVING_VERBS = ("serve",)
-MONITOR_VERBS = ("health", "exporter", "dashboards")
+MONITOR_VERBS = ("top", "record", "health", "exporter", "dashboards")
 VERBS = (
     *("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS),
     *SIMULATION_VERBS,
@@ -37,7 +37,7 @@ COMPLETES = {"_PODRUN_COMPLETE", "_POPRUN_COMPLETE"}
 """Variables through which a shell asks for completions."""
 NO_VERBS = ("init", "version", "run", "start", "status", "list", "info", "new", "test", "config")
 """Words that people type as verbs although podrun does not have them; some are commands of the host."""
-MEANT = {"kill": "stop", "top": "ps"}
+MEANT = {"kill": "stop"}
 """Words of other tools, and podrun's."""
 
 

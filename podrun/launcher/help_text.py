@@ -36,6 +36,8 @@ VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "Look after": (
         ("podrun doctor", "can podrun work on this host?"),
         ("podrun ps, podrun stop NAME", "whose run holds which IPUs; end one of yours"),
+        ("podrun top", "a POD on the whole screen: IPUs, jobs, queue"),
+        ("podrun record FILE", "keep what a monitor sees; top --replay"),
         ("podrun health", "what is broken, who is hit, what to type"),
         ("podrun exporter", "metrics for Prometheus"),
         ("podrun dashboards DIR", "panels for Grafana, alerts for Prometheus"),

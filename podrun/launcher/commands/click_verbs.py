@@ -19,9 +19,14 @@ F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 
 ELSEWHERE = {
-    **{verb: f"podrun.simulate.commands.{verb}" for verb in ("simulate", "chaos")},
+    "chaos": "podrun.simulate.commands.chaos",
+    "dashboards": "podrun.monitor.commands.dashboards",
+    "exporter": "podrun.monitor.commands.exporter",
+    "health": "podrun.monitor.commands.health",
+    "record": "podrun.monitor.commands.record",
     "serve": "podrun.serving.commands.serve",
-    **{verb: f"podrun.monitor.commands.{verb}" for verb in ("health", "exporter", "dashboards")},
+    "simulate": "podrun.simulate.commands.simulate",
+    "top": "podrun.monitor.commands.top",
 }
 """Verbs of rooms above the launcher, which use what it decides: each is imported when it is asked for."""
 

@@ -1,0 +1,79 @@
+"""``podrun top``: a POD on the whole screen, now or from a recording."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from podrun.core.command_line import HELP_OPTIONS
+from podrun.core.errors import UsageError
+from podrun.partition.commands.shared_options import server_options
+
+if TYPE_CHECKING:
+    from podrun.partition.client.vipu_client import VipuClient
+
+
+@click.command(
+    "podrun top",
+    context_settings=HELP_OPTIONS,
+    epilog="Keys: s sort, / filter, Enter details, Space pause, [ and ] move in a recording, q quit. "
+    "Without a terminal, and with --once, it prints one sighting as text.",
+)
+@click.option("--once", is_flag=True, help="Print what is seen as text, and end.")
+@click.option(
+    "--replay", type=click.Path(path_type=Path), metavar="FILE", help="Show a recording of podrun record."
+)
+@click.option(
+    "--speed", type=click.FloatRange(0.01, 10_000), default=1.0, metavar="X", help="Of the replay [1]."
+)
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 60), default=0.5, metavar="S", help="Between two looks [0.5]."
+)
+@click.option(
+    "--filter", "words", default="", metavar="WORDS", help="With --once: rows with all of these words."
+)
+@server_options
+def top_verb(
+    once: bool, replay: Path | None, speed: float, interval: float, words: str, **where: str | int | None
+) -> None:
+    """Look at a POD: machines, IPUs, jobs, the queue, incidents. It changes nothing."""
+    from podrun.monitor.live.arrangement import SortKey, as_lines
+    from podrun.monitor.live.recordings import read_recording
+    from podrun.monitor.live.sources import ReplaySource, ServiceSource
+
+    if replay is not None and any(where.values()):
+        raise UsageError("a replay asks no server", hint="Leave out --api-host and --api-port.")
+
+    def connect() -> VipuClient:
+        from podrun.monitor import devices
+
+        host, port = where["api_host"], where["api_port"]
+        return devices.connect(str(host) if host else None, int(port) if port else None)
+
+    source: ReplaySource | ServiceSource
+    if replay is not None:
+        source = ReplaySource(read_recording(replay), speed, time.monotonic)
+    else:
+        source = ServiceSource(connect, time.time)
+    plain = (
+        once or not sys.stdout.isatty() or not sys.stdin.isatty() or os.environ.get("TERM") in ("dumb", None)
+    )
+    try:
+        if plain:
+            seen = source.look()
+            width = shutil.get_terminal_size((110, 24)).columns
+            if seen is not None:
+                click.echo("\n".join(as_lines(seen, SortKey.NAME, words, width)))
+        else:
+            from podrun.monitor.live.screen import PodTop
+
+            PodTop(source, interval).run()
+    finally:
+        if isinstance(source, ServiceSource):
+            source.close()

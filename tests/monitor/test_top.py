@@ -1,0 +1,299 @@
+"""``podrun top`` and ``podrun record``: what is seen, kept, arranged and shown, without a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from textual.widgets import DataTable, Input, Static
+
+from podrun.core.errors import ConfigError, NotFoundError, ServiceError
+from podrun.core.telemetry import AttachedProcess
+from podrun.monitor.commands.record import record_looks, record_verb
+from podrun.monitor.commands.top import top_verb
+from podrun.monitor.devices import connect
+from podrun.monitor.live.arrangement import (
+    SortKey,
+    as_lines,
+    bar,
+    batch_rates,
+    changes_between,
+    headline,
+    shown_machines,
+    totals_of,
+)
+from podrun.monitor.live.recordings import HEADER, Recording, RecordingWriter, read_recording
+from podrun.monitor.live.screen import MachineDetails, PodTop
+from podrun.monitor.live.sighting import PodSighting, look_at_pod, sighting_from_plain
+from podrun.monitor.live.sources import ReplaySource, ServiceSource
+from tests.partition.conftest import Pod
+
+DEADLINE_S = 30
+
+
+@pytest.fixture
+def seen(pod: Pod) -> PodSighting:
+    """Two jobs, an IPU in error, a busy one."""
+    pod.active("p", 8)
+    pod.active("q", 4)
+    pod.pool.machine("ipum1", "p").process = AttachedProcess(4711, "justina", "python", 1.0)
+    pod.pool.machine("ipum2", "p").ipu_errors[0] = "tile parity"
+    seen = look_at_pod(pod.client, 1000.0)
+    first, *rest = seen.machines
+    busy = replace(
+        first, ipus=tuple(replace(ipu, busy_percent=50.0, power_w=86.0) for ipu in first.ipus), power_w=344.0
+    )
+    return replace(seen, machines=(busy, *rest))
+
+
+def test_a_sighting_has_machines_jobs_and_problems(seen: PodSighting) -> None:
+    assert [job.partition for job in seen.jobs] == ["p", "q"]
+    assert seen.jobs[0].processes == ("4711 python (justina)",)
+    assert [problem.agent for problem in seen.problems] == ["ipum2"]
+    totals = totals_of(seen)
+    assert (totals.machines, totals.ipus, totals.ipus_held, totals.ipus_in_error) == (3, 12, 4, 1)
+    assert totals.busy_percent == 50.0
+
+
+def test_the_json_form_gives_the_same_sighting(seen: PodSighting) -> None:
+    assert sighting_from_plain(json.loads(json.dumps(seen.plain()))) == seen
+
+
+def test_machines_are_sorted_and_filtered(seen: PodSighting) -> None:
+    names = [machine.agent for machine in shown_machines(seen, SortKey.ERRORS, "")]
+    assert set(names[:2]) == {"ipum2", "ipum4"}  # One with an error, one that is not up.
+    assert shown_machines(seen, SortKey.BUSY, "")[0].agent == "ipum1"
+    assert [machine.agent for machine in shown_machines(seen, SortKey.NAME, "justina P")] == ["ipum1"]
+    assert shown_machines(seen, SortKey.NAME, "nobody-has-this") == []
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_head_line_fits_narrow_terminals(seen: PodSighting, width: int) -> None:
+    line = headline(seen, width)
+    assert "1 broken" in line
+    assert len(line) <= max(width, 100)
+
+
+def test_lines_of_a_narrow_terminal_show_machines_and_ipus_alone(seen: PodSighting) -> None:
+    lines = list(as_lines(seen, SortKey.NAME, "", 40))
+    assert lines[1].split() == ["Machine", "IPU0", "IPU1", "IPU2", "IPU3"]
+    assert "ERROR" in "\n".join(lines)
+
+
+def test_a_bar_grows_with_the_share() -> None:
+    heights = [bar(percent) for percent in range(0, 101, 10)]
+    assert heights == sorted(heights)
+    assert (heights[0], heights[-1], bar(None)) == (" ", "█", "?")
+
+
+def test_changes_name_what_began_and_what_is_over(seen: PodSighting) -> None:
+    well = replace(seen, problems=())
+    assert [line for line in changes_between(well, seen) if "broken: p ipum2" in line]
+    assert [line for line in changes_between(seen, well) if "over: p ipum2" in line]
+    gone = replace(well, jobs=well.jobs[:1])
+    assert [line[10:] for line in changes_between(well, gone)] == ["partition q is removed"]
+    assert changes_between(seen, seen) == []
+
+
+def test_rates_are_batches_over_seconds_and_left_out_after_a_restart(seen: PodSighting) -> None:
+    def after(seconds: float, batches: int) -> PodSighting:
+        return replace(seen, time_s=seen.time_s + seconds, jobs=(replace(seen.jobs[0], batches=batches),))
+
+    before = after(0, 10)
+    assert batch_rates(before, after(2, 30)) == {"p": 10.0}
+    assert batch_rates(before, after(2, 3)) == {}
+    assert batch_rates(None, before) == {}
+
+
+def write_recording(file: Path, seen: PodSighting, count: int = 5) -> Recording:
+    writer = RecordingWriter(file)
+    for second in range(count):
+        writer.add(replace(seen, time_s=1000.0 + second))
+    writer.close()
+    return read_recording(file)
+
+
+def test_a_recording_gives_back_what_was_written(tmp_path: Path, seen: PodSighting) -> None:
+    recording = write_recording(tmp_path / "r", seen)
+    assert recording.whole
+    assert [one.time_s for one in recording.sightings] == [1000.0, 1001.0, 1002.0, 1003.0, 1004.0]
+    assert recording.sightings[0] == seen
+    assert [recording.at(time_s) for time_s in (0.0, 1000.0, 1002.9, 9999.0)] == [0, 0, 2, 4]
+
+
+def test_a_recording_that_was_cut_is_read_up_to_its_last_whole_line(
+    tmp_path: Path, seen: PodSighting
+) -> None:
+    file = tmp_path / "r"
+    write_recording(file, seen)
+    file.write_bytes(file.read_bytes()[:-40])
+    recording = read_recording(file)
+    assert not recording.whole
+    assert 1 <= len(recording.sightings) < 5
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"no gzip", ConfigError),
+        (gzip.compress(b'{"a": 1}\n'), ConfigError),
+        (gzip.compress(json.dumps({HEADER: 99}).encode() + b"\n"), ConfigError),
+        (gzip.compress(json.dumps({HEADER: 1}).encode() + b"\n"), ConfigError),
+        (gzip.compress(json.dumps({HEADER: 1}).encode() + b'\n{"time_s": "x"}\n'), ConfigError),
+        (None, NotFoundError),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused(
+    tmp_path: Path, content: bytes | None, error: type[Exception]
+) -> None:
+    if content is not None:
+        (tmp_path / "r").write_bytes(content)
+    with pytest.raises(error):
+        read_recording(tmp_path / "r")
+
+
+def test_a_replay_goes_at_its_speed_and_jumps(tmp_path: Path, seen: PodSighting) -> None:
+    now = [0.0]
+    source = ReplaySource(write_recording(tmp_path / "r", seen), 2.0, lambda: now[0])
+    first = source.look()
+    assert first is not None
+    assert first.time_s == 1000.0
+    assert source.look() is None  # Nothing new.
+    now[0] = 1.5
+    later = source.look()
+    assert later is not None
+    assert later.time_s == 1003.0
+    source.jump(-100)
+    begin = source.look()
+    assert begin is not None
+    assert begin.time_s == 1000.0
+    now[0] = 1e6
+    end = source.look()
+    assert end is not None
+    assert end.time_s == 1004.0
+    assert source.position.startswith("replay 00:16:44 of 00:16:44 at 2x")
+
+
+class Fixed:
+    """A source of one sighting, or of an error."""
+
+    position = ""
+
+    def __init__(self, answer: PodSighting | ServiceError) -> None:
+        self.answer = answer
+
+    def look(self) -> PodSighting:
+        if isinstance(self.answer, ServiceError):
+            raise self.answer
+        return self.answer
+
+    def jump(self, seconds: float) -> None:
+        raise AssertionError("the present cannot be moved")
+
+
+async def wait_until(app: PodTop, holds: object) -> None:
+    assert callable(holds)
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def test_the_screen_shows_sorts_filters_and_drills(seen: PodSighting) -> None:
+    async def drive() -> None:
+        app = PodTop(Fixed(seen), 60)
+        async with app.run_test(size=(120, 30)) as pilot:
+            table = app.query_one("#machines", DataTable)
+            await wait_until(app, lambda: table.row_count == 4)
+            assert str(table.get_row_at(0)[0]) == "ipum1"
+            await pilot.press("s", "s")  # By errors.
+            assert str(table.get_row_at(0)[0]) in ("ipum2", "ipum4")
+            await pilot.press("slash", *"justina")
+            assert table.row_count == 1
+            await pilot.press("enter", "enter")
+            await wait_until(app, lambda: isinstance(app.screen, MachineDetails))
+            await pilot.press("escape")
+            await pilot.press("escape")
+            assert app.query_one("#filter", Input).value == ""
+            assert table.row_count == 4
+            assert "1 broken" in str(app.query_one("#headline", Static).content)
+
+    asyncio.run(drive())
+
+
+def test_a_narrow_screen_shows_fewer_columns(seen: PodSighting) -> None:
+    async def drive() -> None:
+        app = PodTop(Fixed(seen), 60)
+        async with app.run_test(size=(40, 20)) as pilot:
+            table = app.query_one("#machines", DataTable)
+            await wait_until(app, lambda: table.row_count == 4)
+            assert len(table.ordered_columns) == 5
+            await pilot.resize_terminal(120, 30)
+            await wait_until(app, lambda: len(table.ordered_columns) == 9)
+
+    asyncio.run(drive())
+
+
+def test_a_service_that_is_gone_leaves_the_last_sighting_and_says_why(seen: PodSighting) -> None:
+    async def drive() -> None:
+        source = Fixed(seen)
+        app = PodTop(source, 60)
+        async with app.run_test(size=(120, 30)):
+            table = app.query_one("#machines", DataTable)
+            await wait_until(app, lambda: table.row_count == 4)
+            source.answer = ServiceError("nothing listens", hint="vipu-server")
+            app._look_again()
+            notice = app.query_one("#notice", Static)
+            await wait_until(app, lambda: "nothing listens" in str(notice.content))
+            assert table.row_count == 4
+
+    asyncio.run(drive())
+
+
+def test_top_prints_text_without_a_terminal(pod: Pod) -> None:
+    pod.active("p", 8)
+    done = CliRunner().invoke(top_verb, ["--once"], standalone_mode=False)
+    assert done.exception is None
+    lines = done.stdout.splitlines()
+    assert lines[1].split()[:3] == ["Machine", "Partition", "State"]
+    assert [line.split()[:2] for line in lines[2:4]] == [["ipum1", "p"], ["ipum2", "p"]]
+    assert lines[-1] == "p: 8 IPUs, ACTIVE, held by nobody"
+
+
+def test_record_keeps_what_top_replays(pod: Pod, tmp_path: Path) -> None:
+    pod.active("p", 4)
+    file = tmp_path / "r"
+    done = CliRunner().invoke(record_verb, [str(file), "--for", "0"], standalone_mode=False)
+    assert done.exception is None
+    assert done.stdout == f"1 sightings in {file}. To see them: podrun top --replay {file}\n"
+    done = CliRunner().invoke(top_verb, ["--once", "--replay", str(file)], standalone_mode=False)
+    assert "p: 4 IPUs, ACTIVE" in done.stdout
+    done = CliRunner().invoke(record_verb, [str(file)], standalone_mode=False)
+    assert "is there already" in str(done.exception)
+
+
+def test_recording_goes_on_while_the_service_is_away(pod: Pod, tmp_path: Path) -> None:
+    writer = RecordingWriter(tmp_path / "r")
+    tries = 0
+
+    def try_connect() -> object:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ServiceError("away", hint="wait")
+        return connect()
+
+    now = [0.0]
+    source = ServiceSource(try_connect, lambda: 1000.0 + now[0], writer)  # type: ignore[arg-type]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    assert record_looks(source, 2.0, 1.0, lambda: now[0], sleep) == 2
+    source.close()
+    writer.close()
+    assert len(read_recording(tmp_path / "r").sightings) == 2
