@@ -18,6 +18,8 @@ from podrun.faults import EFFECTS
 from podrun.monitor.commands.dashboards import dashboards_verb
 from podrun.monitor.commands.exporter import exporter_verb
 from podrun.monitor.commands.health import health_verb
+from podrun.monitor.commands.record import record_verb
+from podrun.monitor.commands.top import top_verb
 from podrun.report.__main__ import report_command
 from podrun.upkeep.pages import help_pages
 from tests.conftest import ROOT
@@ -122,7 +124,13 @@ def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Co
             yield from _commands(inner, f"{name} {word}")
 
 
-MONITOR = {"health": health_verb, "exporter": exporter_verb, "dashboards": dashboards_verb}
+MONITOR = {
+    "top": top_verb,
+    "record": record_verb,
+    "health": health_verb,
+    "exporter": exporter_verb,
+    "dashboards": dashboards_verb,
+}
 HELPFUL = {**COMMANDS, **OTHERS, **MONITOR}
 
 

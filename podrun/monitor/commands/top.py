@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from podrun.core.command_line import HELP_OPTIONS
+from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.partition.commands.shared_options import server_options
 
@@ -61,8 +61,9 @@ def top_verb(
         source = ReplaySource(read_recording(replay), speed, time.monotonic)
     else:
         source = ServiceSource(connect, time.time)
+    streams = (sys.stdin, sys.stdout, sys.stderr)  # Textual reads the first and draws on the last.
     plain = (
-        once or not sys.stdout.isatty() or not sys.stdin.isatty() or os.environ.get("TERM") in ("dumb", None)
+        once or not all(stream.isatty() for stream in streams) or environment().get("TERM", "dumb") == "dumb"
     )
     try:
         if plain:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from podrun.core.telemetry import NOT_READY
 from podrun.monitor.live.sighting import IpuSight, MachineSight, PodSighting
 from podrun.monitor.pod_health import HealthProblem, Severity
 
@@ -54,7 +55,7 @@ def totals_of(seen: PodSighting) -> PodTotals:
         machines_answering=sum(machine.state == "up" for machine in machines),
         ipus=len(ipus),
         ipus_held=len(held),
-        ipus_in_error=sum(bool(ipu.error) for ipu in ipus),
+        ipus_in_error=sum(ipu.error not in ("", NOT_READY) for ipu in ipus),
         busy_percent=sum(busy) / len(busy) if busy else None,
         power_w=sum(watts) if watts else None,
     )
@@ -68,7 +69,9 @@ def bar(percent: float | None) -> str:
 
 
 def ipu_cell(ipu: IpuSight) -> str:
-    """An IPU in eight columns: ``ERROR``, ``free``, or how busy it is."""
+    """An IPU in eight columns: ``ERROR``, ``starts``, ``free``, or how busy it is."""
+    if ipu.error == NOT_READY:
+        return "starts"
     if ipu.error:
         return "ERROR"
     if not ipu.process:

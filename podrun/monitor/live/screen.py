@@ -104,7 +104,10 @@ class PodTop(App[None]):
     """``podrun top``. ``interval_s``: seconds between two looks."""
 
     TITLE = "podrun top"
+    ENABLE_COMMAND_PALETTE = False
     CSS = """
+    Screen { overflow: hidden; }
+    TabbedContent { height: 1fr; }
     #headline { height: 1; background: $boost; }
     #notice { height: auto; color: $error; }
     #filter { display: none; height: 3; }
