@@ -16,7 +16,7 @@ from podrun.core.errors import ConfigError, NotFoundError, ServiceError
 from podrun.core.telemetry import AttachedProcess
 from podrun.monitor.commands.record import record_looks, record_verb
 from podrun.monitor.commands.top import top_verb
-from podrun.monitor.devices import connect
+from podrun.monitor.devices import connect_monitor
 from podrun.monitor.live.arrangement import (
     SortKey,
     as_lines,
@@ -285,7 +285,7 @@ def test_recording_goes_on_while_the_service_is_away(pod: Pod, tmp_path: Path) -
         tries += 1
         if tries == 1:
             raise ServiceError("away", hint="wait")
-        return connect()
+        return connect_monitor()
 
     now = [0.0]
     source = ServiceSource(try_connect, lambda: 1000.0 + now[0], writer)  # type: ignore[arg-type]

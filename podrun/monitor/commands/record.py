@@ -34,14 +34,16 @@ def record_verb(
     from podrun.monitor.live.recordings import RecordingWriter
     from podrun.monitor.live.sources import ServiceSource
 
-    probe = ServiceSource(lambda: devices.connect(api_host, api_port, say=devices.on_stderr), time.time)
+    probe = ServiceSource(
+        lambda: devices.connect_monitor(api_host, api_port, say=devices.on_stderr), time.time
+    )
     probe.look()  # Before the file: without a service there is nothing to record.
     probe.close()
     try:
         writer = RecordingWriter(file)
     except FileExistsError:
         raise ConflictError(f"{file} is there already", hint="Name a new file, or remove this one.") from None
-    source = ServiceSource(lambda: devices.connect(api_host, api_port), time.time, writer)
+    source = ServiceSource(lambda: devices.connect_monitor(api_host, api_port), time.time, writer)
     try:
         count = record_looks(source, seconds, interval, time.monotonic, time.sleep)
     finally:

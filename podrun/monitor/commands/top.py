@@ -54,7 +54,7 @@ def top_verb(
         from podrun.monitor import devices
 
         host, port = where["api_host"], where["api_port"]
-        return devices.connect(str(host) if host else None, int(port) if port else None)
+        return devices.connect_monitor(str(host) if host else None, int(port) if port else None)
 
     source: ReplaySource | ServiceSource
     if replay is not None:
