@@ -11,11 +11,22 @@ from pathlib import Path
 
 from podrun.core.errors import UsageError
 
-SDK = ("gcipuinfo", "horovod", "libpvti", "mpi4py", "popart", "popart_core", "popdist", "poptorch", "pva")
+SDK = (
+    "gcipuinfo",
+    "horovod",
+    "libpvti",
+    "mpi4py",
+    "popart",
+    "popart_core",
+    "popdist",
+    "popef",
+    "poptorch",
+    "pva",
+)
 """What programs import from the SDK. A test compares it with the folders of ``podrun/compat``."""
 LIBRARIES = (
     "argon2", "click", "flatbuffers", "google", "grpc", "jax", "jaxlib", "jsonschema", "numpy", "onnx", "podrun",
-    "prometheus_client", "psutil", "pydantic", "ray", "rich", "sklearn", "torch", "transformers", "xxhash", "yaml",
+    "prometheus_client", "psutil", "pydantic", "ray", "rich", "sklearn", "textual", "torch", "transformers", "xxhash", "yaml",
 )  # fmt: skip
 """What programs and podrun import besides."""
 
