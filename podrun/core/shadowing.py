@@ -26,7 +26,8 @@ SDK = (
 """What programs import from the SDK. A test compares it with the folders of ``podrun/compat``."""
 LIBRARIES = (
     "argon2", "click", "flatbuffers", "google", "grpc", "jax", "jaxlib", "jsonschema", "numpy", "onnx", "podrun",
-    "prometheus_client", "psutil", "pydantic", "ray", "rich", "sklearn", "textual", "torch", "transformers", "xxhash", "yaml",
+    "prometheus_client", "psutil", "pydantic", "ray", "rich", "sklearn", "textual", "torch", "transformers",
+    "xxhash", "yaml",
 )  # fmt: skip
 """What programs and podrun import besides."""
 
