@@ -118,6 +118,10 @@ def is_strike_of(spec: FaultSpec, cause: ErrorCause) -> bool:
     return replace(struck, launch="").experiment == replace(spec, launch="").experiment
 
 
+_WITH_WHEN = ("instruction", "for", "repeat", "every")
+"""What may stand beside the moment at which a fault strikes."""
+
+
 class _Moment:
     """Reads and checks the parts of WHEN."""
 
@@ -128,14 +132,7 @@ class _Moment:
         if len(starts) != 1:
             found = " and ".join(starts) or "none"
             self._refuse(f"one of batch=, time=, rate= and during= says when it strikes, not {found}")
-        known = {
-            starts[0],
-            "instruction",
-            "for",
-            "repeat",
-            "every",
-            *(["seed"] if starts == ["rate"] else []),
-        }
+        known = {starts[0], *_WITH_WHEN, *(["seed"] if starts == ["rate"] else [])}
         unknown = sorted(set(when) - known)
         if unknown:
             self._refuse(f"{unknown[0]}= is not understood with {starts[0]}=")
@@ -241,7 +238,11 @@ def _settings(
     for name, value in sorted(given.items()):
         if name not in known:
             names = ", ".join(known) or "none"
-            raise UsageError(f"fault {text!r}: {kind} has no setting {name!r}; it has: {names}")
+            place = f"{name}= says when: it stands before the kind, as in @batch=3,{name}={value}:{kind}"
+            raise UsageError(
+                f"fault {text!r}: {kind} has no setting {name!r}; it has: {names}",
+                hint=place if name in _WITH_WHEN else None,
+            )
         settings[name] = _setting(text, name, known[name], value)
     missing = [name for name, setting in known.items() if setting.default is None and name not in settings]
     if missing:

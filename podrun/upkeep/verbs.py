@@ -164,7 +164,7 @@ def _shown_runs(form: str) -> str:
         ]  # fmt: skip
         return json_text("runs", plain)
     if not found:
-        return "Nothing runs."
+        return "Nothing else is known to run." if silent else "Nothing runs."
     names = ("Run", "User", "IPUs", "State", "Since", "Program")
     rows = [
         (

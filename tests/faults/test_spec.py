@@ -98,6 +98,14 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         assert parse_fault(str(parse_fault(text)))
 
 
+def test_a_word_about_the_moment_among_the_settings_is_told_its_place() -> None:
+    with pytest.raises(UsageError, match="throttled has no setting 'for'") as refused:
+        parse_fault("ipu:1@batch=3:throttled,mhz=665,for=10")
+    assert refused.value.hint == (
+        "for= says when: it stands before the kind, as in @batch=3,for=10:throttled"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

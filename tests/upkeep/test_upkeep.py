@@ -307,6 +307,16 @@ def test_watching_prints_changes_alone(
     assert [shown.count(word) for word in ("Nothing runs.", "CREATED", "ACTIVE")] == [1, 1, 1]
 
 
+def test_a_server_that_is_silent_may_have_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verbs, "_runs", lambda: ([], ["127.0.0.1:1 does not answer: it is stopped"]))
+    assert verbs.main("ps", []) == 0
+    said = capsys.readouterr()
+    assert said.out == "Nothing else is known to run.\n"
+    assert said.err == "note: 127.0.0.1:1 does not answer: it is stopped\n"
+
+
 def test_a_process_is_described_by_its_command() -> None:
     program, since = program_of_process(os.getpid())
     assert "pytest" in program
