@@ -42,6 +42,11 @@ def vipu_server() -> int:
     return _run("podrun.partition.commands.vipu_server")
 
 
+def poprt() -> int:
+    """``poprt``."""
+    return _run("podrun.serving.poprt_command")
+
+
 def popef_dump() -> int:
     """``popef_dump``."""
     return _run("podrun.popef.dump")
