@@ -1,0 +1,65 @@
+"""Uses of TensorFlow that TensorFlow does not promise to keep.
+
+Everything below ``tensorflow.python`` is reached through this module alone. `REQUIRED` lists each use with its purpose;
+`missing_symbols` names those that the installed TensorFlow no longer has, and `tests/private_apis/test_tensorflow.py`
+fails with that list. Without any of them programs cannot be captured, so the front end refuses to start and says which
+one is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+REQUIRED: dict[str, str] = {
+    "framework.func_graph.FuncGraph": "holds what a program computes on an IPU",
+    "framework.func_graph.func_graph_from_py_func": "traces a function of the program into such a graph",
+    "framework.function_def_to_graph.function_def_to_graph": "reads a function that a program calls",
+    "framework.ops.Graph._apply_device_functions": "takes IPUs out of the devices of operations on the host",
+    "framework.ops.Graph._device_functions_outer_to_inner": "tells on which device a program is placed",
+    "framework.ops.get_gradient_function": "tells through which operations a gradient passes",
+    "framework.tensor_util.MakeNdarray": "reads constants",
+    "ops.gradients_util._GradientsHelper": "cuts gradients, which JAX computes",
+    "ops.gen_script_ops.py_func": "stands in a graph for what only an IPU does",
+    "ops.gen_script_ops.py_func_stateless": "stands in a graph for what only an IPU does, without an effect",
+    "ops.gen_resource_variable_ops.read_variable_op": "reads a variable by its handle",
+    "ops.gen_resource_variable_ops.assign_variable_op": "writes a variable by its handle",
+    "ops.script_ops.numpy_function": "runs a program in the middle of a graph of the host",
+    "ops.variable_scope.get_variable_scope": "shares the scope of variables with a program",
+    "ops.variable_scope._get_default_variable_store": "shares the variables with a program",
+    "eager.context.Context.device": "takes IPUs out of the devices of eager operations",
+    "client.session.BaseSession.run": "tells which session a program runs in, and raises its own errors",
+    "autograph.impl.api.tf_convert": "turns loops of Python into loops of a graph",
+}
+
+
+def _resolve(name: str) -> Any:
+    """The symbol ``module.attribute`` under ``tensorflow.python``, or None."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            value: Any = importlib.import_module("tensorflow.python." + ".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            value = getattr(value, part, None)
+        return value
+    return None
+
+
+def missing_symbols() -> list[str]:
+    """The names of `REQUIRED` that the installed TensorFlow does not have."""
+    return [name for name in REQUIRED if _resolve(name) is None]
+
+
+def symbol(name: str) -> Any:
+    """A symbol of `REQUIRED`, below ``tensorflow.python``. ImportError that says what it is for if it is gone."""
+    value = _resolve(name)
+    if value is None:
+        raise ImportError(f"this TensorFlow has no tensorflow.python.{name}, which podrun needs: {REQUIRED[name]}")
+    return value
+
+
+def private_module(name: str) -> Any:
+    """The module ``tensorflow.python.<name>``."""
+    return importlib.import_module(f"tensorflow.python.{name}")

@@ -1,0 +1,148 @@
+"""Gradients are cut: inside a program on an IPU ``tf.gradients`` and ``GradientTape.gradient`` put a marker in the
+graph, and JAX differentiates what lies before it (`podrun.tensorflow.graph.differentiation`).
+
+The marker has the differentiated tensors, the sources and the incoming gradients as inputs, and a gradient for each
+source as output. A source to which no path leads has the gradient None, as in TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.private_apis.tensorflow import private_module, symbol
+from podrun.tensorflow.capture.markers import mark
+from podrun.tensorflow.capture.tracing import in_program
+
+_gradient_function = symbol("framework.ops.get_gradient_function")
+
+
+def _is_variable(source: Any) -> bool:
+    return hasattr(source, "handle") and hasattr(source, "read_value")
+
+
+def _anchor(graph: Any, source: Any) -> Any:
+    """The tensor of ``graph`` at which a source enters: the handle of a variable, or the tensor itself."""
+    return graph.capture(source.handle if _is_variable(source) else source)
+
+
+_BLOCKING = {"StopGradient", "PreventGradient"}
+
+
+def _passes(operation: Any) -> bool:
+    """Whether a gradient passes through an operation."""
+    if operation.type in _BLOCKING:
+        return False
+    try:
+        return _gradient_function(operation) is not None or operation.type in ("PyFunc", "PyFuncStateless")
+    except LookupError:
+        return True
+
+
+def _reached(targets: Sequence[Any], stops: Sequence[Any]) -> set[int]:
+    """The ids of the tensors from which a path leads to a target."""
+    stopping = {id(tensor) for tensor in stops}
+    seen: set[int] = set()
+    waiting = list(targets)
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen or not (tensor.dtype.is_floating or tensor.dtype in (tf.resource, tf.variant)):
+            continue
+        seen.add(id(tensor))
+        if id(tensor) in stopping:
+            continue
+        if _passes(tensor.op):
+            waiting += list(tensor.op.inputs)
+    return seen
+
+
+def cut_gradients(
+    targets: Sequence[Any],
+    sources: Sequence[Any],
+    incoming: Sequence[Any] | None = None,
+    stops: Sequence[Any] = (),
+) -> list[Any]:
+    """The gradients of the sum of ``targets`` with respect to ``sources``: outputs of a marker, None without a path."""
+    graph = tf.compat.v1.get_default_graph()
+    targets = [graph.capture(tf.convert_to_tensor(target)) for target in targets]
+    stopped = [_anchor(graph, stop) for stop in stops]
+    anchors = [_anchor(graph, source) for source in sources]
+    reached = _reached(targets, stopped)
+    live = [i for i, anchor in enumerate(anchors) if id(anchor) in reached]
+    if not live:
+        return [None] * len(sources)
+    specs = [_spec(sources[i]) for i in live]
+    gradients = [None] * len(targets) if incoming is None else list(incoming)
+    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    inputs = [
+        *targets,
+        *(anchors[i] for i in live),
+        *(tf.convert_to_tensor(gradients[i]) for i in present),
+        *stopped,
+    ]
+    results = mark(
+        "gradients", inputs, specs, targets=len(targets), sources=len(live), incoming=present, name="gradients"
+    )
+    placed = dict(zip(live, results, strict=True))
+    return [placed.get(i) for i in range(len(sources))]
+
+
+def _spec(source: Any) -> tf.TensorSpec:
+    dtype = source.dtype.base_dtype
+    variable = getattr(source, "_variable", None)  # A variable that mixed precision shows as a half.
+    return tf.TensorSpec(source.shape, dtype if variable is None else variable.dtype.base_dtype)
+
+
+def _flat(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _zeros_for_none(gradients: list[Any], sources: Sequence[Any], unconnected: Any) -> list[Any]:
+    if getattr(unconnected, "value", unconnected) != "zero":
+        return gradients
+    return [
+        tf.zeros(_spec(s).shape, _spec(s).dtype) if g is None else g
+        for g, s in zip(gradients, sources, strict=True)
+    ]
+
+
+def install_cuts() -> None:
+    """Replace both ways to ask for gradients. Outside of programs they are TensorFlow's own."""
+    helper_module = private_module("ops.gradients_util")
+    helper, tape_gradient = helper_module._GradientsHelper, tf.GradientTape.gradient
+    if getattr(helper, "cuts", False):
+        return
+
+    def gradients(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **options: Any) -> Any:
+        if not in_program():
+            return helper(ys, xs, grad_ys, *args, **options)
+        sources = _flat(xs)
+        results = cut_gradients(
+            _flat(ys),
+            sources,
+            None if grad_ys is None else _flat(grad_ys),
+            _flat(options.get("stop_gradients") or []),
+        )
+        return _zeros_for_none(results, sources, options.get("unconnected_gradients"))
+
+    def gradient(
+        self: Any,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        if not in_program():
+            return tape_gradient(self, target, sources, output_gradients, unconnected_gradients)
+        flat = tf.nest.flatten(sources)
+        incoming = None if output_gradients is None else tf.nest.flatten(output_gradients)
+        results = _zeros_for_none(
+            cut_gradients(tf.nest.flatten(target), flat, incoming), flat, unconnected_gradients
+        )
+        return tf.nest.pack_sequence_as(sources, results)
+
+    gradients.cuts = True  # type: ignore[attr-defined]
+    helper_module._GradientsHelper = gradients
+    tf.GradientTape.gradient = gradient

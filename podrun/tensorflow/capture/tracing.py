@@ -1,0 +1,130 @@
+"""Graphs of what a program computes on an IPU.
+
+`IpuGraph` is a graph of TensorFlow inside the program's own graph, or inside eager execution. What it takes from
+outside (variables, placeholders, constants) it captures. `trace` runs a function of the program in one. Variables that
+the function makes belong to the graph outside.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.core.errors import UnsupportedError
+from podrun.private_apis.tensorflow import symbol
+
+_FuncGraph = symbol("framework.func_graph.FuncGraph")
+_tf_convert = symbol("autograph.impl.api.tf_convert")
+_auto_control = None
+DEVICE = "/device:IPU:"
+
+
+class IpuGraph(_FuncGraph):  # type: ignore[misc]
+    """A graph that is computed on the IPU number ``ordinal`` of TensorFlow. ``automatic``: effects run in the order of
+    the program (version 2); otherwise only what the results need runs (version 1).
+    """
+
+    def __init__(self, name: str, ordinal: int, *, automatic: bool) -> None:
+        _share_variable_scope()
+        super().__init__(name)
+        self.ordinal, self.automatic = ordinal, automatic
+        self.results: Any = None
+        """What the traced function returned."""
+        self.effects: list[Any] = []
+        """Operations that it returned."""
+
+
+def _share_variable_scope() -> None:
+    """Let a new graph have the store and scope of the variables of the one around it."""
+    if not tf.executing_eagerly():
+        symbol("ops.variable_scope._get_default_variable_store")()
+        symbol("ops.variable_scope.get_variable_scope")()
+
+
+def innermost_program() -> IpuGraph | None:
+    """The graph of the innermost program that is being traced, if any."""
+    graph: Any = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
+    while graph is not None and not isinstance(graph, IpuGraph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph
+
+
+def in_program() -> bool:
+    """Whether a program is being traced."""
+    return innermost_program() is not None
+
+
+def parameter(graph: Any, spec: Any, name: str) -> Any:
+    """An input of a graph that is not captured."""
+    with graph.as_default():
+        tensor = tf.compat.v1.placeholder(spec.dtype, spec.shape, name=name)
+    graph.inputs.append(tensor)
+    return tensor
+
+
+def trace(
+    graph: IpuGraph,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    convert: bool = False,
+) -> Any:
+    """Run ``function`` in ``graph``. ``convert``: turn its Python loops into loops of the graph. Returns what it
+    returned, with tensors of the graph.
+    """
+    from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
+
+    with graph.as_default():
+        if convert:
+            from tensorflow.python.autograph.core import ag_ctx
+
+            function = _tf_convert(function, ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED))
+        if graph.automatic:
+            with AutomaticControlDependencies() as dependencies:
+                results = _in_graph(graph, function(*args, **(kwargs or {})))
+                results = tf.nest.map_structure(
+                    lambda r: dependencies.mark_as_return(r) if isinstance(r, tf.Tensor) else r, results
+                )
+            graph.control_outputs.extend(dependencies.ops_which_must_run)
+        else:
+            results = _in_graph(graph, function(*args, **(kwargs or {})))
+    graph.results = results
+    return results
+
+
+def _in_graph(graph: Any, results: Any) -> Any:
+    """The results with variables read and outer tensors captured; operations stay as they are."""
+
+    def own(value: Any) -> Any:
+        if isinstance(value, tf.IndexedSlices):
+            value = tf.convert_to_tensor(value)
+        if isinstance(value, (tf.Variable,)) or hasattr(value, "read_value"):
+            value = tf.convert_to_tensor(value)
+        return graph.capture(value) if isinstance(value, tf.Tensor) else value
+
+    return tf.nest.map_structure(own, results)
+
+
+def check_host_free(graph: Any) -> None:
+    """UnsupportedError for operations that only the host has."""
+    for operation in graph.get_operations():
+        if any(t.dtype == tf.string for t in operation.outputs) and operation.type != "Const":
+            raise UnsupportedError(
+                f"{operation.type} '{operation.name}' computes strings, which are not computed on IPUs.",
+                hint="Compute them on the host, outside of the program.",
+            )
+
+
+def takes(function: Callable[..., Any], count: int, names: Sequence[str] = ()) -> str | None:
+    """Why ``function`` cannot be called with ``count`` arguments and these keywords; None if it can."""
+    try:
+        inspect.signature(function).bind(*[None] * count, **dict.fromkeys(names))
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        return None
+    return None

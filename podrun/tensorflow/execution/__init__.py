@@ -1,0 +1,1 @@
+"""Programs on devices: compile, feed, run, and hand variables over between TensorFlow and the IPUs."""

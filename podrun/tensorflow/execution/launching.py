@@ -1,0 +1,116 @@
+"""The operation with which the host launches a program: in eager mode a call, in a graph one ``PyFunc``.
+
+It reads the variables that the program holds, runs the program, and writes those that it changed. So savers, prints and
+programs on other devices see variables as TensorFlow has them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from podrun.private_apis.tensorflow import private_module, symbol
+from podrun.tensorflow.execution.host_program import HostProgram
+from podrun.tensorflow.execution.sdk_errors import in_words_of_the_sdk
+
+_read_variable = symbol("ops.gen_resource_variable_ops.read_variable_op")
+_assign_variable = symbol("ops.gen_resource_variable_ops.assign_variable_op")
+
+SESSIONS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""Graph -> the session that ran it last."""
+_raised = threading.local()
+_errors: list[BaseException] = []
+
+
+def variable_type(handle: Any) -> tuple[Any, Any]:
+    """Type and shape of the variable of a handle."""
+    data = private_module("ops.handle_data_util").get_resource_handle_data(handle)
+    entry = data.shape_and_type[0]
+    return tf.as_dtype(entry.dtype), tf.TensorShape(entry.shape)
+
+
+def launch(program: HostProgram, arguments: Sequence[Any]) -> list[Any]:
+    """Launch a program with the values of its inputs: handles of variables, and tensors. Returns its results."""
+    values = []
+    for tensor in arguments:
+        is_handle = tensor.dtype == tf.resource
+        values.append(_read_variable(tensor, variable_type(tensor)[0]) if is_handle else tensor)
+    types = [t.dtype for t in program.results]
+    if tf.executing_eagerly():
+        try:
+            outcome, written = program([np.asarray(v) for v in values])
+        except BaseException as error:
+            raise in_words_of_the_sdk(error) from error
+        for place, key in enumerate(program.keys):
+            if key in written:
+                _assign(arguments[place], written[key])
+        return [_tensor(v, dtype) for v, dtype in zip(outcome, types, strict=True)]
+    return _launched_in_graph(program, arguments, values, types)
+
+
+def _launched_in_graph(
+    program: HostProgram, arguments: Sequence[Any], values: Sequence[Any], types: Sequence[Any]
+) -> list[Any]:
+    places = program.written_inputs()
+    variables = [variable_type(arguments[i]) for i in places]
+
+    def run(*arrays: np.ndarray) -> list[np.ndarray]:
+        try:
+            outcome, written = program(arrays)
+        except BaseException as error:
+            _errors.append(in_words_of_the_sdk(error))
+            raise
+        fresh = [written.get(program.keys[i], arrays[i]) for i in places]
+        kinds = [*types, *(dtype for dtype, _ in variables)]
+        return [
+            np.asarray(v, t.as_numpy_dtype) for v, t in zip([*outcome, *fresh], kinds, strict=True)
+        ] + [np.zeros((), np.int32)]
+
+    all_types = [*types, *(dtype for dtype, _ in variables), tf.int32]
+    outputs = tf.numpy_function(run, list(values), all_types, name="ipu_program")
+    assigned = []
+    for place, output, (_, shape) in zip(places, outputs[len(types) :], variables, strict=False):
+        output.set_shape(shape)
+        assigned.append(_assign_variable(arguments[place], output))
+    with tf.control_dependencies(assigned):
+        results = [tf.identity(output) for output in outputs[: len(types)]]
+        done = tf.group(outputs[-1], *assigned)
+    for result, tensor in zip(results, program.results, strict=True):
+        result.set_shape(tensor.shape)
+    return [*results, done]
+
+
+def _assign(handle: Any, value: np.ndarray) -> None:
+    dtype = variable_type(handle)[0]
+    _assign_variable(handle, tf.constant(np.asarray(value, dtype.as_numpy_dtype)))
+
+
+def _tensor(value: np.ndarray, dtype: Any) -> Any:
+    return tf.constant(np.asarray(value, dtype.as_numpy_dtype))
+
+
+def install_sessions() -> None:
+    """Let sessions tell which of them runs a graph, and raise what a program raised."""
+    base = private_module("client.session").BaseSession
+    if getattr(base.run, "launches", False):
+        return
+    plain = base.run
+
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        SESSIONS[self.graph] = self
+        try:
+            return plain(self, *args, **options)
+        except tf.errors.OpError as error:
+            if _errors and "ipu_program" in str(error) + str(getattr(error, "op", "")):
+                own = _errors.pop()
+                _errors.clear()
+                raise own from None
+            raise
+
+    run.launches = True  # type: ignore[attr-defined]
+    base.run = run

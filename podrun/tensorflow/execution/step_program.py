@@ -1,0 +1,201 @@
+"""A graph of TensorFlow on the runtime: one iteration is a step, run as often as a call says.
+
+Everything that the step reads from outside is a variable of the runtime's model: the program's variables, and the
+arguments of the call. What the step writes is replaced after each iteration. Values cross only when they differ from
+what the device has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from podrun.core.errors import UsageError
+from podrun.core.executable import Retrieval, numpy_dtype
+from podrun.runtime.assembly import SessionParts, SessionSource, assemble, place_and_build
+from podrun.runtime.device import RunDevice
+from podrun.runtime.device_program import DeviceProgram
+from podrun.runtime.environment import import_jax, progress
+from podrun.runtime.feeds import DataFeed
+from podrun.runtime.graph import Model, OperatorGraph, TensorType
+from podrun.runtime.settings import FixedPlan, Returned, RunSettings
+from podrun.tensorflow.graph import structure
+from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, Variable
+from podrun.tensorflow.graph.differentiation import trimmed
+from podrun.tensorflow.graph.importer import Importer
+from podrun.tensorflow.operators.table import TensorFlowOperators
+
+_ = structure
+MOST_AT_ONCE = 256
+"""Most iterations whose inputs and results are in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSource:
+    """What a step is read from. ``graph``: inputs and captures are all in ``names``: name of a tensor of the graph ->
+    key of its value, in ``resources`` for variables. ``carried``: key -> position of the result that replaces it.
+    """
+
+    name: str
+    graph: Any
+    names: Mapping[str, str]
+    resources: frozenset[str]
+    results: Sequence[Any]
+    effects: Sequence[Any]
+    carried: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStep:
+    """A step as a model of the runtime. ``written``: key -> tensor that replaces it."""
+
+    nodes: tuple[Any, ...]
+    results: tuple[str, ...]
+    written: Mapping[str, str]
+    infeeds: Mapping[int, Sequence[str]]
+    outfeeds: Mapping[int, Sequence[str]]
+
+
+def read_step(source: StepSource) -> ReadStep:
+    """The runtime's nodes for a step."""
+    facts = ProgramFacts()
+    builder = GraphBuilder(source.name, facts)
+    values: dict[str, Value] = {}
+    for tensor, key in source.names.items():
+        builder.current[key] = key
+        values[tensor] = Variable(key) if key in source.resources else key
+    outcome = Importer(builder).read(source.graph, values, source.results, source.effects)
+    results = [builder.add("Result", [str(value)], name="result")[0] for value in outcome]
+    written = dict(builder.written)
+    written |= {key: str(outcome[place]) for key, place in source.carried.items()}
+    written = {key: name for key, name in written.items() if name != key}
+    stored = {key: builder.add("Store", [key, name], name=f"store/{key}")[0] for key, name in written.items()}
+    out = [name for names in facts.outfeeds.values() for name in names]
+    nodes = trimmed(builder.nodes, {*results, *stored.values(), *out})
+    return ReadStep(tuple(nodes), tuple(results), stored, facts.infeeds, facts.outfeeds)
+
+
+class StepProgram:
+    """A step on a device. ``feed_types``: the inputs that infeeds give, by name."""
+
+    def __init__(
+        self,
+        source: StepSource,
+        device: RunDevice,
+        settings: RunSettings,
+        feed_types: Callable[[ReadStep], Mapping[str, TensorType]],
+    ) -> None:
+        import_jax()
+        self.source, self.device, self.settings = source, device, settings
+        with progress(f"reading the program {source.name!r}"):
+            self.step = read_step(source)
+        self.feed_types = feed_types(self.step)
+        self.parts: SessionParts | None = None
+        self._baked: dict[str, np.ndarray] = {}
+        self._on_device: dict[str, np.ndarray] = {}
+        """The values that the device has, as the host knows them."""
+
+    @property
+    def outfed(self) -> list[str]:
+        """The tensors that go to outfeeds."""
+        return [name for names in self.step.outfeeds.values() for name in names]
+
+    def run(
+        self,
+        iterations: int,
+        values: Mapping[str, np.ndarray],
+        feed: DataFeed,
+        take: Callable[[str, np.ndarray], None],
+    ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        """Run so many iterations from ``values``. ``take`` gets what goes to outfeeds, ``[iterations, replicas, ...]``.
+
+        Returns the results of the last iteration and the new values of what is written, those of replica 0.
+        """
+        parts = self._prepared(values)
+        self._send(parts, values)
+        results: dict[str, np.ndarray] = {}
+
+        def store(name: str, value: np.ndarray) -> None:
+            if name in self.step.results:
+                results[name] = value.reshape(-1, *parts.model.built.infos[name].shape)[0]
+            else:
+                shape = (-1, self.settings.local_replicas, *parts.model.built.infos[name].shape)
+                take(name, value.reshape(shape))
+
+        try:
+            parts.batches.loop(iterations, feed, store)
+        finally:
+            written = self._received(parts)
+        return [results[name] for name in self.step.results], written
+
+    def _prepared(self, values: Mapping[str, np.ndarray]) -> SessionParts:
+        changed = [k for k, v in self._baked.items() if not np.array_equal(v, values[k])]
+        if self.parts is None or changed:
+            self.parts = self._assembled(values)
+            built = self.parts.model.built
+            self._baked = {k: np.array(values[k]) for k in built.lowered.constants if k in values}
+            self._on_device = {}
+            with progress(f"preparing {self.source.name!r}"):
+                self.parts.loader.compile()
+        return self.parts
+
+    def _assembled(self, values: Mapping[str, np.ndarray]) -> SessionParts:
+        graph = OperatorGraph(
+            self.source.name,
+            self.step.nodes,
+            tuple(self.feed_types),
+            (*self.step.results, *self.outfed),
+            {key: np.asarray(values[key]) for key in self.source.names.values()},
+            dict(self.feed_types),
+        )
+        model = Model(graph, TensorFlowOperators(), updates=tuple(self.step.written.values()))
+        anchors = {name: Returned(Retrieval.FINAL) for name in self.step.results}
+        anchors |= {name: Returned(Retrieval.ALL) for name in self.outfed}
+        plan = FixedPlan(MOST_AT_ONCE, dict(sorted(anchors.items())))
+        source = SessionSource(self.source.name, model, plan, self.settings, training=False)
+        built = place_and_build(source, source.request(self.device, None, None), self.device.target)
+        return assemble(source, built, DeviceProgram(self.device, self))
+
+    def _send(self, parts: SessionParts, values: Mapping[str, np.ndarray]) -> None:
+        """Write to the device what it does not have."""
+        whole = not parts.loader.loaded or not self._on_device
+        parts.loader.ensure_loaded()
+        held = parts.model.built.weights
+        changed = {}
+        for key in held:
+            value = np.asarray(values[key])
+            spec = parts.model.built.infos[key]
+            if tuple(value.shape) != tuple(spec.shape):
+                raise UsageError(
+                    f"The program {self.source.name!r} was compiled for {key!r} with shape {list(spec.shape)}, not "
+                    f"{list(value.shape)}."
+                )
+            value = np.ascontiguousarray(value, numpy_dtype(spec.dtype))
+            before = self._on_device.get(key)
+            if whole or before is None or before.tobytes() != value.tobytes():
+                changed[key] = value
+        for key, value in changed.items():
+            parts.weights.put(key, value)
+            self._on_device[key] = np.array(value)
+        if whole:
+            parts.transfer.from_host()
+        elif changed:
+            all_values = parts.weights.device_values()
+            parts.program.write({key: all_values[key] for key in changed})
+
+    def _received(self, parts: SessionParts) -> dict[str, np.ndarray]:
+        """The new values of what the step writes: replica 0's."""
+        names = [key for key in self.step.written if key in parts.model.built.weights]
+        if not parts.program.on_device:
+            return {}
+        rows = parts.model.built.replica_state
+        values = parts.program.read(names) if names else {}
+        for key, value in values.items():
+            spec = parts.model.built.infos[key]
+            if key in rows and rows[key].program:
+                value = value[0]
+            self._on_device[key] = np.array(value).reshape(spec.shape)
+        return {key: self._on_device[key] for key in names}

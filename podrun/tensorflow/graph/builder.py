@@ -1,0 +1,110 @@
+"""A graph of the runtime under construction: nodes in order, and which name stands for which tensor and variable."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from podrun.core.errors import UnsupportedError
+from podrun.runtime.graph import Node, OperatorGraph, Place
+
+DOMAIN = "tensorflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """What a handle stands for: a variable, by its name in the program."""
+
+    key: str
+
+
+Value = str | Variable
+"""What a tensor of TensorFlow is: the name of a tensor of the runtime, or a variable."""
+
+
+@dataclass(slots=True)
+class ProgramFacts:
+    """What the reading of a whole program collects besides its nodes."""
+
+    random: bool = False
+    infeeds: dict[int, list[str]] = field(default_factory=dict)
+    """Queue -> the names of its inputs."""
+    outfeeds: dict[int, list[str]] = field(default_factory=dict)
+    """Queue -> the names of the tensors that go out."""
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+
+class GraphBuilder:
+    """Nodes and names of one graph. Subgraphs have builders of their own, which see the names around them."""
+
+    def __init__(self, name: str, facts: ProgramFacts, outer: GraphBuilder | None = None) -> None:
+        self.name, self.facts, self.outer = name, facts, outer
+        self.nodes: list[Node] = []
+        self.originals: dict[str, Node] = {}
+        """The node that makes a tensor, also if it has moved into a subgraph."""
+        self.current: dict[str, str] = {}
+        """Variable -> the name of its present value."""
+        self.written: dict[str, str] = {}
+        """Variable -> the name of its last value that this graph computes."""
+        self.place = Place()
+
+    def unique(self, base: str) -> str:
+        """A name that nothing else in the program has."""
+        return f"{base}#{next(self.facts.numbers)}"
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        count: int = 1,
+        *,
+        name: str = "",
+        planned_as: str = "",
+        **attributes: Any,
+    ) -> list[str]:
+        """Add a node; returns the names of its outputs."""
+        label = self.unique(name or op_type)
+        outputs = [label] if count == 1 else [f"{label}:{i}" for i in range(count)]
+        node = Node(
+            op_type,
+            DOMAIN,
+            label,
+            tuple(inputs),
+            tuple(outputs),
+            attributes,
+            place=self.place,
+            planned_as=planned_as,
+        )
+        self.nodes.append(node)
+        self.originals.update(dict.fromkeys(outputs, node))
+        return outputs
+
+    def constant(self, value: Any, name: str = "Const") -> str:
+        """The name of a constant."""
+        return self.add("Const", [], name=name, value=np.asarray(value))[0]
+
+    def read(self, variable: Variable) -> str:
+        """The name of a variable's present value."""
+        builder: GraphBuilder | None = self
+        while builder is not None:
+            if variable.key in builder.current:
+                return builder.current[variable.key]
+            builder = builder.outer
+        raise UnsupportedError(f"The program reads the variable {variable.key!r}, which it does not hold.")
+
+    def write(self, variable: Variable, value: str) -> None:
+        """Let ``value`` be a variable's present value."""
+        self.current[variable.key] = value
+        self.written[variable.key] = value
+
+    def graph(
+        self, inputs: Sequence[str], outputs: Sequence[str], initial: Mapping[str, Any], types: Mapping[str, Any]
+    ) -> OperatorGraph:
+        """The finished graph."""
+        return OperatorGraph(
+            self.name, tuple(self.nodes), tuple(inputs), tuple(outputs), dict(initial), dict(types)
+        )

@@ -1,0 +1,110 @@
+"""Where gradients were cut: the nodes between sources and targets move into a subgraph that JAX differentiates.
+
+The node ``Differentiate`` gives the gradients, then the targets and every tensor of the subgraph that others read. If
+two cuts share nodes (two losses of one model), the later one has copies, which XLA merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from podrun.runtime.graph import Node, OperatorGraph, reads
+from podrun.tensorflow.graph.builder import DOMAIN, GraphBuilder
+
+
+def _between(builder: GraphBuilder, sources: Collection[str], targets: Sequence[str]) -> list[Node]:
+    """The nodes on a path from a source to a target, in the order in which they were added."""
+    depends: set[str] = set(sources)
+    order = {id(node): i for i, node in enumerate(_all_nodes(builder))}
+    for node in _all_nodes(builder):
+        if not depends.isdisjoint(reads(node)):
+            depends.update(node.outputs)
+    needed: set[int] = set()
+    waiting, seen = list(targets), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in depends:
+            continue
+        seen.add(name)
+        maker = builder.originals.get(name)
+        if maker is not None and not set(maker.outputs) <= set(sources):
+            needed.add(id(maker))
+            waiting.extend(reads(maker))
+    return sorted((n for n in _all_nodes(builder) if id(n) in needed), key=lambda n: order[id(n)])
+
+
+def _all_nodes(builder: GraphBuilder) -> Iterable[Node]:
+    return list({id(node): node for node in builder.originals.values()}.values())
+
+
+def differentiate(
+    builder: GraphBuilder, targets: Sequence[str], sources: Sequence[str], incoming: dict[int, str]
+) -> list[str]:
+    """Add the node; returns the names of the gradients, one for each source."""
+    path = _between(builder, sources, targets)
+    inside = {output for node in path for output in node.outputs}
+    label = builder.unique("gradients")
+    gradients = [f"{label}:{i}" for i in range(len(sources))]
+    staying = {id(node) for node in builder.nodes}
+    taken = [node for node in path if id(node) in staying]
+    own = [output for node in taken for output in node.outputs]
+    graph = OperatorGraph(
+        f"{label}/forward", tuple(path), tuple(sources), (*targets, *own), {}, {}
+    )
+    node = Node(
+        "Differentiate",
+        DOMAIN,
+        label,
+        (*sources, *incoming.values()),
+        (*gradients, *own),
+        {"graph": graph, "targets": len(targets), "sources": len(sources), "incoming": tuple(incoming)},
+        place=builder.place,
+    )
+    _replace(builder, taken, node)
+    builder.originals.update(dict.fromkeys(gradients, node))
+    _ = inside
+    return gradients
+
+
+def _replace(builder: GraphBuilder, taken: Sequence[Node], node: Node) -> None:
+    """Put ``node`` in the place of ``taken``: before it what it reads, after it what reads its results."""
+    gone = {id(item) for item in taken}
+    late = {output for item in taken for output in item.outputs}
+    before: list[Node] = []
+    after: list[Node] = []
+    for item in builder.nodes:
+        if id(item) in gone:
+            continue
+        if late.isdisjoint(reads(item)):
+            before.append(item)
+        else:
+            late.update(item.outputs)
+            after.append(item)
+    builder.nodes = [*before, node, *after]
+
+
+def trimmed(nodes: Sequence[Node], wanted: Collection[str]) -> list[Node]:
+    """The nodes without what nothing reads, and ``Differentiate`` without outputs that nothing reads."""
+    kept: list[Node] = []
+    needed = set(wanted)
+    for node in reversed(nodes):
+        if needed.isdisjoint(node.outputs):
+            continue
+        if node.op_type == "Differentiate":
+            node = _narrowed(node, needed)
+        needed |= reads(node)
+        kept.append(node)
+    return kept[::-1]
+
+
+def _narrowed(node: Node, needed: Collection[str]) -> Node:
+    graph, sources = node["graph"], node["sources"]
+    targets = graph.outputs[: node["targets"]]
+    own = tuple(output for output in node.outputs[sources:] if output in needed)
+    inner = replace(
+        graph, outputs=(*targets, *own), nodes=tuple(trimmed(graph.nodes, {*targets, *own}))
+    )
+    return replace(
+        node, outputs=(*node.outputs[:sources], *own), attributes={**node.attributes, "graph": inner}
+    )

@@ -1,0 +1,188 @@
+"""Reads a graph of TensorFlow into a builder: one call for each operation, in the graph's order.
+
+Functions that the program calls are read in place. Reads and writes of variables become names (`GraphBuilder.read`,
+`GraphBuilder.write`), so that nothing in the runtime's graph has an effect. Everything that is not structure becomes a
+node with TensorFlow's own type and attributes, whose function is in `podrun.tensorflow.operators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.core.errors import UnsupportedError
+from podrun.private_apis.tensorflow import symbol
+from podrun.tensorflow.capture.markers import marked
+from podrun.tensorflow.graph.attributes import node_attributes, planned_operator
+from podrun.tensorflow.graph.builder import GraphBuilder, Value, Variable
+
+_make_ndarray = symbol("framework.tensor_util.MakeNdarray")
+_function_def_to_graph = symbol("framework.function_def_to_graph.function_def_to_graph")
+
+Reader = Callable[["Importer", Any, list[Value]], Sequence[Value]]
+"""``reader(importer, operation, inputs)`` gives the values of the operation's outputs."""
+READERS: dict[str, Reader] = {}
+"""Operations that are structure: how they are read."""
+MARKERS: dict[str, Callable[["Importer", Any, list[Value], dict[str, Any]], Sequence[Value]]] = {}
+"""Kinds of markers that are structure; the others become nodes of type ``Podrun:<kind>``."""
+
+UPDATES: dict[str, tuple[int, ...]] = {
+    "AssignVariableOp": (0,),
+    "AssignAddVariableOp": (0,),
+    "AssignSubVariableOp": (0,),
+    "ResourceApplyGradientDescent": (0,),
+    "ResourceApplyMomentum": (0, 1),
+    "ResourceApplyKerasMomentum": (0, 1),
+    "ResourceApplyAdam": (0, 1, 2),
+    "ResourceApplyAdamWithAmsgrad": (0, 1, 2, 3),
+    "ResourceApplyAdaMax": (0, 1, 2),
+    "ResourceApplyAdagrad": (0, 1),
+    "ResourceApplyAdagradV2": (0, 1),
+    "ResourceApplyAdadelta": (0, 1, 2),
+    "ResourceApplyRMSProp": (0, 1, 2),
+    "ResourceApplyCenteredRMSProp": (0, 1, 2, 3),
+    "ResourceApplyFtrl": (0, 1, 2),
+    "ResourceApplyFtrlV2": (0, 1, 2),
+    "ResourceScatterAdd": (0,),
+    "ResourceScatterSub": (0,),
+    "ResourceScatterUpdate": (0,),
+}
+"""Operations that write variables, and at which inputs these stand. Their nodes give the new values in that order."""
+
+
+def reads_as(*types: str) -> Callable[[Reader], Reader]:
+    """Register how operations of these types are read."""
+
+    def register(reader: Reader) -> Reader:
+        READERS.update(dict.fromkeys(types, reader))
+        return reader
+
+    return register
+
+
+class Importer:
+    """Reads one graph, and the functions that it calls, into ``builder``."""
+
+    def __init__(self, builder: GraphBuilder) -> None:
+        self.builder = builder
+        self.values: dict[str, Value] = {}
+        """The values of the graph that is being read."""
+
+    def read(
+        self, graph: Any, inputs: Mapping[str, Value], results: Sequence[Any], effects: Sequence[Any] = ()
+    ) -> list[Value]:
+        """The values of ``results``. ``inputs``: name of a tensor of ``graph`` -> its value. Only what the results
+        and the effects need is read.
+        """
+        outer, self.values = self.values, dict(inputs)
+        values = self.values
+        needed = _needed([*(r.op for r in results), *effects])
+        for operation in graph.get_operations():
+            if operation not in needed or (operation.outputs and operation.outputs[0].name in values):
+                continue
+            arguments = [self._value(values, operation, tensor) for tensor in operation.inputs]
+            outputs = self.operation(operation, arguments)
+            values.update((t.name, v) for t, v in zip(operation.outputs, outputs, strict=True))
+        self.values = outer
+        return [values[r.name] for r in results]
+
+    def _value(self, values: Mapping[str, Value], operation: Any, tensor: Any) -> Value:
+        if tensor.name not in values:
+            raise UnsupportedError(
+                f"{operation.type} '{operation.name}' reads '{tensor.name}', which has no value in the program on the "
+                "IPU.",
+                hint="Give placeholders and tensors of the host to ipu_compiler.compile as inputs.",
+            )
+        return values[tensor.name]
+
+    def operation(self, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+        """The values of the outputs of one operation."""
+        marker = marked(operation)
+        if marker is not None:
+            kind = marker.pop("kind")
+            if kind in MARKERS:
+                return MARKERS[kind](self, operation, inputs, marker)
+            return self.builder.add(
+                f"Podrun:{kind}", self.names(operation, inputs), len(operation.outputs), **marker
+            )
+        reader = READERS.get(operation.type)
+        if reader is not None:
+            return reader(self, operation, inputs)
+        if operation.type in UPDATES:
+            return self._update(operation, inputs)
+        return self._node(operation, self.names(operation, inputs))
+
+    def names(self, operation: Any, inputs: Sequence[Value]) -> list[str]:
+        """The names of inputs that are tensors. UnsupportedError for a variable among them."""
+        for value in inputs:
+            if isinstance(value, Variable):
+                raise UnsupportedError(
+                    f"{operation.type} '{operation.name}' uses the variable {value.key!r} in a way that programs on "
+                    "IPUs cannot."
+                )
+        return [value for value in inputs if isinstance(value, str)]
+
+    def _node(self, operation: Any, names: Sequence[str], count: int | None = None) -> list[str]:
+        return self.builder.add(
+            operation.type,
+            names,
+            len(operation.outputs) if count is None else count,
+            name=operation.name,
+            planned_as=planned_operator(operation.type),
+            **node_attributes(operation),
+        )
+
+    def _update(self, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+        places = UPDATES[operation.type]
+        names = [self.builder.read(v) if isinstance(v, Variable) else v for v in inputs]
+        outputs = self._node(operation, names, len(places))
+        for place, output in zip(places, outputs, strict=True):
+            variable = inputs[place]
+            if not isinstance(variable, Variable):
+                raise UnsupportedError(f"{operation.type} '{operation.name}' writes what is no variable.")
+            self.builder.write(variable, output)
+        return []
+
+    def call(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Read a function in place."""
+        names = {tensor.name: value for tensor, value in zip(graph.inputs, inputs, strict=True)}
+        effects = [*graph.control_outputs]
+        return self.read(graph, names, graph.outputs, effects)
+
+
+def function_graph(graph: Any, name: str) -> Any:
+    """The function ``name`` that ``graph`` calls, as a graph."""
+    while graph is not None:
+        definition = graph._get_function(name)
+        if definition is not None:
+            kept = getattr(definition, "graph", None)
+            if kept is not None and hasattr(kept, "inputs"):
+                return kept
+            with graph.as_default():
+                return _function_def_to_graph(getattr(definition, "cached_definition", None) or definition.function_def)
+        graph = getattr(graph, "outer_graph", None)
+    raise UnsupportedError(f"The program calls the function {name!r}, which is not there.")
+
+
+def _needed(starts: Sequence[Any]) -> set[Any]:
+    """Operations that results and effects need, through data and control."""
+    needed: set[Any] = set()
+    waiting = [getattr(start, "op", start) for start in starts]
+    while waiting:
+        operation = waiting.pop()
+        if operation in needed:
+            continue
+        needed.add(operation)
+        waiting += [tensor.op for tensor in operation.inputs]
+        waiting += list(operation.control_inputs)
+    return needed
+
+
+def array_of(operation: Any) -> Any:
+    """The value of a constant. UnsupportedError for strings."""
+    value = _make_ndarray(operation.get_attr("value"))
+    if operation.outputs[0].dtype == tf.string:
+        return None
+    return value

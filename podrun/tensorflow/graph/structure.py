@@ -1,0 +1,219 @@
+"""How operations are read that are structure: constants, variables, calls, loops, branches, feeds and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.core.errors import UnsupportedError
+from podrun.tensorflow.capture.markers import REFERENCES
+from podrun.tensorflow.graph.builder import GraphBuilder, Value, Variable
+from podrun.tensorflow.graph.differentiation import differentiate, trimmed
+from podrun.tensorflow.graph.importer import MARKERS, Importer, array_of, function_graph, reads_as
+
+
+@reads_as("Const")
+def _const(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    value = array_of(operation)
+    return [importer.builder.constant(0 if value is None else value, operation.name)]
+
+
+@reads_as("Identity", "EnsureShape", "PlaceholderWithDefault", "CheckNumericsV2", "Snapshot")
+def _identity(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    return [inputs[0]]
+
+
+@reads_as("NoOp", "Assert", "ControlTrigger", "PrintV2", "Print", "AssertV2")
+def _nothing(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    return [inputs[0]] if operation.outputs else []
+
+
+@reads_as("ReadVariableOp")
+def _read(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    variable = inputs[0]
+    return [importer.builder.read(variable) if isinstance(variable, Variable) else variable]
+
+
+@reads_as("ResourceGather")
+def _gather(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    builder, table = importer.builder, inputs[0]
+    name = builder.read(table) if isinstance(table, Variable) else table
+    axis = builder.constant(0)
+    batch = int(operation.get_attr("batch_dims"))
+    return builder.add("GatherV2", [name, str(inputs[1]), axis], batch_dims=batch, planned_as="Gather")
+
+
+@reads_as("VariableShape")
+def _variable_shape(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    name = importer.builder.read(inputs[0]) if isinstance(inputs[0], Variable) else inputs[0]
+    return importer.builder.add("Shape", [name], output="int32")
+
+
+@reads_as("VarIsInitializedOp")
+def _is_initialized(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    return [importer.builder.constant(True)]
+
+
+@reads_as("IdentityN")
+def _identity_n(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    override = _custom_gradient(operation)
+    if override is None:
+        return inputs
+    return importer.builder.add(
+        "CustomGradient", importer.names(operation, inputs), len(inputs), **override(importer)
+    )
+
+
+def _custom_gradient(operation: Any) -> Any:
+    """How the backward pass of a ``tf.custom_gradient`` is read; None for a plain identity."""
+    from podrun.tensorflow.graph.custom_gradients import backward_of
+
+    kind = operation.node_def.attr.get("_gradient_op_type")
+    return None if kind is None else backward_of(operation)
+
+
+@reads_as("PartitionedCall", "StatefulPartitionedCall")
+def _call(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    return importer.call(function_graph(operation.graph, operation.get_attr("f").name), inputs)
+
+
+# --- Branches and loops -----------------------------------------------------------------------------------------
+
+
+def _branch(
+    importer: Importer, name: str, graph: Any, inputs: Sequence[Value]
+) -> tuple[GraphBuilder, list[str]]:
+    """A function read as a subgraph that sees the names around it, and the names of its results."""
+    builder = GraphBuilder(name, importer.builder.facts, importer.builder)
+    builder.originals = {}
+    results = Importer(builder).call(graph, list(inputs))
+    return builder, [r for r in results if isinstance(r, str)]
+
+
+@reads_as("If", "StatelessIf")
+def _if(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    graphs = [function_graph(operation.graph, operation.get_attr(a).name) for a in ("else_branch", "then_branch")]
+    return _choice(importer, operation, graphs, inputs)
+
+
+@reads_as("Case", "StatelessCase")
+def _case(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    graphs = [function_graph(operation.graph, f.name) for f in operation.get_attr("branches")]
+    return _choice(importer, operation, graphs, inputs)
+
+
+def _choice(importer: Importer, operation: Any, graphs: Sequence[Any], inputs: list[Value]) -> Sequence[Value]:
+    builder = importer.builder
+    branches = [_branch(importer, f"{operation.name}/{i}", g, inputs[1:]) for i, g in enumerate(graphs)]
+    written = sorted({key for branch, _ in branches for key in branch.written})
+    subgraphs = []
+    for branch, names in branches:
+        results = [*names, *(branch.read(Variable(key)) for key in written)]
+        branch.nodes = trimmed(branch.nodes, results)
+        subgraphs.append(branch.graph((), results, {}, {}))
+    count = len(operation.outputs) + len(written)
+    if not count:
+        return []
+    outputs = builder.add("Branch", [str(inputs[0])], count, name=operation.name, branches=tuple(subgraphs))
+    for key, output in zip(written, outputs[len(operation.outputs) :], strict=True):
+        builder.write(Variable(key), output)
+    return outputs[: len(operation.outputs)]
+
+
+@reads_as("While", "StatelessWhile")
+def _while(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    condition = function_graph(operation.graph, operation.get_attr("cond").name)
+    body = function_graph(operation.graph, operation.get_attr("body").name)
+    return read_loop(importer, operation.name, condition, body, inputs)
+
+
+def read_loop(
+    importer: Importer, name: str, condition: Any, body: Any, inputs: Sequence[Value]
+) -> list[Value]:
+    """A loop as a node with two subgraphs. Variables that the body writes are carried besides the loop's own values."""
+    builder, facts = importer.builder, importer.builder.facts
+    carried = [i for i, value in enumerate(inputs) if isinstance(value, str)]
+    probe, _ = _branch(importer, name, body, inputs)
+    written = sorted(probe.written)
+    keys = [Variable(key) for key in written]
+    starts = [*(str(inputs[i]) for i in carried), *(builder.read(key) for key in keys)]
+
+    def inner(kind: str, graph: Any) -> Any:
+        scope = GraphBuilder(f"{name}/{kind}", facts, builder)
+        names = [scope.unique(f"{name}/{kind}/{i}") for i in range(len(starts))]
+        values: list[Value] = list(inputs)
+        for position, place in enumerate(carried):
+            values[place] = names[position]
+        scope.current.update(zip(written, names[len(carried) :], strict=True))
+        results = Importer(scope).call(graph, values)
+        if kind == "condition":
+            outputs = [str(results[0])]
+        else:
+            outputs = [str(results[i]) for i in carried] + [scope.read(key) for key in keys]
+        scope.nodes = trimmed(scope.nodes, outputs)
+        return scope.graph(names, outputs, {}, {})
+
+    outputs = builder.add(
+        "Loop",
+        starts,
+        max(len(starts), 1),
+        name=name,
+        condition=inner("condition", condition),
+        body=inner("body", body),
+    )
+    for key, output in zip(keys, outputs[len(carried) :], strict=True):
+        builder.write(key, output)
+    results: list[Value] = list(inputs)
+    for place, output in zip(carried, outputs, strict=False):
+        results[place] = output
+    return results
+
+
+# --- Markers ------------------------------------------------------------------------------------------------
+
+
+def _gradients(
+    importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]
+) -> Sequence[Value]:
+    builder, targets, sources = importer.builder, facts["targets"], facts["sources"]
+    names = [builder.read(v) if isinstance(v, Variable) else v for v in inputs]
+    wanted = names[targets : targets + sources]
+    incoming = dict(zip(facts["incoming"], names[targets + sources :], strict=False))
+    results = differentiate(builder, names[:targets], list(dict.fromkeys(wanted)), incoming)
+    placed = dict(zip(dict.fromkeys(wanted), results, strict=True))
+    return [placed[name] for name in wanted]
+
+
+def _dequeue(importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]) -> Sequence[Value]:
+    builder, queue = importer.builder, int(facts["queue"])
+    if builder.outer is not None:
+        raise UnsupportedError(
+            f"'{operation.name}' takes from an infeed inside a loop or branch of a program's step.",
+            hint="Let the outermost loop of the program take from the queue.",
+        )
+    feeds = builder.facts.infeeds
+    feeds.setdefault(queue, [f"infeed{queue}/{i}" for i in range(len(operation.outputs))])
+    return feeds[queue]
+
+
+def _enqueue(importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]) -> Sequence[Value]:
+    builder = importer.builder
+    if builder.outer is not None:
+        raise UnsupportedError(f"'{operation.name}' enqueues inside a loop or branch of a program's step.")
+    names = importer.names(operation, inputs)
+    builder.facts.outfeeds[int(facts["queue"])] = [
+        builder.add("Result", [name], name=f"outfeed{facts['queue']}")[0] for name in names
+    ]
+    return [builder.constant(True)] if operation.outputs else []
+
+
+def _repeat(importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]) -> Sequence[Value]:
+    loop = REFERENCES[int(facts["loop"])]
+    results = read_loop(importer, operation.name, loop.condition_graph, loop.body_graph, inputs)
+    return results[loop.first : loop.first + len(operation.outputs)]
+
+
+MARKERS.update({"gradients": _gradients, "dequeue": _dequeue, "enqueue": _enqueue, "repeat": _repeat})
+_ = tf

@@ -1,0 +1,1 @@
+"""What operations of TensorFlow compute, in JAX: one module for each family."""

@@ -1,0 +1,155 @@
+"""Loops, branches and derivatives: operations with graphs among their attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podrun.tensorflow.operators.table import operator
+
+Array = Any
+MOST_COUNTED = 100_000
+"""Most iterations of a loop that are counted while the program is compiled."""
+
+
+@operator("Differentiate", attributes="graph targets sources incoming", random=True)
+def _differentiate(ctx: Any, node: Any, *inputs: Array) -> Any:
+    """Gradients of the targets with respect to the sources, then what the forward pass computes for others."""
+    count, targets = node["sources"], node["targets"]
+    sources = [jnp.asarray(x) for x in inputs[:count]]
+
+    def forward(*values: Array) -> Any:
+        results = [jnp.asarray(r) for r in ctx.run(node["graph"], values)]
+        return results[:targets], results[targets:]
+
+    values, backward, others = jax.vjp(forward, *sources, has_aux=True)
+    incoming = dict(zip(node["incoming"], inputs[count:], strict=True))
+    seeds = [jnp.asarray(incoming[i], v.dtype) if i in incoming else jnp.ones_like(v) for i, v in enumerate(values)]
+    gradients = backward(seeds)
+    return (*gradients, *others)
+
+
+@operator("CustomGradient", attributes="backward positions", random=True)
+def _custom_gradient(ctx: Any, node: Any, *inputs: Array) -> Any:
+    """The inputs. The gradients of those at ``positions`` are what the program's own function makes of the incoming
+    ones; the others have none.
+    """
+
+    @jax.custom_vjp
+    def call(values: tuple[Array, ...]) -> tuple[Array, ...]:
+        return values
+
+    def forward(values: tuple[Array, ...]) -> Any:
+        return values, None
+
+    def backward(_: None, incoming: tuple[Array, ...]) -> Any:
+        gradients = [jnp.zeros_like(v) for v in incoming]
+        results = ctx.run(node["backward"], incoming)
+        for place, result in zip(node["positions"], results, strict=True):
+            gradients[place] = jnp.asarray(result).astype(incoming[place].dtype)
+        return (tuple(gradients),)
+
+    call.defvjp(forward, backward)
+    return call(tuple(jnp.asarray(x) for x in inputs))
+
+
+@operator("Branch", attributes="branches", random=True)
+def _branch(ctx: Any, node: Any, choice: Array, *inputs: Array) -> Any:
+    """The results of one of the graphs: number ``choice``, or the second if it is true."""
+    known = ctx.known(0)
+    if known is not None:
+        return ctx.run(node["branches"][int(known)], inputs)
+
+    def run(index: int) -> Any:
+        return lambda: tuple(jnp.asarray(r) for r in ctx.run(node["branches"][index], inputs))
+
+    results = [run(i) for i in range(len(node["branches"]))]
+    return lax.switch(jnp.asarray(choice).astype(jnp.int32), results)
+
+
+@operator("Loop", attributes="condition body", random=True)
+def _loop(ctx: Any, node: Any, *inputs: Array) -> Any:
+    """Run the body while the condition holds. A loop whose iterations can be counted is differentiable."""
+    values = tuple(jnp.asarray(x) for x in inputs)
+
+    def body(count: Array, state: Any) -> Any:
+        results = ctx.run(node["body"], state, iteration=count)
+        return tuple(jnp.asarray(r).astype(v.dtype) for r, v in zip(results, state, strict=True))
+
+    trips = _trips(ctx, node, inputs)
+    if trips is not None:
+
+        def scanned(state: Any, count: Array) -> Any:
+            return body(count, state), None
+
+        return lax.scan(scanned, values, jnp.arange(trips))[0]
+
+    def step(state: Any) -> Any:
+        return (state[0] + 1, *body(state[0], state[1:]))
+
+    def holds(state: Any) -> Any:
+        return jnp.asarray(ctx.run(node["condition"], state[1:])[0])
+
+    return lax.while_loop(holds, step, (jnp.zeros((), jnp.int32), *values))[1:]
+
+
+def _trips(ctx: Any, node: Any, inputs: Any) -> int | None:
+    """How often a loop runs whose condition compares a counter with a constant; None if that is not known."""
+    condition, body = node["condition"], node["body"]
+    makers = {o: n for n in condition.nodes for o in n.outputs}
+    counters = _counters(body)
+    limits, start = [], None
+    waiting = [condition.outputs[0]]
+    while waiting:
+        test = makers.get(waiting.pop())
+        if test is None:
+            return None
+        if test.op_type == "LogicalAnd":
+            waiting += list(test.inputs)
+            continue
+        if test.op_type != "Less" or test.inputs[0] not in condition.inputs:
+            return None
+        place = condition.inputs.index(test.inputs[0])
+        first = ctx.known(place)
+        limit = _limit(ctx, makers, condition, body, test.inputs[1])
+        if place not in counters or first is None or limit is None:
+            return None
+        start = int(np.asarray(first))
+        limits.append(max(int(limit) - start, 0))
+    return min(limits) if limits and min(limits) <= MOST_COUNTED else None
+
+
+def _limit(ctx: Any, makers: Any, condition: Any, body: Any, name: str) -> int | None:
+    """The value with which a counter is compared."""
+    if name in condition.inputs:
+        place = condition.inputs.index(name)
+        value = ctx.known(place)
+        return int(np.asarray(value)) if value is not None and body.outputs[place] == body.inputs[place] else None
+    maker = makers.get(name)
+    if maker is not None and maker.op_type == "Const":
+        return int(np.asarray(maker["value"]))
+    if maker is None:
+        try:
+            outer = ctx.environment[name]
+        except (AttributeError, KeyError):
+            return None
+        return int(np.asarray(outer.known)) if outer.at_hand else None
+    return None
+
+
+def _counters(body: Any) -> set[int]:
+    """The inputs of a loop's body that grow by one in each iteration."""
+    makers = {o: n for n in body.nodes for o in n.outputs}
+    counters = set()
+    for place, (name, output) in enumerate(zip(body.inputs, body.outputs, strict=True)):
+        maker = makers.get(output)
+        if maker is None or maker.op_type not in ("AddV2", "Add") or name not in maker.inputs:
+            continue
+        other = makers.get(next((i for i in maker.inputs if i != name), ""))
+        if other is not None and other.op_type == "Const" and np.all(np.asarray(other["value"]) == 1):
+            counters.add(place)
+    return counters

@@ -1,0 +1,183 @@
+"""Operations on single elements: arithmetic, comparisons, activations, casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podrun.tensorflow.operators.table import operator
+
+Array = Any
+
+
+def _register(types: str, function: Callable[..., Any]) -> None:
+    """Register a function of the inputs alone."""
+
+    def call(ctx: Any, node: Any, *inputs: Any) -> Any:
+        return function(*inputs)
+
+    operator(*types.split())(call)
+
+
+def _folded(types: str, name: str) -> None:
+    """Register the function of that name of NumPy and of JAX."""
+
+    def call(ctx: Any, node: Any, *inputs: Any) -> Any:
+        return getattr(ctx.xp, name)(*inputs)
+
+    operator(*types.split(), folds=True)(call)
+
+
+for _types, _name in {
+    "Add AddV2": "add", "Sub": "subtract", "Mul": "multiply", "Maximum": "maximum", "Minimum": "minimum",
+    "Neg": "negative", "Equal": "equal", "NotEqual": "not_equal", "Less": "less", "LessEqual": "less_equal",
+    "Greater": "greater", "GreaterEqual": "greater_equal", "LogicalAnd": "logical_and", "LogicalOr": "logical_or",
+    "LogicalNot": "logical_not", "FloorDiv": "floor_divide", "FloorMod": "mod", "Square": "square", "Sign": "sign",
+    "Floor": "floor", "Ceil": "ceil", "OnesLike": "ones_like", "ZerosLike": "zeros_like",
+    "RightShift": "right_shift", "LeftShift": "left_shift", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or",
+    "BitwiseXor": "bitwise_xor", "Invert": "invert",
+}.items():  # fmt: skip
+    _folded(_types, _name)
+
+
+def _erf_gelu(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _divide_no_nan(a: Array, b: Array) -> Array:
+    zero = b == 0
+    return jnp.where(zero, jnp.zeros((), a.dtype), a / jnp.where(zero, jnp.ones((), b.dtype), b))
+
+
+def _multiply_no_nan(a: Array, b: Array) -> Array:
+    return jnp.where(b == 0, jnp.zeros((), a.dtype), a * b)
+
+
+def _log_no_zero(x: Array, y: Array) -> Array:
+    zero = x == 0
+    return jnp.where(zero, jnp.zeros((), y.dtype), x * jnp.log(jnp.where(zero, jnp.ones((), y.dtype), y)))
+
+
+def _divided_by_zero(x: Array, y: Array) -> Array:
+    zero = x == 0
+    return jnp.where(zero, jnp.zeros((), x.dtype), x / jnp.where(zero, jnp.ones((), y.dtype), y))
+
+
+for _types, _function in {
+    "Abs": jnp.abs, "Exp": jnp.exp, "Expm1": jnp.expm1, "Log": jnp.log, "Log1p": jnp.log1p, "Sqrt": jnp.sqrt,
+    "Rsqrt": lambda x: lax.rsqrt(x), "Sin": jnp.sin, "Cos": jnp.cos, "Tan": jnp.tan, "Asin": jnp.arcsin,
+    "Acos": jnp.arccos, "Atan": jnp.arctan, "Atan2": jnp.arctan2, "Sinh": jnp.sinh, "Cosh": jnp.cosh,
+    "Tanh": jnp.tanh, "Sigmoid": jax.nn.sigmoid, "Erf": lax.erf, "Erfc": lax.erfc, "Lgamma": lax.lgamma,
+    "Digamma": lax.digamma, "Relu": jax.nn.relu, "Relu6": jax.nn.relu6, "Elu": jax.nn.elu, "Selu": jax.nn.selu,
+    "Softplus": jax.nn.softplus, "Softsign": jax.nn.soft_sign, "Reciprocal Inv": lambda x: 1 / x,
+    "RealDiv": jnp.divide, "Div": lambda a, b: a / b if jnp.issubdtype(a.dtype, jnp.floating) else lax.div(a, b),
+    "TruncateDiv": lambda a, b: lax.div(*jnp.broadcast_arrays(a, b)),
+    "TruncateMod": lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)), "Mod": jnp.fmod,
+    "DivNoNan": _divide_no_nan, "MulNoNan": _multiply_no_nan, "Xlogy": _log_no_zero, "Xdivy": _divided_by_zero,
+    "Pow": jnp.power, "SquaredDifference": lambda a, b: (a - b) ** 2, "Round": jnp.round, "Rint": jnp.round,
+    "IsNan": jnp.isnan, "IsInf": jnp.isinf, "IsFinite": jnp.isfinite, "Asinh": jnp.arcsinh, "Acosh": jnp.arccosh,
+    "Atanh": jnp.arctanh, "StopGradient PreventGradient": lax.stop_gradient, "SelectV2": jnp.where,
+    "ClipByValue": lambda x, low, high: jnp.clip(x, low, high), "L2Loss": lambda x: jnp.sum(x * x) / 2,
+}.items():  # fmt: skip
+    _register(_types, _function)
+
+
+@operator("LeakyRelu", attributes="alpha")
+def _leaky(ctx: Any, node: Any, x: Array) -> Array:
+    return jnp.where(x > 0, x, x * jnp.asarray(node["alpha"], x.dtype))
+
+
+@operator("Select")
+def _select(ctx: Any, node: Any, condition: Array, x: Array, y: Array) -> Array:
+    if condition.ndim == 1 and x.ndim > 1:
+        condition = condition.reshape(condition.shape + (1,) * (x.ndim - 1))
+    return jnp.where(condition, x, y)
+
+
+@operator("AddN", "AccumulateNV2", attributes="shape")
+def _add_all(ctx: Any, node: Any, *inputs: Array) -> Array:
+    return sum(inputs[1:], inputs[0])
+
+
+@operator("Cast", attributes="DstT output", folds=True)
+def _cast(ctx: Any, node: Any, x: Array) -> Array:
+    dtype = np.dtype(jnp.bfloat16 if node["output"] == "bfloat16" else _NAMES.get(node["output"], node["output"]))
+    if ctx.xp is np:
+        return np.asarray(x).astype(dtype)
+    narrow = {"int64": np.int32, "float64": np.float32, "uint64": np.uint32}.get(dtype.name, dtype)
+    return jnp.asarray(x).astype(narrow)
+
+
+_NAMES = {"bool_": "bool", "bool": "bool"}
+
+
+@operator("Const", attributes="value", folds=True)
+def _const(ctx: Any, node: Any) -> Any:
+    return np.asarray(node["value"])
+
+
+@operator("Result")
+def _result(ctx: Any, node: Any, x: Array) -> Array:
+    """A tensor that leaves the program, under a name of its own."""
+    return jnp.asarray(x)
+
+
+@operator("BiasAdd", "BiasAddV1", attributes="data_format")
+def _bias(ctx: Any, node: Any, x: Array, bias: Array) -> Array:
+    if node.get("data_format", "NHWC") == "NCHW":
+        bias = bias.reshape(bias.shape + (1,) * (x.ndim - 2))
+    return x + bias
+
+
+@operator("Softmax")
+def _softmax(ctx: Any, node: Any, x: Array) -> Array:
+    return _in_float32(jax.nn.softmax, x)
+
+
+@operator("LogSoftmax")
+def _log_softmax(ctx: Any, node: Any, x: Array) -> Array:
+    return _in_float32(jax.nn.log_softmax, x)
+
+
+def _in_float32(function: Callable[[Array], Array], x: Array) -> Array:
+    return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+
+
+@operator("Cumsum", "Cumprod", attributes="exclusive reverse")
+def _cumulative(ctx: Any, node: Any, x: Array, axis: Any) -> Array:
+    axis = int(ctx.constant(1))
+    if node["reverse"]:
+        x = jnp.flip(x, axis)
+    product = node.op_type == "Cumprod"
+    total = jnp.cumprod(x, axis) if product else jnp.cumsum(x, axis)
+    if node["exclusive"]:
+        total = jnp.roll(total, 1, axis)
+        first = [slice(None)] * x.ndim
+        first[axis] = slice(0, 1)
+        total = total.at[tuple(first)].set(1 if product else 0)
+    return jnp.flip(total, axis) if node["reverse"] else total
+
+
+_REDUCTIONS = {
+    "Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any",
+    "EuclideanNorm": "",
+}  # fmt: skip
+
+
+@operator(*_REDUCTIONS, attributes="keep_dims", folds=True)
+def _reduce(ctx: Any, node: Any, x: Array, axes: Any) -> Array:
+    axis = tuple(int(a) for a in np.atleast_1d(np.asarray(ctx.constant(1))))
+    if node.op_type == "EuclideanNorm":
+        return jnp.sqrt(jnp.sum(x * x, axis=axis, keepdims=node["keep_dims"]))
+    if ctx.xp is not np and node.op_type in ("Sum", "Prod", "Mean") and x.dtype == jnp.float16:
+        wide = getattr(jnp, _REDUCTIONS[node.op_type])(x.astype(jnp.float32), axis=axis, keepdims=node["keep_dims"])
+        return wide.astype(x.dtype)
+    result = getattr(ctx.xp, _REDUCTIONS[node.op_type])(x, axis=axis, keepdims=node["keep_dims"])
+    if node.op_type == "Mean" and np.dtype(x.dtype).kind in "iu":
+        return result.astype(x.dtype)
+    return result if node.op_type in ("All", "Any") else result.astype(x.dtype)

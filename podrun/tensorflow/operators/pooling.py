@@ -1,0 +1,89 @@
+"""Pooling over windows, resizing of images, local normalisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podrun.tensorflow.operators.table import operator
+
+Array = Any
+_POOL = "ksize strides padding explicit_paddings data_format"
+
+
+def _pads(node: Any) -> Any:
+    if node["padding"] != "EXPLICIT":
+        return node["padding"]
+    pads = node["explicit_paddings"]
+    return [tuple(pads[i : i + 2]) for i in range(0, len(pads), 2)]
+
+
+@operator("MaxPool", attributes=_POOL)
+def _max_pool(ctx: Any, node: Any, x: Array) -> Array:
+    lowest = np.array(-np.inf, x.dtype)
+    return lax.reduce_window(x, lowest, lax.max, node["ksize"], node["strides"], _pads(node))
+
+
+@operator("MaxPoolV2", attributes="padding data_format")
+def _max_pool_sizes(ctx: Any, node: Any, x: Array, sizes: Any, strides: Any) -> Array:
+    window, steps = (tuple(int(v) for v in ctx.constant(i)) for i in (1, 2))
+    return lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, window, steps, node["padding"])
+
+
+@operator("AvgPool", attributes=_POOL)
+def _average_pool(ctx: Any, node: Any, x: Array) -> Array:
+    wide = x.astype(jnp.float32)
+    total = lax.reduce_window(wide, np.float32(0), lax.add, node["ksize"], node["strides"], _pads(node))
+    ones = jnp.ones((1, *x.shape[1:3], 1) if node["data_format"] == "NHWC" else (1, 1, *x.shape[2:4]), jnp.float32)
+    count = lax.reduce_window(ones, np.float32(0), lax.add, node["ksize"], node["strides"], _pads(node))
+    return (total / count).astype(x.dtype)
+
+
+@operator("ResizeBilinear", "ResizeNearestNeighbor", attributes="align_corners half_pixel_centers")
+def _resize(ctx: Any, node: Any, x: Array, size: Any) -> Array:
+    high, wide = (int(v) for v in ctx.constant(1))
+    rows = _matrix(node, x.shape[1], high)
+    columns = _matrix(node, x.shape[2], wide)
+    nearest = node.op_type == "ResizeNearestNeighbor"
+    y = jnp.einsum("bhwc,Hh,Ww->bHWc", x.astype(jnp.float32), rows, columns)
+    return y.astype(x.dtype) if nearest else y
+
+
+def _matrix(node: Any, size: int, count: int) -> np.ndarray:
+    """How the output's rows are made of the input's, ``[count, size]``."""
+    align, half = node["align_corners"], node["half_pixel_centers"]
+    scale = (size - 1) / (count - 1) if align and count > 1 else size / count
+    places = np.arange(count, dtype=np.float64)
+    nearest = node.op_type == "ResizeNearestNeighbor"
+    at = (places + 0.5) * scale - (0 if nearest else 0.5) if half else places * scale
+    matrix = np.zeros((count, size), np.float32)
+    if nearest:
+        low = np.floor(at + 0.5) if align else np.floor(at)
+        matrix[np.arange(count), np.clip(low, 0, size - 1).astype(int)] = 1
+        return matrix
+    at = np.clip(at, 0, size - 1)
+    low = np.floor(at).astype(int)
+    part = (at - low).astype(np.float32)
+    np.add.at(matrix, (np.arange(count), low), 1 - part)
+    np.add.at(matrix, (np.arange(count), np.minimum(low + 1, size - 1)), part)
+    return matrix
+
+
+@operator("LRN", attributes="depth_radius bias alpha beta")
+def _local_norm(ctx: Any, node: Any, x: Array) -> Array:
+    radius = node["depth_radius"]
+    window = (1, 1, 1, 2 * radius + 1)
+    total = lax.reduce_window(x * x, np.array(0, x.dtype), lax.add, window, (1, 1, 1, 1), "SAME")
+    return x / (node["bias"] + node["alpha"] * total) ** node["beta"]
+
+
+@operator("CTCLossV2", "CTCLoss", attributes="preprocess_collapse_repeated ctc_merge_repeated")
+def _ctc(ctx: Any, node: Any, *inputs: Array) -> Array:
+    raise NotImplementedError("sparse labels; nn_ops.ctc_loss_v2 of the IPU's API takes dense ones")
+
+
+_ = jax

@@ -1,0 +1,87 @@
+"""Random numbers. Operations with a state draw from the device's generator, stateless ones from their own seed.
+
+The numbers are not the hardware's: distributions and repeatability are what holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.tensorflow.operators.table import operator
+
+Array = Any
+
+
+def _sizes(ctx: Any) -> tuple[int, ...]:
+    return tuple(int(v) for v in np.atleast_1d(ctx.constant(0))) if np.size(ctx.constant(0)) else ()
+
+
+def _draw(kind: str, key: Any, shape: tuple[int, ...], dtype: str) -> Array:
+    wide = jnp.float32
+    if kind == "normal":
+        return jax.random.normal(key, shape, wide).astype(dtype)
+    if kind == "truncated":
+        return jax.random.truncated_normal(key, -2.0, 2.0, shape, wide).astype(dtype)
+    return jax.random.uniform(key, shape, wide).astype(dtype)
+
+
+_KINDS = {"RandomStandardNormal": "normal", "TruncatedNormal": "truncated", "RandomUniform": "uniform"}
+
+
+@operator(*_KINDS, attributes="output", random=True)
+def _random(ctx: Any, node: Any, shape: Any) -> Array:
+    return _draw(_KINDS[node.op_type], ctx.key(), _sizes(ctx), node["output"])
+
+
+@operator("RandomUniformInt", attributes="output", random=True)
+def _random_int(ctx: Any, node: Any, shape: Any, low: Array, high: Array) -> Array:
+    return jax.random.randint(ctx.key(), _sizes(ctx), low, high, jnp.int32)
+
+
+@operator("RandomShuffle", random=True)
+def _shuffle(ctx: Any, node: Any, x: Array) -> Array:
+    return jax.random.permutation(ctx.key(), x)
+
+
+_STATELESS = {
+    "StatelessRandomNormal": "normal",
+    "StatelessRandomUniform": "uniform",
+    "StatelessTruncatedNormal": "truncated",
+    "StatelessRandomNormalV2": "normal",
+    "StatelessRandomUniformV2": "uniform",
+    "StatelessTruncatedNormalV2": "truncated",
+}
+
+
+@operator(*_STATELESS, attributes="output")
+def _stateless(ctx: Any, node: Any, shape: Any, seed: Array, *more: Array) -> Array:
+    words = jnp.asarray(seed).reshape(-1)
+    key = jax.random.fold_in(jax.random.key(words[0]), words[-1])
+    return _draw(_STATELESS[node.op_type], key, _sizes(ctx), node["output"])
+
+
+@operator("StatelessRandomGetKeyCounter")
+def _key_counter(ctx: Any, node: Any, seed: Array) -> Any:
+    return jnp.asarray(seed).reshape(-1)[:2].astype(jnp.int32), jnp.zeros(2, jnp.int32)
+
+
+@operator("StatelessRandomGetAlg")
+def _algorithm(ctx: Any, node: Any) -> Array:
+    return jnp.ones((), jnp.int32)
+
+
+@operator("Podrun:dropout", attributes="rate noise_shape seeded", random=True)
+def _dropout(ctx: Any, node: Any, x: Array, *seed: Array) -> Array:
+    """``x`` scaled where it is kept, zero elsewhere; with a seed the mask is the seed's alone."""
+    shape = tuple(node["noise_shape"] or x.shape)
+    if node["seeded"]:
+        words = seed[0].reshape(-1)
+        key = jax.random.fold_in(jax.random.key(words[0]), words[-1])
+    else:
+        key = ctx.key()
+    kept = jax.random.uniform(key, shape) >= node["rate"]
+    return jnp.where(kept, x * jnp.asarray(1 / (1 - node["rate"]), x.dtype), jnp.zeros((), x.dtype))

@@ -1,0 +1,141 @@
+"""Updates of variables, in TensorFlow's own arithmetic: each function gives the new values of what it writes.
+
+Source of the formulas: tensorflow/core/kernels/training_ops.cc and the operations' definitions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from podrun.tensorflow.operators.table import operator
+
+Array = Any
+
+
+@operator("AssignVariableOp")
+def _assign(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
+    return jnp.asarray(value)
+
+
+@operator("AssignAddVariableOp")
+def _assign_add(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
+    return variable + value
+
+
+@operator("AssignSubVariableOp")
+def _assign_sub(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
+    return variable - value
+
+
+@operator("ResourceApplyGradientDescent")
+def _descent(ctx: Any, node: Any, variable: Array, rate: Array, gradient: Array) -> Array:
+    return variable - rate * gradient
+
+
+@operator("ResourceApplyMomentum", attributes="use_nesterov")
+def _momentum(ctx: Any, node: Any, v: Array, m: Array, rate: Array, gradient: Array, momentum: Array) -> Any:
+    new = m * momentum + gradient
+    step = gradient * rate + new * momentum * rate if node["use_nesterov"] else rate * new
+    return v - step, new
+
+
+@operator("ResourceApplyKerasMomentum", attributes="use_nesterov")
+def _keras_momentum(ctx: Any, node: Any, v: Array, m: Array, rate: Array, gradient: Array, momentum: Array) -> Any:
+    new = m * momentum - rate * gradient
+    return v + (new * momentum - rate * gradient if node["use_nesterov"] else new), new
+
+
+@operator("ResourceApplyAdam", attributes="use_nesterov")
+def _adam(
+    ctx: Any, node: Any, v: Array, m: Array, s: Array, power1: Array, power2: Array, rate: Array, beta1: Array,
+    beta2: Array, epsilon: Array, g: Array,
+) -> Any:  # fmt: skip
+    alpha = rate * jnp.sqrt(1 - power2) / (1 - power1)
+    first, second = m + (g - m) * (1 - beta1), s + (g * g - s) * (1 - beta2)
+    step = g * (1 - beta1) + beta1 * first if node["use_nesterov"] else first
+    return v - step * alpha / (jnp.sqrt(second) + epsilon), first, second
+
+
+@operator("ResourceApplyAdamWithAmsgrad")
+def _amsgrad(
+    ctx: Any, node: Any, v: Array, m: Array, s: Array, most: Array, power1: Array, power2: Array, rate: Array,
+    beta1: Array, beta2: Array, epsilon: Array, g: Array,
+) -> Any:  # fmt: skip
+    alpha = rate * jnp.sqrt(1 - power2) / (1 - power1)
+    first, second = m + (g - m) * (1 - beta1), s + (g * g - s) * (1 - beta2)
+    highest = jnp.maximum(most, second)
+    return v - first * alpha / (jnp.sqrt(highest) + epsilon), first, second, highest
+
+
+@operator("ResourceApplyAdaMax")
+def _adamax(
+    ctx: Any, node: Any, v: Array, m: Array, s: Array, power1: Array, rate: Array, beta1: Array, beta2: Array,
+    epsilon: Array, g: Array,
+) -> Any:  # fmt: skip
+    first, highest = m + (g - m) * (1 - beta1), jnp.maximum(beta2 * s, jnp.abs(g))
+    return v - rate / (1 - power1) * (first / (highest + epsilon)), first, highest
+
+
+@operator("ResourceApplyAdagrad", attributes="update_slots")
+def _adagrad(ctx: Any, node: Any, v: Array, s: Array, rate: Array, g: Array) -> Any:
+    total = s + g * g if node["update_slots"] else s
+    return v - rate * g / jnp.sqrt(total), total
+
+
+@operator("ResourceApplyAdagradV2", attributes="update_slots")
+def _adagrad2(ctx: Any, node: Any, v: Array, s: Array, rate: Array, epsilon: Array, g: Array) -> Any:
+    total = s + g * g if node["update_slots"] else s
+    return v - rate * g / (jnp.sqrt(total) + epsilon), total
+
+
+@operator("ResourceApplyAdadelta")
+def _adadelta(
+    ctx: Any, node: Any, v: Array, s: Array, u: Array, rate: Array, rho: Array, epsilon: Array, g: Array
+) -> Any:
+    total = rho * s + (1 - rho) * g * g
+    step = jnp.sqrt(u + epsilon) / jnp.sqrt(total + epsilon) * g
+    return v - rate * step, total, rho * u + (1 - rho) * step * step
+
+
+@operator("ResourceApplyRMSProp")
+def _rmsprop(
+    ctx: Any, node: Any, v: Array, s: Array, m: Array, rate: Array, rho: Array, momentum: Array, epsilon: Array,
+    g: Array,
+) -> Any:  # fmt: skip
+    total = s + (g * g - s) * (1 - rho)
+    new = m * momentum + rate * g / jnp.sqrt(total + epsilon)
+    return v - new, total, new
+
+
+@operator("ResourceApplyCenteredRMSProp")
+def _centred_rmsprop(
+    ctx: Any, node: Any, v: Array, mean: Array, s: Array, m: Array, rate: Array, rho: Array, momentum: Array,
+    epsilon: Array, g: Array,
+) -> Any:  # fmt: skip
+    total, centre = s + (g * g - s) * (1 - rho), mean + (g - mean) * (1 - rho)
+    new = m * momentum + rate * g / jnp.sqrt(total - centre * centre + epsilon)
+    return v - new, centre, total, new
+
+
+@operator("ResourceScatterAdd")
+def _scatter_add(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
+    return v.at[indices].add(updates)
+
+
+@operator("ResourceScatterSub")
+def _scatter_sub(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
+    return v.at[indices].add(-updates)
+
+
+@operator("ResourceScatterUpdate")
+def _scatter_update(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
+    return v.at[indices].set(updates)
+
+
+@operator("Store")
+def _store(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
+    """The value that a variable has after the step."""
+    ctx.state_update(0, 0)
+    return jnp.asarray(value).astype(variable.dtype).reshape(variable.shape)

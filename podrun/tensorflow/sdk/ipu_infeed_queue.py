@@ -1,0 +1,202 @@
+"""Infeed queues: datasets from which programs on IPUs take. The iterator lives on from one run to the next."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from podrun.private_apis.tensorflow import private_module
+from podrun.runtime.feeds import DataFeed
+from podrun.tensorflow.capture.markers import mark, reference
+from podrun.tensorflow.execution.launching import SESSIONS
+
+_SUPPORTED = {"float32", "float16", "int32", "bool", "int8", "uint8", "uint32", "uint16", "int16"}
+_OLD = {"feed_name", "replication_factor", "data_to_prefetch", "optimise_latency"}
+
+
+def _checked_ordinal(ordinal: Any) -> int:
+    if ordinal is None:
+        return 0
+    if not isinstance(ordinal, int) or ordinal < 0:
+        raise ValueError(f"Device ordinal must be >= 0, got {ordinal}.")
+    return ordinal
+
+
+class IPUInfeedQueue:
+    """A dataset as a queue. ``prefetch_depth``: elements that are drawn ahead, 1 to 255."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        device_ordinal: Any = None,
+        prefetch_depth: int | None = None,
+        **old: Any,
+    ) -> None:
+        if isinstance(device_ordinal, str):  # The name that stood here until SDK 2.3.
+            device_ordinal = None
+        for name in old:
+            if name not in _OLD:
+                raise TypeError(f"IPUInfeedQueue got an unexpected keyword argument {name!r}")
+            warnings.warn(f"IPUInfeedQueue({name}=...) has no effect any more.", stacklevel=2)
+        depth = 3 if prefetch_depth is None else prefetch_depth
+        if not 1 <= depth <= 255:
+            raise ValueError(f"Prefetch depth must be >= 1 and <= 255, got {depth}.")
+        self._ordinal, self._depth, self._dataset = _checked_ordinal(device_ordinal), depth, dataset
+        self.structure = dataset.element_spec
+        self._check_structure()
+        self.flat_specs = tf.nest.flatten(self.structure)
+        self._number = reference(self)
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._dequeued = self._initializer_read = False
+        self._feed: DataFeed | None = None
+        self._replicas: int | None = None
+        self._next: Any = None
+        self._ready = self._graph is None
+        if self._graph is not None:
+            with self._graph.as_default(), tf.device(None):
+                self._iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+                self._next = self._iterator.get_next()
+
+    def _check_structure(self) -> None:
+        for spec in tf.nest.flatten(self.structure):
+            if not spec.shape.is_fully_defined():
+                raise ValueError(
+                    f"Output shape {spec.shape} is not fully defined. If using tf.Dataset.batch, set "
+                    "`drop_remainder=True`."
+                )
+        if isinstance(self.structure, (tuple, list)) and any(
+            isinstance(item, (tuple, list)) for item in self.structure
+        ):
+            raise ValueError("Nested list/tuple input shapes are not supported.")
+
+    @property
+    def number_of_tuple_elements(self) -> int:
+        """Tensors of an element."""
+        return len(self.flat_specs)
+
+    @property
+    def dequeued(self) -> bool:
+        """Whether a program takes from the queue."""
+        return self._dequeued
+
+    @property
+    def initializer(self) -> Any:
+        """The operation that starts the queue; in graph mode, once."""
+        if self._initializer_read:
+            raise ValueError("The IPUInfeedQueue `initializer` can only be accessed once.")
+        self._initializer_read = True
+        if self._graph is None:
+            return tf.no_op() if not tf.executing_eagerly() else None
+        with tf.device(None), tf.control_dependencies([self._iterator.initializer]):
+            return tf.numpy_function(self._start, [], tf.int32, stateful=True, name="infeed_initializer").op
+
+    def _start(self) -> np.ndarray:
+        self._close()
+        self._ready = True
+        return np.zeros((), np.int32)
+
+    @property
+    def deleter(self) -> Any:
+        """The operation that ends the queue."""
+        if self._graph is None:
+            self._close()
+            return None
+        return tf.numpy_function(self._delete, [], tf.int32, stateful=True, name="infeed_deleter").op
+
+    def _delete(self) -> np.ndarray:
+        if not self._ready:
+            raise tf.errors.NotFoundError(None, None, f"Infeed with id={self._number} not found.")
+        self._ready = False
+        self._close()
+        return np.zeros((), np.int32)
+
+    def _close(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()
+
+    def get_next(self) -> None:
+        """Gone since SDK 1.2."""
+        raise ValueError("`get_next()` is now obsolete as the IPUInfeedQueue is now automatically dequeued by the loop.")
+
+    def _dequeue(self) -> Any:
+        """The element of this iteration, in a program's graph."""
+        self._dequeued = True
+        tensors = mark("dequeue", [], self.flat_specs, stateful=True, name="infeed_dequeue", queue=self._number)
+        return tf.nest.pack_sequence_as(self.structure, tensors)
+
+    def __iter__(self) -> IPUInfeedQueue:
+        return self
+
+    def __next__(self) -> Any:
+        if tf.executing_eagerly():
+            raise RuntimeError("IPUInfeedQueue iterators can only be used inside a `tf.function`.")
+        return self._dequeue()
+
+    def data_feed(self, replicas: int, local_replicas: int) -> DataFeed:
+        """The elements for a program with so many replicas."""
+        if not self._ready:
+            raise tf.errors.FailedPreconditionError(
+                None, None, f"Infeed with id='{self._number}' not found. Did you initialize the infeed_queue?"
+            )
+        for index, spec in enumerate(self.flat_specs):
+            if spec.dtype.name not in _SUPPORTED:
+                raise tf.errors.FailedPreconditionError(
+                    None, None, f"Unsupported datatype {spec.dtype.name} on index {index} of feed operation "
+                    f"{self._number}. You should use an int32/float32/float16 dataset.",
+                )  # fmt: skip
+            if 0 in tuple(spec.shape):
+                raise tf.errors.InvalidArgumentError(
+                    None, None, f"Detected zero-sized dimension in the shape {spec.shape} of infeed {self._number}."
+                )
+        if self._replicas is not None and self._replicas != replicas:
+            raise tf.errors.FailedPreconditionError(
+                None, None, f"Infeed {self._number} is used by programs of {self._replicas} and {replicas} replicas."
+            )
+        self._replicas = replicas
+        if self._feed is None:
+            self._feed = DataFeed(
+                self._elements(), ahead=self._depth * local_replicas, name=f"infeed{self._number}"
+            )
+        return self._feed
+
+    def _elements(self) -> Iterator[dict[str, np.ndarray]]:
+        names = [f"infeed{self._number}/{i}" for i in range(len(self.flat_specs))]
+        if self._graph is None:
+            for element in self._dataset:
+                yield dict(zip(names, (np.asarray(t) for t in tf.nest.flatten(element)), strict=True))
+            return
+        # The caller's thread computes: a pool of one thread is busy with the program itself.
+        options = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
+        flat = tf.nest.flatten(self._next)
+        session = SESSIONS[self._graph]
+        while True:
+            try:
+                values = session.run(flat, options=options)
+            except tf.errors.OutOfRangeError:
+                return
+            yield dict(zip(names, (np.asarray(v) for v in values), strict=True))
+
+
+class IPUOwnedIterator(IPUInfeedQueue):
+    """What ``iter(dataset)`` gives inside the scope of an IPU strategy."""
+
+    def __iter__(self) -> IPUOwnedIterator:
+        return self
+
+    def get_next(self) -> Any:  # type: ignore[override]
+        """The next element, in a tf.function that the strategy runs."""
+        return next(self)
+
+    def get_next_as_optional(self) -> Any:
+        """Not possible."""
+        raise NotImplementedError("`get_next_as_optional` is not supported by IPUIterator.")
+
+
+IPUIterator = IPUOwnedIterator
+_ = (threading, private_module)

@@ -1,0 +1,165 @@
+"""Outfeed queues: what programs on IPUs give back while they run."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from podrun.tensorflow.capture.markers import mark, reference
+from podrun.tensorflow.capture.tracing import innermost_program
+from podrun.tensorflow.execution.devices import DEVICES
+from podrun.tensorflow.sdk.ipu_infeed_queue import _checked_ordinal
+
+
+class IPUOutfeedMode(Enum):
+    """Which elements a dequeue gives: all since the last, or the last."""
+
+    ALL = "all"
+    LAST = "get_last"
+
+
+_OLD = {"feed_name", "outfeed_all", "replication_factor", "io_batch_size"}
+
+
+class IPUOutfeedQueue:
+    """Results of a program's iterations. ``buffer_depth`` has no effect on them."""
+
+    def __init__(
+        self, outfeed_mode: Any = None, device_ordinal: Any = None, buffer_depth: int = 3, **old: Any
+    ) -> None:
+        for name in old:
+            if name not in _OLD:
+                raise TypeError(f"IPUOutfeedQueue got an unexpected keyword argument {name!r}")
+            warnings.warn(f"IPUOutfeedQueue({name}=...) has no effect any more.", stacklevel=2)
+        if isinstance(outfeed_mode, str):  # The name that stood here until SDK 2.1.
+            outfeed_mode = None
+        mode = IPUOutfeedMode.ALL if outfeed_mode is None else outfeed_mode
+        if old.get("outfeed_all") is False:
+            mode = IPUOutfeedMode.LAST
+        if not isinstance(mode, IPUOutfeedMode):
+            raise ValueError("Expected `outfeed_mode` value to be of `ipu_outfeed_queue.IPUOutfeedMode` type.")
+        if buffer_depth < 1:
+            raise ValueError(f"The buffer depth must be >= 1, but got {buffer_depth}.")
+        self._mode, self._ordinal = mode, _checked_ordinal(device_ordinal)
+        self._number = reference(self)
+        self._graphs: list[int] = []
+        self._enqueued_in: Any = None
+        self.structure: Any = None
+        self._specs: list[Any] = []
+        self._parts: list[list[np.ndarray]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def enqueued(self) -> bool:
+        """Whether a program gives to the queue."""
+        return bool(self._graphs)
+
+    def enqueue(self, tensors: Any) -> Any:
+        """The operation that gives ``tensors`` to the queue, in a program's graph."""
+        program = innermost_program()
+        if program is None:
+            raise ValueError("IPUOutfeedQueue.enqueue can only be called in a program on an IPU.")
+        graph = id(program.outer_graph) if not tf.compat.v1.executing_eagerly_outside_functions() else id(program)
+        if graph in self._graphs:
+            raise ValueError("An outfeed can only be enqueued once.")
+        self._graphs.append(graph)
+        self._enqueued_in = program
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, tensors)
+        self.structure = tensors
+        flat = tf.nest.flatten(tensors)
+        self._specs = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
+        with self._lock:
+            if len(self._parts) != len(flat):
+                self._parts = [[] for _ in flat]
+        (done,) = mark(
+            "enqueue", flat, [tf.TensorSpec([], tf.bool)], stateful=True, name="outfeed_enqueue", queue=self._number
+        )
+        return done.op
+
+    def take(self, place: int, value: np.ndarray) -> None:
+        """Results of iterations, ``[iterations, ...]``, of the tensor number ``place``."""
+        with self._lock:
+            if self._mode is IPUOutfeedMode.LAST:
+                self._parts[place] = [value[-1:]]
+            else:
+                self._parts[place].append(value)
+
+    def dequeue(self, wait_for_completion: bool = False) -> Any:
+        """What the programs have given: see the module docstring of the SDK's queue for shapes."""
+        if tf.executing_eagerly():
+            if not self._graphs:
+                raise ValueError("Trying to dequeue an outfeed which has not been enqueued.")
+            return tf.nest.pack_sequence_as(self.structure, [tf.constant(v) for v in self._drain()])
+        if not self._graphs:
+            raise ValueError("Trying to dequeue an outfeed which has not been enqueued.")
+        outputs = tf.numpy_function(
+            self._drain, [], [spec.dtype for spec in self._specs], stateful=True, name="outfeed_dequeue"
+        )
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        replicas = self._replicas()
+        lead = ([None] if self._mode is IPUOutfeedMode.ALL else []) + ([replicas] if replicas > 1 else [])
+        for output, spec in zip(outputs, self._specs, strict=True):
+            output.set_shape([*lead, *spec.shape])
+        return tf.nest.pack_sequence_as(self.structure, list(outputs))
+
+    def _replicas(self) -> int:
+        shards = getattr(self._enqueued_in, "shards", 1)
+        return DEVICES.settings(self._ordinal, shards).local_replicas
+
+    def _drain(self) -> list[np.ndarray]:
+        with self._lock:
+            if self._mode is IPUOutfeedMode.LAST:
+                if not all(self._parts):
+                    raise tf.errors.FailedPreconditionError(
+                        None, None, "Trying to get the last value from an outfeed queue before it was executed."
+                    )
+                return [self._typed(i, parts[-1][0]) for i, parts in enumerate(self._parts)]
+            parts, self._parts = self._parts, [[] for _ in self._parts]
+        count = self._replicas()
+        lead = (0, count) if count > 1 else (0,)
+        return [
+            self._typed(i, np.concatenate(p) if p else np.zeros((*lead, *self._specs[i].shape)))
+            for i, p in enumerate(parts)
+        ]
+
+    def _typed(self, place: int, value: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(value).astype(self._specs[place].dtype.as_numpy_dtype)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not tf.executing_eagerly():
+            raise RuntimeError("IPUOutfeedQueue can only be iterated over in eager mode.")
+        if self._mode is not IPUOutfeedMode.ALL:
+            raise RuntimeError("IPUOutfeedQueue can only be iterated over in mode IPUOutfeedMode.ALL.")
+        if not self._graphs:
+            return
+        values = self._drain()
+        for step in range(len(values[0])):
+            yield tf.nest.pack_sequence_as(self.structure, [tf.constant(v[step]) for v in values])
+
+    @property
+    def deleter(self) -> Any:
+        """The operation that ends the queue and drops what it holds."""
+        if tf.executing_eagerly():
+            self._clear()
+            return None
+        return tf.numpy_function(self._clear, [], tf.int32, stateful=True, name="outfeed_deleter").op
+
+    def _clear(self) -> np.ndarray:
+        with self._lock:
+            self._parts = [[] for _ in self._parts]
+        return np.zeros((), np.int32)
+
+
+class ScopedIPUOutfeedQueue(IPUOutfeedQueue):
+    """A queue that ends with its last reference; eager mode only."""
+
+    def __init__(self, outfeed_mode: Any = None, device_ordinal: Any = None) -> None:
+        if not tf.executing_eagerly():
+            raise RuntimeError("ScopedIPUOutfeedQueue can only be used in eager mode.")
+        super().__init__(outfeed_mode, device_ordinal)

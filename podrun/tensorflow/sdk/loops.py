@@ -1,0 +1,154 @@
+"""Loops on the device: ``repeat`` and ``while_loop``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.private_apis.tensorflow import symbol
+from podrun.tensorflow.capture.markers import mark, reference
+from podrun.tensorflow.capture.tracing import IpuGraph, innermost_program, parameter, takes, trace
+
+_FuncGraph = symbol("framework.func_graph.FuncGraph")
+_OUTPUTS = "The loop body must return zero or more Tensor values followed by zero or more Operations."
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoop:
+    """A loop in a program. ``first``: the position of the program's own values among the body's inputs."""
+
+    body_graph: Any
+    condition_graph: Any
+    effects: Sequence[Any]
+    first: int = 2
+
+
+def repeat(
+    n: Any, body: Callable[..., Any], inputs: Any = None, infeed_queue: Any = None, use_while_v1: bool = True
+) -> Any:
+    """Run ``body`` ``n`` times. Returns the loop's values after it: an operation, a tensor or a list."""
+    return _loop(None, body, inputs, infeed_queue, n)
+
+
+def while_loop(
+    condition: Callable[..., Any],
+    body: Callable[..., Any],
+    inputs: Any = None,
+    infeed_queue: Any = None,
+    maximum_iterations: Any = None,
+    use_while_v1: bool = True,
+) -> Any:
+    """Run ``body`` while ``condition`` holds for the loop's values."""
+    return _loop(condition, body, inputs, infeed_queue, maximum_iterations)
+
+
+def _loop(condition: Any, body: Any, inputs: Any, queue: Any, limit: Any) -> Any:
+    outer = innermost_program()
+    if outer is None:
+        raise ValueError("ipu.loops can only be used in a program: ipu_compiler.compile, or IPUStrategy.run.")
+    values = [tf.convert_to_tensor(v) for v in _as_list(inputs)]
+    _check_calls(condition, body, len(values), queue)
+    bound = tf.cast(tf.convert_to_tensor(2**31 - 1 if limit is None else limit), tf.int32)
+    start = tf.constant(0, tf.int32)
+    graph, results, effects = _traced_body(outer, body, [start, bound, *values], queue)
+    if queue is not None and not queue.dequeued:
+        raise ValueError("The infeed queue has not been dequeued.")
+    captured = [tensor for tensor, _ in graph.captures]
+    test = _condition(condition, graph, len(values))
+    for tensor in test.external_captures:
+        if all(tensor is not c for c in captured):
+            captured.append(tensor)
+    loop = DeviceLoop(graph, test, effects)
+    outcome = mark(
+        "repeat",
+        [start, bound, *values, *captured],
+        [tf.TensorSpec(t.shape, t.dtype) for t in results],
+        stateful=True,
+        name="repeat",
+        loop=reference(loop),
+    ) if results else _without_values([start, bound, *values, *captured], loop)  # fmt: skip
+    if not results:
+        return outcome
+    return outcome[0] if len(outcome) == 1 else list(outcome)
+
+
+def _without_values(inputs: Sequence[Any], loop: DeviceLoop) -> Any:
+    done = mark("repeat", inputs, [], stateful=True, name="repeat", loop=reference(loop))
+    return done if isinstance(done, tf.Operation) else done.op
+
+
+def _as_list(inputs: Any) -> list[Any]:
+    if inputs is None:
+        return []
+    return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+
+
+def _check_calls(condition: Any, body: Any, count: int, queue: Any) -> None:
+    total, names = count, []
+    if queue is not None:
+        if isinstance(queue.structure, dict):
+            names = list(queue.structure)
+        else:
+            total += len(queue.structure) if isinstance(queue.structure, (tuple, list)) else 1
+    wrong = takes(body, total, names)
+    if wrong:
+        raise TypeError(
+            f"Supplied loop body function cannot be called with the specified inputs: {total} arguments were given. "
+            f"{wrong}"
+        )
+    wrong = None if condition is None else takes(condition, count)
+    if wrong:
+        raise TypeError(f"Supplied loop condition function cannot be called with the specified inputs. {wrong}")
+
+
+def _traced_body(outer: Any, body: Any, start: Sequence[Any], queue: Any) -> tuple[Any, list[Any], list[Any]]:
+    graph = IpuGraph("loop_body", outer.ordinal, automatic=outer.automatic)
+    parameters = [parameter(graph, t, f"loop_{i}") for i, t in enumerate(start)]
+
+    def step(*own: Any) -> Any:
+        if queue is None:
+            return body(*own)
+        element = queue._dequeue()
+        if isinstance(element, dict):
+            return body(*own, **element)
+        return body(*own, *(element if isinstance(element, (tuple, list)) else [element]))
+
+    outcome = trace(graph, step, parameters[2:])
+    flat = [r for r in tf.nest.flatten(outcome) if r is not None]
+    tensors = [r for r in flat if isinstance(r, tf.Tensor)]
+    effects = [r for r in flat if isinstance(r, tf.Operation)]
+    if len(tensors) + len(effects) != len(flat) or flat[: len(tensors)] != tensors and any(
+        a is not b for a, b in zip(flat, tensors, strict=False)
+    ):
+        raise ValueError(_OUTPUTS)
+    _check_types(start[2:], tensors)
+    with graph.as_default():
+        counter = parameters[0] + 1
+    graph.outputs = [counter, parameters[1], *tensors, *(inner for _, inner in graph.captures)]
+    for inner in (inner for _, inner in graph.captures):
+        if all(inner is not t for t in graph.inputs):
+            graph.inputs.append(inner)
+    return graph, tensors, [*effects, *graph.control_outputs]
+
+
+def _check_types(start: Sequence[Any], results: Sequence[Any]) -> None:
+    before, after = [t.dtype for t in start], [t.dtype for t in results]
+    if before != after:
+        raise TypeError(
+            f"Mismatch between input types and output types for loop body: {before} vs {after}"
+        )
+
+
+def _condition(condition: Any, body: Any, count: int) -> Any:
+    """The graph of the condition, with the body's inputs."""
+    graph = _FuncGraph("loop_condition")
+    parameters = [parameter(graph, t, f"loop_{i}") for i, t in enumerate(body.inputs)]
+    with graph.as_default():
+        holds = tf.less(parameters[0], parameters[1])
+        if condition is not None:
+            holds = tf.logical_and(holds, tf.convert_to_tensor(condition(*parameters[2 : 2 + count])))
+    graph.outputs = [holds]
+    return graph
