@@ -29,7 +29,9 @@ _errors: list[BaseException] = []
 
 def variable_type(handle: Any) -> tuple[Any, Any]:
     """Type and shape of the variable of a handle."""
-    data = private_module("ops.handle_data_util").get_resource_handle_data(handle)
+    data = getattr(handle, "_handle_data", None)
+    if data is None:
+        data = private_module("ops.handle_data_util").get_resource_handle_data(handle)
     entry = data.shape_and_type[0]
     return tf.as_dtype(entry.dtype), tf.TensorShape(entry.shape)
 

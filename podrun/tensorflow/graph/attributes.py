@@ -17,7 +17,7 @@ _TYPES_ALONE = {
     "validate_indices", "validate_shape", "container", "shared_name", "Tlen", "TL", "size_splits", "Tin", "Tout",
     "parallel_iterations", "Tcond", "lower_using_switch_merge", "Tblock_shape", "Tcrops", "Tk", "Tpaddings",
     "Tseed", "grad_a", "grad_b", "grad_x", "grad_y", "num_split_dims", "message", "bad_color", "Targmax", "S",
-    "Talpha", "use_node_name_sharing", "debug_name", "allowed_devices", "Tshift", "Treal", "Tpadding",
+    "Talpha", "incompatible_shape_error", "use_node_name_sharing", "debug_name", "allowed_devices", "Tshift", "Treal", "Tpadding",
 }  # fmt: skip
 """Attributes that only say what inputs and outputs say themselves, or that mean nothing on an IPU."""
 

@@ -1,0 +1,1 @@
+"""Keras models under an IPU strategy: fit, evaluate and predict as programs on IPUs."""

@@ -1,0 +1,116 @@
+"""Gradient accumulation: gradients of N iterations are reduced, then one update is made with them.
+
+The accumulators and the counter are variables, so that the step of an iteration stays one step. A reduction over
+replicas stands before the branch that updates, because all replicas take part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+import tensorflow as tf
+
+
+class GradientAccumulationReductionMethod(Enum):
+    """How the gradients of an update are reduced."""
+
+    SUM = 0
+    MEAN = 1
+    RUNNING_MEAN = 2
+
+    @classmethod
+    def parse(cls, method: Any) -> GradientAccumulationReductionMethod:
+        """The method of that name, in any case. ValueError for another."""
+        if isinstance(method, cls):
+            return method
+        if isinstance(method, str) and method.upper() in cls.__members__:
+            return cls[method.upper()]
+        raise ValueError(f"Cannot parse {method} as one of GradientAccumulationReductionMethod.")
+
+
+def _zero_variable(name: str, shape: Any, dtype: Any) -> Any:
+    with tf.init_scope():
+        return tf.compat.v1.get_variable(
+            tf.compat.v1.get_default_graph().unique_name(name) if not tf.executing_eagerly() else name,
+            shape,
+            dtype,
+            tf.compat.v1.zeros_initializer(),
+            trainable=False,
+            use_resource=True,
+        ) if not tf.executing_eagerly() else tf.Variable(tf.zeros(shape, dtype), trainable=False, name=name)  # fmt: skip
+
+
+class Accumulation:
+    """Accumulators for one optimizer. ``dtype``: of the accumulators, or a function of a variable; None: the
+    variable's.
+    """
+
+    def __init__(self, count: int, method: Any = GradientAccumulationReductionMethod.SUM, dtype: Any = None) -> None:
+        if count < 1:
+            raise ValueError(f"The number of mini-batches must be >= 1, not {count}.")
+        self.count, self.method = count, GradientAccumulationReductionMethod.parse(method)
+        self._dtype = dtype
+        self._counter: Any = None
+        self._sums: dict[int, Any] = {}
+
+    @property
+    def state(self) -> list[Any]:
+        """The counter and the accumulators."""
+        return ([] if self._counter is None else [self._counter]) + list(self._sums.values())
+
+    def _accumulator(self, variable: Any) -> Any:
+        key = id(variable)
+        if key not in self._sums:
+            dtype = self._dtype(variable) if callable(self._dtype) else self._dtype
+            dtype = variable.dtype.base_dtype if dtype is None else tf.as_dtype(dtype)
+            name = variable.name.split(":")[0] + "/gradient_accumulator"
+            self._sums[key] = _zero_variable(name, variable.shape, dtype)
+        return self._sums[key]
+
+    def apply(
+        self,
+        gradients: Sequence[tuple[Any, Any]],
+        update: Callable[[list[tuple[Any, Any]]], Any],
+        reduce: Callable[[Any], Any] = lambda gradient: gradient,
+    ) -> Any:
+        """The operation that adds gradients, and after ``count`` iterations calls ``update`` with their reduction."""
+        pairs = [(tf.convert_to_tensor(g), v) for g, v in gradients if g is not None]
+        if self.count == 1:
+            return update([(reduce(g), v) for g, v in pairs])
+        if self._counter is None:
+            self._counter = _zero_variable("gradient_accumulation_counter", [], tf.int32)
+        step = self._counter.read_value()
+        totals = []
+        for gradient, variable in pairs:
+            store = self._accumulator(variable)
+            totals.append((self._added(store, tf.cast(gradient, store.dtype), step), variable, store))
+        last = tf.equal(step, self.count - 1)
+        ready = [(reduce(total), variable) for total, variable, _ in totals]
+
+        def update_now() -> Any:
+            with tf.control_dependencies([_operation(update(ready))]):
+                return tf.constant(True)
+
+        done = tf.cond(last, update_now, lambda: tf.constant(False))
+        with tf.control_dependencies([done.op if hasattr(done, "op") else done]):
+            writes = [
+                store.assign(tf.where(last, tf.zeros_like(total), total), read_value=False)
+                for total, _, store in totals
+            ]
+            writes.append(self._counter.assign(tf.where(last, 0, step + 1), read_value=False))
+            return tf.group(*writes, done)
+
+    def _added(self, store: Any, gradient: Any, step: Any) -> Any:
+        held = store.read_value()
+        if self.method is GradientAccumulationReductionMethod.SUM:
+            return held + gradient
+        if self.method is GradientAccumulationReductionMethod.MEAN:
+            return held + gradient / tf.cast(self.count, gradient.dtype)
+        part = tf.cast(step, gradient.dtype)
+        return held * (part / (part + 1)) + gradient / (part + 1)
+
+
+def _operation(value: Any) -> Any:
+    return tf.group(value) if value is not None else tf.no_op()

@@ -1,0 +1,200 @@
+"""``IPUStrategy``: functions of version-2 programs on an IPU."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.private_apis.tensorflow import private_module
+from podrun.tensorflow.capture.markers import mark_like
+from podrun.tensorflow.capture.tracing import IpuGraph, check_host_free, in_program, parameter, trace
+from podrun.tensorflow.execution.host_program import HostProgram
+from podrun.tensorflow.execution.launching import launch
+from podrun.tensorflow.sdk.ipu_infeed_queue import IPUOwnedIterator
+
+_one_device = private_module("distribute.one_device_strategy")
+_UNSUPPORTED = (tf.float64, tf.complex64, tf.complex128, tf.string)
+
+
+class IPUExtended(_one_device.OneDeviceExtended):  # type: ignore[misc]
+    """One device to TensorFlow; sums over replicas where gradients are reduced."""
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        return reduced_over_replicas(reduce_op, value)
+
+    def _batch_reduce_to(self, reduce_op: Any, pairs: Any, options: Any) -> Any:
+        return [reduced_over_replicas(reduce_op, value) for value, _ in pairs]
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        return tf.nest.map_structure(lambda v: reduced_over_replicas(reduce_op, v), value)
+
+
+def reduced_over_replicas(reduce_op: Any, value: Any) -> Any:
+    """The sum or mean over the replicas in a program; the value itself on the host."""
+    if not in_program():
+        return value
+    kind = "cross_replica_mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "cross_replica_sum"
+    return mark_like(kind, tf.convert_to_tensor(value), group=None)
+
+
+class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
+    """Variables made in its scope belong to the IPU, and ``run`` runs a tf.function there."""
+
+    def __init__(
+        self,
+        ipu_device: str = "/device:IPU:0",
+        cpu_device: str = "/device:CPU:0",
+        enable_dataset_iterators: bool = True,
+        enable_keras_extensions: bool = True,
+    ) -> None:
+        tf.distribute.Strategy.__init__(self, IPUExtended(self, cpu_device))
+        self._ipu_device = ipu_device
+        self.ordinal = int(ipu_device.rpartition(":")[2])
+        self._enable_iterators, self._enable_keras_extensions = enable_dataset_iterators, enable_keras_extensions
+        self._programs: dict[Any, Any] = {}
+
+    @property
+    def supports_loss_scaling(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """1, whatever the number of IPUs."""
+        return 1
+
+    @contextlib.contextmanager
+    def _in_scope(self) -> Iterator[Any]:
+        with super().scope() as scope, _iterators(self if self._enable_iterators else None):
+            SCOPES.append(self)
+            try:
+                yield scope
+            finally:
+                SCOPES.pop()
+
+    def scope(self) -> Any:
+        """The scope in which variables, models and iterators are made."""
+        return self._in_scope()
+
+    def replica(self) -> Any:
+        """The context of a replica, in which functions of the strategy are traced."""
+        return _one_device._OneDeviceReplicaContext(self)
+
+    def experimental_run_v2(self, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Gone."""
+        raise RuntimeError("`experimental_run_v2` has been deleted. Use `run` instead.")
+
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Run a tf.function on the IPU. ValueError for a plain function in eager mode."""
+        if in_program():
+            return fn(*args, **(kwargs or {}))
+        if tf.executing_eagerly() and not hasattr(fn, "python_function") and not hasattr(fn, "_python_function"):
+            raise ValueError(
+                "IPUStrategy.run(fn, ...) does not support eager execution. Either convert `fn` into a tf.function or "
+                "consider calling strategy.run inside a tf.function."
+            )
+        args = tf.nest.map_structure(_as_tensor, tuple(args), expand_composites=False)
+        kwargs = dict(kwargs or {})
+        program, template = self._traced(fn, args, kwargs)
+        flat = [v for v in tf.nest.flatten((args, kwargs)) if isinstance(v, tf.Tensor)]
+        with self.scope():
+            results = launch(program, [*flat, *(outer for outer, _ in program.graph.captures)])
+        it = iter(results)
+        return tf.nest.map_structure(lambda t: next(it) if t is _TENSOR else t, template)
+
+    def _traced(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        flat = tf.nest.flatten((args, kwargs))
+        marks = tuple(
+            (tuple(v.shape), v.dtype) if isinstance(v, tf.Tensor) else id(v) for v in flat
+        )
+        key = (id(fn), marks, len(tf.nest.flatten(args)), tuple(sorted(kwargs)))
+        if key not in self._programs:
+            self._programs[key] = (*self._trace(fn, args, kwargs), fn, flat)
+        return self._programs[key][:2]
+
+    def _trace(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        name = getattr(fn, "__name__", "program")
+        graph = IpuGraph(f"ipu_{name}", self.ordinal, automatic=True)
+
+        def inner(value: Any, place: int) -> Any:
+            if not isinstance(value, tf.Tensor):
+                return value
+            _check_type(value)
+            return parameter(graph, value, f"argument_{place}")
+
+        flat = [inner(v, i) for i, v in enumerate(tf.nest.flatten((args, kwargs)))]
+        own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
+        function = getattr(fn, "python_function", getattr(fn, "_python_function", fn))
+        with self.scope(), self.replica():
+            outcome = trace(graph, function, own_args, own_kwargs, convert=True)
+        check_host_free(graph)
+        tensors = [t for t in tf.nest.flatten(outcome) if isinstance(t, tf.Tensor)]
+        for tensor in tensors:
+            _check_type(tensor)
+        template = tf.nest.map_structure(lambda t: _TENSOR if isinstance(t, tf.Tensor) else t, outcome)
+        graph.inputs.extend(t for _, t in graph.captures if all(t is not i for i in graph.inputs))
+        return HostProgram(graph, tensors, graph.control_outputs), template
+
+
+IPUStrategy = IPUStrategyV1
+SCOPES: list[IPUStrategyV1] = []
+"""The strategies in whose scope the program is."""
+_TENSOR = object()
+_live: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _as_tensor(value: Any) -> Any:
+    import numpy as np
+
+    if isinstance(value, (np.ndarray, np.generic)):
+        return tf.constant(value)
+    return value
+
+
+def _check_type(tensor: Any) -> None:
+    if tensor.dtype in _UNSUPPORTED:
+        raise TypeError(
+            f"Unsupported dtype {tensor.dtype.name} for tensor '{getattr(tensor, 'name', '')}': an IPU computes "
+            "float32, float16, int32 and bool."
+        )
+
+
+@contextlib.contextmanager
+def _iterators(strategy: Any) -> Iterator[None]:
+    """``iter(dataset)`` gives an iterator for programs on IPUs."""
+    dataset = private_module("data.ops.dataset_ops").DatasetV2
+    plain: Callable[..., Any] = dataset.__iter__
+    if strategy is None or getattr(plain, "ipus", False) or not tf.executing_eagerly():
+        yield
+        return
+
+    def iterate(self: Any) -> Any:
+        if not SCOPES or HOST_ITERATION:
+            return plain(self)
+        return IPUOwnedIterator(_HostDataset(self, plain))
+
+    iterate.ipus = True  # type: ignore[attr-defined]
+    dataset.__iter__ = iterate
+    try:
+        yield
+    finally:
+        dataset.__iter__ = plain
+
+
+HOST_ITERATION: list[bool] = []
+"""Not empty while Keras iterates over datasets itself."""
+
+
+class _HostDataset:
+    """A dataset whose iteration is the host's own."""
+
+    def __init__(self, dataset: Any, plain: Callable[..., Any]) -> None:
+        self._dataset, self._plain = dataset, plain
+        self.element_spec = dataset.element_spec
+
+    def __iter__(self) -> Any:
+        return self._plain(self._dataset)

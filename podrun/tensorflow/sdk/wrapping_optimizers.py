@@ -1,0 +1,161 @@
+"""Optimizers of version 1 around others: averages over replicas, gradient accumulation, mapped gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.tensorflow.capture.markers import mark_like
+from podrun.tensorflow.capture.tracing import innermost_program
+from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
+
+_Optimizer = tf.compat.v1.train.Optimizer
+SUM = GradientAccumulationReductionMethod.SUM
+
+
+def _checked_optimizer(opt: Any) -> Any:
+    if isinstance(opt, _Optimizer):
+        return opt
+    if hasattr(opt, "apply_gradients") and hasattr(opt, "get_config"):
+        raise ValueError("Should use optimizer in keras.ipu.optimizers to wrap Keras optimizers.")
+    raise TypeError(f"{opt} is not a TensorFlow optimizer.")
+
+
+def mean_over_replicas(gradient: Any) -> Any:
+    """A gradient averaged over the replicas."""
+    return mark_like("cross_replica_mean", tf.convert_to_tensor(gradient), group=None)
+
+
+class IpuOptimizer(_Optimizer):  # type: ignore[misc]
+    """An optimizer that passes everything on to ``opt``."""
+
+    def __init__(self, opt: Any, name: str = "IpuOptimizer") -> None:
+        super().__init__(False, name)
+        self._opt = _checked_optimizer(opt)
+
+    def compute_gradients(self, loss: Any, var_list: Any = None, **kwargs: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self._opt.compute_gradients(loss, var_list=var_list, **kwargs)
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """The wrapped optimizer's."""
+        return self._opt.apply_gradients(grads_and_vars, global_step, name)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self._opt.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped optimizer's."""
+        return self._opt.get_slot_names(*args, **kwargs)
+
+    def variables(self) -> Any:
+        """The wrapped optimizer's."""
+        return self._opt.variables()
+
+
+class CrossReplicaOptimizer(IpuOptimizer):
+    """Averages gradients over the replicas when they are applied."""
+
+    def __init__(self, opt: Any, name: str = "CrossReplicaOptimizer") -> None:
+        super().__init__(opt, name)
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Average, then apply."""
+        pairs = [(None if g is None else mean_over_replicas(g), v) for g, v in grads_and_vars]
+        return self._opt.apply_gradients(pairs, global_step, name)
+
+
+class GradientAccumulationOptimizerV2(IpuOptimizer):
+    """One update with the gradients of ``num_mini_batches`` iterations of a loop."""
+
+    _reduce: Any = staticmethod(lambda gradient: gradient)
+
+    def __init__(
+        self,
+        opt: Any,
+        num_mini_batches: int,
+        offload_weight_update_variables: Any = None,
+        replicated_optimizer_state_sharding: Any = False,
+        dtype: Any = None,
+        reduction_method: Any = SUM,
+        name: str = "GradientAccumulationOptimizerV2",
+    ) -> None:
+        super().__init__(opt, name)
+        if num_mini_batches < 1:
+            raise ValueError("num_mini_batches must be a positive number.")
+        self._accumulation = Accumulation(num_mini_batches, reduction_method, dtype)
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Add the gradients, and update after the last of the mini-batches."""
+        program = innermost_program()
+        if program is None or program.name != "loop_body":
+            raise tf.errors.FailedPreconditionError(
+                None, None, "Detected a gradient accumulation operation which is not inside a training loop."
+            )
+        program.accumulation = self._accumulation.count
+
+        def update(pairs: Any) -> Any:
+            return self._opt.apply_gradients(pairs, global_step, name)
+
+        slots = getattr(self._opt, "_create_slots", None)
+        if slots is not None:
+            with tf.init_scope():
+                variables = [v for g, v in grads_and_vars if g is not None]
+                self._opt._create_slots(variables)
+        return self._accumulation.apply(list(grads_and_vars), update, self._reduce)
+
+
+class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV2):
+    """Accumulates on each replica, then averages over the replicas."""
+
+    _reduce = staticmethod(mean_over_replicas)
+
+    def __init__(self, opt: Any, num_mini_batches: int, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("name", "CrossReplicaGradientAccumulationOptimizerV2")
+        super().__init__(opt, num_mini_batches, *args, **kwargs)
+
+
+class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
+    """The first version: the sum, for plain and momentum descent."""
+
+    def __init__(
+        self, opt: Any, num_mini_batches: int, verify_usage: bool = True, name: str = "GradientAccumulationOptimizer"
+    ) -> None:
+        kinds = (tf.compat.v1.train.GradientDescentOptimizer, tf.compat.v1.train.MomentumOptimizer)
+        if verify_usage and type(opt) not in kinds:
+            raise ValueError(f"Only GradientDescentOptimizer and MomentumOptimizer can be wrapped, not {type(opt)}.")
+        super().__init__(opt, num_mini_batches, name=name)
+
+
+class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer):
+    """The first version, with an average over replicas."""
+
+    _reduce = staticmethod(mean_over_replicas)
+
+
+class MapGradientOptimizer(IpuOptimizer):
+    """Gradients are what ``gradient_mapping_function(gradient, variable)`` makes of them."""
+
+    def __init__(
+        self,
+        wrapped_optimizer: Any,
+        gradient_mapping_function: Callable[[Any, Any], Any],
+        name: str = "MapGradientOptimizer",
+    ) -> None:
+        super().__init__(wrapped_optimizer, name)
+        self._map = gradient_mapping_function
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped optimizer's, mapped."""
+        pairs = self._opt.compute_gradients(*args, **kwargs)
+        return [(g if g is None else self._map(g, v), v) for g, v in pairs]
+
+
+class ShardedOptimizer(IpuOptimizer):
+    """The wrapped optimizer: where gradients are computed changes no numbers."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer, "ShardedOptimizer")
