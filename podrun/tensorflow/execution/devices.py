@@ -23,6 +23,9 @@ class DeviceTable:
     distributed: tuple[int, int] | None = None
     config: Any = None
     held: dict[int, RunDevice] = field(default_factory=dict)
+    seeds: dict[int, int] = field(default_factory=dict)
+    """Device -> the seed that the program last asked for."""
+    seed_changes: int = 0
     generation: int = 0
     """Counts configurations: a program of an old one is compiled again."""
 

@@ -22,6 +22,7 @@ from podrun.runtime.environment import import_jax, progress
 from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import Model, OperatorGraph, TensorType
 from podrun.runtime.settings import FixedPlan, Returned, RunSettings
+from podrun.tensorflow.execution.devices import DEVICES
 from podrun.tensorflow.graph import structure
 from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, Variable
 from podrun.tensorflow.graph.differentiation import trimmed
@@ -94,6 +95,7 @@ class StepProgram:
             self.step = read_step(source)
         self.feed_types = feed_types(self.step)
         self.parts: SessionParts | None = None
+        self._seeded = 0
         self._baked: dict[str, np.ndarray] = {}
         self._on_device: dict[str, np.ndarray] = {}
         """The values that the device has, as the host knows them."""
@@ -116,6 +118,7 @@ class StepProgram:
         """
         parts = self._prepared(values)
         self._send(parts, values)
+        self._seed(parts)
         results: dict[str, np.ndarray] = {}
 
         def store(name: str, value: np.ndarray) -> None:
@@ -185,6 +188,12 @@ class StepProgram:
         elif changed:
             all_values = parts.weights.device_values()
             parts.program.write({key: all_values[key] for key in changed})
+
+    def _seed(self, parts: SessionParts) -> None:
+        """Start the random numbers where the program asked to since the last run."""
+        if self._seeded != DEVICES.seed_changes and DEVICES.seeds:
+            parts.random.set_seed(next(iter(DEVICES.seeds.values())) & (1 << 63) - 1)
+        self._seeded = DEVICES.seed_changes
 
     def _received(self, parts: SessionParts) -> dict[str, np.ndarray]:
         """The new values of what the step writes: replica 0's."""

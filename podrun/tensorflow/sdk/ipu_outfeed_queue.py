@@ -54,6 +54,8 @@ class IPUOutfeedQueue:
         self._specs: list[Any] = []
         self._parts: list[list[np.ndarray]] = []
         self._lock = threading.Lock()
+        self.summed_over = 1
+        """Elements that a pipeline adds up to one."""
 
     @property
     def enqueued(self) -> bool:
@@ -124,9 +126,14 @@ class IPUOutfeedQueue:
         count = self._replicas()
         lead = (0, count) if count > 1 else (0,)
         return [
-            self._typed(i, np.concatenate(p) if p else np.zeros((*lead, *self._specs[i].shape)))
+            self._typed(i, self._summed(np.concatenate(p)) if p else np.zeros((*lead, *self._specs[i].shape)))
             for i, p in enumerate(parts)
         ]
+
+    def _summed(self, value: np.ndarray) -> np.ndarray:
+        if self.summed_over == 1:
+            return value
+        return value.reshape(-1, self.summed_over, *value.shape[1:]).sum(1)
 
     def _typed(self, place: int, value: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(value).astype(self._specs[place].dtype.as_numpy_dtype)

@@ -100,11 +100,11 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         def update(pairs: Any) -> Any:
             return self._opt.apply_gradients(pairs, global_step, name)
 
-        slots = getattr(self._opt, "_create_slots", None)
-        if slots is not None:
-            with tf.init_scope():
-                variables = [v for g, v in grads_and_vars if g is not None]
-                self._opt._create_slots(variables)
+        inner = self._opt
+        while hasattr(inner, "_opt"):
+            inner = inner._opt
+        with tf.init_scope():
+            inner._create_slots([v for g, v in grads_and_vars if g is not None])
         return self._accumulation.apply(list(grads_and_vars), update, self._reduce)
 
 

@@ -1,0 +1,245 @@
+"""TensorFlow for programs written for the SDK: the real package, with modules of ours under the SDK's names.
+
+A folder ``tensorflow`` of ours stands before site-packages on the path. Imported, it takes itself out of the way,
+imports the real package in its place, and installs a finder for the names that only the SDK has. Nothing is written
+into site-packages. ``PODRUN_TENSORFLOW=1`` makes ``import tensorflow`` give version 1 (``tf.compat.v1``); a script that
+says ``tf.Session`` or ``tf.placeholder`` of plain ``tensorflow`` gets it too.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_HERE = str(Path(__file__).resolve().parent)
+_SDK = "podrun.tensorflow.sdk."
+ROOT = "tensorflow.python.ipu"
+MODULES: dict[str, tuple[str, ...]] = {
+    "config": ("config",),
+    "utils": ("utils",),
+    "scopes": ("scopes",),
+    "loops": ("loops",),
+    "ipu_compiler": ("ipu_compiler",),
+    "ipu_infeed_queue": ("ipu_infeed_queue",),
+    "ipu_outfeed_queue": ("ipu_outfeed_queue",),
+    "ipu_strategy": ("ipu_strategy",),
+    "gradient_accumulation": ("gradient_accumulation",),
+    "pipelining_ops": ("pipelining_ops",),
+    "optimizers": ("wrapping_optimizers", "gradient_accumulation"),
+    "cross_replica_ops": ("replica_ops",),
+    "replication_ops": ("replica_ops",),
+    "control_flow_ops": ("replica_ops",),
+    "functional_ops": ("replica_ops",),
+    "internal_ops": ("replica_ops",),
+    "all_to_all_op": ("replica_ops",),
+    "nn_ops": ("layer_ops", "replica_ops"),
+    "rand_ops": ("layer_ops",),
+    "normalization_ops": ("layer_ops",),
+    "embedding_ops": ("layer_ops",),
+    "math_ops": ("layer_ops",),
+    "image_ops": ("layer_ops",),
+}
+"""A module of the SDK -> our modules whose names it has."""
+NAMES = {
+    "nn_ops": {"gelu": "approximate_gelu", "softmax": "stable_softmax"},
+    "rand_ops": {"dropout": "seeded_dropout"},
+    "all_to_all_op": {"all_gather": "gathered_from_replicas"},
+}
+"""Names of the SDK that are others in our modules."""
+REFUSED = {
+    "vertex_edsl": "codelet expressions; write the expression with TensorFlow's operations",
+    "popfloat_cast_to_gfloat": "popfloat; use float16 or float32",
+    "ipu_multi_worker_strategy": "IPUMultiWorkerStrategy; use PopDistStrategy or podrun --num-instances",
+    "autoshard": "automatic sharding; use scopes.ipu_shard",
+    "sharding_utils": "automatic sharding; use scopes.ipu_shard",
+    "f8_ops": "float8; use float16",
+}
+_OPTIMIZER_MODULES = (
+    "cross_replica_optimizer", "gradient_accumulation_optimizer", "map_gradient_optimizer", "sharded_optimizer",
+    "ipu_optimizer",
+)  # fmt: skip
+
+
+def _joined(name: str, key: str) -> types.ModuleType:
+    """A module with the public names of ours."""
+    module = types.ModuleType(name)
+    module.__path__ = []
+    for source in MODULES[key]:
+        loaded = importlib.import_module(_SDK + source)
+        for entry in dir(loaded):
+            if not entry.startswith("__") and entry != "annotations":
+                setattr(module, entry, getattr(loaded, entry))
+        fallback = getattr(loaded, "__getattr__", None)
+        if fallback is not None:
+            module.__getattr__ = fallback  # type: ignore[method-assign]
+    for name_of_sdk, own in NAMES.get(key, {}).items():
+        setattr(module, name_of_sdk, getattr(module, own))
+    return module
+
+
+def _root() -> types.ModuleType:
+    """``tensorflow.python.ipu`` itself, whose modules load when they are first used."""
+    module = types.ModuleType(ROOT)
+    module.__path__ = []
+
+    def lookup(name: str) -> Any:
+        if name in REFUSED:
+            raise NotImplementedError(f"podrun does not have ipu.{name}: {REFUSED[name]}")
+        if name in ("outlined_function",):
+            return getattr(importlib.import_module(_SDK + "replica_ops"), name)
+        if name in MODULES or name in ("ops",):
+            return importlib.import_module(f"{ROOT}.{name}")
+        raise AttributeError(f"module 'tensorflow.python.ipu' has no attribute {name!r}")
+
+    module.__getattr__ = lookup  # type: ignore[method-assign]
+    return module
+
+
+class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules that only the SDK's TensorFlow has."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """A spec for names of the SDK; None for all others."""
+        if fullname == ROOT or fullname.startswith(ROOT + ".") or fullname == "tensorflow.compiler.plugin":
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        if fullname.startswith(("tensorflow.compiler.plugin.", "tensorflow_core.")):
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """The module of a spec."""
+        name = spec.name
+        if name.startswith("tensorflow_core."):
+            module = importlib.import_module("tensorflow." + name.partition(".")[2])
+            self._kept = (module, module.__spec__)
+            return module
+        if name.startswith("tensorflow.compiler.plugin"):
+            module = types.ModuleType(name)
+            if name.endswith(("gen_ipu_ops", "gen_poputil_ops")):
+                source = importlib.import_module(_SDK + "replica_ops")
+                module.__dict__.update(ipu_replication_normalise=source.ipu_replication_normalise)
+            return module
+        if name == ROOT:
+            importlib.import_module(_SDK + "installing").install_front_end()
+            return _root()
+        key = name.removeprefix(ROOT + ".")
+        if key == "ops":
+            module = types.ModuleType(name)
+            module.__path__ = []
+            return module
+        key = key.removeprefix("ops.")
+        if key.startswith("optimizers.") and key.partition(".")[2] in _OPTIMIZER_MODULES:
+            key = "optimizers"
+        if key in REFUSED:
+            raise ModuleNotFoundError(f"podrun does not have {name}: {REFUSED[key]}", name=name)
+        if key not in MODULES:
+            raise ModuleNotFoundError(f"podrun does not have {name} yet; docs/tensorflow.md lists what it has", name=name)
+        return _joined(name, key)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Modules are complete when they are made; one of TensorFlow's own keeps its spec."""
+        kept = getattr(self, "_kept", None)
+        if kept is not None and kept[0] is module:
+            module.__spec__ = kept[1]
+
+
+def _real_spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    path = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
+    return importlib.machinery.PathFinder.find_spec(name, path)
+
+
+def serve_tensorflow() -> None:
+    """Import the real TensorFlow under its name, and what the SDK adds. ImportError that says what to install."""
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    if os.environ["TF_USE_LEGACY_KERAS"] != "1":
+        raise ImportError(
+            "Programs for IPUs use Keras 2, not Keras 3: remove TF_USE_LEGACY_KERAS from the environment, or set it to 1."
+        )
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    spec = _real_spec("tensorflow")
+    if spec is None or spec.loader is None:
+        sys.modules.pop("tensorflow", None)
+        raise ModuleNotFoundError(
+            "TensorFlow is not installed: pip install 'podrun[tensorflow]' (2.20 or 2.21)", name="tensorflow"
+        )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["tensorflow"] = module
+    spec.loader.exec_module(module)
+    check_version(module.__version__)
+    module.python = importlib.import_module("tensorflow.python")  # type: ignore[attr-defined]
+    if not any(isinstance(finder, SdkFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, SdkFinder())
+    importlib.import_module("podrun.tensorflow.keras.extensions").install_keras()
+    if wants_version_1():
+        _overlay(module)
+
+
+def check_version(version: str) -> None:
+    """ImportError for a TensorFlow that podrun does not know."""
+    if not version.startswith(("2.20.", "2.21.")):
+        raise ImportError(
+            f"podrun runs programs with TensorFlow 2.20 and 2.21, not {version}: pip install 'podrun[tensorflow]'"
+        )
+
+
+_VERSION_1 = {"Session", "placeholder", "contrib", "global_variables_initializer", "get_variable", "ConfigProto"}
+
+
+def wants_version_1() -> bool:
+    """Whether ``import tensorflow`` is to give version 1: as PODRUN_TENSORFLOW says, else as the script uses it."""
+    chosen = os.environ.get("PODRUN_TENSORFLOW", "")
+    if chosen:
+        return chosen.startswith("1")
+    script = sys.argv[0] if sys.argv else ""
+    if not script.endswith(".py") or not os.path.isfile(script):
+        return False
+    try:
+        tree = ast.parse(Path(script).read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, OSError):
+        return False
+    return uses_version_1(tree)
+
+
+def uses_version_1(tree: ast.AST) -> bool:
+    """Whether a program uses names of version 1 of a module that it imports as plain ``tensorflow``."""
+    names = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "tensorflow"
+    }
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in names
+        and node.attr in _VERSION_1
+        for node in ast.walk(tree)
+    )
+
+
+def _overlay(module: Any) -> None:
+    """Let the package's names be those of version 1."""
+    version_1 = module.compat.v1
+    version_1.disable_v2_behavior()
+    names = {n: getattr(version_1, n) for n in dir(version_1) if not n.startswith("_") and n != "compat"}
+    module.__dict__.update(names)
+    contrib = types.ModuleType("tensorflow.contrib")
+    layers = types.SimpleNamespace(
+        xavier_initializer=lambda uniform=True, seed=None, dtype=version_1.float32: version_1.glorot_uniform_initializer(
+            seed=seed, dtype=dtype
+        )
+    )
+    contrib.layers = layers  # type: ignore[attr-defined]
+    module.contrib = contrib

@@ -1,0 +1,174 @@
+"""Operations of the SDK's libraries: activations, dropout, normalisation, embeddings, products, images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.tensorflow.capture.markers import mark, mark_like
+
+EPSILON = 1.53e-5
+"""The norms' default."""
+
+
+def approximate_gelu(x: Any, approximate: bool = True, name: str | None = None) -> Any:
+    """``nn_ops.gelu``: the form with a hyperbolic tangent, or the exact one."""
+    return tf.nn.gelu(x, approximate=approximate)
+
+
+def swish(x: Any, name: str | None = None) -> Any:
+    """``x * sigmoid(x)``."""
+    return x * tf.sigmoid(x)
+
+
+def hard_sigmoid(x: Any, name: str | None = None) -> Any:
+    """``0.2 x + 0.5`` between 0 and 1."""
+    return tf.clip_by_value(0.2 * x + 0.5, 0.0, 1.0)
+
+
+def stable_softmax(x: Any, stable: bool = False, name: str | None = None) -> Any:
+    """``nn_ops.softmax`` over the last axis."""
+    return tf.nn.softmax(x)
+
+
+def seeded_dropout(
+    x: Any, rate: float = 0.5, noise_shape: Any = None, seed: Any = None, name: str | None = None, **kwargs: Any
+) -> Any:
+    """``rand_ops.dropout``: zero with probability ``rate``, else scaled. The seed (int32 [2]) decides the mask."""
+    unknown = sorted(kwargs.keys() - {"ref"})
+    if unknown:
+        raise ValueError(f"dropout got an unexpected argument {unknown[0]!r}")
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"`rate` must be a real number in the range [0, 1), got {rate}")
+    x = tf.convert_to_tensor(x)
+    shape = None if noise_shape is None else [int(d) for d in noise_shape]
+    if shape is not None:
+        if len(shape) != x.shape.rank:
+            raise ValueError(f"noise_shape {shape} must have the rank of the input, {x.shape.rank}.")
+        if any(n not in (1, d) for n, d in zip(shape, x.shape, strict=True)):
+            raise ValueError(f"noise_shape {shape} must be 1 or the input's size in each dimension: {x.shape}.")
+    if rate == 0.0:
+        return x
+    inputs = [x] if seed is None else [x, tf.convert_to_tensor(seed)]
+    (result,) = mark(
+        "dropout",
+        inputs,
+        [tf.TensorSpec(x.shape, x.dtype)],
+        rate=float(rate),
+        noise_shape=shape,
+        seeded=seed is not None,
+    )
+    return result
+
+
+def group_norm(
+    inputs: Any,
+    groups: int = 2,
+    channels_axis: int = -1,
+    center: bool = True,
+    scale: bool = True,
+    epsilon: float = EPSILON,
+    param_initializers: Any = None,
+    reuse: Any = None,
+    variables_collections: Any = None,
+    training: bool = True,
+    trainable: bool = True,
+    scope: Any = None,
+    strided_channel_grouping: bool = True,
+    _scope_name: str = "GroupNorm",
+) -> Any:
+    """Each sample normalised over groups of channels, with variables ``gamma`` and ``beta`` of the channels' size."""
+    if inputs.shape.rank is None:
+        raise ValueError("Inputs has undefined rank.")
+    if channels_axis not in (-1, 1, inputs.shape.rank - 1):
+        if not -inputs.shape.rank <= channels_axis < inputs.shape.rank:
+            raise ValueError("Axis is out of bounds.")
+        raise ValueError("Only channels_axis 1 and -1 are supported.")
+    channels = int(inputs.shape[channels_axis])
+    if groups > channels:
+        raise ValueError(f"Invalid groups {groups} for {channels} channels.")
+    if channels % groups:
+        raise ValueError(f"{channels} channels is not commensurate with {groups} groups.")
+    initializers = dict(param_initializers or {})
+    with tf.compat.v1.variable_scope(scope, _scope_name, [inputs], reuse=reuse):
+
+        def weights(name: str, wanted: bool, initializer: Any) -> Any:
+            if not wanted:
+                return tf.fill([channels], tf.constant(1.0 if name == "gamma" else 0.0, inputs.dtype))
+            return tf.compat.v1.get_variable(
+                name, [channels], inputs.dtype, initializers.get(name, initializer), trainable=trainable,
+                use_resource=True,
+            )  # fmt: skip
+
+        beta = weights("beta", center, tf.compat.v1.zeros_initializer())
+        gamma = weights("gamma", scale, tf.compat.v1.ones_initializer())
+    (result,) = mark(
+        "group_norm",
+        [inputs, tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)],
+        [tf.TensorSpec(inputs.shape, inputs.dtype)],
+        groups=groups,
+        axis=channels_axis,
+        epsilon=float(epsilon),
+        strided=bool(strided_channel_grouping),
+    )
+    return result
+
+
+def layer_norm(inputs: Any, channels_axis: int = -1, *args: Any, **kwargs: Any) -> Any:
+    """`group_norm` with one group: over all but the batch."""
+    kwargs.pop("reduction_axes", None)
+    return group_norm(inputs, 1, channels_axis, *args, **{"_scope_name": "LayerNorm", **kwargs})
+
+
+def instance_norm(inputs: Any, channels_axis: int = -1, *args: Any, **kwargs: Any) -> Any:
+    """`group_norm` with a group for each channel."""
+    groups = int(inputs.shape[channels_axis])
+    return group_norm(inputs, groups, channels_axis, *args, **{"_scope_name": "InstanceNorm", **kwargs})
+
+
+def embedding_lookup(
+    params: Any, ids: Any, serialization_factor: Any = 1, indices_are_sorted: bool = False, name: Any = None
+) -> Any:
+    """Rows of a table. ValueError if the factor does not divide the rows."""
+    factor = serialization_factor if isinstance(serialization_factor, int) else 1
+    if factor < 1 or int(params.shape[0]) % factor:
+        raise ValueError(f"serialization_factor {factor} must divide the {params.shape[0]} rows of the table.")
+    return tf.gather(params, ids)
+
+
+def serialized_matmul(
+    a: Any,
+    b: Any,
+    serialization_factor: int,
+    serialization_dimension: str,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    name: str | None = None,
+) -> Any:
+    """The matrix product; parts one after the other change no numbers."""
+    if serialization_dimension not in ("a_columns", "a_rows_b_columns", "b_rows"):
+        raise ValueError(f"Invalid serialization_dimension {serialization_dimension!r}.")
+    return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+
+
+def segment_sum(data: Any, segment_ids: Any, num_segments: int, name: str | None = None) -> Any:
+    """Sums of rows by segment; the ids need not be sorted."""
+    return tf.math.unsorted_segment_sum(data, segment_ids, num_segments)
+
+
+def normalise_image(
+    image: Any, channel_offsets: Any, channel_scales: Any, scale: float = 1, name: str | None = None
+) -> Any:
+    """``(image * scale - offsets) * scales`` for each channel, and a fourth channel of zeros."""
+    image = tf.convert_to_tensor(image)
+    if image.dtype not in (tf.uint8, tf.float16, tf.float32):
+        raise TypeError(f"normalise_image does not support {image.dtype.name}")
+    dtype = tf.float16 if image.dtype == tf.uint8 else image.dtype
+    wide = tf.cast(image, tf.float32) * scale
+    result = (wide - tf.cast(channel_offsets, tf.float32)) * tf.cast(channel_scales, tf.float32)
+    padding = [[0, 0]] * (image.shape.rank - 1) + [[0, 1]]
+    return tf.cast(tf.pad(result, padding), dtype)
+
+
+_ = mark_like

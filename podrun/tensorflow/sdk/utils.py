@@ -1,0 +1,91 @@
+"""``ipu.utils``: the configuration's names, and helpers of programs."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.tensorflow.execution.devices import DEVICES
+from podrun.tensorflow.sdk.config import *  # noqa: F403
+from podrun.tensorflow.sdk.config import configure_ipu_system as configure_ipu_system
+from podrun.tensorflow.sdk.config import reset_ipu_configuration as reset_ipu_configuration
+
+
+def move_variable_initialization_to_cpu(graph: Any = None) -> None:
+    """Nothing: initialisers are on the host already."""
+
+
+def reset_ipu_seed(
+    seed: int,
+    device: str = "/device:IPU:0",
+    cpu_device: str = "cpu",
+    experimental_identical_replicas: bool = False,
+) -> Any:
+    """Start the device's random numbers from ``seed``. In a graph an operation that does so."""
+    ordinal = int(device.rpartition(":")[2])
+
+    def start() -> Any:
+        import numpy as np
+
+        DEVICES.seeds[ordinal] = int(seed)
+        DEVICES.seed_changes += 1
+        return np.zeros((), np.int32)
+
+    if tf.executing_eagerly():
+        start()
+        return None
+    return tf.numpy_function(start, [], tf.int32, stateful=True, name="reset_ipu_seed").op
+
+
+def get_num_of_ipus_in_device(ipu_device: str, device: str = "cpu") -> int:
+    """IPUs of ``/device:IPU:n``; 1 without a configuration."""
+    return DEVICES.count(int(ipu_device.rpartition(":")[2]))
+
+
+class SyntheticDataCategory(Enum):
+    """What synthetic data stand for."""
+
+    Seed = 1
+    Infeed = 2
+    Outfeed = 3
+    HostEmbedding = 4
+    Parameters = 5
+
+
+def use_synthetic_data_for(category: SyntheticDataCategory) -> bool:
+    """Whether TF_POPLAR_FLAGS ask for synthetic data of a category."""
+    flags = os.environ.get("TF_POPLAR_FLAGS", "").split()
+    chosen = [f.partition("=")[2].split(",") for f in flags if f.startswith("--synthetic_data_categories=")]
+    if chosen:
+        return category.name.lower() in {name.strip().lower() for name in chosen[-1]}
+    return "--use_synthetic_data" in flags
+
+
+def _refused(name: str, instead: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"podrun does not have ipu.utils.{name}: {instead}")
+
+    return refuse
+
+
+_OLD_CONFIGURATION = (
+    "create_ipu_config", "set_ipu_connection_type", "set_convolution_options", "set_matmul_options",
+    "set_pooling_options", "set_recomputation_options", "set_optimization_options", "set_norm_options",
+    "set_gcl_options", "set_floating_point_behaviour_options", "set_compilation_options", "set_io_tile_options",
+    "set_transfer_options", "set_verification_options", "auto_select_ipus", "select_ipus",
+)  # fmt: skip
+_FILES = (
+    "export_dataset_to_file", "export_inputs_to_file", "export_variables_from_live_session",
+    "export_variables_from_live_model", "import_data_in_live_session", "import_data_in_live_model",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OLD_CONFIGURATION:
+        return _refused(name, "it is of SDK 2.2 and earlier. Use ipu.config.IPUConfig and its options.")
+    if name in _FILES:
+        return _refused(name, "files for the Poplar executable runner. Use tf.train.Saver or save_weights.")
+    raise AttributeError(f"module 'tensorflow.python.ipu.utils' has no attribute {name!r}")
