@@ -96,7 +96,7 @@ $(RUNS): $(SOURCES)
 
 # All of it, so that the demo installs nothing afterwards.
 $(STAMP): $(SOURCES)
-	$(call install,examples$(comma)torch$(comma)dev,torch$(comma) linters and what the tests compare with; this takes some minutes.)
+	$(call install,examples$(comma)torch$(comma)tensorflow$(comma)dev,torch$(comma) TensorFlow$(comma) linters and what the tests compare with; this takes some minutes.)
 	@$(PIP_INSTALL) --no-deps nvidia-pytriton==0.7.0
 	@touch $(RUNS) $@
 

@@ -17,13 +17,15 @@ ROOMS_OF_FOREIGN_NAMES = {"compat", "protos"}
 
 SAME_NAMES = {
     "CommGroupType",
+    "DeviceConnectionType",
     "MeanReductionStrategy",
+    "PipelineSchedule",
     "ReductionType",
     "SyncPattern",
     "TensorLocationSettings",
     "VariableRetrievalMode",
 }
-"""Names of values that PopTorch and PopART both publish. PopTorch's are integers or take setters, PopART's do not."""
+"""Names of values that two of PopTorch, PopART and the SDK's TensorFlow publish, each with its own values."""
 
 SAME_FUNCTIONS = {
     "build",

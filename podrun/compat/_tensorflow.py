@@ -50,7 +50,21 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 """A module of the SDK -> our modules whose names it has."""
 NAMES = {
-    "nn_ops": {"gelu": "approximate_gelu", "softmax": "stable_softmax"},
+    "loops": {"repeat": "repeat_loop"},
+    "pipelining_ops": {
+        "pipeline": "run_pipeline",
+        "recomputation_checkpoint": "ipu_recomputation_checkpoint",
+    },
+    "nn_ops": {
+        "gelu": "approximate_gelu",
+        "softmax": "stable_softmax",
+        "swish": "ipu_swish",
+        "hard_sigmoid": "ipu_hard_sigmoid",
+        "multi_conv": "ipu_multi_conv",
+    },
+    "normalization_ops": {"group_norm": "ipu_group_norm", "layer_norm": "ipu_layer_norm"},
+    "math_ops": {"serialized_matmul": "ipu_serialized_matmul"},
+    "internal_ops": {"print_tensor": "passed_print_tensor"},
     "rand_ops": {"dropout": "seeded_dropout"},
     "all_to_all_op": {"all_gather": "gathered_from_replicas"},
 }
@@ -94,9 +108,9 @@ def _root() -> types.ModuleType:
     def lookup(name: str) -> Any:
         if name in REFUSED:
             raise NotImplementedError(f"podrun does not have ipu.{name}: {REFUSED[name]}")
-        if name in ("outlined_function",):
+        if name == "outlined_function":
             return getattr(importlib.import_module(_SDK + "replica_ops"), name)
-        if name in MODULES or name in ("ops",):
+        if name in MODULES or name == "ops":
             return importlib.import_module(f"{ROOT}.{name}")
         raise AttributeError(f"module 'tensorflow.python.ipu' has no attribute {name!r}")
 
@@ -131,7 +145,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 module.__dict__.update(ipu_replication_normalise=source.ipu_replication_normalise)
             return module
         if name == ROOT:
-            importlib.import_module(_SDK + "installing").install_front_end()
+            importlib.import_module(_SDK + "scopes").install_front_end()
             return _root()
         key = name.removeprefix(ROOT + ".")
         if key == "ops":
@@ -144,7 +158,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if key in REFUSED:
             raise ModuleNotFoundError(f"podrun does not have {name}: {REFUSED[key]}", name=name)
         if key not in MODULES:
-            raise ModuleNotFoundError(f"podrun does not have {name} yet; docs/tensorflow.md lists what it has", name=name)
+            raise ModuleNotFoundError(f"podrun does not have {name}", name=name)
         return _joined(name, key)
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -163,9 +177,7 @@ def serve_tensorflow() -> None:
     """Import the real TensorFlow under its name, and what the SDK adds. ImportError that says what to install."""
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     if os.environ["TF_USE_LEGACY_KERAS"] != "1":
-        raise ImportError(
-            "Programs for IPUs use Keras 2, not Keras 3: remove TF_USE_LEGACY_KERAS from the environment, or set it to 1."
-        )
+        raise ImportError("Programs for IPUs use Keras 2, not Keras 3: set TF_USE_LEGACY_KERAS=1.")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     spec = _real_spec("tensorflow")
     if spec is None or spec.loader is None:
@@ -193,7 +205,14 @@ def check_version(version: str) -> None:
         )
 
 
-_VERSION_1 = {"Session", "placeholder", "contrib", "global_variables_initializer", "get_variable", "ConfigProto"}
+_VERSION_1 = {
+    "Session",
+    "placeholder",
+    "contrib",
+    "global_variables_initializer",
+    "get_variable",
+    "ConfigProto",
+}
 
 
 def wants_version_1() -> bool:
@@ -237,8 +256,8 @@ def _overlay(module: Any) -> None:
     module.__dict__.update(names)
     contrib = types.ModuleType("tensorflow.contrib")
     layers = types.SimpleNamespace(
-        xavier_initializer=lambda uniform=True, seed=None, dtype=version_1.float32: version_1.glorot_uniform_initializer(
-            seed=seed, dtype=dtype
+        xavier_initializer=lambda uniform=True, seed=None, dtype=version_1.float32: (
+            version_1.glorot_uniform_initializer(seed=seed, dtype=dtype)
         )
     )
     contrib.layers = layers  # type: ignore[attr-defined]

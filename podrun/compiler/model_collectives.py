@@ -106,7 +106,7 @@ def reduce_scatter(x: Any, operator: Combination, groups: Groups) -> Any:
         return flat
     part = -(-flat.size // size)
     parts = jnp.pad(flat, (0, part * size - flat.size)).reshape(size, part)
-    return lax.dynamic_index_in_dim(parts, _position(groups), 0, keepdims=False)
+    return lax.dynamic_index_in_dim(parts, replica_position(groups), 0, keepdims=False)
 
 
 def all_gather(x: Any, groups: Groups) -> Any:
@@ -170,7 +170,8 @@ def _exchange(x: Any, kind: ExchangeKind, groups: Groups) -> Any:
     return exchange_p.bind(x, jnp.int32(0), kind=kind, groups=groups)
 
 
-def _position(groups: Groups) -> Any:
+def replica_position(groups: Groups) -> Any:
+    """The place of a replica in its group, an int32 that is traced."""
     return _exchange(jnp.int32(0), ExchangeKind.POSITION, groups)
 
 

@@ -56,10 +56,17 @@ def symbol(name: str) -> Any:
     """A symbol of `REQUIRED`, below ``tensorflow.python``. ImportError that says what it is for if it is gone."""
     value = _resolve(name)
     if value is None:
-        raise ImportError(f"this TensorFlow has no tensorflow.python.{name}, which podrun needs: {REQUIRED[name]}")
+        raise ImportError(
+            f"this TensorFlow has no tensorflow.python.{name}, which podrun needs: {REQUIRED[name]}"
+        )
     return value
 
 
 def private_module(name: str) -> Any:
     """The module ``tensorflow.python.<name>``."""
     return importlib.import_module(f"tensorflow.python.{name}")
+
+
+def has_symbols() -> bool:
+    """Whether the installed TensorFlow has them all."""
+    return not missing_symbols()

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.tensorflow.capture.markers import mark
-from podrun.tensorflow.capture.tracing import in_program
+from podrun.tensorflow.capture.program_graphs import in_program
 
 _gradient_function = symbol("framework.ops.get_gradient_function")
 
@@ -28,7 +28,7 @@ def _anchor(graph: Any, source: Any) -> Any:
     return graph.capture(source.handle if _is_variable(source) else source)
 
 
-_BLOCKING = {"StopGradient", "PreventGradient"}
+_BLOCKING = {"StopGradient", "PreventGradient", "Floor", "Ceil", "Round", "Rint", "FloorDiv"}
 
 
 def _passes(operation: Any) -> bool:
@@ -83,7 +83,13 @@ def cut_gradients(
         *stopped,
     ]
     results = mark(
-        "gradients", inputs, specs, targets=len(targets), sources=len(live), incoming=present, name="gradients"
+        "gradients",
+        inputs,
+        specs,
+        targets=len(targets),
+        sources=len(live),
+        incoming=present,
+        name="gradients",
     )
     placed = dict(zip(live, results, strict=True))
     return [placed.get(i) for i in range(len(sources))]

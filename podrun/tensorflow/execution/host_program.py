@@ -18,7 +18,7 @@ from podrun.core.errors import UnsupportedError
 from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.capture.markers import REFERENCES, marked
-from podrun.tensorflow.execution.devices import DEVICES
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.step_program import ReadStep, StepProgram, StepSource
 from podrun.tensorflow.graph.importer import function_graph
 
@@ -124,7 +124,10 @@ class HostProgram:
         if loop is None:
             raise UnsupportedError("The program has no loop.")
         known = {t.name: key for t, key in zip(self.inputs, self.keys, strict=True)}
-        names, resources, carried, results = {}, set(), {}, []
+        names: dict[str, str] = {}
+        resources: set[str] = set()
+        carried: dict[str, int] = {}
+        results: list[Any] = []
         for place, (outer, inner) in enumerate(zip(loop.inputs, loop.body.inputs, strict=True)):
             if outer.dtype == tf.resource:
                 names[inner.name] = known[_origin(outer).name]
@@ -208,7 +211,9 @@ class HostProgram:
             return DataFeed(repeat({}), ahead=256, name=self.graph.name)
         if len(queues) > 1:
             raise UnsupportedError("A program takes from one infeed queue at a time.")
-        feed: DataFeed = REFERENCES[queues[0]].data_feed(program.settings.replicas, program.settings.local_replicas)
+        feed: DataFeed = REFERENCES[queues[0]].data_feed(
+            program.settings.replicas, program.settings.local_replicas
+        )
         return feed
 
 
@@ -235,7 +240,9 @@ def _feed_types(step: ReadStep) -> dict[str, TensorType]:
 
 
 def _taker(program: StepProgram) -> Any:
-    owner = {name: (queue, i) for queue, names in program.step.outfeeds.items() for i, name in enumerate(names)}
+    owner = {
+        name: (queue, i) for queue, names in program.step.outfeeds.items() for i, name in enumerate(names)
+    }
     replicated = program.settings.replicas > 1
 
     def take(name: str, value: np.ndarray) -> None:

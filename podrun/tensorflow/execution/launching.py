@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from podrun.core.errors import PodrunError, PoplarError
 from podrun.private_apis.tensorflow import private_module, symbol
+from podrun.runtime.feeds import FeedEndedError
 from podrun.tensorflow.execution.host_program import HostProgram
-from podrun.tensorflow.execution.sdk_errors import in_words_of_the_sdk
 
 _read_variable = symbol("ops.gen_resource_variable_ops.read_variable_op")
 _assign_variable = symbol("ops.gen_resource_variable_ops.assign_variable_op")
@@ -36,7 +37,7 @@ def variable_type(handle: Any) -> tuple[Any, Any]:
     return tf.as_dtype(entry.dtype), tf.TensorShape(entry.shape)
 
 
-def launch(program: HostProgram, arguments: Sequence[Any]) -> list[Any]:
+def launch_program(program: HostProgram, arguments: Sequence[Any]) -> list[Any]:
     """Launch a program with the values of its inputs: handles of variables, and tensors. Returns its results."""
     values = []
     for tensor in arguments:
@@ -69,9 +70,9 @@ def _launched_in_graph(
             raise
         fresh = [written.get(program.keys[i], arrays[i]) for i in places]
         kinds = [*types, *(dtype for dtype, _ in variables)]
-        return [
-            np.asarray(v, t.as_numpy_dtype) for v, t in zip([*outcome, *fresh], kinds, strict=True)
-        ] + [np.zeros((), np.int32)]
+        return [np.asarray(v, t.as_numpy_dtype) for v, t in zip([*outcome, *fresh], kinds, strict=True)] + [
+            np.zeros((), np.int32)
+        ]
 
     all_types = [*types, *(dtype for dtype, _ in variables), tf.int32]
     outputs = tf.numpy_function(run, list(values), all_types, name="ipu_program")
@@ -116,3 +117,26 @@ def install_sessions() -> None:
 
     run.launches = True  # type: ignore[attr-defined]
     base.run = run
+
+
+ENDED = (
+    "Infeed dataset iterator out of range. Are you trying to dequeue more elements than are in the dataset?"
+)
+
+
+def in_words_of_the_sdk(error: BaseException) -> BaseException:
+    """The error that the program sees."""
+    if isinstance(error, FeedEndedError):
+        return _op_error(tf.errors.OutOfRangeError, ENDED, error)
+    if isinstance(error, PoplarError):
+        return _op_error(tf.errors.InternalError, f"[Poplar] {error}", error)
+    return error
+
+
+def _op_error(kind: Any, message: str, cause: BaseException) -> BaseException:
+    error: BaseException = kind(None, None, message)
+    hint = cause.hint if isinstance(cause, PodrunError) else ""
+    if hint:
+        error.add_note(hint)
+    error.__cause__ = cause
+    return error

@@ -22,9 +22,9 @@ from podrun.runtime.environment import import_jax, progress
 from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import Model, OperatorGraph, TensorType
 from podrun.runtime.settings import FixedPlan, Returned, RunSettings
-from podrun.tensorflow.execution.devices import DEVICES
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.graph import structure
-from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, Variable
+from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import trimmed
 from podrun.tensorflow.graph.importer import Importer
 from podrun.tensorflow.operators.table import TensorFlowOperators
@@ -67,7 +67,7 @@ def read_step(source: StepSource) -> ReadStep:
     values: dict[str, Value] = {}
     for tensor, key in source.names.items():
         builder.current[key] = key
-        values[tensor] = Variable(key) if key in source.resources else key
+        values[tensor] = VariableHandle(key) if key in source.resources else key
     outcome = Importer(builder).read(source.graph, values, source.results, source.effects)
     results = [builder.add("Result", [str(value)], name="result")[0] for value in outcome]
     written = dict(builder.written)

@@ -11,13 +11,14 @@ from podrun.private_apis.tensorflow import symbol
 _make_ndarray = symbol("framework.tensor_util.MakeNdarray")
 
 _TYPES_ALONE = {
-    "T", "Tidx", "Tshape", "Tpaddings", "Tperm", "Tdim", "Tmultiples", "Taxis", "Tparams", "Tindices", "Index",
-    "Tlabels", "SrcT", "N", "dtype", "Truncate", "use_cudnn_on_gpu", "use_locking", "out_type", "index_type",
-    "element_dtype", "shape_type", "element_type", "U", "Tsegmentids", "Tnumsegments", "TI", "seed", "seed2",
-    "validate_indices", "validate_shape", "container", "shared_name", "Tlen", "TL", "size_splits", "Tin", "Tout",
-    "parallel_iterations", "Tcond", "lower_using_switch_merge", "Tblock_shape", "Tcrops", "Tk", "Tpaddings",
-    "Tseed", "grad_a", "grad_b", "grad_x", "grad_y", "num_split_dims", "message", "bad_color", "Targmax", "S",
-    "Talpha", "incompatible_shape_error", "use_node_name_sharing", "debug_name", "allowed_devices", "Tshift", "Treal", "Tpadding",
+    "Index", "N", "S", "SrcT", "T", "TI", "TL", "Talpha", "Targmax", "Taxis", "Tblock_shape", "Tcond", "Tcrops",
+    "Tdim", "Tidx", "Tindex", "Tin", "Tindices", "Tk", "Tlabels", "Tlen", "Tmultiples", "Tnumsegments", "Tout",
+    "Tpadding", "Tpaddings", "Tparams", "Tperm", "Treal", "Truncate", "Tseed", "Tsegmentids", "Tshape",
+    "Tshift", "U", "allowed_devices", "bad_color", "container", "debug_name", "dtype", "element_dtype",
+    "element_type", "grad_a", "grad_b", "grad_x", "grad_y", "incompatible_shape_error", "index_type",
+    "lower_using_switch_merge", "message", "num_split_dims", "out_type", "parallel_iterations", "seed", "seed2",
+    "shape_type", "shared_name", "size_splits", "use_cudnn_on_gpu", "use_locking", "use_node_name_sharing",
+    "validate_indices", "validate_shape",
 }  # fmt: skip
 """Attributes that only say what inputs and outputs say themselves, or that mean nothing on an IPU."""
 

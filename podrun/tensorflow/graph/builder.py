@@ -16,13 +16,13 @@ DOMAIN = "tensorflow"
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class VariableHandle:
     """What a handle stands for: a variable, by its name in the program."""
 
     key: str
 
 
-Value = str | Variable
+Value = str | VariableHandle
 """What a tensor of TensorFlow is: the name of a tensor of the runtime, or a variable."""
 
 
@@ -47,9 +47,9 @@ class GraphBuilder:
         self.originals: dict[str, Node] = {}
         """The node that makes a tensor, also if it has moved into a subgraph."""
         self.current: dict[str, str] = {}
-        """Variable -> the name of its present value."""
+        """VariableHandle -> the name of its present value."""
         self.written: dict[str, str] = {}
-        """Variable -> the name of its last value that this graph computes."""
+        """VariableHandle -> the name of its last value that this graph computes."""
         self.place = Place()
 
     def unique(self, base: str) -> str:
@@ -87,7 +87,7 @@ class GraphBuilder:
         """The name of a constant."""
         return self.add("Const", [], name=name, value=np.asarray(value))[0]
 
-    def read(self, variable: Variable) -> str:
+    def read(self, variable: VariableHandle) -> str:
         """The name of a variable's present value."""
         builder: GraphBuilder | None = self
         while builder is not None:
@@ -96,13 +96,17 @@ class GraphBuilder:
             builder = builder.outer
         raise UnsupportedError(f"The program reads the variable {variable.key!r}, which it does not hold.")
 
-    def write(self, variable: Variable, value: str) -> None:
+    def write(self, variable: VariableHandle, value: str) -> None:
         """Let ``value`` be a variable's present value."""
         self.current[variable.key] = value
         self.written[variable.key] = value
 
     def graph(
-        self, inputs: Sequence[str], outputs: Sequence[str], initial: Mapping[str, Any], types: Mapping[str, Any]
+        self,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        initial: Mapping[str, Any],
+        types: Mapping[str, Any],
     ) -> OperatorGraph:
         """The finished graph."""
         return OperatorGraph(

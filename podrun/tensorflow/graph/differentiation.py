@@ -43,15 +43,12 @@ def differentiate(
 ) -> list[str]:
     """Add the node; returns the names of the gradients, one for each source."""
     path = _between(builder, sources, targets)
-    inside = {output for node in path for output in node.outputs}
     label = builder.unique("gradients")
     gradients = [f"{label}:{i}" for i in range(len(sources))]
     staying = {id(node) for node in builder.nodes}
     taken = [node for node in path if id(node) in staying]
     own = [output for node in taken for output in node.outputs]
-    graph = OperatorGraph(
-        f"{label}/forward", tuple(path), tuple(sources), (*targets, *own), {}, {}
-    )
+    graph = OperatorGraph(f"{label}/forward", tuple(path), tuple(sources), (*targets, *own), {}, {})
     node = Node(
         "Differentiate",
         DOMAIN,
@@ -63,7 +60,6 @@ def differentiate(
     )
     _replace(builder, taken, node)
     builder.originals.update(dict.fromkeys(gradients, node))
-    _ = inside
     return gradients
 
 
@@ -102,9 +98,7 @@ def _narrowed(node: Node, needed: Collection[str]) -> Node:
     graph, sources = node["graph"], node["sources"]
     targets = graph.outputs[: node["targets"]]
     own = tuple(output for output in node.outputs[sources:] if output in needed)
-    inner = replace(
-        graph, outputs=(*targets, *own), nodes=tuple(trimmed(graph.nodes, {*targets, *own}))
-    )
+    inner = replace(graph, outputs=(*targets, *own), nodes=tuple(trimmed(graph.nodes, {*targets, *own})))
     return replace(
         node, outputs=(*node.outputs[:sources], *own), attributes={**node.attributes, "graph": inner}
     )

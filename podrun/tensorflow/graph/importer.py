@@ -16,7 +16,7 @@ from podrun.core.errors import UnsupportedError
 from podrun.private_apis.tensorflow import symbol
 from podrun.tensorflow.capture.markers import marked
 from podrun.tensorflow.graph.attributes import node_attributes, planned_operator
-from podrun.tensorflow.graph.builder import GraphBuilder, Value, Variable
+from podrun.tensorflow.graph.builder import GraphBuilder, Value, VariableHandle
 
 _make_ndarray = symbol("framework.tensor_util.MakeNdarray")
 _function_def_to_graph = symbol("framework.function_def_to_graph.function_def_to_graph")
@@ -25,7 +25,7 @@ Reader = Callable[["Importer", Any, list[Value]], Sequence[Value]]
 """``reader(importer, operation, inputs)`` gives the values of the operation's outputs."""
 READERS: dict[str, Reader] = {}
 """Operations that are structure: how they are read."""
-MARKERS: dict[str, Callable[["Importer", Any, list[Value], dict[str, Any]], Sequence[Value]]] = {}
+MARKERS: dict[str, Callable[[Importer, Any, list[Value], dict[str, Any]], Sequence[Value]]] = {}
 """Kinds of markers that are structure; the others become nodes of type ``Podrun:<kind>``."""
 
 UPDATES: dict[str, tuple[int, ...]] = {
@@ -117,7 +117,7 @@ class Importer:
     def names(self, operation: Any, inputs: Sequence[Value]) -> list[str]:
         """The names of inputs that are tensors. UnsupportedError for a variable among them."""
         for value in inputs:
-            if isinstance(value, Variable):
+            if isinstance(value, VariableHandle):
                 raise UnsupportedError(
                     f"{operation.type} '{operation.name}' uses the variable {value.key!r} in a way that programs on "
                     "IPUs cannot."
@@ -136,11 +136,11 @@ class Importer:
 
     def _update(self, operation: Any, inputs: list[Value]) -> Sequence[Value]:
         places = UPDATES[operation.type]
-        names = [self.builder.read(v) if isinstance(v, Variable) else v for v in inputs]
+        names = [self.builder.read(v) if isinstance(v, VariableHandle) else v for v in inputs]
         outputs = self._node(operation, names, len(places))
         for place, output in zip(places, outputs, strict=True):
             variable = inputs[place]
-            if not isinstance(variable, Variable):
+            if not isinstance(variable, VariableHandle):
                 raise UnsupportedError(f"{operation.type} '{operation.name}' writes what is no variable.")
             self.builder.write(variable, output)
         return []
@@ -161,7 +161,9 @@ def function_graph(graph: Any, name: str) -> Any:
             if kept is not None and hasattr(kept, "inputs"):
                 return kept
             with graph.as_default():
-                return _function_def_to_graph(getattr(definition, "cached_definition", None) or definition.function_def)
+                return _function_def_to_graph(
+                    getattr(definition, "cached_definition", None) or definition.function_def
+                )
         graph = getattr(graph, "outer_graph", None)
     raise UnsupportedError(f"The program calls the function {name!r}, which is not there.")
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
+from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.tensorflow.capture.markers import REFERENCES
-from podrun.tensorflow.graph.builder import GraphBuilder, Value, Variable
+from podrun.tensorflow.graph.builder import GraphBuilder, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import differentiate, trimmed
 from podrun.tensorflow.graph.importer import MARKERS, Importer, array_of, function_graph, reads_as
+
+_FuncGraph: Any = symbol("framework.func_graph.FuncGraph")
 
 
 @reads_as("Const")
@@ -33,13 +36,13 @@ def _nothing(importer: Importer, operation: Any, inputs: list[Value]) -> Sequenc
 @reads_as("ReadVariableOp")
 def _read(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
     variable = inputs[0]
-    return [importer.builder.read(variable) if isinstance(variable, Variable) else variable]
+    return [importer.builder.read(variable) if isinstance(variable, VariableHandle) else variable]
 
 
 @reads_as("ResourceGather")
 def _gather(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
     builder, table = importer.builder, inputs[0]
-    name = builder.read(table) if isinstance(table, Variable) else table
+    name = builder.read(table) if isinstance(table, VariableHandle) else table
     axis = builder.constant(0)
     batch = int(operation.get_attr("batch_dims"))
     return builder.add("GatherV2", [name, str(inputs[1]), axis], batch_dims=batch, planned_as="Gather")
@@ -47,13 +50,41 @@ def _gather(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence
 
 @reads_as("VariableShape")
 def _variable_shape(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
-    name = importer.builder.read(inputs[0]) if isinstance(inputs[0], Variable) else inputs[0]
+    name = importer.builder.read(inputs[0]) if isinstance(inputs[0], VariableHandle) else inputs[0]
     return importer.builder.add("Shape", [name], output="int32")
 
 
 @reads_as("VarIsInitializedOp")
 def _is_initialized(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
     return [importer.builder.constant(True)]
+
+
+def backward_of(operation: Any) -> Callable[[Importer], dict[str, Any]]:
+    """What reads the backward function of an ``IdentityN`` whose gradient a program overrides: attributes of the node
+    ``CustomGradient``. Inputs without a gradient (the results themselves) have no position.
+    """
+    name = operation.get_attr("_gradient_op_type").decode()
+    function = private_module("framework.ops").gradient_registry.lookup(name)
+
+    def read(importer: Importer) -> dict[str, Any]:
+        with operation.graph.as_default():
+            graph = _FuncGraph(f"{operation.name}/backward")
+        with graph.as_default():
+            incoming = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.outputs]
+            results = list(function(operation, *incoming))
+        positions = tuple(i for i, r in enumerate(results) if r is not None)
+        with graph.as_default():
+            gradients = [graph.capture(tf.convert_to_tensor(results[i])) for i in positions]
+        builder = GraphBuilder(f"{operation.name}/backward", importer.builder.facts, importer.builder)
+        names = [builder.unique("incoming") for _ in incoming]
+        inputs: dict[str, Value] = {t.name: n for t, n in zip(incoming, names, strict=True)}
+        for outer, inner in graph.captures:
+            inputs[inner.name] = importer.values[outer.name]
+        outputs = [str(v) for v in Importer(builder).read(graph, inputs, gradients)]
+        builder.nodes = trimmed(builder.nodes, outputs)
+        return {"backward": builder.graph(names, outputs, {}, {}), "positions": positions}
+
+    return read
 
 
 @reads_as("IdentityN")
@@ -68,8 +99,6 @@ def _identity_n(importer: Importer, operation: Any, inputs: list[Value]) -> Sequ
 
 def _custom_gradient(operation: Any) -> Any:
     """How the backward pass of a ``tf.custom_gradient`` is read; None for a plain identity."""
-    from podrun.tensorflow.graph.custom_gradients import backward_of
-
     kind = operation.node_def.attr.get("_gradient_op_type")
     return None if kind is None else backward_of(operation)
 
@@ -94,7 +123,9 @@ def _branch(
 
 @reads_as("If", "StatelessIf")
 def _if(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
-    graphs = [function_graph(operation.graph, operation.get_attr(a).name) for a in ("else_branch", "then_branch")]
+    graphs = [
+        function_graph(operation.graph, operation.get_attr(a).name) for a in ("else_branch", "then_branch")
+    ]
     return _choice(importer, operation, graphs, inputs)
 
 
@@ -104,13 +135,15 @@ def _case(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[V
     return _choice(importer, operation, graphs, inputs)
 
 
-def _choice(importer: Importer, operation: Any, graphs: Sequence[Any], inputs: list[Value]) -> Sequence[Value]:
+def _choice(
+    importer: Importer, operation: Any, graphs: Sequence[Any], inputs: list[Value]
+) -> Sequence[Value]:
     builder = importer.builder
     branches = [_branch(importer, f"{operation.name}/{i}", g, inputs[1:]) for i, g in enumerate(graphs)]
     written = sorted({key for branch, _ in branches for key in branch.written})
     subgraphs = []
     for branch, names in branches:
-        results = [*names, *(branch.read(Variable(key)) for key in written)]
+        results = [*names, *(branch.read(VariableHandle(key)) for key in written)]
         branch.nodes = trimmed(branch.nodes, results)
         subgraphs.append(branch.graph((), results, {}, {}))
     count = len(operation.outputs) + len(written)
@@ -118,7 +151,7 @@ def _choice(importer: Importer, operation: Any, graphs: Sequence[Any], inputs: l
         return []
     outputs = builder.add("Branch", [str(inputs[0])], count, name=operation.name, branches=tuple(subgraphs))
     for key, output in zip(written, outputs[len(operation.outputs) :], strict=True):
-        builder.write(Variable(key), output)
+        builder.write(VariableHandle(key), output)
     return outputs[: len(operation.outputs)]
 
 
@@ -137,7 +170,7 @@ def read_loop(
     carried = [i for i, value in enumerate(inputs) if isinstance(value, str)]
     probe, _ = _branch(importer, name, body, inputs)
     written = sorted(probe.written)
-    keys = [Variable(key) for key in written]
+    keys = [VariableHandle(key) for key in written]
     starts = [*(str(inputs[i]) for i in carried), *(builder.read(key) for key in keys)]
 
     def inner(kind: str, graph: Any) -> Any:
@@ -178,7 +211,7 @@ def _gradients(
     importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]
 ) -> Sequence[Value]:
     builder, targets, sources = importer.builder, facts["targets"], facts["sources"]
-    names = [builder.read(v) if isinstance(v, Variable) else v for v in inputs]
+    names = [builder.read(v) if isinstance(v, VariableHandle) else v for v in inputs]
     wanted = names[targets : targets + sources]
     incoming = dict(zip(facts["incoming"], names[targets + sources :], strict=False))
     results = differentiate(builder, names[:targets], list(dict.fromkeys(wanted)), incoming)
@@ -186,7 +219,9 @@ def _gradients(
     return [placed[name] for name in wanted]
 
 
-def _dequeue(importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]) -> Sequence[Value]:
+def _dequeue(
+    importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]
+) -> Sequence[Value]:
     builder, queue = importer.builder, int(facts["queue"])
     if builder.outer is not None:
         raise UnsupportedError(
@@ -198,7 +233,9 @@ def _dequeue(importer: Importer, operation: Any, inputs: list[Value], facts: dic
     return feeds[queue]
 
 
-def _enqueue(importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]) -> Sequence[Value]:
+def _enqueue(
+    importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]
+) -> Sequence[Value]:
     builder = importer.builder
     if builder.outer is not None:
         raise UnsupportedError(f"'{operation.name}' enqueues inside a loop or branch of a program's step.")
@@ -209,11 +246,12 @@ def _enqueue(importer: Importer, operation: Any, inputs: list[Value], facts: dic
     return [builder.constant(True)] if operation.outputs else []
 
 
-def _repeat(importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]) -> Sequence[Value]:
+def _repeat(
+    importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]
+) -> Sequence[Value]:
     loop = REFERENCES[int(facts["loop"])]
     results = read_loop(importer, operation.name, loop.condition_graph, loop.body_graph, inputs)
     return results[loop.first : loop.first + len(operation.outputs)]
 
 
 MARKERS.update({"gradients": _gradients, "dequeue": _dequeue, "enqueue": _enqueue, "repeat": _repeat})
-_ = tf

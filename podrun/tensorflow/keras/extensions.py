@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from podrun.tensorflow.execution.devices import DEVICES
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.keras.model_programs import ModelProgram
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
 from podrun.tensorflow.sdk.ipu_strategy import HOST_ITERATION, IPUStrategyV1, reduced_over_replicas
@@ -27,7 +27,9 @@ def on_ipu(model: Any) -> bool:
 
 def replicas_of(model: Any) -> int:
     """The replicas of a model's programs in this process."""
-    return DEVICES.settings(model.distribute_strategy.ordinal, getattr(model, "_ipu_shards", 1)).local_replicas
+    return DEVICES.settings(
+        model.distribute_strategy.ordinal, getattr(model, "_ipu_shards", 1)
+    ).local_replicas
 
 
 @contextlib.contextmanager
@@ -166,7 +168,9 @@ def _check_data(x: Any, batch_size: Any) -> None:
                 )
         return
     if hasattr(x, "__next__") or type(x).__name__ == "generator":
-        raise ValueError("Generators and iterators are not supported under an IPUStrategy: use a tf.data.Dataset.")
+        raise ValueError(
+            "Generators and iterators are not supported under an IPUStrategy: use a tf.data.Dataset."
+        )
     flat = tf.nest.flatten(x)
     if flat and isinstance(flat[0], (np.ndarray, tf.Tensor)):
         size, batch = len(flat[0]), batch_size or 32

@@ -14,12 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.runtime.feeds import DataFeed
-from podrun.tensorflow.capture.markers import REFERENCES, mark, reference
-from podrun.tensorflow.capture.tracing import IpuGraph, trace
-from podrun.tensorflow.execution.devices import DEVICES
+from podrun.tensorflow.capture.markers import mark, reference
+from podrun.tensorflow.capture.program_graphs import IpuGraph, trace
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.host_program import HostProgram
-from podrun.tensorflow.execution.launching import _assign
-from podrun.tensorflow.execution.sdk_errors import in_words_of_the_sdk
+from podrun.tensorflow.execution.launching import _assign, in_words_of_the_sdk
 
 
 class _ElementQueue:
@@ -32,7 +31,9 @@ class _ElementQueue:
 
     def dequeue(self) -> Any:
         """An element, in the step's graph."""
-        tensors = mark("dequeue", [], self.flat_specs, stateful=True, name="infeed_dequeue", queue=self.number)
+        tensors = mark(
+            "dequeue", [], self.flat_specs, stateful=True, name="infeed_dequeue", queue=self.number
+        )
         return tf.nest.pack_sequence_as(self.structure, tensors)
 
     def arrays(self, element: Any) -> dict[str, np.ndarray]:
@@ -64,7 +65,9 @@ class ModelProgram:
         """Run one execution with elements of an iterator of the host."""
         strategy = self.model.distribute_strategy
         settings = DEVICES.settings(strategy.ordinal, getattr(self.model, "_ipu_shards", 1))
-        count = int(self.model._steps_per_execution.numpy()) if self.model._steps_per_execution is not None else 1
+        count = (
+            int(self.model._steps_per_execution.numpy()) if self.model._steps_per_execution is not None else 1
+        )
         elements = _elements(iterator, count * settings.local_replicas)
         first = next(elements)
         queue, program, template = self._program(first)
@@ -139,6 +142,3 @@ def _value(handle: Any) -> np.ndarray:
     if handle.dtype == tf.resource:
         return np.asarray(_read_variable(handle, variable_type(handle)[0]))
     return np.asarray(handle)
-
-
-_ = REFERENCES

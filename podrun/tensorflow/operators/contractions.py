@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from podrun.core.errors import UnimplementedError
-from podrun.tensorflow.operators.table import operator
+from podrun.tensorflow.operators.table import computes
 
 Array = Any
 
@@ -22,17 +22,19 @@ def _product(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b)
 
 
-@operator("MatMul", attributes="transpose_a transpose_b")
+@computes("MatMul", attributes="transpose_a transpose_b")
 def _matmul(ctx: Any, node: Any, a: Array, b: Array) -> Array:
     return _product(a.T if node["transpose_a"] else a, b.T if node["transpose_b"] else b)
 
 
-@operator("BatchMatMulV2", "BatchMatMul", "BatchMatMulV3", attributes="adj_x adj_y")
+@computes("BatchMatMulV2", "BatchMatMul", "BatchMatMulV3", attributes="adj_x adj_y")
 def _batch_matmul(ctx: Any, node: Any, a: Array, b: Array) -> Array:
-    return _product(jnp.swapaxes(a, -1, -2) if node["adj_x"] else a, jnp.swapaxes(b, -1, -2) if node["adj_y"] else b)
+    return _product(
+        jnp.swapaxes(a, -1, -2) if node["adj_x"] else a, jnp.swapaxes(b, -1, -2) if node["adj_y"] else b
+    )
 
 
-@operator("Einsum", attributes="equation")
+@computes("Einsum", attributes="equation")
 def _einsum(ctx: Any, node: Any, *inputs: Array) -> Array:
     wide = jnp.float32 if inputs[0].dtype == jnp.float16 else None
     return jnp.einsum(node["equation"], *inputs, preferred_element_type=wide).astype(inputs[0].dtype)
@@ -52,7 +54,7 @@ def _padding(node: Any, layout: str) -> Any:
     return [tuple(pads[4:6]), tuple(pads[6:8])] if layout == "NCHW" else [tuple(pads[2:4]), tuple(pads[4:6])]
 
 
-@operator("Conv2D", attributes=_CONV)
+@computes("Conv2D", attributes=_CONV)
 def _conv(ctx: Any, node: Any, x: Array, w: Array) -> Array:
     layout = node.get("data_format", "NHWC")
     return _correlation(x, w, node, layout, x.shape[1 if layout == "NCHW" else 3] // w.shape[2])
@@ -73,14 +75,14 @@ def _correlation(x: Array, w: Array, node: Any, layout: str, groups: int) -> Arr
     return y.astype(x.dtype)
 
 
-@operator("DepthwiseConv2dNative", attributes=_CONV)
+@computes("DepthwiseConv2dNative", attributes=_CONV)
 def _depthwise(ctx: Any, node: Any, x: Array, w: Array) -> Array:
     layout = node.get("data_format", "NHWC")
     high, wide, channels, multiplier = w.shape
     return _correlation(x, w.reshape(high, wide, 1, channels * multiplier), node, layout, channels)
 
 
-@operator("Conv2DBackpropInput", attributes=_CONV)
+@computes("Conv2DBackpropInput", attributes=_CONV)
 def _transposed(ctx: Any, node: Any, sizes: Any, w: Array, y: Array) -> Array:
     shape = tuple(int(v) for v in np.atleast_1d(ctx.constant(0)))
     layout = node.get("data_format", "NHWC")
@@ -89,7 +91,7 @@ def _transposed(ctx: Any, node: Any, sizes: Any, w: Array, y: Array) -> Array:
     return jax.vjp(lambda x: _correlation(x, w, node, layout, groups), zeros)[1](y)[0]
 
 
-@operator("Conv3D", attributes="strides padding data_format dilations")
+@computes("Conv3D", attributes="strides padding data_format dilations")
 def _conv3(ctx: Any, node: Any, x: Array, w: Array) -> Array:
     if node["data_format"] != "NDHWC":
         raise UnimplementedError(f"{node.describe()}: only NDHWC is implemented.")
@@ -99,16 +101,18 @@ def _conv3(ctx: Any, node: Any, x: Array, w: Array) -> Array:
     )  # fmt: skip
 
 
-@operator("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3",
+@computes("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3",
           attributes="epsilon is_training data_format exponential_avg_factor")  # fmt: skip
-def _batch_norm(ctx: Any, node: Any, x: Array, scale: Array, offset: Array, mean: Array, variance: Array) -> Any:
+def _batch_norm(
+    ctx: Any, node: Any, x: Array, scale: Array, offset: Array, mean: Array, variance: Array
+) -> Any:
     """Statistics in float32; the running variance is the unbiased one."""
     axes, shape = ((0, 2, 3), (1, -1, 1, 1)) if node["data_format"] == "NCHW" else ((0, 1, 2), (1, 1, 1, -1))
     wide = x.astype(jnp.float32)
     if not node["is_training"]:
-        y = (wide - mean.reshape(shape)) * (
-            lax.rsqrt(variance + node["epsilon"]) * scale
-        ).reshape(shape) + offset.reshape(shape)
+        y = (wide - mean.reshape(shape)) * (lax.rsqrt(variance + node["epsilon"]) * scale).reshape(
+            shape
+        ) + offset.reshape(shape)
         return y.astype(x.dtype), mean, variance, mean, variance, jnp.zeros((), jnp.float32)
     batch_mean = wide.mean(axes)
     batch_variance = jnp.square(wide - batch_mean.reshape(shape)).mean(axes)

@@ -6,62 +6,58 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from podrun.compiler.model_collectives import Combination, all_gather, all_reduce
+from podrun.compiler.model_collectives import Combination, all_gather, all_reduce, replica_position
 from podrun.core.errors import UsageError
-from podrun.tensorflow.operators.table import operator
+from podrun.tensorflow.operators.table import computes
 
 Array = Any
 
 
 def _groups(ctx: Any, size: int | None) -> tuple[tuple[int, ...], ...]:
     """Groups of neighbouring replicas. UsageError if they do not divide the replicas."""
-    count = ctx.replicas if not size else size
+    count = size or ctx.replicas
     if ctx.replicas % count:
         raise UsageError(f"replica_group_size {count} does not divide the {ctx.replicas} replicas.")
     return tuple(tuple(range(i, i + count)) for i in range(0, ctx.replicas, count))
 
 
-@operator("Podrun:cross_replica_sum", attributes="group")
+@computes("Podrun:cross_replica_sum", attributes="group")
 def _cross_sum(ctx: Any, node: Any, x: Array) -> Array:
     return all_reduce(jnp.asarray(x), Combination.ADD, _groups(ctx, node["group"]))
 
 
-@operator("Podrun:cross_replica_mean", attributes="group")
+@computes("Podrun:cross_replica_mean", attributes="group")
 def _cross_mean(ctx: Any, node: Any, x: Array) -> Array:
     return all_reduce(jnp.asarray(x), Combination.MEAN, _groups(ctx, node["group"]))
 
 
-@operator("Podrun:replica_sum_over_count")
+@computes("Podrun:replica_sum_over_count")
 def _mean_of_sum(ctx: Any, node: Any, x: Array) -> Array:
     return jnp.asarray(x) / ctx.replicas
 
 
-@operator("Podrun:replication_index")
+@computes("Podrun:replication_index")
 def _replica(ctx: Any, node: Any) -> Array:
-    places = np.arange(ctx.replicas, dtype=np.int32)
     if ctx.replicas == 1:
         return jnp.zeros((), jnp.int32)
-    from podrun.compiler.model_collectives import _position
 
-    _ = places
-    return jnp.asarray(_position(_groups(ctx, None))).astype(jnp.int32).reshape(())
+    return jnp.asarray(replica_position(_groups(ctx, None))).astype(jnp.int32).reshape(())
 
 
-@operator("Podrun:all_gather")
+@computes("Podrun:all_gather")
 def _gather(ctx: Any, node: Any, x: Array) -> Array:
     if ctx.replicas == 1:
         return jnp.asarray(x)[None]
     return all_gather(jnp.asarray(x), _groups(ctx, None))
 
 
-@operator("Podrun:gelu", attributes="approximate")
+@computes("Podrun:gelu", attributes="approximate")
 def _gelu(ctx: Any, node: Any, x: Array) -> Array:
     return jax.nn.gelu(x, approximate=node["approximate"])
 
 
-@operator("Podrun:group_norm", attributes="groups axis epsilon strided")
+@computes("Podrun:group_norm", attributes="groups axis epsilon strided")
 def _group_norm(ctx: Any, node: Any, x: Array, gamma: Array, beta: Array) -> Array:
     """Statistics of each sample over groups of channels and all places, in float32. Strided: channel c is in group
     ``c % groups``.

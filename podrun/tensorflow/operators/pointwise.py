@@ -1,4 +1,4 @@
-"""Operations on single elements: arithmetic, comparisons, activations, casts."""
+"""Operations on elements and rows: arithmetic, comparisons, activations, casts, reductions, cross entropies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.tensorflow.operators.table import operator
+from podrun.tensorflow.operators.table import computes
 
 Array = Any
 
@@ -21,7 +21,7 @@ def _register(types: str, function: Callable[..., Any]) -> None:
     def call(ctx: Any, node: Any, *inputs: Any) -> Any:
         return function(*inputs)
 
-    operator(*types.split())(call)
+    computes(*types.split())(call)
 
 
 def _folded(types: str, name: str) -> None:
@@ -30,7 +30,7 @@ def _folded(types: str, name: str) -> None:
     def call(ctx: Any, node: Any, *inputs: Any) -> Any:
         return getattr(ctx.xp, name)(*inputs)
 
-    operator(*types.split(), folds=True)(call)
+    computes(*types.split(), folds=True)(call)
 
 
 for _types, _name in {
@@ -68,7 +68,7 @@ def _divided_by_zero(x: Array, y: Array) -> Array:
     return jnp.where(zero, jnp.zeros((), x.dtype), x / jnp.where(zero, jnp.ones((), y.dtype), y))
 
 
-for _types, _function in {
+_FUNCTIONS: dict[str, Any] = {
     "Abs": jnp.abs, "Exp": jnp.exp, "Expm1": jnp.expm1, "Log": jnp.log, "Log1p": jnp.log1p, "Sqrt": jnp.sqrt,
     "Rsqrt": lambda x: lax.rsqrt(x), "Sin": jnp.sin, "Cos": jnp.cos, "Tan": jnp.tan, "Asin": jnp.arcsin,
     "Acos": jnp.arccos, "Atan": jnp.arctan, "Atan2": jnp.arctan2, "Sinh": jnp.sinh, "Cosh": jnp.cosh,
@@ -83,30 +83,33 @@ for _types, _function in {
     "IsNan": jnp.isnan, "IsInf": jnp.isinf, "IsFinite": jnp.isfinite, "Asinh": jnp.arcsinh, "Acosh": jnp.arccosh,
     "Atanh": jnp.arctanh, "StopGradient PreventGradient": lax.stop_gradient, "SelectV2": jnp.where,
     "ClipByValue": lambda x, low, high: jnp.clip(x, low, high), "L2Loss": lambda x: jnp.sum(x * x) / 2,
-}.items():  # fmt: skip
+}  # fmt: skip
+for _types, _function in _FUNCTIONS.items():
     _register(_types, _function)
 
 
-@operator("LeakyRelu", attributes="alpha")
+@computes("LeakyRelu", attributes="alpha")
 def _leaky(ctx: Any, node: Any, x: Array) -> Array:
     return jnp.where(x > 0, x, x * jnp.asarray(node["alpha"], x.dtype))
 
 
-@operator("Select")
+@computes("Select")
 def _select(ctx: Any, node: Any, condition: Array, x: Array, y: Array) -> Array:
     if condition.ndim == 1 and x.ndim > 1:
         condition = condition.reshape(condition.shape + (1,) * (x.ndim - 1))
     return jnp.where(condition, x, y)
 
 
-@operator("AddN", "AccumulateNV2", attributes="shape")
+@computes("AddN", "AccumulateNV2", attributes="shape")
 def _add_all(ctx: Any, node: Any, *inputs: Array) -> Array:
     return sum(inputs[1:], inputs[0])
 
 
-@operator("Cast", attributes="DstT output", folds=True)
+@computes("Cast", attributes="DstT output", folds=True)
 def _cast(ctx: Any, node: Any, x: Array) -> Array:
-    dtype = np.dtype(jnp.bfloat16 if node["output"] == "bfloat16" else _NAMES.get(node["output"], node["output"]))
+    dtype = np.dtype(
+        jnp.bfloat16 if node["output"] == "bfloat16" else _NAMES.get(node["output"], node["output"])
+    )
     if ctx.xp is np:
         return np.asarray(x).astype(dtype)
     narrow = {"int64": np.int32, "float64": np.float32, "uint64": np.uint32}.get(dtype.name, dtype)
@@ -116,30 +119,30 @@ def _cast(ctx: Any, node: Any, x: Array) -> Array:
 _NAMES = {"bool_": "bool", "bool": "bool"}
 
 
-@operator("Const", attributes="value", folds=True)
+@computes("Const", attributes="value", folds=True)
 def _const(ctx: Any, node: Any) -> Any:
     return np.asarray(node["value"])
 
 
-@operator("Result")
+@computes("Result")
 def _result(ctx: Any, node: Any, x: Array) -> Array:
     """A tensor that leaves the program, under a name of its own."""
     return jnp.asarray(x)
 
 
-@operator("BiasAdd", "BiasAddV1", attributes="data_format")
+@computes("BiasAdd", "BiasAddV1", attributes="data_format")
 def _bias(ctx: Any, node: Any, x: Array, bias: Array) -> Array:
     if node.get("data_format", "NHWC") == "NCHW":
         bias = bias.reshape(bias.shape + (1,) * (x.ndim - 2))
     return x + bias
 
 
-@operator("Softmax")
+@computes("Softmax")
 def _softmax(ctx: Any, node: Any, x: Array) -> Array:
     return _in_float32(jax.nn.softmax, x)
 
 
-@operator("LogSoftmax")
+@computes("LogSoftmax")
 def _log_softmax(ctx: Any, node: Any, x: Array) -> Array:
     return _in_float32(jax.nn.log_softmax, x)
 
@@ -148,7 +151,7 @@ def _in_float32(function: Callable[[Array], Array], x: Array) -> Array:
     return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
 
-@operator("Cumsum", "Cumprod", attributes="exclusive reverse")
+@computes("Cumsum", "Cumprod", attributes="exclusive reverse")
 def _cumulative(ctx: Any, node: Any, x: Array, axis: Any) -> Array:
     axis = int(ctx.constant(1))
     if node["reverse"]:
@@ -169,15 +172,36 @@ _REDUCTIONS = {
 }  # fmt: skip
 
 
-@operator(*_REDUCTIONS, attributes="keep_dims", folds=True)
+@computes(*_REDUCTIONS, attributes="keep_dims", folds=True)
 def _reduce(ctx: Any, node: Any, x: Array, axes: Any) -> Array:
     axis = tuple(int(a) for a in np.atleast_1d(np.asarray(ctx.constant(1))))
     if node.op_type == "EuclideanNorm":
         return jnp.sqrt(jnp.sum(x * x, axis=axis, keepdims=node["keep_dims"]))
     if ctx.xp is not np and node.op_type in ("Sum", "Prod", "Mean") and x.dtype == jnp.float16:
-        wide = getattr(jnp, _REDUCTIONS[node.op_type])(x.astype(jnp.float32), axis=axis, keepdims=node["keep_dims"])
+        wide = getattr(jnp, _REDUCTIONS[node.op_type])(
+            x.astype(jnp.float32), axis=axis, keepdims=node["keep_dims"]
+        )
         return wide.astype(x.dtype)
     result = getattr(ctx.xp, _REDUCTIONS[node.op_type])(x, axis=axis, keepdims=node["keep_dims"])
     if node.op_type == "Mean" and np.dtype(x.dtype).kind in "iu":
         return result.astype(x.dtype)
     return result if node.op_type in ("All", "Any") else result.astype(x.dtype)
+
+
+@computes("SparseSoftmaxCrossEntropyWithLogits")
+def _sparse(ctx: Any, node: Any, logits: Array, labels: Array) -> Any:
+    wide = logits.astype(jnp.float32)
+    logs = jax.nn.log_softmax(wide)
+    loss = -jnp.take_along_axis(logs, labels[:, None].astype(jnp.int32), 1)[:, 0]
+    hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)
+    gradient = jax.lax.stop_gradient(jnp.exp(logs) - hot)
+    return loss.astype(logits.dtype), gradient.astype(logits.dtype)
+
+
+@computes("SoftmaxCrossEntropyWithLogits")
+def _dense(ctx: Any, node: Any, logits: Array, labels: Array) -> Any:
+    wide, target = jnp.broadcast_arrays(logits.astype(jnp.float32), labels.astype(jnp.float32))
+    logs = jax.nn.log_softmax(wide)
+    loss = -jnp.sum(target * logs, -1)
+    gradient = jax.lax.stop_gradient(jnp.exp(logs) * jnp.sum(target, -1, keepdims=True) - target)
+    return loss.astype(logits.dtype), gradient.astype(logits.dtype)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.tensorflow.operators.table import operator
+from podrun.tensorflow.operators.table import computes
 
 Array = Any
 
@@ -32,17 +32,17 @@ def _draw(kind: str, key: Any, shape: tuple[int, ...], dtype: str) -> Array:
 _KINDS = {"RandomStandardNormal": "normal", "TruncatedNormal": "truncated", "RandomUniform": "uniform"}
 
 
-@operator(*_KINDS, attributes="output", random=True)
+@computes(*_KINDS, attributes="output", random=True)
 def _random(ctx: Any, node: Any, shape: Any) -> Array:
     return _draw(_KINDS[node.op_type], ctx.key(), _sizes(ctx), node["output"])
 
 
-@operator("RandomUniformInt", attributes="output", random=True)
+@computes("RandomUniformInt", attributes="output", random=True)
 def _random_int(ctx: Any, node: Any, shape: Any, low: Array, high: Array) -> Array:
     return jax.random.randint(ctx.key(), _sizes(ctx), low, high, jnp.int32)
 
 
-@operator("RandomShuffle", random=True)
+@computes("RandomShuffle", random=True)
 def _shuffle(ctx: Any, node: Any, x: Array) -> Array:
     return jax.random.permutation(ctx.key(), x)
 
@@ -57,24 +57,24 @@ _STATELESS = {
 }
 
 
-@operator(*_STATELESS, attributes="output")
+@computes(*_STATELESS, attributes="output")
 def _stateless(ctx: Any, node: Any, shape: Any, seed: Array, *more: Array) -> Array:
     words = jnp.asarray(seed).reshape(-1)
     key = jax.random.fold_in(jax.random.key(words[0]), words[-1])
     return _draw(_STATELESS[node.op_type], key, _sizes(ctx), node["output"])
 
 
-@operator("StatelessRandomGetKeyCounter")
+@computes("StatelessRandomGetKeyCounter")
 def _key_counter(ctx: Any, node: Any, seed: Array) -> Any:
     return jnp.asarray(seed).reshape(-1)[:2].astype(jnp.int32), jnp.zeros(2, jnp.int32)
 
 
-@operator("StatelessRandomGetAlg")
+@computes("StatelessRandomGetAlg")
 def _algorithm(ctx: Any, node: Any) -> Array:
     return jnp.ones((), jnp.int32)
 
 
-@operator("Podrun:dropout", attributes="rate noise_shape seeded", random=True)
+@computes("Podrun:dropout", attributes="rate noise_shape seeded", random=True)
 def _dropout(ctx: Any, node: Any, x: Array, *seed: Array) -> Array:
     """``x`` scaled where it is kept, zero elsewhere; with a seed the mask is the seed's alone."""
     shape = tuple(node["noise_shape"] or x.shape)

@@ -1,7 +1,7 @@
 """The table of operations: a function for each type, and the attributes that it knows.
 
 An operation with an attribute that its function does not know is refused: an attribute that is passed over gives wrong
-numbers. Functions are registered by the modules of this room (`operator`).
+numbers. Functions are registered by the modules of this room (`computes`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from podrun.runtime.graph import Node
 from podrun.runtime.operators import Operator, OperatorFunction
 from podrun.tensorflow.graph.builder import DOMAIN
 
-FAMILIES = ("pointwise", "shaping", "indexing", "contractions", "pooling", "losses", "updates", "control", "random", "ipu")
+FAMILIES = (
+    "pointwise",
+    "forming",
+    "picking",
+    "contractions",
+    "images",
+    "updates",
+    "branches_and_loops",
+    "random",
+    "ipu",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,7 @@ class Handler:
 HANDLERS: dict[str, Handler] = {}
 
 
-def operator(
+def computes(
     *types: str, attributes: str = "", folds: bool = False, random: bool = False
 ) -> Callable[[OperatorFunction], OperatorFunction]:
     """Register a function for operations of these types. ``attributes``: names that it knows, with spaces between."""

@@ -9,45 +9,47 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from podrun.tensorflow.operators.table import operator
+from podrun.tensorflow.operators.table import computes
 
 Array = Any
 
 
-@operator("AssignVariableOp")
+@computes("AssignVariableOp")
 def _assign(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
     return jnp.asarray(value)
 
 
-@operator("AssignAddVariableOp")
+@computes("AssignAddVariableOp")
 def _assign_add(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
     return variable + value
 
 
-@operator("AssignSubVariableOp")
+@computes("AssignSubVariableOp")
 def _assign_sub(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
     return variable - value
 
 
-@operator("ResourceApplyGradientDescent")
+@computes("ResourceApplyGradientDescent")
 def _descent(ctx: Any, node: Any, variable: Array, rate: Array, gradient: Array) -> Array:
     return variable - rate * gradient
 
 
-@operator("ResourceApplyMomentum", attributes="use_nesterov")
+@computes("ResourceApplyMomentum", attributes="use_nesterov")
 def _momentum(ctx: Any, node: Any, v: Array, m: Array, rate: Array, gradient: Array, momentum: Array) -> Any:
     new = m * momentum + gradient
     step = gradient * rate + new * momentum * rate if node["use_nesterov"] else rate * new
     return v - step, new
 
 
-@operator("ResourceApplyKerasMomentum", attributes="use_nesterov")
-def _keras_momentum(ctx: Any, node: Any, v: Array, m: Array, rate: Array, gradient: Array, momentum: Array) -> Any:
+@computes("ResourceApplyKerasMomentum", attributes="use_nesterov")
+def _keras_momentum(
+    ctx: Any, node: Any, v: Array, m: Array, rate: Array, gradient: Array, momentum: Array
+) -> Any:
     new = m * momentum - rate * gradient
     return v + (new * momentum - rate * gradient if node["use_nesterov"] else new), new
 
 
-@operator("ResourceApplyAdam", attributes="use_nesterov")
+@computes("ResourceApplyAdam", attributes="use_nesterov")
 def _adam(
     ctx: Any, node: Any, v: Array, m: Array, s: Array, power1: Array, power2: Array, rate: Array, beta1: Array,
     beta2: Array, epsilon: Array, g: Array,
@@ -58,7 +60,7 @@ def _adam(
     return v - step * alpha / (jnp.sqrt(second) + epsilon), first, second
 
 
-@operator("ResourceApplyAdamWithAmsgrad")
+@computes("ResourceApplyAdamWithAmsgrad")
 def _amsgrad(
     ctx: Any, node: Any, v: Array, m: Array, s: Array, most: Array, power1: Array, power2: Array, rate: Array,
     beta1: Array, beta2: Array, epsilon: Array, g: Array,
@@ -69,7 +71,7 @@ def _amsgrad(
     return v - first * alpha / (jnp.sqrt(highest) + epsilon), first, second, highest
 
 
-@operator("ResourceApplyAdaMax")
+@computes("ResourceApplyAdaMax")
 def _adamax(
     ctx: Any, node: Any, v: Array, m: Array, s: Array, power1: Array, rate: Array, beta1: Array, beta2: Array,
     epsilon: Array, g: Array,
@@ -78,19 +80,19 @@ def _adamax(
     return v - rate / (1 - power1) * (first / (highest + epsilon)), first, highest
 
 
-@operator("ResourceApplyAdagrad", attributes="update_slots")
+@computes("ResourceApplyAdagrad", attributes="update_slots")
 def _adagrad(ctx: Any, node: Any, v: Array, s: Array, rate: Array, g: Array) -> Any:
     total = s + g * g if node["update_slots"] else s
     return v - rate * g / jnp.sqrt(total), total
 
 
-@operator("ResourceApplyAdagradV2", attributes="update_slots")
+@computes("ResourceApplyAdagradV2", attributes="update_slots")
 def _adagrad2(ctx: Any, node: Any, v: Array, s: Array, rate: Array, epsilon: Array, g: Array) -> Any:
     total = s + g * g if node["update_slots"] else s
     return v - rate * g / (jnp.sqrt(total) + epsilon), total
 
 
-@operator("ResourceApplyAdadelta")
+@computes("ResourceApplyAdadelta")
 def _adadelta(
     ctx: Any, node: Any, v: Array, s: Array, u: Array, rate: Array, rho: Array, epsilon: Array, g: Array
 ) -> Any:
@@ -99,7 +101,7 @@ def _adadelta(
     return v - rate * step, total, rho * u + (1 - rho) * step * step
 
 
-@operator("ResourceApplyRMSProp")
+@computes("ResourceApplyRMSProp")
 def _rmsprop(
     ctx: Any, node: Any, v: Array, s: Array, m: Array, rate: Array, rho: Array, momentum: Array, epsilon: Array,
     g: Array,
@@ -109,7 +111,7 @@ def _rmsprop(
     return v - new, total, new
 
 
-@operator("ResourceApplyCenteredRMSProp")
+@computes("ResourceApplyCenteredRMSProp")
 def _centred_rmsprop(
     ctx: Any, node: Any, v: Array, mean: Array, s: Array, m: Array, rate: Array, rho: Array, momentum: Array,
     epsilon: Array, g: Array,
@@ -119,22 +121,22 @@ def _centred_rmsprop(
     return v - new, centre, total, new
 
 
-@operator("ResourceScatterAdd")
+@computes("ResourceScatterAdd")
 def _scatter_add(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
     return v.at[indices].add(updates)
 
 
-@operator("ResourceScatterSub")
+@computes("ResourceScatterSub")
 def _scatter_sub(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
     return v.at[indices].add(-updates)
 
 
-@operator("ResourceScatterUpdate")
+@computes("ResourceScatterUpdate")
 def _scatter_update(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
     return v.at[indices].set(updates)
 
 
-@operator("Store")
+@computes("Store")
 def _store(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
     """The value that a variable has after the step."""
     ctx.state_update(0, 0)

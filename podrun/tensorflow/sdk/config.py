@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from podrun.runtime.device import device_ids
-from podrun.tensorflow.execution.devices import DEVICES
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.sdk.config_options import AttributeMetadata as AttributeMetadata
 from podrun.tensorflow.sdk.config_options import OptionCategory
 
@@ -72,7 +72,7 @@ class StochasticRoundingBehaviour(Enum):
         return cls.ON if value else cls.OFF
 
 
-_POPLAR = {"poplar_options": (dict, {})}
+_POPLAR: dict[str, Any] = {"poplar_options": (dict, {})}
 _OPTIONS: dict[str, Any] = {
     "auto_select_ipus": ((int, list, tuple), []),
     "select_ipus": ((int, list, tuple), []),

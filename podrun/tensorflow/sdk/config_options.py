@@ -60,7 +60,8 @@ class OptionCategory:
             return
         close = difflib.get_close_matches(name, self._values, n=1)
         raise ValueError(
-            f"{name} is not a valid attribute of this config." + (f" Did you mean {close[0]}?" if close else "")
+            f"{name} is not a valid attribute of this config."
+            + (f" Did you mean {close[0]}?" if close else "")
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -100,7 +101,8 @@ class OptionCategory:
             return result
         if first not in self._metadata:
             raise ValueError(f"{attr} is a category, which has no metadata.")
-        return self._metadata[first]
+        own: AttributeMetadata = self._metadata[first]
+        return own
 
     def to_dict(self) -> dict[str, Any]:
         """All options by dotted name."""
@@ -123,9 +125,7 @@ class OptionCategory:
 
     def to_json(self) -> str:
         """`to_dict` as JSON; enumerations are their names."""
-        return json.dumps(
-            {k: v.name if isinstance(v, Enum) else v for k, v in self.to_dict().items()}
-        )
+        return json.dumps({k: v.name if isinstance(v, Enum) else v for k, v in self.to_dict().items()})
 
     def from_json(self, json_cfg: str) -> None:
         """Set options from JSON."""

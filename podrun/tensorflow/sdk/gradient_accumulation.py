@@ -32,14 +32,11 @@ class GradientAccumulationReductionMethod(Enum):
 
 def _zero_variable(name: str, shape: Any, dtype: Any) -> Any:
     with tf.init_scope():
-        return tf.compat.v1.get_variable(
-            tf.compat.v1.get_default_graph().unique_name(name) if not tf.executing_eagerly() else name,
-            shape,
-            dtype,
-            tf.compat.v1.zeros_initializer(),
-            trainable=False,
-            use_resource=True,
-        ) if not tf.executing_eagerly() else tf.Variable(tf.zeros(shape, dtype), trainable=False, name=name)  # fmt: skip
+        if tf.executing_eagerly():
+            return tf.Variable(tf.zeros(shape, dtype), trainable=False, name=name)
+        own = tf.compat.v1.get_default_graph().unique_name(name)
+        initializer = tf.compat.v1.zeros_initializer()
+        return tf.compat.v1.get_variable(own, shape, dtype, initializer, trainable=False, use_resource=True)
 
 
 class Accumulation:
@@ -47,7 +44,9 @@ class Accumulation:
     variable's.
     """
 
-    def __init__(self, count: int, method: Any = GradientAccumulationReductionMethod.SUM, dtype: Any = None) -> None:
+    def __init__(
+        self, count: int, method: Any = GradientAccumulationReductionMethod.SUM, dtype: Any = None
+    ) -> None:
         if count < 1:
             raise ValueError(f"The number of mini-batches must be >= 1, not {count}.")
         self.count, self.method = count, GradientAccumulationReductionMethod.parse(method)

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from podrun.tensorflow.capture.tracing import IpuGraph, check_host_free, parameter, takes, trace
+from podrun.tensorflow.capture.program_graphs import IpuGraph, check_host_free, parameter, takes, trace
 from podrun.tensorflow.execution.host_program import HostProgram
-from podrun.tensorflow.execution.launching import launch
+from podrun.tensorflow.execution.launching import launch_program
 
 _IPU = re.compile(r"device:IPU:(\d+)", re.IGNORECASE)
 
@@ -19,7 +19,7 @@ def placed_ordinal(graph: Any) -> int | None:
     """The number of the IPU device in whose scope the program is; None outside of any."""
     ordinal = None
     for entry in graph._device_functions_outer_to_inner:
-        text = str(getattr(entry, "string_merge", None) and entry.display_name or entry)
+        text = str((getattr(entry, "string_merge", None) and entry.display_name) or entry)
         hit = _IPU.search(text)
         if hit:
             ordinal = int(hit.group(1))
@@ -28,7 +28,7 @@ def placed_ordinal(graph: Any) -> int | None:
     return ordinal
 
 
-def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:  # noqa: A001 - the SDK's name
+def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     """Trace ``computation`` once, and return its results: a list of tensors, or an operation that runs it."""
     outer = tf.compat.v1.get_default_graph()
     values = [tf.convert_to_tensor(v) for v in tf.nest.flatten([] if inputs is None else inputs)]
@@ -47,7 +47,9 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:  # noqa
     results = [tf.convert_to_tensor(r) if not isinstance(r, tf.Operation) else r for r in _in(graph, flat)]
     tensors = [r for r in results if isinstance(r, tf.Tensor)]
     effects = [r for r in results if isinstance(r, tf.Operation)]
-    if ordinal is None and any(o.type not in ("NoOp", "Placeholder", "Const") for o in graph.get_operations()):
+    if ordinal is None and any(
+        o.type not in ("NoOp", "Placeholder", "Const") for o in graph.get_operations()
+    ):
         raise Exception(  # noqa: TRY002 - the SDK's class and words
             "The computation was not placed on an IPU device: use `with ipu.scopes.ipu_scope('/device:IPU:0')`."
         )
@@ -56,7 +58,7 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:  # noqa
         return tf.no_op()
     program = HostProgram(graph, tensors, effects, shards=getattr(graph, "shards", 1))
     arguments = [*values, *(t for t, _ in graph.captures)]
-    *launched, done = launch(program, arguments)
+    *launched, done = launch_program(program, arguments)
     if not tensors:
         return done
     if isinstance(outcome, (list, tuple, dict)) and any(isinstance(o, (list, tuple, dict)) for o in outcome):

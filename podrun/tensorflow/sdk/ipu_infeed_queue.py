@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from podrun.private_apis.tensorflow import private_module
 from podrun.runtime.feeds import DataFeed
 from podrun.tensorflow.capture.markers import mark, reference
 from podrun.tensorflow.execution.launching import SESSIONS
@@ -122,12 +120,16 @@ class IPUInfeedQueue:
 
     def get_next(self) -> None:
         """Gone since SDK 1.2."""
-        raise ValueError("`get_next()` is now obsolete as the IPUInfeedQueue is now automatically dequeued by the loop.")
+        raise ValueError(
+            "`get_next()` is now obsolete as the IPUInfeedQueue is now automatically dequeued by the loop."
+        )
 
     def _dequeue(self) -> Any:
         """The element of this iteration, in a program's graph."""
         self._dequeued = True
-        tensors = mark("dequeue", [], self.flat_specs, stateful=True, name="infeed_dequeue", queue=self._number)
+        tensors = mark(
+            "dequeue", [], self.flat_specs, stateful=True, name="infeed_dequeue", queue=self._number
+        )
         return tf.nest.pack_sequence_as(self.structure, tensors)
 
     def __iter__(self) -> IPUInfeedQueue:
@@ -152,11 +154,15 @@ class IPUInfeedQueue:
                 )  # fmt: skip
             if 0 in tuple(spec.shape):
                 raise tf.errors.InvalidArgumentError(
-                    None, None, f"Detected zero-sized dimension in the shape {spec.shape} of infeed {self._number}."
+                    None,
+                    None,
+                    f"Detected zero-sized dimension in the shape {spec.shape} of infeed {self._number}.",
                 )
         if self._replicas is not None and self._replicas != replicas:
             raise tf.errors.FailedPreconditionError(
-                None, None, f"Infeed {self._number} is used by programs of {self._replicas} and {replicas} replicas."
+                None,
+                None,
+                f"Infeed {self._number} is used by programs of {self._replicas} and {replicas} replicas.",
             )
         self._replicas = replicas
         if self._feed is None:
@@ -189,7 +195,7 @@ class IPUOwnedIterator(IPUInfeedQueue):
     def __iter__(self) -> IPUOwnedIterator:
         return self
 
-    def get_next(self) -> Any:  # type: ignore[override]
+    def get_next(self) -> Any:
         """The next element, in a tf.function that the strategy runs."""
         return next(self)
 
@@ -199,4 +205,3 @@ class IPUOwnedIterator(IPUInfeedQueue):
 
 
 IPUIterator = IPUOwnedIterator
-_ = (threading, private_module)

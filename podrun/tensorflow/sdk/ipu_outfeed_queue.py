@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark, reference
-from podrun.tensorflow.capture.tracing import innermost_program
-from podrun.tensorflow.execution.devices import DEVICES
+from podrun.tensorflow.capture.program_graphs import innermost_program
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.sdk.ipu_infeed_queue import _checked_ordinal
 
 
@@ -43,7 +43,9 @@ class IPUOutfeedQueue:
         if old.get("outfeed_all") is False:
             mode = IPUOutfeedMode.LAST
         if not isinstance(mode, IPUOutfeedMode):
-            raise ValueError("Expected `outfeed_mode` value to be of `ipu_outfeed_queue.IPUOutfeedMode` type.")
+            raise ValueError(
+                "Expected `outfeed_mode` value to be of `ipu_outfeed_queue.IPUOutfeedMode` type."
+            )
         if buffer_depth < 1:
             raise ValueError(f"The buffer depth must be >= 1, but got {buffer_depth}.")
         self._mode, self._ordinal = mode, _checked_ordinal(device_ordinal)
@@ -67,7 +69,9 @@ class IPUOutfeedQueue:
         program = innermost_program()
         if program is None:
             raise ValueError("IPUOutfeedQueue.enqueue can only be called in a program on an IPU.")
-        graph = id(program.outer_graph) if not tf.compat.v1.executing_eagerly_outside_functions() else id(program)
+        graph = (
+            id(program.outer_graph) if not tf.compat.v1.executing_eagerly_outside_functions() else id(program)
+        )
         if graph in self._graphs:
             raise ValueError("An outfeed can only be enqueued once.")
         self._graphs.append(graph)
@@ -80,7 +84,12 @@ class IPUOutfeedQueue:
             if len(self._parts) != len(flat):
                 self._parts = [[] for _ in flat]
         (done,) = mark(
-            "enqueue", flat, [tf.TensorSpec([], tf.bool)], stateful=True, name="outfeed_enqueue", queue=self._number
+            "enqueue",
+            flat,
+            [tf.TensorSpec([], tf.bool)],
+            stateful=True,
+            name="outfeed_enqueue",
+            queue=self._number,
         )
         return done.op
 
@@ -119,7 +128,9 @@ class IPUOutfeedQueue:
             if self._mode is IPUOutfeedMode.LAST:
                 if not all(self._parts):
                     raise tf.errors.FailedPreconditionError(
-                        None, None, "Trying to get the last value from an outfeed queue before it was executed."
+                        None,
+                        None,
+                        "Trying to get the last value from an outfeed queue before it was executed.",
                     )
                 return [self._typed(i, parts[-1][0]) for i, parts in enumerate(self._parts)]
             parts, self._parts = self._parts, [[] for _ in self._parts]
@@ -133,7 +144,7 @@ class IPUOutfeedQueue:
     def _summed(self, value: np.ndarray) -> np.ndarray:
         if self.summed_over == 1:
             return value
-        return value.reshape(-1, self.summed_over, *value.shape[1:]).sum(1)
+        return np.asarray(value.reshape(-1, self.summed_over, *value.shape[1:]).sum(1))
 
     def _typed(self, place: int, value: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(value).astype(self._specs[place].dtype.as_numpy_dtype)

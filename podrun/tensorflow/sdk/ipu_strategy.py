@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from podrun.private_apis.tensorflow import private_module
 from podrun.tensorflow.capture.markers import mark_like
-from podrun.tensorflow.capture.tracing import IpuGraph, check_host_free, in_program, parameter, trace
+from podrun.tensorflow.capture.program_graphs import IpuGraph, check_host_free, in_program, parameter, trace
 from podrun.tensorflow.execution.host_program import HostProgram
-from podrun.tensorflow.execution.launching import launch
+from podrun.tensorflow.execution.launching import launch_program
 from podrun.tensorflow.sdk.ipu_infeed_queue import IPUOwnedIterator
 
-_one_device = private_module("distribute.one_device_strategy")
+_one_device: Any = private_module("distribute.one_device_strategy")
 _UNSUPPORTED = (tf.float64, tf.complex64, tf.complex128, tf.string)
 
 
@@ -54,7 +54,10 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         tf.distribute.Strategy.__init__(self, IPUExtended(self, cpu_device))
         self._ipu_device = ipu_device
         self.ordinal = int(ipu_device.rpartition(":")[2])
-        self._enable_iterators, self._enable_keras_extensions = enable_dataset_iterators, enable_keras_extensions
+        self._enable_iterators, self._enable_keras_extensions = (
+            enable_dataset_iterators,
+            enable_keras_extensions,
+        )
         self._programs: dict[Any, Any] = {}
 
     @property
@@ -92,7 +95,11 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         """Run a tf.function on the IPU. ValueError for a plain function in eager mode."""
         if in_program():
             return fn(*args, **(kwargs or {}))
-        if tf.executing_eagerly() and not hasattr(fn, "python_function") and not hasattr(fn, "_python_function"):
+        if (
+            tf.executing_eagerly()
+            and not hasattr(fn, "python_function")
+            and not hasattr(fn, "_python_function")
+        ):
             raise ValueError(
                 "IPUStrategy.run(fn, ...) does not support eager execution. Either convert `fn` into a tf.function or "
                 "consider calling strategy.run inside a tf.function."
@@ -102,15 +109,13 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         program, template = self._traced(fn, args, kwargs)
         flat = [v for v in tf.nest.flatten((args, kwargs)) if isinstance(v, tf.Tensor)]
         with self.scope():
-            results = launch(program, [*flat, *(outer for outer, _ in program.graph.captures)])
+            results = launch_program(program, [*flat, *(outer for outer, _ in program.graph.captures)])
         it = iter(results)
         return tf.nest.map_structure(lambda t: next(it) if t is _TENSOR else t, template)
 
     def _traced(self, fn: Any, args: Any, kwargs: Any) -> Any:
         flat = tf.nest.flatten((args, kwargs))
-        marks = tuple(
-            (tuple(v.shape), v.dtype) if isinstance(v, tf.Tensor) else id(v) for v in flat
-        )
+        marks = tuple((tuple(v.shape), v.dtype) if isinstance(v, tf.Tensor) else id(v) for v in flat)
         key = (id(fn), marks, len(tf.nest.flatten(args)), tuple(sorted(kwargs)))
         if key not in self._programs:
             self._programs[key] = (*self._trace(fn, args, kwargs), fn, flat)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from podrun.tensorflow.capture.markers import mark, mark_like
+from podrun.tensorflow.capture.markers import mark
 
 EPSILON = 1.53e-5
 """The norms' default."""
@@ -17,12 +17,12 @@ def approximate_gelu(x: Any, approximate: bool = True, name: str | None = None) 
     return tf.nn.gelu(x, approximate=approximate)
 
 
-def swish(x: Any, name: str | None = None) -> Any:
+def ipu_swish(x: Any, name: str | None = None) -> Any:
     """``x * sigmoid(x)``."""
     return x * tf.sigmoid(x)
 
 
-def hard_sigmoid(x: Any, name: str | None = None) -> Any:
+def ipu_hard_sigmoid(x: Any, name: str | None = None) -> Any:
     """``0.2 x + 0.5`` between 0 and 1."""
     return tf.clip_by_value(0.2 * x + 0.5, 0.0, 1.0)
 
@@ -33,7 +33,12 @@ def stable_softmax(x: Any, stable: bool = False, name: str | None = None) -> Any
 
 
 def seeded_dropout(
-    x: Any, rate: float = 0.5, noise_shape: Any = None, seed: Any = None, name: str | None = None, **kwargs: Any
+    x: Any,
+    rate: float = 0.5,
+    noise_shape: Any = None,
+    seed: Any = None,
+    name: str | None = None,
+    **kwargs: Any,
 ) -> Any:
     """``rand_ops.dropout``: zero with probability ``rate``, else scaled. The seed (int32 [2]) decides the mask."""
     unknown = sorted(kwargs.keys() - {"ref"})
@@ -47,7 +52,9 @@ def seeded_dropout(
         if len(shape) != x.shape.rank:
             raise ValueError(f"noise_shape {shape} must have the rank of the input, {x.shape.rank}.")
         if any(n not in (1, d) for n, d in zip(shape, x.shape, strict=True)):
-            raise ValueError(f"noise_shape {shape} must be 1 or the input's size in each dimension: {x.shape}.")
+            raise ValueError(
+                f"noise_shape {shape} must be 1 or the input's size in each dimension: {x.shape}."
+            )
     if rate == 0.0:
         return x
     inputs = [x] if seed is None else [x, tf.convert_to_tensor(seed)]
@@ -62,7 +69,23 @@ def seeded_dropout(
     return result
 
 
-def group_norm(
+def _checked_channels(inputs: Any, groups: int, channels_axis: int) -> int:
+    """The number of channels. ValueError in the SDK's words if groups or axis do not fit."""
+    if inputs.shape.rank is None:
+        raise ValueError("Inputs has undefined rank.")
+    if channels_axis not in (-1, 1, inputs.shape.rank - 1):
+        if not -inputs.shape.rank <= channels_axis < inputs.shape.rank:
+            raise ValueError("Axis is out of bounds.")
+        raise ValueError("Only channels_axis 1 and -1 are supported.")
+    channels = int(inputs.shape[channels_axis])
+    if groups > channels:
+        raise ValueError(f"Invalid groups {groups} for {channels} channels.")
+    if channels % groups:
+        raise ValueError(f"{channels} channels is not commensurate with {groups} groups.")
+    return channels
+
+
+def ipu_group_norm(
     inputs: Any,
     groups: int = 2,
     channels_axis: int = -1,
@@ -79,17 +102,7 @@ def group_norm(
     _scope_name: str = "GroupNorm",
 ) -> Any:
     """Each sample normalised over groups of channels, with variables ``gamma`` and ``beta`` of the channels' size."""
-    if inputs.shape.rank is None:
-        raise ValueError("Inputs has undefined rank.")
-    if channels_axis not in (-1, 1, inputs.shape.rank - 1):
-        if not -inputs.shape.rank <= channels_axis < inputs.shape.rank:
-            raise ValueError("Axis is out of bounds.")
-        raise ValueError("Only channels_axis 1 and -1 are supported.")
-    channels = int(inputs.shape[channels_axis])
-    if groups > channels:
-        raise ValueError(f"Invalid groups {groups} for {channels} channels.")
-    if channels % groups:
-        raise ValueError(f"{channels} channels is not commensurate with {groups} groups.")
+    channels = _checked_channels(inputs, groups, channels_axis)
     initializers = dict(param_initializers or {})
     with tf.compat.v1.variable_scope(scope, _scope_name, [inputs], reuse=reuse):
 
@@ -115,16 +128,16 @@ def group_norm(
     return result
 
 
-def layer_norm(inputs: Any, channels_axis: int = -1, *args: Any, **kwargs: Any) -> Any:
+def ipu_layer_norm(inputs: Any, channels_axis: int = -1, *args: Any, **kwargs: Any) -> Any:
     """`group_norm` with one group: over all but the batch."""
     kwargs.pop("reduction_axes", None)
-    return group_norm(inputs, 1, channels_axis, *args, **{"_scope_name": "LayerNorm", **kwargs})
+    return ipu_group_norm(inputs, 1, channels_axis, *args, **{"_scope_name": "LayerNorm", **kwargs})
 
 
 def instance_norm(inputs: Any, channels_axis: int = -1, *args: Any, **kwargs: Any) -> Any:
     """`group_norm` with a group for each channel."""
     groups = int(inputs.shape[channels_axis])
-    return group_norm(inputs, groups, channels_axis, *args, **{"_scope_name": "InstanceNorm", **kwargs})
+    return ipu_group_norm(inputs, groups, channels_axis, *args, **{"_scope_name": "InstanceNorm", **kwargs})
 
 
 def embedding_lookup(
@@ -133,11 +146,13 @@ def embedding_lookup(
     """Rows of a table. ValueError if the factor does not divide the rows."""
     factor = serialization_factor if isinstance(serialization_factor, int) else 1
     if factor < 1 or int(params.shape[0]) % factor:
-        raise ValueError(f"serialization_factor {factor} must divide the {params.shape[0]} rows of the table.")
+        raise ValueError(
+            f"serialization_factor {factor} must divide the {params.shape[0]} rows of the table."
+        )
     return tf.gather(params, ids)
 
 
-def serialized_matmul(
+def ipu_serialized_matmul(
     a: Any,
     b: Any,
     serialization_factor: int,
@@ -169,6 +184,3 @@ def normalise_image(
     result = (wide - tf.cast(channel_offsets, tf.float32)) * tf.cast(channel_scales, tf.float32)
     padding = [[0, 0]] * (image.shape.rank - 1) + [[0, 1]]
     return tf.cast(tf.pad(result, padding), dtype)
-
-
-_ = mark_like

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from podrun.private_apis.tensorflow import symbol
 from podrun.tensorflow.capture.markers import mark, reference
-from podrun.tensorflow.capture.tracing import IpuGraph, innermost_program, parameter, takes, trace
+from podrun.tensorflow.capture.program_graphs import IpuGraph, innermost_program, parameter, takes, trace
 
 _FuncGraph = symbol("framework.func_graph.FuncGraph")
 _OUTPUTS = "The loop body must return zero or more Tensor values followed by zero or more Operations."
@@ -26,7 +26,7 @@ class DeviceLoop:
     first: int = 2
 
 
-def repeat(
+def repeat_loop(
     n: Any, body: Callable[..., Any], inputs: Any = None, infeed_queue: Any = None, use_while_v1: bool = True
 ) -> Any:
     """Run ``body`` ``n`` times. Returns the loop's values after it: an operation, a tensor or a list."""
@@ -101,7 +101,9 @@ def _check_calls(condition: Any, body: Any, count: int, queue: Any) -> None:
         )
     wrong = None if condition is None else takes(condition, count)
     if wrong:
-        raise TypeError(f"Supplied loop condition function cannot be called with the specified inputs. {wrong}")
+        raise TypeError(
+            f"Supplied loop condition function cannot be called with the specified inputs. {wrong}"
+        )
 
 
 def _traced_body(outer: Any, body: Any, start: Sequence[Any], queue: Any) -> tuple[Any, list[Any], list[Any]]:
@@ -120,8 +122,8 @@ def _traced_body(outer: Any, body: Any, start: Sequence[Any], queue: Any) -> tup
     flat = [r for r in tf.nest.flatten(outcome) if r is not None]
     tensors = [r for r in flat if isinstance(r, tf.Tensor)]
     effects = [r for r in flat if isinstance(r, tf.Operation)]
-    if len(tensors) + len(effects) != len(flat) or flat[: len(tensors)] != tensors and any(
-        a is not b for a, b in zip(flat, tensors, strict=False)
+    if len(tensors) + len(effects) != len(flat) or (
+        flat[: len(tensors)] != tensors and any(a is not b for a, b in zip(flat, tensors, strict=False))
     ):
         raise ValueError(_OUTPUTS)
     _check_types(start[2:], tensors)
@@ -137,9 +139,7 @@ def _traced_body(outer: Any, body: Any, start: Sequence[Any], queue: Any) -> tup
 def _check_types(start: Sequence[Any], results: Sequence[Any]) -> None:
     before, after = [t.dtype for t in start], [t.dtype for t in results]
     if before != after:
-        raise TypeError(
-            f"Mismatch between input types and output types for loop body: {before} vs {after}"
-        )
+        raise TypeError(f"Mismatch between input types and output types for loop body: {before} vs {after}")
 
 
 def _condition(condition: Any, body: Any, count: int) -> Any:

@@ -13,13 +13,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from podrun.tensorflow.capture.tracing import innermost_program
-from podrun.tensorflow.execution.devices import DEVICES
+from podrun.tensorflow.capture.program_graphs import innermost_program
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
 from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedMode
-from podrun.tensorflow.sdk.loops import repeat
+from podrun.tensorflow.sdk.loops import repeat_loop
 
 _ALL_DEVICES = -1
+_NO_OUTFEED = "The last computational stage has tensor outputs, but no outfeed_queue has been provided."
 
 
 class PipelineSchedule(IntEnum):
@@ -41,7 +42,9 @@ class RecomputationMode(IntEnum):
 class PipelineStageOptions:
     """Options of a stage for Poplar's libraries: dictionaries."""
 
-    def __init__(self, convolution_options: Any = None, matmul_options: Any = None, slice_options: Any = None) -> None:
+    def __init__(
+        self, convolution_options: Any = None, matmul_options: Any = None, slice_options: Any = None
+    ) -> None:
         for value in (convolution_options, matmul_options, slice_options):
             if value is not None and not isinstance(value, dict):
                 raise TypeError("PipelineStageOptions must be dictionaries.")
@@ -69,7 +72,7 @@ class OptimizerFunctionOutput:
             raise TypeError("OptimizerFunctionOutput.loss must be a Tensor.")
 
 
-def recomputation_checkpoint(tensors: Any, name: str | None = None) -> Any:
+def ipu_recomputation_checkpoint(tensors: Any, name: str | None = None) -> Any:
     """The tensors."""
     return tensors
 
@@ -93,7 +96,9 @@ def _flat_mapping(mapping: Sequence[Any]) -> list[int]:
     return [m for entry in mapping for m in (entry if isinstance(entry, (list, tuple)) else [entry])]
 
 
-def _checked(stages: Any, count: Any, mapping: Any, schedule: Any, training: bool, options: dict[str, Any]) -> Any:
+def _checked(
+    stages: Any, count: Any, mapping: Any, schedule: Any, training: bool, options: dict[str, Any]
+) -> Any:
     if count is None or (isinstance(count, int) and count < 1):
         raise ValueError("gradient_accumulation_count must be a positive number.")
     if not isinstance(stages, (list, tuple)):
@@ -104,7 +109,9 @@ def _checked(stages: Any, count: Any, mapping: Any, schedule: Any, training: boo
         raise TypeError("device_mapping argument needs to be a list or a tuple.")
     mapping = list(range(len(stages))) if mapping is None else list(mapping)
     if len(mapping) != len(stages):
-        raise ValueError(f"Each stage must be mapped to an IPU: {len(mapping)} mappings != {len(stages)} stages")
+        raise ValueError(
+            f"Each stage must be mapped to an IPU: {len(mapping)} mappings != {len(stages)} stages"
+        )
     schedule = PipelineSchedule.Grouped if schedule is None else schedule
     if not isinstance(schedule, PipelineSchedule):
         raise TypeError("The given pipeline_schedule is not a member of the PipelineSchedule enumeration.")
@@ -113,12 +120,17 @@ def _checked(stages: Any, count: Any, mapping: Any, schedule: Any, training: boo
         raise TypeError("The given recomputation_mode is not a member of the RecomputationMode enumeration.")
     if options.get("continuous_weight_updates"):
         raise NotImplementedError("Continuous weight updates are currently not supported.")
-    if options.get("replicated_optimizer_state_sharding") and options.get("offload_weight_update_variables") is False:
+    if (
+        options.get("replicated_optimizer_state_sharding")
+        and options.get("offload_weight_update_variables") is False
+    ):
         raise ValueError("Replicated optimizer state must be offloaded: optimizer state must be offloaded.")
     _check_stage_options(options, len(stages))
     flat = _flat_mapping(mapping)
     if training and schedule is PipelineSchedule.Interleaved and len(set(flat)) != len(flat):
-        raise NotImplementedError("The pipelining schedule Interleaved does not support multiple stages on one device.")
+        raise NotImplementedError(
+            "The pipelining schedule Interleaved does not support multiple stages on one device."
+        )
     _check_count(count, flat, schedule, training)
     return flat, schedule
 
@@ -128,7 +140,9 @@ def _check_stage_options(options: dict[str, Any], count: int) -> None:
         value = options.get(name)
         if value is None:
             continue
-        if not isinstance(value, (list, tuple)) or any(not isinstance(v, PipelineStageOptions) for v in value):
+        if not isinstance(value, (list, tuple)) or any(
+            not isinstance(v, PipelineStageOptions) for v in value
+        ):
             raise TypeError(f"{name} must be a list of PipelineStageOptions.")
         if len(value) != count:
             raise ValueError(f"{name} must have an entry for each of the {count} stages.")
@@ -166,7 +180,15 @@ def _check_outfeed(training: bool, outfeed: Any, options: dict[str, Any]) -> Non
             raise ValueError("To accumulate the outfeed, it must be in IPUOutfeedMode ALL.")
 
 
-def pipeline(
+def _take_shards(count: int) -> None:
+    """Let the programs that are being traced have so many IPUs for each replica."""
+    program: Any = innermost_program()
+    while program is not None and hasattr(program, "ordinal"):
+        program.shards = max(getattr(program, "shards", 1), count)
+        program = program.outer_graph
+
+
+def run_pipeline(
     computational_stages: Sequence[Callable[..., Any]],
     gradient_accumulation_count: Any = None,
     gradient_accumulation_dtype: Any = None,
@@ -190,10 +212,7 @@ def pipeline(
     count = options.pop("pipeline_depth", gradient_accumulation_count)
     mapping, _ = _checked(computational_stages, count, device_mapping, pipeline_schedule, training, options)
     _check_outfeed(training, outfeed_queue, options)
-    program: Any = innermost_program()
-    while program is not None and hasattr(program, "ordinal"):
-        program.shards = max(getattr(program, "shards", 1), max(mapping) + 1)
-        program = program.outer_graph
+    _take_shards(max(mapping) + 1)
     count *= batch_serialization_iterations
     accumulation = Accumulation(count, reduction_method, gradient_accumulation_dtype)
     if outfeed_queue is not None and options.get("accumulate_outfeed"):
@@ -208,21 +227,27 @@ def pipeline(
         if optimizer_function is not None:
             output = _called(optimizer_function, values)
             effects.append(_update(output, accumulation))
-            results = output.loss if options.get("outfeed_loss") else _masked(values, options.get("outfeed_mask"))
+            results = (
+                output.loss if options.get("outfeed_loss") else _masked(values, options.get("outfeed_mask"))
+            )
         if outfeed_queue is not None and results is not None:
             effects.append(outfeed_queue.enqueue(results))
-        elif results is not None and not training and tf.nest.flatten(results):
-            raise ValueError("The last computational stage has tensor outputs, but no outfeed_queue has been provided.")
+        elif not training and tf.nest.flatten(results):
+            raise ValueError(_NO_OUTFEED)
         return [*arguments[: len(constant)], tf.group(*effects)]
 
-    outcome = repeat(count * repeat_count, mini_batch, constant, infeed_queue)
+    outcome = repeat_loop(count * repeat_count, mini_batch, constant, infeed_queue)
     return outcome if isinstance(outcome, tf.Operation) else tf.group(outcome)
 
 
 def _through(stages: Sequence[Any], arguments: Sequence[Any], named: dict[str, Any]) -> Any:
     values: Any = stages[0](*arguments, **named)
     for stage in stages[1:]:
-        values = [f(*_positional(values)) for f in stage] if isinstance(stage, (list, tuple)) else _called(stage, values)
+        values = (
+            [f(*_positional(values)) for f in stage]
+            if isinstance(stage, (list, tuple))
+            else _called(stage, values)
+        )
     return values
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark, mark_like
-from podrun.tensorflow.capture.tracing import in_program
+from podrun.tensorflow.capture.program_graphs import in_program
 
 
 def cross_replica_sum(x: Any, replica_group_size: int | None = None, name: str | None = None) -> Any:
@@ -56,7 +56,7 @@ def remap(x: Any, name: str | None = None) -> Any:
     return x
 
 
-def print_tensor(input: Any, name: str = "") -> Any:  # noqa: A002 - the SDK's name
+def passed_print_tensor(input: Any, name: str = "") -> Any:
     """The tensor; nothing is printed."""
     return input
 
@@ -68,7 +68,7 @@ def outlined_function(
     return func if func is not None else (lambda function: function)
 
 
-def multi_conv(func: Any = None, options: Any = None) -> Any:
+def ipu_multi_conv(func: Any = None, options: Any = None) -> Any:
     """The function itself. TypeError for options that are no dictionary."""
     if options is not None and not isinstance(options, dict):
         raise TypeError("Poplar options need to be a dictionary.")

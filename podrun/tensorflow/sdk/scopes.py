@@ -1,4 +1,7 @@
-"""Scopes: on which device and IPU operations are, and what else a program says of them."""
+"""Scopes: on which device and IPU operations are, and what else a program says of them.
+
+`install_front_end` changes TensorFlow itself when a program for IPUs imports it: gradients, sessions, device names.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from podrun.tensorflow.capture.tracing import innermost_program
+from podrun.private_apis.tensorflow import missing_symbols, private_module
+from podrun.tensorflow.capture.gradient_cuts import install_cuts
+from podrun.tensorflow.capture.program_graphs import innermost_program
+from podrun.tensorflow.execution.launching import install_sessions
 
 
 @contextlib.contextmanager
@@ -37,7 +43,10 @@ def ipu_shard(index: Any) -> Iterator[None]:
     yield
 
 
-_outside: list[bool] = []
+_HOST_PART = (
+    "podrun does not run operations on the host in the middle of a program: enqueue their inputs, and compute on the "
+    "host after the program."
+)
 
 
 @contextlib.contextmanager
@@ -45,10 +54,8 @@ def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
     """Refused: the host takes no part in the middle of a program."""
     if innermost_program() is None:
         raise ValueError("outside_compilation_scope is only allowed in XLA context")
-    raise NotImplementedError(
-        "podrun does not run operations on the host in the middle of a program: enqueue their inputs, and compute on "
-        "the host after the program."
-    )
+    if innermost_program() is not None:
+        raise NotImplementedError(_HOST_PART)
     yield
 
 
@@ -70,3 +77,39 @@ def partials_type(override_type: Any) -> Iterator[None]:
     if tf.as_dtype(override_type) not in (tf.float16, tf.float32):
         raise ValueError(f"Only support float16, float32, provided {override_type}")
     yield
+
+
+_IPU = "device:IPU"
+
+
+def install_front_end() -> None:
+    """Make the changes, once. ImportError if this TensorFlow lacks what podrun needs."""
+    missing = missing_symbols()
+    if missing:
+        raise ImportError(f"this TensorFlow has no tensorflow.python.{missing[0]}, which podrun needs")
+    install_cuts()
+    install_sessions()
+    _install_devices()
+
+
+def _install_devices() -> None:
+    """Operations that programs place on an IPU without compiling them are on the CPU."""
+    graph_class = private_module("framework.ops").Graph
+    context_class = private_module("eager.context").Context
+    if getattr(graph_class._apply_device_functions, "ipus", False):
+        return
+    apply, eager_device = graph_class._apply_device_functions, context_class.device
+
+    def apply_on_host(self: Any, op: Any) -> None:
+        apply(self, op)
+        if _IPU.lower() in op.device.lower():
+            op._set_device_from_string("/device:CPU:0")
+
+    def device(self: Any, name: Any) -> Any:
+        if isinstance(name, str) and _IPU.lower() in name.lower():
+            return contextlib.nullcontext()
+        return eager_device(self, name)
+
+    apply_on_host.ipus = True  # type: ignore[attr-defined]
+    graph_class._apply_device_functions = apply_on_host
+    context_class.device = device

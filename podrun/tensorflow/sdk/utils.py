@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from podrun.tensorflow.execution.devices import DEVICES
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.sdk.config import *  # noqa: F403
 from podrun.tensorflow.sdk.config import configure_ipu_system as configure_ipu_system
 from podrun.tensorflow.sdk.config import reset_ipu_configuration as reset_ipu_configuration

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark_like
-from podrun.tensorflow.capture.tracing import innermost_program
+from podrun.tensorflow.capture.program_graphs import innermost_program
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
 
-_Optimizer = tf.compat.v1.train.Optimizer
+_Optimizer: Any = tf.compat.v1.train.Optimizer
 SUM = GradientAccumulationReductionMethod.SUM
 
 
@@ -122,11 +122,17 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
     """The first version: the sum, for plain and momentum descent."""
 
     def __init__(
-        self, opt: Any, num_mini_batches: int, verify_usage: bool = True, name: str = "GradientAccumulationOptimizer"
+        self,
+        opt: Any,
+        num_mini_batches: int,
+        verify_usage: bool = True,
+        name: str = "GradientAccumulationOptimizer",
     ) -> None:
         kinds = (tf.compat.v1.train.GradientDescentOptimizer, tf.compat.v1.train.MomentumOptimizer)
         if verify_usage and type(opt) not in kinds:
-            raise ValueError(f"Only GradientDescentOptimizer and MomentumOptimizer can be wrapped, not {type(opt)}.")
+            raise ValueError(
+                f"Only GradientDescentOptimizer and MomentumOptimizer can be wrapped, not {type(opt)}."
+            )
         super().__init__(opt, num_mini_batches, name=name)
 
 

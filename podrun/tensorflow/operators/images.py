@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.tensorflow.operators.table import operator
+from podrun.tensorflow.operators.table import computes
 
 Array = Any
 _POOL = "ksize strides padding explicit_paddings data_format"
@@ -22,28 +21,30 @@ def _pads(node: Any) -> Any:
     return [tuple(pads[i : i + 2]) for i in range(0, len(pads), 2)]
 
 
-@operator("MaxPool", attributes=_POOL)
+@computes("MaxPool", attributes=_POOL)
 def _max_pool(ctx: Any, node: Any, x: Array) -> Array:
     lowest = np.array(-np.inf, x.dtype)
     return lax.reduce_window(x, lowest, lax.max, node["ksize"], node["strides"], _pads(node))
 
 
-@operator("MaxPoolV2", attributes="padding data_format")
+@computes("MaxPoolV2", attributes="padding data_format")
 def _max_pool_sizes(ctx: Any, node: Any, x: Array, sizes: Any, strides: Any) -> Array:
     window, steps = (tuple(int(v) for v in ctx.constant(i)) for i in (1, 2))
     return lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, window, steps, node["padding"])
 
 
-@operator("AvgPool", attributes=_POOL)
+@computes("AvgPool", attributes=_POOL)
 def _average_pool(ctx: Any, node: Any, x: Array) -> Array:
     wide = x.astype(jnp.float32)
     total = lax.reduce_window(wide, np.float32(0), lax.add, node["ksize"], node["strides"], _pads(node))
-    ones = jnp.ones((1, *x.shape[1:3], 1) if node["data_format"] == "NHWC" else (1, 1, *x.shape[2:4]), jnp.float32)
+    ones = jnp.ones(
+        (1, *x.shape[1:3], 1) if node["data_format"] == "NHWC" else (1, 1, *x.shape[2:4]), jnp.float32
+    )
     count = lax.reduce_window(ones, np.float32(0), lax.add, node["ksize"], node["strides"], _pads(node))
     return (total / count).astype(x.dtype)
 
 
-@operator("ResizeBilinear", "ResizeNearestNeighbor", attributes="align_corners half_pixel_centers")
+@computes("ResizeBilinear", "ResizeNearestNeighbor", attributes="align_corners half_pixel_centers")
 def _resize(ctx: Any, node: Any, x: Array, size: Any) -> Array:
     high, wide = (int(v) for v in ctx.constant(1))
     rows = _matrix(node, x.shape[1], high)
@@ -73,7 +74,7 @@ def _matrix(node: Any, size: int, count: int) -> np.ndarray:
     return matrix
 
 
-@operator("LRN", attributes="depth_radius bias alpha beta")
+@computes("LRN", attributes="depth_radius bias alpha beta")
 def _local_norm(ctx: Any, node: Any, x: Array) -> Array:
     radius = node["depth_radius"]
     window = (1, 1, 1, 2 * radius + 1)
@@ -81,9 +82,6 @@ def _local_norm(ctx: Any, node: Any, x: Array) -> Array:
     return x / (node["bias"] + node["alpha"] * total) ** node["beta"]
 
 
-@operator("CTCLossV2", "CTCLoss", attributes="preprocess_collapse_repeated ctc_merge_repeated")
+@computes("CTCLossV2", "CTCLoss", attributes="preprocess_collapse_repeated ctc_merge_repeated")
 def _ctc(ctx: Any, node: Any, *inputs: Array) -> Array:
     raise NotImplementedError("sparse labels; nn_ops.ctc_loss_v2 of the IPU's API takes dense ones")
-
-
-_ = jax

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.tensorflow.operators.table import operator
+from podrun.numerics.gradients import with_gradient
+from podrun.tensorflow.operators.table import computes
 
 Array = Any
 MOST_COUNTED = 100_000
 """Most iterations of a loop that are counted while the program is compiled."""
 
 
-@operator("Differentiate", attributes="graph targets sources incoming", random=True)
+@computes("Differentiate", attributes="graph targets sources incoming", random=True)
 def _differentiate(ctx: Any, node: Any, *inputs: Array) -> Any:
     """Gradients of the targets with respect to the sources, then what the forward pass computes for others."""
     count, targets = node["sources"], node["targets"]
@@ -28,36 +29,37 @@ def _differentiate(ctx: Any, node: Any, *inputs: Array) -> Any:
 
     values, backward, others = jax.vjp(forward, *sources, has_aux=True)
     incoming = dict(zip(node["incoming"], inputs[count:], strict=True))
-    seeds = [jnp.asarray(incoming[i], v.dtype) if i in incoming else jnp.ones_like(v) for i, v in enumerate(values)]
+    seeds = [
+        jnp.asarray(incoming[i], v.dtype) if i in incoming else jnp.ones_like(v) for i, v in enumerate(values)
+    ]
     gradients = backward(seeds)
     return (*gradients, *others)
 
 
-@operator("CustomGradient", attributes="backward positions", random=True)
+@computes("CustomGradient", attributes="backward positions", random=True)
 def _custom_gradient(ctx: Any, node: Any, *inputs: Array) -> Any:
     """The inputs. The gradients of those at ``positions`` are what the program's own function makes of the incoming
     ones; the others have none.
     """
 
-    @jax.custom_vjp
-    def call(values: tuple[Array, ...]) -> tuple[Array, ...]:
-        return values
+    values = [jnp.asarray(x) for x in inputs]
 
-    def forward(values: tuple[Array, ...]) -> Any:
-        return values, None
-
-    def backward(_: None, incoming: tuple[Array, ...]) -> Any:
-        gradients = [jnp.zeros_like(v) for v in incoming]
+    def backward(*incoming: Array) -> list[Array]:
         results = ctx.run(node["backward"], incoming)
-        for place, result in zip(node["positions"], results, strict=True):
-            gradients[place] = jnp.asarray(result).astype(incoming[place].dtype)
-        return (tuple(gradients),)
+        return [
+            jnp.asarray(r).astype(values[i].dtype) for i, r in zip(node["positions"], results, strict=True)
+        ]
 
-    call.defvjp(forward, backward)
-    return call(tuple(jnp.asarray(x) for x in inputs))
+    # The function is linear in the incoming gradients, so the derivative of its transpose is the function.
+    transposed = jax.linear_transpose(backward, *(jax.lax.stop_gradient(v) for v in values))
+    # Its coefficients depend on the values too: the second term takes away what they would add.
+    moving = transposed([values[i] for i in node["positions"]])
+    fixed = transposed([jax.lax.stop_gradient(values[i]) for i in node["positions"]])
+    carriers = [m - f for m, f in zip(moving, fixed, strict=True)]
+    return tuple(with_gradient(jax.lax.stop_gradient(v), c) for v, c in zip(values, carriers, strict=True))
 
 
-@operator("Branch", attributes="branches", random=True)
+@computes("Branch", attributes="branches", random=True)
 def _branch(ctx: Any, node: Any, choice: Array, *inputs: Array) -> Any:
     """The results of one of the graphs: number ``choice``, or the second if it is true."""
     known = ctx.known(0)
@@ -71,7 +73,7 @@ def _branch(ctx: Any, node: Any, choice: Array, *inputs: Array) -> Any:
     return lax.switch(jnp.asarray(choice).astype(jnp.int32), results)
 
 
-@operator("Loop", attributes="condition body", random=True)
+@computes("Loop", attributes="condition body", random=True)
 def _loop(ctx: Any, node: Any, *inputs: Array) -> Any:
     """Run the body while the condition holds. A loop whose iterations can be counted is differentiable."""
     values = tuple(jnp.asarray(x) for x in inputs)
@@ -128,7 +130,11 @@ def _limit(ctx: Any, makers: Any, condition: Any, body: Any, name: str) -> int |
     if name in condition.inputs:
         place = condition.inputs.index(name)
         value = ctx.known(place)
-        return int(np.asarray(value)) if value is not None and body.outputs[place] == body.inputs[place] else None
+        return (
+            int(np.asarray(value))
+            if value is not None and body.outputs[place] == body.inputs[place]
+            else None
+        )
     maker = makers.get(name)
     if maker is not None and maker.op_type == "Const":
         return int(np.asarray(maker["value"]))

@@ -16,7 +16,7 @@ import tensorflow as tf
 from podrun.core.errors import UnsupportedError
 from podrun.private_apis.tensorflow import symbol
 
-_FuncGraph = symbol("framework.func_graph.FuncGraph")
+_FuncGraph: Any = symbol("framework.func_graph.FuncGraph")
 _tf_convert = symbol("autograph.impl.api.tf_convert")
 _auto_control = None
 DEVICE = "/device:IPU:"

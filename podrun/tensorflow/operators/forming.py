@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.tensorflow.operators.table import operator
+from podrun.tensorflow.operators.table import computes
 
 Array = Any
 
@@ -16,94 +16,94 @@ def _ints(ctx: Any, index: int) -> list[int]:
     return [int(v) for v in np.atleast_1d(ctx.constant(index))]
 
 
-@operator("Reshape", folds=True)
+@computes("Reshape", folds=True)
 def _reshape(ctx: Any, node: Any, x: Array, shape: Any) -> Array:
     return ctx.xp.reshape(x, tuple(_ints(ctx, 1)) if np.size(ctx.constant(1)) else ())
 
 
-@operator("Shape", attributes="output", folds=True)
+@computes("Shape", attributes="output", folds=True)
 def _shape(ctx: Any, node: Any, x: Array) -> Array:
     return np.asarray(np.shape(x), node["output"])
 
 
-@operator("ShapeN", attributes="output", folds=True)
+@computes("ShapeN", attributes="output", folds=True)
 def _shapes(ctx: Any, node: Any, *inputs: Array) -> Any:
     return tuple(np.asarray(np.shape(x), node["output"]) for x in inputs)
 
 
-@operator("Size", attributes="output", folds=True)
+@computes("Size", attributes="output", folds=True)
 def _size(ctx: Any, node: Any, x: Array) -> Array:
     return np.asarray(int(np.prod(np.shape(x))), node["output"])
 
 
-@operator("Rank", folds=True)
+@computes("Rank", folds=True)
 def _rank(ctx: Any, node: Any, x: Array) -> Array:
     return np.asarray(np.ndim(x), np.int32)
 
 
-@operator("Fill", folds=True)
+@computes("Fill", folds=True)
 def _fill(ctx: Any, node: Any, shape: Any, value: Array) -> Array:
     sizes = tuple(_ints(ctx, 0)) if np.size(ctx.constant(0)) else ()
     return ctx.xp.full(sizes, value, dtype=np.asarray(value).dtype if ctx.xp is np else value.dtype)
 
 
-@operator("Range", attributes="output", folds=True)
+@computes("Range", attributes="output", folds=True)
 def _range(ctx: Any, node: Any, start: Any, limit: Any, delta: Any) -> Array:
     return np.arange(*(np.asarray(ctx.constant(i)).item() for i in range(3)), dtype=node["output"])
 
 
-@operator("Tile", folds=True)
+@computes("Tile", folds=True)
 def _tile(ctx: Any, node: Any, x: Array, multiples: Any) -> Array:
     return ctx.xp.tile(x, tuple(_ints(ctx, 1)) if np.size(ctx.constant(1)) else ())
 
 
-@operator("BroadcastTo")
+@computes("BroadcastTo")
 def _broadcast(ctx: Any, node: Any, x: Array, shape: Any) -> Array:
     return jnp.broadcast_to(x, tuple(_ints(ctx, 1)))
 
 
-@operator("BroadcastArgs", folds=True)
+@computes("BroadcastArgs", folds=True)
 def _broadcast_sizes(ctx: Any, node: Any, a: Any, b: Any) -> Array:
     return np.asarray(np.broadcast_shapes(tuple(_ints(ctx, 0)), tuple(_ints(ctx, 1))), np.int32)
 
 
-@operator("ExpandDims", folds=True)
+@computes("ExpandDims", folds=True)
 def _expand(ctx: Any, node: Any, x: Array, axis: Any) -> Array:
     return ctx.xp.expand_dims(x, int(np.asarray(ctx.constant(1)).item()))
 
 
-@operator("Squeeze", attributes="squeeze_dims", folds=True)
+@computes("Squeeze", attributes="squeeze_dims", folds=True)
 def _squeeze(ctx: Any, node: Any, x: Array) -> Array:
     return ctx.xp.squeeze(x, tuple(node["squeeze_dims"]) or None)
 
 
-@operator("Transpose", folds=True)
+@computes("Transpose", folds=True)
 def _transpose(ctx: Any, node: Any, x: Array, axes: Any) -> Array:
     return ctx.xp.transpose(x, tuple(_ints(ctx, 1)) if x.ndim else ())
 
 
-@operator("ConcatV2", folds=True)
+@computes("ConcatV2", folds=True)
 def _concat(ctx: Any, node: Any, *inputs: Array) -> Array:
     axis = int(np.asarray(ctx.constant(len(inputs) - 1)).item())
     return ctx.xp.concatenate(inputs[:-1], axis)
 
 
-@operator("Pack", attributes="axis", folds=True)
+@computes("Pack", attributes="axis", folds=True)
 def _pack(ctx: Any, node: Any, *inputs: Array) -> Array:
     return ctx.xp.stack(inputs, node["axis"])
 
 
-@operator("Unpack", attributes="axis num", folds=True)
+@computes("Unpack", attributes="axis num", folds=True)
 def _unpack(ctx: Any, node: Any, x: Array) -> Any:
     return tuple(ctx.xp.moveaxis(x, node["axis"], 0)[i] for i in range(node["num"]))
 
 
-@operator("Split", attributes="num_split")
+@computes("Split", attributes="num_split")
 def _split(ctx: Any, node: Any, axis: Any, x: Array) -> Any:
     return tuple(jnp.split(x, node["num_split"], int(np.asarray(ctx.constant(0)).item())))
 
 
-@operator("SplitV", attributes="num_split")
+@computes("SplitV", attributes="num_split")
 def _split_sizes(ctx: Any, node: Any, x: Array, sizes: Any, axis: Any) -> Any:
     axis = int(np.asarray(ctx.constant(2)).item())
     lengths = _ints(ctx, 1)
@@ -112,7 +112,7 @@ def _split_sizes(ctx: Any, node: Any, x: Array, sizes: Any, axis: Any) -> Any:
     return tuple(jnp.split(x, list(np.cumsum(lengths)[:-1]), axis))
 
 
-@operator("Pad", "PadV2", "MirrorPad", attributes="mode")
+@computes("Pad", "PadV2", "MirrorPad", attributes="mode")
 def _pad(ctx: Any, node: Any, x: Array, paddings: Any, value: Any = None) -> Array:
     widths = [tuple(int(v) for v in row) for row in np.asarray(ctx.constant(1)).reshape(-1, 2)]
     if node.op_type == "MirrorPad":
@@ -120,7 +120,7 @@ def _pad(ctx: Any, node: Any, x: Array, paddings: Any, value: Any = None) -> Arr
     return jnp.pad(x, widths, constant_values=0 if value is None else value)
 
 
-@operator("Slice", folds=True)
+@computes("Slice", folds=True)
 def _slice(ctx: Any, node: Any, x: Array, begin: Any, size: Any) -> Array:
     sizes = _ints(ctx, 2)
     first = ctx.known(1)
@@ -136,7 +136,7 @@ def _slice(ctx: Any, node: Any, x: Array, begin: Any, size: Any) -> Array:
 _MASKS = "begin_mask end_mask ellipsis_mask new_axis_mask shrink_axis_mask"
 
 
-@operator("StridedSlice", attributes=_MASKS, folds=True)
+@computes("StridedSlice", attributes=_MASKS, folds=True)
 def _strided(ctx: Any, node: Any, x: Array, begin: Any, end: Any, strides: Any) -> Array:
     ends, steps, first = _ints(ctx, 2) if ctx.known(2) is not None else None, _ints(ctx, 3), ctx.known(1)
     count = len(steps)
@@ -175,12 +175,12 @@ def _one_element(ctx: Any, node: Any, x: Array, begin: Array, count: int, masked
     return x[tuple(index)]
 
 
-@operator("ReverseV2")
+@computes("ReverseV2")
 def _reverse(ctx: Any, node: Any, x: Array, axes: Any) -> Array:
     return jnp.flip(x, tuple(_ints(ctx, 1)) if np.size(ctx.constant(1)) else ())
 
 
-@operator("SpaceToDepth", "DepthToSpace", attributes="block_size data_format")
+@computes("SpaceToDepth", "DepthToSpace", attributes="block_size data_format")
 def _blocks(ctx: Any, node: Any, x: Array) -> Array:
     size = node["block_size"]
     batch, high, wide, channels = x.shape
@@ -192,7 +192,7 @@ def _blocks(ctx: Any, node: Any, x: Array) -> Array:
     return x.reshape(batch, high * size, wide * size, rest)
 
 
-@operator("MatrixBandPart")
+@computes("MatrixBandPart")
 def _band(ctx: Any, node: Any, x: Array, low: Any, high: Any) -> Array:
     below, above = (int(np.asarray(ctx.constant(i)).item()) for i in (1, 2))
     rows, columns = np.indices(x.shape[-2:])
@@ -200,12 +200,12 @@ def _band(ctx: Any, node: Any, x: Array, low: Any, high: Any) -> Array:
     return jnp.where(keep, x, jnp.zeros((), x.dtype))
 
 
-@operator("InvertPermutation", folds=True)
+@computes("InvertPermutation", folds=True)
 def _inverse(ctx: Any, node: Any, x: Array) -> Array:
     return np.argsort(np.asarray(ctx.constant(0))).astype(np.int32)
 
 
-@operator("Bitcast", attributes="type output")
+@computes("Bitcast", attributes="type output")
 def _bitcast(ctx: Any, node: Any, x: Array) -> Array:
     import jax
 

@@ -1,0 +1,89 @@
+"""`IPUConfig`: names, defaults, types and messages of its options."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+
+from podrun.tensorflow.sdk.config import DeviceConnectionType, IPUConfig, StochasticRoundingBehaviour
+
+
+def test_all_options_are_there_with_their_defaults() -> None:
+    options = IPUConfig().to_dict()
+    assert len(options) == 57
+    assert options["io_tiles.available_memory_proportion"] == 0.9
+    assert options["optimizations.minimum_remote_tensor_size"] == 128
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("io_tiles.num_io_tiles", True),
+        ("allow_recompute", 1),
+        ("device_connection.type", 0),
+        ("auto_select_ipus", "2"),
+    ],
+)
+def test_types_are_exact(path: str, value: object) -> None:
+    with pytest.raises(TypeError, match=r"Trying to set .* but it must be of type"):
+        IPUConfig().from_dict({path: value})
+
+
+def test_unknown_options_get_a_suggestion() -> None:
+    config = IPUConfig()
+    with pytest.raises(
+        ValueError, match=r"is not a valid attribute of this config\. Did you mean auto_select_ipus"
+    ):
+        config.auto_select_ipu = 1
+    with pytest.raises(ValueError, match="is not a valid attribute"):
+        _ = config.matmuls.options
+
+
+def test_a_category_is_not_assigned_to() -> None:
+    with pytest.raises(Exception, match="is a category and cannot be assigned to"):
+        IPUConfig().matmuls = {}
+
+
+def test_a_bool_of_an_old_program_is_a_rounding_behaviour() -> None:
+    config = IPUConfig()
+    config.floating_point_behaviour.esr = True
+    assert config.floating_point_behaviour.esr is StochasticRoundingBehaviour.ON
+
+
+def test_it_goes_through_json_and_copies() -> None:
+    config = IPUConfig()
+    config.device_connection.type = DeviceConnectionType.ON_DEMAND
+    config.matmuls.poplar_options = {"availableMemoryProportion": "0.3"}
+    other = IPUConfig()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other.from_json(copy.deepcopy(config).to_json())
+    assert other.to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"auto_select_ipus": 1, "select_ipus": 2}, Exception, "Only one of"),
+        ({"select_ipus": [1, 1]}, ValueError, "unique"),
+        ({"io_tiles.place_ops_on_io_tiles": True}, ValueError, "num_io_tiles == 0"),
+        ({"device_connection.type": DeviceConnectionType.NEVER}, ValueError, r"device_connection\.version"),
+        (
+            {
+                "experimental.multi_replica_distribution.process_count": 2,
+                "experimental.multi_replica_distribution.process_index": 2,
+            },
+            ValueError,
+            "process_index",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    options: dict[str, object], kind: type[Exception], said: str
+) -> None:
+    config = IPUConfig()
+    config.from_dict(options)
+    with pytest.raises(kind, match=said):
+        config.configure_ipu_system()

@@ -1,0 +1,59 @@
+"""Operations against TensorFlow on the CPU: results and gradients, float32 and float16, from the same values."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("tensorflow")
+
+import tensorflow as tf  # noqa: E402
+
+from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1  # noqa: E402
+from podrun.tensorflow.sdk.scopes import install_front_end  # noqa: E402
+from tests.tensorflow.cases import CASES  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def strategy() -> Any:
+    """A strategy on one IPU."""
+    install_front_end()
+    return IPUStrategyV1()
+
+
+NO_HALF = {"batch_norm", "lgamma", "digamma", "resize", "pow", "local_norm"}
+"""Operations that are compared in float32 alone."""
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_it_computes_what_tensorflow_does(strategy: Any, name: str, half: bool) -> None:
+    if half and name in NO_HALF:
+        pytest.skip("compared in float32")
+    function, arrays = CASES[name]
+    dtype = tf.float16 if half else tf.float32
+    inputs = [tf.cast(a, dtype) for a in arrays]
+
+    def both(*values: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for value in values:
+                tape.watch(value)
+            result = function(*values)
+            total = tf.reduce_sum(tf.cast(result, tf.float32) ** 2)
+        return result, *(g for g in tape.gradient(total, values) if g is not None)
+
+    expected = tf.function(both)(*(tf.cast(v, tf.float32) for v in inputs))
+    actual = strategy.run(tf.function(both), args=inputs)
+    assert len(actual) == len(expected)
+    for mine, theirs in zip(actual, expected, strict=True):
+        want = np.asarray(tf.convert_to_tensor(theirs), np.float32)
+        scale = np.abs(want).max() + 1e-3
+        tolerance = 1e-2 if half else 1e-4
+        np.testing.assert_allclose(np.asarray(mine, np.float32), want, rtol=tolerance, atol=tolerance * scale)

@@ -1,0 +1,38 @@
+"""Programs as users write them, run by ``python -m podrun.compat`` in processes of their own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.system]
+pytest.importorskip("tensorflow")
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def run(name: str, *arguments: str, cwd: Path) -> str:
+    """What a program prints."""
+    command = [sys.executable, "-m", "podrun.compat", str(PROGRAMS / name), *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_loop_of_version_1_learns(replicas: int, tmp_path: Path) -> None:
+    lines = re.findall(r"loss (\(.*\)) (\S+)", run("train_v1.py", str(replicas), cwd=tmp_path))
+    assert [shape for shape, _ in lines] == ["(10,)" if replicas == 1 else "(10, 4)"] * 4
+    losses = [float(value) for _, value in lines]
+    assert losses[-1] < losses[0]
+
+
+def test_a_keras_model_learns(tmp_path: Path) -> None:
+    output = run("train_keras.py", cwd=tmp_path)
+    losses = [float(v) for v in re.findall(r"[\d.]+", output.split("\n")[0])]
+    assert losses[-1] < losses[0]
+    assert "predicted (256, 2)" in output
