@@ -36,3 +36,9 @@ def test_a_keras_model_learns(tmp_path: Path) -> None:
     losses = [float(v) for v in re.findall(r"[\d.]+", output.split("\n")[0])]
     assert losses[-1] < losses[0]
     assert "predicted (256, 2)" in output
+
+
+def test_a_pipeline_of_version_1_learns(tmp_path: Path) -> None:
+    lines = re.findall(r"loss (\(.*\)) (\S+)", run("pipeline_v1.py", cwd=tmp_path))
+    assert [shape for shape, _ in lines] == ["(40,)"] * 3
+    assert float(lines[-1][1]) < float(lines[0][1])

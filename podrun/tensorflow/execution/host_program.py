@@ -19,7 +19,7 @@ from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.capture.markers import REFERENCES, marked
 from podrun.tensorflow.execution.device_table import DEVICES
-from podrun.tensorflow.execution.step_program import ReadStep, StepProgram, StepSource
+from podrun.tensorflow.execution.step_program import ReadStep, StepProgram, StepSource, read_step
 from podrun.tensorflow.graph.importer import function_graph
 
 
@@ -109,6 +109,7 @@ class HostProgram:
         """Parameters, then what the graph captures."""
         self.keys = [_key(t, i) for i, t in enumerate(self.inputs)]
         self._source = self._loop_source() if self.loop is not None else self._step_source()
+        self.step = read_step(self._source)
         self._program: StepProgram | None = None
         self._generation = -1
 
@@ -149,13 +150,13 @@ class HostProgram:
         if self._program is None or self._generation != DEVICES.generation:
             settings = DEVICES.settings(self.ordinal, self.shards)
             device = DEVICES.device(self.ordinal)
-            self._program = StepProgram(self._source, device, settings, _feed_types)
+            self._program = StepProgram(self._source, self.step, device, settings, _feed_types)
             self._generation = DEVICES.generation
         return self._program
 
     def written_inputs(self) -> list[int]:
         """The positions of the variables that the program writes."""
-        written = self.program.step.written
+        written = self.step.written
         return [
             i
             for i, (t, key) in enumerate(zip(self.inputs, self.keys, strict=True))
@@ -235,7 +236,7 @@ def _feed_types(step: ReadStep) -> dict[str, TensorType]:
     types = {}
     for queue, names in step.infeeds.items():
         for name, spec in zip(names, REFERENCES[queue].flat_specs, strict=True):
-            types[name] = TensorType(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape))
+            types[name] = TensorType(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
     return types
 
 

@@ -85,15 +85,15 @@ class StepProgram:
     def __init__(
         self,
         source: StepSource,
+        step: ReadStep,
         device: RunDevice,
         settings: RunSettings,
         feed_types: Callable[[ReadStep], Mapping[str, TensorType]],
     ) -> None:
         import_jax()
         self.source, self.device, self.settings = source, device, settings
-        with progress(f"reading the program {source.name!r}"):
-            self.step = read_step(source)
-        self.feed_types = feed_types(self.step)
+        self.step = step
+        self.feed_types = feed_types(step)
         self.parts: SessionParts | None = None
         self._seeded = 0
         self._baked: dict[str, np.ndarray] = {}

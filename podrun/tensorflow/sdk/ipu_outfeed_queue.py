@@ -137,7 +137,10 @@ class IPUOutfeedQueue:
         count = self._replicas()
         lead = (0, count) if count > 1 else (0,)
         return [
-            self._typed(i, self._summed(np.concatenate(p)) if p else np.zeros((*lead, *self._specs[i].shape)))
+            self._typed(
+                i,
+                self._summed(np.concatenate(p)) if p else np.zeros((*lead, *self._specs[i].shape.as_list())),
+            )
             for i, p in enumerate(parts)
         ]
 
