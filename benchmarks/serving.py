@@ -122,13 +122,18 @@ def _ready(client: Any) -> bool:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="print JSON, or write it to a file"
+    )
+    parser.add_argument("--short", action="store_true", help="fewer requests")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="podrun-serving-") as folder:
-        figures = measure(Path(folder), options.requests)
-    if options.json:
-        print(json.dumps({"schema": "podrun-serving-1", "in_flight": IN_FLIGHT, **figures}))
+        figures = measure(Path(folder), 200 if options.short else 2000)
+    text = json.dumps({"schema": "podrun-serving-1", "in_flight": IN_FLIGHT, **figures})
+    if options.json == "-":
+        print(text)
+    elif options.json:
+        Path(options.json).write_text(text)
     else:
         print("\n".join(f"{name}: {value:.2f}" for name, value in figures.items()))
 
