@@ -15,11 +15,12 @@ from typing import Any
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError, UsageError
 from podrun.core.terminal import reporting
+from podrun.costmodel.batch import BatchWork
 from podrun.costmodel.cost import check_planned
 from podrun.costmodel.target import System, system
 from podrun.estimate.command import EstimateRequest
 from podrun.estimate.layout import ProgramLayout, check_layout
-from podrun.estimate.model import Choices, Estimate, estimate, scan
+from podrun.estimate.model import Choices, Estimate, estimate, planned_batch, scan
 from podrun.estimate.tracing import OnnxModel, load_onnx_file, trace_model
 
 _TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
@@ -46,6 +47,13 @@ def answer(request: EstimateRequest) -> list[Estimate]:
     if request.strict:
         check_planned([estimates[0].bounds])
     return estimates
+
+
+def work_of_model(path: Path, target: str, layout: ProgramLayout) -> BatchWork:
+    """The work of a training batch of an ONNX file on a system. Raises PodrunError."""
+    model, chosen = OnnxModel(load_onnx_file(path)), system(target)
+    check_layout(chosen, layout)
+    return planned_batch(trace_model(model, chosen.chip, layout, train=True), chosen, layout, train=True)
 
 
 def _check_options(request: EstimateRequest) -> None:

@@ -173,6 +173,14 @@ def _memory(traced: Traced, system: System, layout: ProgramLayout, *, train: boo
     )
 
 
+def planned_batch(traced: Traced, system: System, layout: ProgramLayout, *, train: bool) -> BatchWork:
+    """The work of a batch as `estimate` counts it, which a POD of another size shares but for its replicas."""
+    recompute = train and layout.recompute
+    memory = _memory(traced, system, layout, train=train)
+    shares = _split(traced, memory, layout.ipus_per_replica, recompute=recompute)
+    return _batch(traced, system, layout, shares, train=train)
+
+
 def _batch(
     traced: Traced, system: System, layout: ProgramLayout, shares: Sequence[IpuShare], *, train: bool
 ) -> BatchWork:

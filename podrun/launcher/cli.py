@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
 UPKEEP_VERBS = ("doctor", "cache", "ps", "stop")
-SIMULATION_VERBS = ("simulate", "chaos")
+SIMULATION_VERBS = ("simulate", "chaos", "scale")
 SERVING_VERBS = ("serve",)
 MONITOR_VERBS = ("top", "record", "health", "exporter", "dashboards")
 VERBS = (
