@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 ELSEWHERE = {
     "chaos": "podrun.simulate.commands.chaos",
+    "scale": "podrun.simulate.commands.scale",
     "dashboards": "podrun.monitor.commands.dashboards",
     "exporter": "podrun.monitor.commands.exporter",
     "health": "podrun.monitor.commands.health",
