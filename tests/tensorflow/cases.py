@@ -39,7 +39,7 @@ Case = tuple[Callable[..., Any], tuple[np.ndarray, ...]]
 CASES: dict[str, Case] = {name: (getattr(tf.math, name), (X,)) for name in _UNARY}
 CASES |= {f"nn_{name}": (getattr(tf.nn, name), (X - 0.5,)) for name in _NN}
 CASES |= {name: (getattr(tf.math, name), (X, Y)) for name in _BINARY}
-CASES |= {name: (lambda x, n=name: getattr(tf, n)(x, 1), (X,)) for name in _REDUCE}
+CASES |= {name: (lambda x, n=name: getattr(tf.math, n)(x, 1), (X,)) for name in _REDUCE}
 CASES |= {
     "matmul": (lambda a, b: tf.matmul(a, b, transpose_b=True), (X, Y)),
     "einsum": (lambda a, b: tf.einsum("ij,kj->ik", a, b), (X, Y)),
