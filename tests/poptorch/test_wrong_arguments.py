@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -58,8 +60,8 @@ def test_whole_numbers_and_tensors_are_numbers() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: poptorch.Options()._Popart.setPatterns("a"), "patterns are True or False by name, not 'a'"),
-        (lambda: poptorch.Options()._Popart.set([], 1), "a PopART option has a name"),
+        (lambda: poptorch.Options()._Popart.setPatterns("a"), "patterns is a dictionary, not 'a'"),
+        (lambda: poptorch.Options()._Popart.set([], 1), "key is text, not"),
         (
             lambda: poptorch.SerialPhasedExecution(3),
             "a phase is a poptorch.Phase, stages or block ids, not 3",
@@ -69,3 +71,59 @@ def test_whole_numbers_and_tensors_are_numbers() -> None:
 def test_what_options_assert_is_named(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         call()
+
+
+OPTIONS = poptorch.Options
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: OPTIONS().Distributed.setEnvVarNames(3, "RANK"), "var_num_processes is text, not 3"),
+        (lambda: OPTIONS().Distributed.configureProcessId("a", 2), "process_id is a whole number, not 'a'"),
+        (lambda: OPTIONS().Distributed.configureProcessId(1), "missing a required argument: 'num_processes'"),
+        (lambda: OPTIONS().inputReplicaGrouping(1, "a"), "input_group_type is a poptorch.CommGroupType"),
+        (lambda: OPTIONS().inputReplicaGrouping("a", poptorch.CommGroupType.Consecutive), "a whole number"),
+        (lambda: OPTIONS().anchorTensor(3, "x"), "short_name is text, not 3"),
+        (lambda: OPTIONS().anchorTensor("a", "x", "All"), "output_mode is a poptorch.OutputMode, not 'All'"),
+        (lambda: OPTIONS().setAvailableMemoryProportion(0.1), "a dictionary of numbers by name, not 0.1"),
+        (lambda: OPTIONS().setAvailableMemoryProportion({"IPU0": "a"}), "a dictionary of numbers by name"),
+        (lambda: OPTIONS().loadFromFile(3), "filepath is text or a path, not 3"),
+        (lambda: OPTIONS().sourceLocationExcludes("a"), "excludes is a list of texts, not 'a'"),
+        (lambda: OPTIONS().deviceIterations(count=3), "deviceIterations: missing a required argument"),
+        (lambda: poptorch.Phase("a").stage("b"), "idx is a whole number, not 'b'"),
+        (lambda: poptorch.Phase("a").stage(1), "there is no stage 1"),
+        (lambda: poptorch.load(3), "filename is text or a path, not 3"),
+        (lambda: poptorch.load("a", 3), "edit_opts_fn is a function, not 3"),
+        (lambda: poptorch.setLogLevel([]), r"level is text or a whole number, not \[\]"),
+        (lambda: poptorch.optim.SGD(WEIGHTS, 0.1, nesterov=torch.ones(2)), "nesterov is True or False, not"),
+        (lambda: poptorch.optim.AdamW(WEIGHTS, bias_correction=torch.ones(2)), "bias_correction is True"),
+        (lambda: poptorch.optim.LAMB(WEIGHTS, accum_type="half"), "accum_type is a torch.dtype, not 'half'"),
+    ],
+)
+def test_what_a_signature_does_not_take_is_an_error_of_both_kinds(
+    call: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(AssertionError, match=message) as caught:
+        call()
+    assert isinstance(caught.value, poptorch.Error)
+
+
+@pytest.mark.parametrize("value", [[], {}, "float", torch.int32])
+def test_a_wrong_partials_type_is_an_error_of_values(value: Any) -> None:
+    with pytest.raises(ValueError, match="takes torch"):
+        poptorch.Options().Precision.setPartialsType(value)
+
+
+def test_an_input_group_has_a_replica() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        poptorch.Options().inputReplicaGrouping(0, poptorch.CommGroupType.Consecutive)
+
+
+def test_the_check_is_generous(tmp_path: Path) -> None:
+    (tmp_path / "options").write_text("deviceIterations(2)\n")
+    options = poptorch.Options()
+    options.loadFromFile(tmp_path / "options")
+    assert options.device_iterations == 2
+    poptorch.optim.Adam(WEIGHTS, lr=np.float32(0.1), max_grad_norm=1)
+    poptorch.SerialPhasedExecution([poptorch.Stage("a")], "b").phase(0).ipus(np.int64(0))

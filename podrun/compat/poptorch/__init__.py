@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from podrun import poptorch as _poptorch
-from podrun.compat._start import give_back as _give_back
 from podrun.compat._start import install as _install
-from podrun.popart.cpp_operators import explain_compilers as _explain_compilers
-from podrun.popart.custom import explain_libraries as _explain_libraries
-from podrun.popart.custom import load_files as _load_files
-from podrun.poptorch import *  # noqa: F403
-from podrun.poptorch import __version__ as __version__
-from podrun.poptorch.api import enums, ops, optim, options, profiling
-from podrun.poptorch.api.wrappers import print as print
-from podrun.poptorch.executor.watching import start_log as _start_log
 
-_install()
+_install()  # First, so that a missing PyTorch is told as an error of podrun's.
+
+from podrun import poptorch as _poptorch  # noqa: E402
+from podrun.compat._start import give_back as _give_back  # noqa: E402
+from podrun.popart.cpp_operators import explain_compilers as _explain_compilers  # noqa: E402
+from podrun.popart.custom import explain_libraries as _explain_libraries  # noqa: E402
+from podrun.popart.custom import load_files as _load_files  # noqa: E402
+from podrun.poptorch import *  # noqa: E402, F403
+from podrun.poptorch import __version__ as __version__  # noqa: E402
+from podrun.poptorch.api import enums, ops, optim, options, profiling  # noqa: E402
+from podrun.poptorch.api.wrappers import print as print  # noqa: E402
+from podrun.poptorch.executor.watching import start_log as _start_log  # noqa: E402
+
 _give_back()
 _explain_libraries()
 _explain_compilers()

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.errors import ArgumentError
 
 Kind = TypeVar("Kind", bound=type)
@@ -143,19 +144,12 @@ def _checked(params: Any) -> list[Any]:
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """The arguments that were given. TypeError for those that are no numbers, where the program gives them."""
-    given = {name: value for name, value in values.items() if value is not None}
-    for name, value in given.items():
-        numbers = value if name == "betas" and isinstance(value, (tuple, list)) else [value]
-        if not all(isinstance(each, (int, float, torch.Tensor)) for each in numbers) or (
-            name == "betas" and len(numbers) != 2
-        ):
-            kind = "a pair of numbers" if name == "betas" else "a number"
-            raise TypeError(f"{name} is {kind}, not {value!r}")
-    return given
+    """The arguments that were given."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @shown_as("SGD")
+@checks_methods()
 class TorchSGD(TorchOptimizer, torch.optim.SGD):
     """torch.optim.SGD with loss scaling, velocity scaling and one or two states a weight."""
 
@@ -188,7 +182,7 @@ class TorchSGD(TorchOptimizer, torch.optim.SGD):
         if velocity_scaling is not None and not self.use_combined_accum:
             warnings.warn(
                 "velocity_scaling has no effect without use_combined_accum=True: it is the loss scaling",
-                stacklevel=2,
+                stacklevel=3,
             )
         self.accum_type = accum_type or torch.float32
         self.velocity_accum_type = velocity_accum_type or torch.float32
@@ -222,6 +216,7 @@ def _refuse_amsgrad(amsgrad: bool | None) -> None:
 
 
 @shown_as("Adam")
+@checks_methods()
 class TorchAdam(_AdamBase, torch.optim.Adam):
     """torch.optim.Adam, whose weight decay is added to the gradient. ValueError for amsgrad."""
 
@@ -257,6 +252,7 @@ class TorchAdam(_AdamBase, torch.optim.Adam):
         self._set_up_adam(given, options)
 
 
+@checks_methods()
 class AdamW(_AdamBase, torch.optim.AdamW):
     """torch.optim.AdamW, whose weight decay shrinks the weight. ValueError for amsgrad."""
 
@@ -294,6 +290,7 @@ class AdamW(_AdamBase, torch.optim.AdamW):
         self._set_up_adam(given, options)
 
 
+@checks_methods()
 class RMSprop(TorchOptimizer, torch.optim.RMSprop):
     """torch.optim.RMSprop; ``use_tf_variant`` adds eps inside the root."""
 
@@ -330,6 +327,7 @@ class RMSprop(TorchOptimizer, torch.optim.RMSprop):
         self.use_tf_variant = bool(use_tf_variant)
 
 
+@checks_methods("step")
 class LAMB(TorchOptimizer, torch.optim.Optimizer):
     """LAMB: Adam whose step is scaled by the norms of weight and step (You et al., 2020)."""
 

@@ -16,6 +16,7 @@ import torch
 from podrun.core.environment import environment
 from podrun.poptorch.api import enums
 from podrun.poptorch.api.enums import MeanReductionStrategy, ReductionType
+from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.errors import ArgumentError, Error
 
 G = TypeVar("G", bound="OptionGroup")
@@ -185,6 +186,7 @@ def _named(text: str) -> Any:
     raise SyntaxError(f"{text} is no value that options have")
 
 
+@checks_methods()
 class TensorLocationSettings:
     """Where one kind of tensor is kept and how it gets there. Every setter returns the settings themselves.
 
@@ -250,6 +252,7 @@ class JitOptions(OptionGroup):
         return self
 
 
+@checks_methods("accumulationAndReplicationReductionType")
 class TrainingOptions(OptionGroup):
     """Options for training: ``Options.Training``."""
 
@@ -300,6 +303,7 @@ class TrainingOptions(OptionGroup):
         return self
 
 
+@checks_methods("setPartialsType", "runningStatisticsAlwaysFloat")
 class PrecisionOptions(OptionGroup):
     """Options for rounding: ``Options.Precision``."""
 
@@ -323,7 +327,7 @@ class PrecisionOptions(OptionGroup):
     def setPartialsType(self, dtype: torch.dtype) -> PrecisionOptions:
         """Set the type in which products and convolutions add up: torch.float or torch.half. ValueError for another."""
         names = {torch.float32: "float", torch.float16: "half"}
-        if dtype not in names:
+        if not isinstance(dtype, torch.dtype) or dtype not in names:
             raise ValueError("setPartialsType takes torch.float or torch.half")
         self.checkIsFrozen("partials_type")
         self.popart.set("partialsTypeMatMuls", names[dtype])
@@ -332,7 +336,7 @@ class PrecisionOptions(OptionGroup):
 
     def halfFloatCasting(self, half_float_casting: Any) -> PrecisionOptions:
         """Deprecated; types are promoted as torch does."""
-        warnings.warn("halfFloatCasting has no effect: types are promoted as torch does", stacklevel=2)
+        warnings.warn("halfFloatCasting has no effect: types are promoted as torch does", stacklevel=3)
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> PrecisionOptions:
@@ -346,6 +350,7 @@ class PrecisionOptions(OptionGroup):
         return self
 
 
+@checks_methods()
 class TensorLocationOptions(OptionGroup):
     """Options for the locations of tensors: ``Options.TensorLocations``."""
 
@@ -389,6 +394,7 @@ class TensorLocationOptions(OptionGroup):
         return self
 
 
+@checks_methods()
 class DistributedOptions(OptionGroup):
     """Options for several processes: ``Options.Distributed``."""
 
@@ -435,6 +441,7 @@ class DistributedOptions(OptionGroup):
         return int(self.num_distributed_processes)
 
 
+@checks_methods()
 class PopartOptions(OptionGroup):
     """PopART's session options by name: ``Options._Popart.set("autoRecomputation", 1)``.
 

@@ -24,6 +24,7 @@ from podrun.poptorch.api.option_parts import (
     TensorLocationOptions,
     TrainingOptions,
 )
+from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
 from podrun.poptorch.errors import ArgumentError
 from podrun.poptorch.executor.watching import logger
@@ -38,6 +39,7 @@ class ConfigFileError(Exception):
     """A line of an options file that is not a call of an option."""
 
 
+@checks_methods("enableSyntheticData")
 class Options(OptionGroup):
     """How a model is compiled and run.
 
@@ -143,6 +145,8 @@ class Options(OptionGroup):
             raise ValueError("Input group type All is not supported: all replicas would have the same input")
         if input_group_type == CommGroupType.NoGrouping:
             input_group_size = 1
+        if input_group_size < 1:
+            raise ValueError("The input group size must be above 0")
         if input_group_size > self.replication_factor:
             raise ValueError("The input group size exceeds the replication factor")
         if self.replication_factor % input_group_size:
@@ -275,7 +279,7 @@ class Options(OptionGroup):
             raise ArgumentError("enableSyntheticData takes True, False or a popart.SyntheticDataMode")
         return self._set_extra("enable_synthetic_data", bool(operator.index(enabled)))
 
-    def enableExecutableCaching(self, path: str | None) -> Options:
+    def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Options:
         """Keep compiled programs in a folder; None: nowhere. Default: that of POPTORCH_CACHE_DIR, if it is set."""
         if path is not None and not isinstance(path, (str, os.PathLike)):
             raise ArgumentError("enableExecutableCaching takes a path or None")
@@ -283,7 +287,7 @@ class Options(OptionGroup):
         self._Popart.set("cachePath", "" if path is None else str(path))
         return self._set_extra("cache_path", path)
 
-    def enableProfiling(self, profile_dir: str | None = None) -> Options:
+    def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Options:
         """Write a report of time and memory to ``profile_dir`` (default: here), in a folder with the model's name."""
         if profile_dir is not None and not isinstance(profile_dir, (str, os.PathLike)):
             raise ArgumentError("enableProfiling takes a folder")
@@ -388,7 +392,7 @@ class Options(OptionGroup):
             arguments = value if isinstance(value, list) else [value]
             getattr(target, name)(*[_member(each) for each in arguments])
 
-    def loadFromFile(self, filepath: str) -> None:
+    def loadFromFile(self, filepath: str | os.PathLike[str]) -> None:
         """Set options from a file: one call a line, as ``deviceIterations(1)``; ``#`` begins a comment.
         ConfigFileError for a line that is none."""
         from podrun.poptorch.api.option_parts import apply_line

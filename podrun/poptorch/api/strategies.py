@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from podrun.poptorch.api.enums import AutoStage, Liveness
+from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.errors import ArgumentError
 
 PIPELINED, SHARDED, PHASED = 0, 1, 2
 """Execution modes as `ExecutionStrategy.backendOptions` numbers them."""
 
 
+@checks_methods()
 class Stage:
     """Blocks that run together: ``Stage("encoder", "head")``. AssertionError for ids that are not text."""
 
@@ -28,12 +30,11 @@ class Stage:
 
     def ipu(self, ipu: int) -> Stage:
         """Run on this IPU."""
-        if not isinstance(ipu, int):
-            raise ArgumentError("an IPU is a number")
-        self._ipu = ipu
+        self._ipu = int(ipu)
         return self
 
 
+@checks_methods()
 class Phase:
     """Stages that run at the same time: ``Phase(Stage("a"), Stage("b"))``, or block ids, which form one stage."""
 
@@ -49,7 +50,9 @@ class Phase:
         self.stages: tuple[Stage, ...] = arg
 
     def stage(self, idx: int) -> Stage:
-        """The stage at a place."""
+        """The stage at a place. AssertionError for a place that the phase does not have."""
+        if idx not in range(len(self.stages)):
+            raise ArgumentError(f"the phase has {len(self.stages)} stages, from 0; there is no stage {idx}")
         return self.stages[idx]
 
     def ipus(self, *ipus: int) -> Phase:
@@ -75,6 +78,7 @@ class ExecutionStrategy:
         raise NotImplementedError
 
 
+@checks_methods()
 class PipelinedExecution(ExecutionStrategy):
     """Stages one after the other, micro-batches overlapping: ``PipelinedExecution(AutoStage.AutoIncrement)``, or with
     stages: ``PipelinedExecution(Stage("a").ipu(0), Stage("b").ipu(1))``, or block ids, one stage each."""
@@ -134,6 +138,7 @@ class ShardedExecution(PipelinedExecution):
     execution_mode = SHARDED
 
 
+@checks_methods()
 class _PhasedExecution(ExecutionStrategy):
     """Phases one after the other; values for a later phase wait in streaming memory."""
 
@@ -160,7 +165,9 @@ class _PhasedExecution(ExecutionStrategy):
                     self._places[block] = (number, index, stage._ipu)
 
     def phase(self, phase: int) -> Phase:
-        """A phase by its number."""
+        """A phase by its number. AssertionError for one that there is not."""
+        if phase not in range(len(self._phases)):
+            raise ArgumentError(f"there are {len(self._phases)} phases, from 0; there is no phase {phase}")
         return self._phases[phase]
 
     def stage(self, block_id: str) -> Stage:
@@ -192,6 +199,7 @@ def _together(value: Any) -> Iterable[Any]:
     return (value,) if isinstance(value, (str, Stage)) else value
 
 
+@checks_methods()
 class SerialPhasedExecution(_PhasedExecution):
     """All stages of a phase, then the next phase."""
 
@@ -208,6 +216,7 @@ class SerialPhasedExecution(_PhasedExecution):
         return (pinned if pinned is not None else index if ipu is None else ipu), index, number
 
 
+@checks_methods()
 class ParallelPhasedExecution(_PhasedExecution):
     """Phases take turns on even and odd IPUs."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from podrun.poptorch.api.annotations import module_repr
 from podrun.poptorch.api.enums import ConnectionType
 from podrun.poptorch.api.options import Options
+from podrun.poptorch.api.signatures import checks_arguments
 from podrun.poptorch.api.strategies import PIPELINED
 from podrun.poptorch.errors import ArgumentError, Error
 from podrun.poptorch.executor.executor import PoplarExecutor
@@ -41,12 +43,15 @@ def inferenceModel(model: Any, options: Options | None = None) -> PoplarExecutor
     return PoplarExecutor(_unwrapped(model), options, False)
 
 
-def load(filename: str, edit_opts_fn: Callable[[Options], Any] | None = None) -> PoplarExecutor:
+@checks_arguments
+def load(
+    filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], Any] | None = None
+) -> PoplarExecutor:
     """The wrapper in a file, compiled and with its weights. ``edit_opts_fn`` may change the options first.
 
     AssertionError for a file of another version and for one that was saved without the model.
     """
-    found = read_export(filename)
+    found = read_export(os.fspath(filename))
     version = found.metadata.get("version")
     if version != EXPORT_VERSION:
         raise ArgumentError(f"{filename} was written by version {version!r}; this is {EXPORT_VERSION!r}")
@@ -100,9 +105,10 @@ def allclose(ref: Any, other: Any) -> bool:
     return torch.allclose(ref, other)
 
 
-def importPoptorchMetadataFromFile(filename: str) -> bytes:
+@checks_arguments
+def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> bytes:
     """The metadata of a file that `PoplarExecutor.save` wrote. Error for another file."""
-    return read_metadata(filename)
+    return read_metadata(os.fspath(filename))
 
 
 def registerGeometricCustomArgParsers() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from podrun.core.environment import environment
+from podrun.poptorch.api.signatures import checks_arguments
 
 LEVEL = "POPTORCH_LOG_LEVEL"
 """Environment variable: the first level of the log."""
@@ -34,6 +35,7 @@ _NUMBERS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
 logger = logging.getLogger("poptorch::python")
 
 
+@checks_arguments
 def setLogLevel(level: str | int) -> None:
     """Set the least level of the log: TRACE, DEBUG, INFO, WARN, ERR, OFF, TRACE_ALL, DEBUG_IR, or the numbers 0 to 4
     and 6. ValueError for another.
