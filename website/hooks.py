@@ -42,11 +42,11 @@ COMMANDS = (
     ("podrun inject", "podrun.launcher.commands.inject", "inject_verb"),
     *((f"podrun {name}", "podrun.upkeep.verbs", name) for name in ("doctor", "cache", "ps", "stop")),
     ("podrun completion", "podrun.launcher.commands.completion", "completion_verb"),
-    ("vipu", "podrun.partition.commands.vipu", "vipu"),
-    ("vipu-admin", "podrun.partition.commands.vipu_admin", "vipu_admin"),
-    ("vipu-server", "podrun.partition.commands.vipu_server", "vipu_server"),
+    ("vipu", "podrun.partition.commands.vipu", "vipu_command"),
+    ("vipu-admin", "podrun.partition.commands.vipu_admin", "vipu_admin_command"),
+    ("vipu-server", "podrun.partition.commands.vipu_server", "vipu_server_command"),
     *(
-        (f"gc-{name}", f"podrun.monitor.{module}", f"gc_{name}")
+        (f"gc-{name}", f"podrun.monitor.{module}", f"gc_{name}_command")
         for module, names in (
             ("device_tools", ("monitor", "info", "inventory", "reset")),
             ("link_tools", ("links", "iputraffictest")),

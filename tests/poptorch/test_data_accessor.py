@@ -172,6 +172,7 @@ def test_elements_keep_their_structure(element: Any) -> None:
     torch.testing.assert_close(found, element)
 
 
+@pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called")
 @pytest.mark.parametrize("mode", ["Async", "Sync"])
 def test_workers_leave_no_folders(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
