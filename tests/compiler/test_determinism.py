@@ -49,6 +49,25 @@ def test_bytes_do_not_depend_on_process_folder_or_hash_seed(tmp_path: Path) -> N
     assert len(found) == 1
 
 
+def test_bytes_of_a_small_program_do_not_depend_on_the_process() -> None:
+    root = Path(__file__).resolve().parents[2]
+    script = (
+        "from tests.compiler.test_determinism import *\n"
+        "print(hashlib.sha256(executable_file.dumps(compile_program(mlp(replicas=2)))).hexdigest())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": "3"},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    here = hashlib.sha256(executable_file.dumps(compile_program(mlp(replicas=2)))).hexdigest()
+    assert run.stdout.strip() == here
+
+
 def test_no_path_enters_the_file() -> None:
     data = executable_file.dumps(compile_program(convolution()))
     here = str(Path(__file__).resolve().parent)

@@ -139,7 +139,6 @@ def test_a_damaged_entry_of_the_cache_is_compiled_and_written_again(tmp_path, re
     assert not [str(w.message) for w in recwarn if "compilation cache" in str(w.message)]
 
 
-@pytest.mark.slow
 @pytest.mark.system
 def test_bits_do_not_depend_on_the_cores_of_a_host():
     """XLA's clients start once a process, so another number of cores takes another process."""

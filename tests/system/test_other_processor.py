@@ -27,6 +27,23 @@ TESTS = (
 )
 
 
+@pytest.mark.system
+def test_a_large_piece_is_computed_there():
+    """The smallest part of what the slow test below runs."""
+    level = processor_name(Path("/proc/cpuinfo").read_text(encoding="utf-8"), {}).split("-")[0]
+    if level not in OTHER:
+        pytest.skip(f"there is no narrower kind than {level} that podrun is tried on")
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_cpu_max_isa={OTHER[level]}"}
+    script = (
+        "from podrun.device.xla.clients import instruction_set\n"
+        "from tests.device import test_clients as t\n"
+        "t.test_a_piece_of_either_size_computes_what_numpy_does(t.LARGE)\n"
+        "print(instruction_set())\n"
+    )
+    done = _run(["-c", script], environment, 60)
+    assert done.stdout.startswith(f"{OTHER[level].lower()}-"), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.system
 def test_a_part_of_the_suite_passes_there():
@@ -40,11 +57,12 @@ def test_a_part_of_the_suite_passes_there():
         "ONEDNN_MAX_CPU_ISA": other,
     }
     said = "from podrun.device.xla.clients import instruction_set; print(instruction_set())"
-    words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
+    words = ["-m", "pytest", "-q", "-x", "-m", "", "-p", "no:cacheprovider", *TESTS]
     named = _run(["-c", said], environment, 30)
     assert named.stdout.startswith(f"{other.lower()}-"), named.stderr
     done = _run(words, environment, 300)
     assert done.returncode == 0, done.stdout[-4000:]
+    assert "deselected" not in done.stdout
 
 
 def _run(words: list[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
