@@ -193,13 +193,15 @@ def test_running_means_start_anew_on_every_machine(pieces: PieceCache) -> None:
     compare(Case((1, 4, 6), 8, 1, 1, options), pieces)
 
 
-@pytest.mark.slow
-def test_eight_stages_agree_with_one_ipu(pieces: PieceCache) -> None:
+@pytest.mark.parametrize("batches", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_eight_stages_agree_with_one_ipu(pieces: PieceCache, batches: int) -> None:
     """Bits belong to segments: against the model in one piece it is float32 rounding."""
     anchors = (AnchorSpec("loss"), AnchorSpec("Gradient___w3"))
-    wide = chain(list(range(8)), ipus=8, replicas=1, accumulation_factor=5, pipelined=True, anchors=anchors)
+    wide = chain(
+        list(range(8)), ipus=8, replicas=1, accumulation_factor=batches, pipelined=True, anchors=anchors
+    )
     one = replace(
-        chain([0] * 8, ipus=1, replicas=1, accumulation_factor=5, stages=False, anchors=anchors),
+        chain([0] * 8, ipus=1, replicas=1, accumulation_factor=batches, stages=False, anchors=anchors),
         pipelined=False,
     )
     found, expected = (

@@ -395,9 +395,12 @@ def test_a_program_may_ask_for_no_engine(caplog: Any) -> None:
     options._Popart.set("compileEngine", False)
     model = poptorch.inferenceModel(torch.nn.Linear(2, 2), options)
     refused = pytest.raises(poptorch.Error, match=r"Devicex::prepare\(\) must be called before")
-    with caplog.at_level(logging.WARNING, "poptorch::python"), refused:
+    with caplog.at_level(logging.WARNING, "poptorch::python"), refused as caught:
         model(torch.ones(1, 2))
     assert "Not compiling engine by request" in caplog.text
+    assert "compileEngine" in str(caught.value)
+    assert "session" not in str(caught.value)
+    assert not model.isCompiled()
 
 
 def _fields_of(group: Any, prefix: str = "") -> dict[str, Any]:

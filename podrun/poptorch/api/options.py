@@ -251,7 +251,7 @@ class Options(OptionGroup):
         """Set the part of the tiles' memory that products and convolutions may take for temporary data, by ``"IPU0"``,
         ``"IPU1"`` and so on: IPUs of a replica. Changes modelled cycles and memory, no number.
         """
-        found = {}
+        proportions = {}
         for name, value in available_memory_proportion.items():
             number = name.removeprefix("IPU")
             if number == name:
@@ -260,8 +260,8 @@ class Options(OptionGroup):
                 raise ArgumentError(f"{name!r} is no IPU: use 'IPU0', 'IPU1' ...")
             if not (0 < float(value) <= 1):
                 raise ArgumentError(f"{name}: a proportion is above 0 and at most 1, not {value!r}")
-            found[int(number)] = float(value)
-        self.set(available_memory_proportion=found)
+            proportions[int(number)] = float(value)
+        self.set(available_memory_proportion=proportions)
         return self
 
     # --- Running ------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from podrun.poptorch.compile.model_compiler import (
     compile_model,
     offer,
 )
+from podrun.poptorch.compile.popart_options import compiles_engine
 from podrun.poptorch.compile.session_optimizers import (
     check_supported,
     warn_of_subclass,
@@ -155,8 +156,8 @@ class PoplarExecutor(ExecutorState):
         self._weights_version = user_modules.weights_version(self._user_model)
 
     def isCompiled(self) -> bool:
-        """Whether there is an executable."""
-        return self._compiled is not None
+        """Whether there is an executable: not where ``compileEngine`` is False."""
+        return self._compiled is not None and compiles_engine(self._options._Popart.options)
 
     def compilationTime(self) -> datetime.timedelta:
         """The time that compiling took. Error if the model is not compiled, or the progress bar is off."""
