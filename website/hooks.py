@@ -45,6 +45,8 @@ COMMANDS = (
     ("vipu", "podrun.partition.commands.vipu", "vipu_command"),
     ("vipu-admin", "podrun.partition.commands.vipu_admin", "vipu_admin_command"),
     ("vipu-server", "podrun.partition.commands.vipu_server", "vipu_server_command"),
+    ("poprt", "podrun.serving.poprt_command", "poprt_command"),
+    ("popef_dump", "podrun.popef.dump", "dump_command"),
     *(
         (f"gc-{name}", f"podrun.monitor.{module}", f"gc_{name}_command")
         for module, names in (
@@ -136,7 +138,7 @@ def _own_helps() -> Iterator[tuple[str, str]]:
     """The helps of commands that are written as podrun's own, not as click's."""
     from podrun.compat.__main__ import compat_command
     from podrun.estimate.command import estimate_command
-    from podrun.launcher.cli import MONITOR_VERBS, RECORD_VERBS, SIMULATION_VERBS
+    from podrun.launcher.cli import MONITOR_VERBS, RECORD_VERBS, SERVING_VERBS, SIMULATION_VERBS
     from podrun.launcher.commands.click_verbs import RecordCommand, verb_command
     from podrun.launcher.commands.profile import HELP
     from podrun.report import __main__ as report
@@ -144,7 +146,7 @@ def _own_helps() -> Iterator[tuple[str, str]]:
     yield "podrun compat", next(_helps(compat_command, ("podrun compat",)))[1]
     yield "podrun profile", HELP
     yield "podrun estimate", next(_helps(estimate_command, ("podrun estimate",)))[1]
-    for verb in (*SIMULATION_VERBS, *MONITOR_VERBS):
+    for verb in (*SIMULATION_VERBS, *MONITOR_VERBS, *SERVING_VERBS):
         yield f"podrun {verb}", next(_helps(verb_command(verb), (f"podrun {verb}",)))[1]
     for verb in RECORD_VERBS:
         command = verb_command(verb)
