@@ -169,7 +169,7 @@ ASSERTS: dict[str, int] = {
     "partition": 6,
     "popart": 3,
     "popdist": 1,
-    "runtime": 5,
+    "runtime": 3,
     "upkeep": 1,
 }
 """Room -> how many ``assert`` statements it holds. A user's mistake is an error of its own. May only go down."""

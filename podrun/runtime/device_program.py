@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from podrun.compiler.program import RNG
-from podrun.core.errors import PoplarError, UsageError
+from podrun.core.errors import InternalError, PoplarError, UsageError
 from podrun.core.executable import FLOATING_POINT_EXCEPTIONS, Executable, VariableRole
 from podrun.core.terminal import report_step
 from podrun.runtime.building import BuiltModel
@@ -24,6 +24,7 @@ from podrun.runtime.device import DeviceKind, RunDevice
 from podrun.runtime.digest import GraphDigest
 from podrun.runtime.environment import shared_cache
 from podrun.runtime.graph import Model
+from podrun.runtime.optimizers.rules import Rule
 
 if TYPE_CHECKING:
     from podrun.runtime.optimizers.hyperparameters import Hyperparameters
@@ -89,7 +90,8 @@ class StreamedScalars:
 
     def replace(self, values: Hyperparameters) -> None:
         """Take other values; the front end has checked that only those that are not constant differ."""
-        assert self._built.rule is not None
+        if self._built.rule is None:
+            raise InternalError("a program without an update rule has no hyper-parameters to replace")
         self._built.rule.values = values
         self.changed = True
 
@@ -221,13 +223,11 @@ def fingerprint(placed: Model, built: BuiltModel) -> str | None:
     digest.add(sorted(built.program.inputs.items()))
     digest.add((built.lowered.options.training, sorted(built.lowered.outputs)))
     if built.rule is not None:
-        digest.add(repr(_rule(built)))
+        digest.add(repr(_rule(built, built.rule)))
     return digest.hexdigest()
 
 
-def _rule(built: BuiltModel) -> tuple[object, ...]:
-    rule = built.rule
-    assert rule is not None
+def _rule(built: BuiltModel, rule: Rule) -> tuple[object, ...]:
     weights = []
     for name in sorted(built.trained):
         spec = built.program.parameters[name].spec
