@@ -121,9 +121,6 @@ LONG_FUNCTIONS = {
     "podrun.monitor.exporter.make_server",
     "podrun.onnx_models.ops.matmul.onnx_attention",
     "podrun.partition.machines.ray_starts.start_together",
-    "podrun.popart.loader.check_model",
-    "podrun.popart.run_settings.run_settings",
-    "podrun.poptorch.capture.capture.capture",
     "podrun.poptorch.data.data_loader.__init__",
     "podrun.runtime.building._built",
 }

@@ -88,22 +88,12 @@ def check_model(light: LightModel, info: InputShapeInfo) -> dict[str, tuple[int,
     """The shapes of `input_shapes`. popart_exception for a model that no session can take: inputs without a shape that
     ``info`` does not give either, errors of onnx.checker, names that PopART reserves.
     """
-    from onnx import TensorProto, defs
+    from onnx import TensorProto
 
     from podrun.onnx_models import model_loader
 
     model = light.proto
-    if model.ir_version < OLDEST_IR:
-        raise popart_exception(
-            f"The model has IR version {model.ir_version}; versions from {OLDEST_IR} on are read.",
-            hint="Convert it with onnx.version_converter.",
-        )
-    newest = defs.onnx_opset_version()
-    for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
-            raise popart_exception(
-                f"The model imports ai.onnx opset {entry.version}; opsets 1 to {newest} are known."
-            )
+    _check_versions(model)
     fixed = input_shapes(model, info)
     shapeless = [
         value.type.tensor_type
@@ -135,6 +125,23 @@ def check_model(light: LightModel, info: InputShapeInfo) -> dict[str, tuple[int,
             value.ClearField("type")
     _check_names(model.graph)
     return fixed
+
+
+def _check_versions(model: ModelProto) -> None:
+    """popart_exception for an IR version or an opset of ai.onnx that is not read."""
+    from onnx import defs
+
+    if model.ir_version < OLDEST_IR:
+        raise popart_exception(
+            f"The model has IR version {model.ir_version}; versions from {OLDEST_IR} on are read.",
+            hint="Convert it with onnx.version_converter.",
+        )
+    newest = defs.onnx_opset_version()
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
+            raise popart_exception(
+                f"The model imports ai.onnx opset {entry.version}; opsets 1 to {newest} are known."
+            )
 
 
 def _refused_node(model: ModelProto) -> str:

@@ -75,11 +75,6 @@ def run_settings(options: SessionOptions) -> RunSettings:
     """The settings that options stand for. popart_exception for a partials type other than float and half."""
     from podrun.onnx_models.ops.sdk import Sdk
 
-    products = options.partialsTypeMatMuls or options.matmulOptions.get("partialsType", "float")
-    convolutions = options.convolutionOptions.get("partialsType", "float")
-    for given in (products, convolutions):
-        if given not in _PARTIALS:
-            raise popart_exception(f"A partials type is 'float' or 'half', not {given!r}.")
     mean = options.accumulationAndReplicationReductionType is ReductionType.Mean
     strategy = options.meanAccumulationAndReplicationReductionStrategy
     scaling = options.automaticLossScalingSettings
@@ -104,8 +99,8 @@ def run_settings(options: SessionOptions) -> RunSettings:
         outlining=options.enableOutlining,
         locations=locations_of(options),
         io_tiles=options.numIOTiles,
-        partials=_PARTIALS[products],
-        convolution_partials=_PARTIALS[convolutions],
+        partials=_partials(options.partialsTypeMatMuls or options.matmulOptions.get("partialsType", "float")),
+        convolution_partials=_partials(options.convolutionOptions.get("partialsType", "float")),
         constant_weights=options.constantWeights,
         synthetic=_SYNTHETIC[options.syntheticDataMode],
         stochastic_rounding=options.enableStochasticRounding,
@@ -122,6 +117,13 @@ def run_settings(options: SessionOptions) -> RunSettings:
         dialect=Sdk(strided_groups=options.groupNormStridedChannelGrouping),
         rewrite=None if scaling.enabled else joined_losses,
     )
+
+
+def _partials(name: str) -> str:
+    """The dtype that a partials type stands for. popart_exception for one other than float and half."""
+    if name not in _PARTIALS:
+        raise popart_exception(f"A partials type is 'float' or 'half', not {name!r}.")
+    return _PARTIALS[name]
 
 
 _TRACKED = {

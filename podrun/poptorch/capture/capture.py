@@ -177,17 +177,24 @@ def capture(
             recorder,
             IpuDevice(recorder.moved, location),
         ):
-            try:
+            with _explained(modules, recorder):
                 returned = module(*arguments, **keywords)
-            except Exception as error:
-                shown = mistake(error, modules.names, recorder.failed_operator(error))
-                if shown is None or isinstance(error, Error):
-                    raise
-                raise shown from None
             results, result = flatten(returned)
             recorder.graph.outputs = [_returned(each, recorder) for each in results]
     _note_updates(recorder)
     return Capture(recorder.graph, result, dict(recorder.missing))
+
+
+@contextlib.contextmanager
+def _explained(modules: _ModuleNames, recorder: Recorder) -> Iterator[None]:
+    """Raise an error of torch that a known mistake in forward causes as an `Error` that says so."""
+    try:
+        yield
+    except Exception as error:
+        shown = mistake(error, modules.names, recorder.failed_operator(error))
+        if shown is None or isinstance(error, Error):
+            raise
+        raise shown from None
 
 
 def _returned(leaf: Any, recorder: Recorder) -> Any:
