@@ -74,7 +74,7 @@ def _click_verbs() -> dict[str, click.Command]:
     """The verbs that are made with click."""
     from podrun.compat.__main__ import compat_command
     from podrun.estimate.command import estimate_command
-    from podrun.launcher.cli import MONITOR_VERBS, RECORD_VERBS, SIMULATION_VERBS
+    from podrun.launcher.cli import MONITOR_VERBS, RECORD_VERBS, SERVING_VERBS, SIMULATION_VERBS
     from podrun.launcher.commands.click_verbs import verb_command
     from podrun.upkeep.verbs import VERBS
 
@@ -84,7 +84,10 @@ def _click_verbs() -> dict[str, click.Command]:
         "compat": compat_command,
         **{
             verb: verb_command(verb)
-            for verb in ("faults", "inject", "completion", *RECORD_VERBS, *SIMULATION_VERBS, *MONITOR_VERBS)
+            for verb in (
+                *("faults", "inject", "completion", *RECORD_VERBS),
+                *(*SIMULATION_VERBS, *SERVING_VERBS, *MONITOR_VERBS),
+            )
         },
     }
 
