@@ -121,8 +121,6 @@ LONG_FUNCTIONS = {
     "podrun.monitor.exporter.make_server",
     "podrun.onnx_models.ops.matmul.onnx_attention",
     "podrun.partition.machines.ray_starts.start_together",
-    "podrun.poptorch.data.data_loader.__init__",
-    "podrun.runtime.building._built",
 }
 """Functions over the limit. May only shrink."""
 

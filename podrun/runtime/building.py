@@ -249,9 +249,7 @@ def _built(model: Model, request: Request) -> BuiltModel:
     lowered = found.lowered
     trained = trainable(lowered, loss, found.trained) if loss is not None else set()
     _check_clipping(optimizer, trained, settings)
-    rule = (
-        optimizer.rule(_update_context(settings, loss, request.own_copies)) if optimizer is not None else None
-    )
+    rule = _update_rule(request)
     scale = _loss_scaling(optimizer)
     stashes = stashed(model.graph, settings, training=loss is not None)
     infos = tensor_infos(lowered, trained, rule, loss, scale, settings.accumulates)
@@ -296,6 +294,13 @@ def _built(model: Model, request: Request) -> BuiltModel:
         observers=watching,
         replica_state=found.replica_state,
     )
+
+
+def _update_rule(request: Request) -> Rule | None:
+    """How the optimizer updates the variables. None without an optimizer."""
+    if request.optimizer is None:
+        return None
+    return request.optimizer.rule(_update_context(request.settings, request.loss, request.own_copies))
 
 
 def _forward(

@@ -60,13 +60,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         self._options = options
         factor = _micro_batches(options)
-        if not (batch_size is None or isinstance(batch_size, int)):
-            raise TypeError(f"poptorch.DataLoader: batch_size is a number of samples, not {batch_size!r}")
-        if not isinstance(num_workers, int):
-            raise TypeError(f"poptorch.DataLoader: num_workers is a number of processes, not {num_workers!r}")
-        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
-            if isinstance(flag, torch.Tensor):
-                raise TypeError(f"poptorch.DataLoader: {name} is True or False, not {flag!r}")
+        _check_sizes(batch_size, num_workers)
+        _check_flags(shuffle=shuffle, drop_last=drop_last)
         self._combined_batch_size = None if batch_size is None else batch_size * factor
         iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         chosen: dict[str, Any] = {"num_workers": num_workers, **kwargs}
@@ -92,13 +87,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._mode, self.rebatched_drop_last = mode, drop_last
         _warn(dataset, iterable, self._combined_batch_size, drop_last, chosen)
         super().__init__(dataset, **chosen)
-        if async_options is not None and mode == DataLoaderMode.Sync:
-            raise ArgumentError("async_options need an asynchronous mode")
-        if mode != DataLoaderMode.Sync:
-            size = self._combined_batch_size if mode == DataLoaderMode.AsyncRebatched else None
-            self._accessor = AsynchronousDataAccessor(
-                self, **{"load_indefinitely": True, **(async_options or {}), "rebatched_size": size}
-            )
+        self._start_accessor(async_options)
+
+    def _start_accessor(self, async_options: Mapping[str, Any] | None) -> None:
+        """Load ahead in a process of its own, if the mode asks for one. ArgumentError for its options without one."""
+        if self._mode == DataLoaderMode.Sync:
+            if async_options is not None:
+                raise ArgumentError("async_options need an asynchronous mode")
+            return
+        size = self._combined_batch_size if self._mode == DataLoaderMode.AsyncRebatched else None
+        self._accessor = AsynchronousDataAccessor(
+            self, **{"load_indefinitely": True, **(async_options or {}), "rebatched_size": size}
+        )
 
     def _asynchronous_mode(self, mode: DataLoaderMode, drop_last: bool) -> DataLoaderMode:
         """Rebatching where a last batch may not be full; none where batches have one sample."""
@@ -184,6 +184,21 @@ def _micro_batches(options: Options) -> int:
     """Micro-batches of one call that have data of their own."""
     groups = int(options.replication_factor) // int(options.input_group_size)
     return int(options.device_iterations) * groups * int(options.Training.gradient_accumulation)
+
+
+def _check_sizes(batch_size: object, num_workers: object) -> None:
+    """TypeError for what is not a number of samples, or of processes."""
+    if not (batch_size is None or isinstance(batch_size, int)):
+        raise TypeError(f"poptorch.DataLoader: batch_size is a number of samples, not {batch_size!r}")
+    if not isinstance(num_workers, int):
+        raise TypeError(f"poptorch.DataLoader: num_workers is a number of processes, not {num_workers!r}")
+
+
+def _check_flags(**flags: object) -> None:
+    """TypeError for a tensor in the place of a flag."""
+    for name, flag in flags.items():
+        if isinstance(flag, torch.Tensor):
+            raise TypeError(f"poptorch.DataLoader: {name} is True or False, not {flag!r}")
 
 
 def _check_batch_sampler(
