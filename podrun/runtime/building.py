@@ -244,13 +244,12 @@ def build(model: Model, request: Request) -> BuiltModel:
 
 
 def _built(model: Model, request: Request) -> BuiltModel:
-    plan, settings, loss, optimizer = request.plan, request.settings, request.loss, request.optimizer
+    plan, settings, loss = request.plan, request.settings, request.loss
     found = _read(model, request)
     lowered = found.lowered
     trained = trainable(lowered, loss, found.trained) if loss is not None else set()
-    _check_clipping(optimizer, trained, settings)
-    rule = _update_rule(request)
-    scale = _loss_scaling(optimizer)
+    rule = _update_rule(request, trained)
+    scale = _loss_scaling(request.optimizer)
     stashes = stashed(model.graph, settings, training=loss is not None)
     infos = tensor_infos(lowered, trained, rule, loss, scale, settings.accumulates)
     infos |= {RESTORED + n: infos[n] for n in stashes if n in infos}
@@ -296,8 +295,9 @@ def _built(model: Model, request: Request) -> BuiltModel:
     )
 
 
-def _update_rule(request: Request) -> Rule | None:
-    """How the optimizer updates the variables. None without an optimizer."""
+def _update_rule(request: Request, trained: set[str]) -> Rule | None:
+    """How the optimizer updates the variables. None without one; UsageError for clipping that does not fit them."""
+    _check_clipping(request.optimizer, trained, request.settings)
     if request.optimizer is None:
         return None
     return request.optimizer.rule(_update_context(request.settings, request.loss, request.own_copies))

@@ -60,8 +60,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         self._options = options
         factor = _micro_batches(options)
-        _check_sizes(batch_size, num_workers)
-        _check_flags(shuffle=shuffle, drop_last=drop_last)
+        _check_arguments(batch_size, num_workers, shuffle=shuffle, drop_last=drop_last)
         self._combined_batch_size = None if batch_size is None else batch_size * factor
         iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         chosen: dict[str, Any] = {"num_workers": num_workers, **kwargs}
@@ -74,9 +73,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         else:
             mode = self._asynchronous_mode(mode, drop_last)
             rebatched = mode == DataLoaderMode.AsyncRebatched
-            chosen["batch_size"] = self._combined_batch_size
-            if rebatched:
-                chosen["batch_size"] = rebatched_worker_size or self._combined_batch_size
+            worker_size = rebatched_worker_size if rebatched else None
+            chosen["batch_size"] = worker_size or self._combined_batch_size
             if batch_size is not None:
                 chosen["drop_last"] = drop_last and not rebatched
             chosen |= self._ordering(
@@ -186,16 +184,12 @@ def _micro_batches(options: Options) -> int:
     return int(options.device_iterations) * groups * int(options.Training.gradient_accumulation)
 
 
-def _check_sizes(batch_size: object, num_workers: object) -> None:
-    """TypeError for what is not a number of samples, or of processes."""
+def _check_arguments(batch_size: object, num_workers: object, **flags: object) -> None:
+    """TypeError for what is not a number of samples or of processes, and for a tensor in the place of a flag."""
     if not (batch_size is None or isinstance(batch_size, int)):
         raise TypeError(f"poptorch.DataLoader: batch_size is a number of samples, not {batch_size!r}")
     if not isinstance(num_workers, int):
         raise TypeError(f"poptorch.DataLoader: num_workers is a number of processes, not {num_workers!r}")
-
-
-def _check_flags(**flags: object) -> None:
-    """TypeError for a tensor in the place of a flag."""
     for name, flag in flags.items():
         if isinstance(flag, torch.Tensor):
             raise TypeError(f"poptorch.DataLoader: {name} is True or False, not {flag!r}")
