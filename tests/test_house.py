@@ -107,7 +107,6 @@ LONG_FILES = {
     "podrun.poptorch.api.option_parts",
     "podrun.poptorch.api.options",
     "podrun.poptorch.capture.recorder",
-    "podrun.poptorch.operators.linear_algebra",
     "podrun.report.chrome_trace",
     "podrun.runtime.building",
 }

@@ -16,7 +16,7 @@ from jax import lax
 from podrun.numerics.gradients import with_gradient
 from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import COMPARED, Subgraph
-from podrun.poptorch.operators.linear_algebra import product
+from podrun.poptorch.operators.products import product
 from podrun.poptorch.operators.table import Array, Call, aten, axis
 
 SUM, MEAN = 0, 1

@@ -1,8 +1,4 @@
-"""Products of matrices and attention; factorizations, inverses and solutions of linear equations.
-
-Products multiply halves with float32 partials and round the result once. The backward pass of a product reads its
-operands as they are: nothing here transposes or widens a weight first, because the copy would be kept for the backward
-pass, once for each micro-batch of a pipeline.
+"""Factorizations, inverses and solutions of linear equations.
 
 Factorizations compute in float32. Where LAPACK reports through ``info`` that a matrix has no factors, the numbers are
 NaN here and ``info`` is 0: a compiled program does not stop for data.
@@ -10,7 +6,6 @@ NaN here and ``info`` is 0: a compiled program does not stop for data.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -18,128 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.numerics.gradients import absolute
-from podrun.numerics.norms import dropped
-from podrun.numerics.precision import product_with_rows, type_of_sums, widen
+from podrun.numerics.precision import widen
 from podrun.poptorch.operators.table import Array, Call, aten
-
-
-def product(a: Array, b: Array) -> Array:
-    """``a @ b``, in float32 for halves."""
-    return jnp.matmul(a, b, preferred_element_type=type_of_sums(a, b))
-
-
-@aten("mm", "bmm", "matmul", "mv", "dot", "vdot", "linalg_matmul", kind="MatMul")
-def matrix_product(call: Call, a: Array, b: Array) -> Array:
-    """``a @ b``, batched or not."""
-    return product(a, b)
-
-
-@aten("inner", kind="MatMul")
-def inner_product(call: Call, a: Array, b: Array) -> Array:
-    """Products of the last dimensions of a and b, added up."""
-    return jnp.inner(widen(a), widen(b))
-
-
-@aten("linear", kind="MatMul")
-def linear(call: Call, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """``x @ weight.T + bias``."""
-    made = product_with_rows(x, weight) if weight.ndim > 1 else product(x, weight)
-    return made if bias is None else made + widen(bias)
-
-
-def _sum_of(call: Call, x: Array, made: Array, beta: Any, alpha: Any) -> Array:
-    """``beta * x + alpha * made``; x is not read where beta is 0."""
-    made = made if alpha == 1 else alpha * made
-    if beta == 0:
-        return made
-    return (widen(x) if beta == 1 else beta * widen(x)) + made
-
-
-@aten("addmm", "addmv", "baddbmm", kind="MatMul")
-def add_product(call: Call, x: Array, a: Array, b: Array, beta: Any = 1, alpha: Any = 1) -> Array:
-    """``beta * x + alpha * a @ b``."""
-    return _sum_of(call, x, product(a, b), beta, alpha)
-
-
-@aten("addbmm", kind="MatMul")
-def add_sum_of_products(call: Call, x: Array, a: Array, b: Array, beta: Any = 1, alpha: Any = 1) -> Array:
-    """``beta * x + alpha * sum(a[i] @ b[i])``."""
-    return _sum_of(call, x, jnp.sum(product(a, b), 0), beta, alpha)
-
-
-@aten("addr", kind="MatMul")
-def add_outer_product(call: Call, x: Array, a: Array, b: Array, beta: Any = 1, alpha: Any = 1) -> Array:
-    """``beta * x + alpha * outer(a, b)``."""
-    return _sum_of(call, x, jnp.outer(widen(a), widen(b)), beta, alpha)
-
-
-@aten("outer", "ger", kind="MatMul")
-def outer_product(call: Call, a: Array, b: Array) -> Array:
-    """Every product of an element of a and one of b."""
-    return jnp.outer(a, b)
-
-
-@aten("einsum", kind="MatMul")
-def einsum(call: Call, equation: str, operands: Any, path: Any = None) -> Array:
-    """Sums of products, as an equation says."""
-    return jnp.einsum(equation.replace(" ", ""), *[widen(each) for each in operands])
-
-
-@aten("bilinear", kind="MatMul")
-def bilinear(call: Call, a: Array, b: Array, weight: Array, bias: Array | None = None) -> Array:
-    """``a @ weight[k] @ b`` for each k."""
-    made = jnp.einsum("...i,kij,...j->...k", widen(a), widen(weight), widen(b))
-    return made if bias is None else made + widen(bias)
-
-
-@aten("cdist", "_cdist_forward", kind="MatMul")
-def distances(call: Call, a: Array, b: Array, p: float = 2.0, mode: int | None = None) -> Array:
-    """Distances of all rows of a to all rows of b, in the p-norm; the gradient at 0 is 0."""
-    difference = absolute(widen(a)[..., :, None, :] - widen(b)[..., None, :, :])
-    if p == float("inf"):
-        return jnp.max(difference, -1)
-    if p == 0:
-        return jnp.sum((difference != 0).astype(difference.dtype), -1)
-    sums = jnp.sum(jnp.square(difference) if p == 2 else jnp.power(difference, p), -1)
-    safe = jnp.where(sums == 0, 1, sums)
-    return jnp.where(sums == 0, 0, jnp.sqrt(safe) if p == 2 else jnp.power(safe, 1 / p))
-
-
-@aten("pdist", "_pdist_forward", kind="MatMul")
-def distances_of_pairs(call: Call, x: Array, p: float = 2.0) -> Array:
-    """Distances of each row to those behind it, in the p-norm."""
-    first, second = jnp.triu_indices(x.shape[0], 1)
-    return distances(call, x[first][:, None], x[second][:, None], p)[:, 0, 0]
-
-
-@aten("scaled_dot_product_attention", kind="MatMul")
-def attention(
-    call: Call,
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None = None,
-    dropout: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Array:
-    """``softmax(scale * query @ key.T + mask) @ value``. A boolean mask is True where attention is allowed."""
-    if enable_gqa:
-        key, value = (jnp.repeat(each, query.shape[-3] // each.shape[-3], -3) for each in (key, value))
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = jnp.einsum("...qd,...kd->...qk", query, key, preferred_element_type=jnp.float32) * scale
-    if is_causal:
-        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + widen(mask)
-    weights = jax.nn.softmax(scores, -1)
-    if mask is not None and mask.dtype == jnp.bool_:
-        weights = jnp.where(jnp.any(mask, -1, keepdims=True), weights, 0)
-    if dropout:
-        weights = dropped(call.key(), weights, dropout, weights.shape, below=True)[0]
-    return product(weights, value)
 
 
 def _transposed(x: Array) -> Array:
@@ -420,30 +295,6 @@ def matrix_exponential(call: Call, x: Array) -> Array:
     wide = widen(x)
     flat = wide.reshape(-1, *wide.shape[-2:])
     return jax.vmap(jax.scipy.linalg.expm)(flat).reshape(wide.shape)
-
-
-@aten("kron", kind="MatMul")
-def kronecker(call: Call, a: Array, b: Array) -> Array:
-    """Every element of a times the whole of b, as blocks."""
-    return jnp.kron(a, b)
-
-
-@aten("cov", kind="MatMul")
-def covariance(
-    call: Call, x: Array, correction: int = 1, fweights: Array | None = None, aweights: Array | None = None
-) -> Array:
-    """Covariances of the rows of x, whose columns are observations."""
-    return jnp.cov(widen(x), ddof=correction, fweights=fweights, aweights=aweights).reshape(call.shape)
-
-
-@aten("corrcoef", kind="MatMul")
-def correlation(call: Call, x: Array) -> Array:
-    """Correlations of the rows of x, within -1 and 1."""
-    if not call.shape:
-        return jnp.ones((), jnp.float32) + 0 * jnp.sum(x)
-    found = jnp.cov(widen(x))
-    scale = jnp.sqrt(jnp.diagonal(found))
-    return jnp.clip(found / scale[:, None] / scale, -1, 1)
 
 
 @aten("linalg_lstsq")

@@ -34,6 +34,7 @@ FAMILIES = (
     "factories",
     "reductions",
     "linear_algebra",
+    "products",
     "layers",
     "pooling",
     "normalization",
