@@ -1,7 +1,7 @@
 """From a model and a session's options to a Program for the compiler, with the TensorInfo of every tensor.
 
-This is the front end's only place that knows both sides: on PopART's side the tensors with reserved names
-(`podrun.popart.names`), trainable weights and the optimizer's rule, on the compiler's side
+This is the runtime's only place that knows both sides: on the front ends' side the tensors with reserved names
+(`podrun.runtime.tensor_names`), trainable weights and the optimizer's rule, on the compiler's side
 `podrun.compiler.program.Program`.
 """
 
@@ -229,7 +229,7 @@ class BuiltModel:
 
 
 def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> int | None:
-    """The leading dimension that all inputs share, which PopART models use for samples. None if inputs differ."""
+    """The leading dimension that all inputs share, which is that of the samples. None if inputs differ."""
     leading = {spec.shape[0] for name, spec in lowered.inputs.items() if spec.shape and name not in broadcast}
     return leading.pop() if len(leading) == 1 else None
 
