@@ -173,7 +173,7 @@ def test_another_process_finds_it(kept: Path) -> None:
     cost_jaxpr(deep(), "gc200")
     (entry,) = kept.iterdir()
     code = (
-        "from tests.costmodel.test_plan_cache import deep, flatten, cost\n"
+        "from tests.costmodel.test_plan_cache import deep, flatten_jaxpr, cost\n"
         "def never(*a): raise SystemExit('planned')\n"
         "cost.make_schedule = never\n"
         "print(cost.cost_jaxpr(deep(), 'gc200')['step']['cycles'])\n"

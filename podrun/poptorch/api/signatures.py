@@ -49,10 +49,18 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
             hint = hints.get(parameter, Any)
             for one in value if several else (value,):
                 if not _fits(one, hint):
-                    raise ArgumentTypeError(f"{name}: {parameter} is {_words(hint)}, not {one!r}")
+                    raise ArgumentTypeError(_refusal(name, parameter, hint, one))
         return function(*args, **kwargs)
 
     return call
+
+
+def _refusal(name: str, parameter: str, hint: Any, value: Any) -> str:
+    """What is wrong: for plain types first the SDK's words, which programs and tests look for, with podrun's behind."""
+    ours = f"{name}: {parameter} is {_words(hint)}, not {value!r}"
+    if hint not in (int, float, bool, str):
+        return ours
+    return f"Unexpected type {type(value).__name__} for option {parameter}: expected {hint.__name__}. {ours}"
 
 
 def checks_methods(*apart: str) -> Callable[[C], C]:
