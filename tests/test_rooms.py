@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"commands"},  # python -m podrun.
     # Completion tells a shell the options of every verb.
     "launcher": BASE | {"faults", "partition", "report", "estimate", "record", "upkeep", "compat.__main__"},
-    "upkeep": BASE | {"partition"},
+    "upkeep": BASE | {"partition", "serving.triton_server"},
     # Decides as they do, in virtual time. The launcher imports its verbs by name, when they are asked for.
     "simulate": BASE
     | {"faults", "partition", "launcher", "record", "checkpoint", "costmodel", "estimate", "collectives"},

@@ -302,7 +302,7 @@ _ABSENT = {
     "popxl_addons": _BUILDER_INSTEAD,
     "popart.ir": _BUILDER_INSTEAD,
     "popart._internal": _BUILDER_INSTEAD,
-    "poprt": "podrun estimate MODEL.onnx and popart.InferenceSession read ONNX files",
+    "poprt": "podrun has the command poprt (poprt --help), and podrun.serving.compiler",
     "poplar": "it is C++'s; popart, poptorch and popdist are what podrun has",
     "tensorflow": "podrun has popart and poptorch, and no TensorFlow",
     "ipu_tensorflow_addons": "podrun has popart and poptorch, and no TensorFlow",

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _PRODUCTS = ("MatMul", "Conv", "Gemm", "ConvTranspose")
 """Operators that the memory proportion is for."""
+_GRAPH_MODES = {"off": "Off", "manual": "Manual", "automatic": "Auto"}
+"""Values of ``virtual_graph_mode``, with PopART's names."""
 WITHOUT_EFFECT = (
     *("enable_prefetch_datastreams", "enable_gather_simplifier", "show_compilation_progress_bar"),
     *("enable_multi_stage_reduce", "rearrange_anchors_on_host", "rearrange_streams_on_host"),
@@ -214,9 +216,12 @@ def _session_options(options: CompilerOptions) -> SessionOptions:
     session.constantWeights = options.constant_weights
     session.enableOutlining = options.enable_outlining
     session.enablePipelining = options.enable_pipelining
-    session.virtualGraphMode = popart.VirtualGraphMode[
-        {"off": "Off", "manual": "Manual", "automatic": "Auto"}.get(options.virtual_graph_mode, "Off")
-    ]
+    mode = options.virtual_graph_mode
+    if not isinstance(mode, str) or mode not in _GRAPH_MODES:
+        raise UsageError(
+            f"there is no virtual_graph_mode {mode!r}", hint=f"The modes are {', '.join(_GRAPH_MODES)}."
+        )
+    session.virtualGraphMode = popart.VirtualGraphMode[_GRAPH_MODES[mode]]
     session.virtualGraphSplitRatios = list(options.virtual_graph_split_ratios)
     session.engineOptions = dict(options.engine_options)
     if options.enable_engine_caching:

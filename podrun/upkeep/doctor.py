@@ -24,7 +24,7 @@ from pathlib import Path
 
 from podrun import __version__
 from podrun.core.environment import environment, podrun_cache_directory, runtime_directory
-from podrun.core.errors import UsageError
+from podrun.core.errors import PodrunError, UsageError
 
 GIB, MIB = 1 << 30, 1 << 20
 LEAST_MEMORY, GOOD_MEMORY = 1 * GIB, 3 * GIB
@@ -90,6 +90,12 @@ def _installed(package: str) -> str:
         return ""
 
 
+def _tritonserver(environ: Mapping[str, str]) -> str:
+    from podrun.serving.triton_server import find_tritonserver
+
+    return str(find_tritonserver(environ=environ).program)
+
+
 @dataclass(frozen=True, slots=True)
 class HostFacts:
     """The facts that checks look at: of this host, or of an invented one in tests."""
@@ -105,6 +111,8 @@ class HostFacts:
     temporary: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     installed: Callable[[str], str] = _installed
     probe: Callable[[], tuple[int, str, str]] = _probe
+    tritonserver: Callable[[Mapping[str, str]], str] = _tritonserver
+    """Path of the server; PodrunError if there is none that can be used."""
 
 
 def cpu_flags(cpuinfo: Path) -> frozenset[str]:
@@ -263,6 +271,15 @@ def check_ray(host: HostFacts) -> Finding:
     return Finding("ray", Soundness.OK, version)
 
 
+def check_tritonserver(host: HostFacts) -> Finding:
+    """Check the model server, which only `podrun serve` needs."""
+    try:
+        return Finding("tritonserver", Soundness.OK, host.tritonserver(host.environ))
+    except PodrunError as error:
+        return Finding("tritonserver", Soundness.WARNING, f"podrun serve does not work: {error.message}",
+                       f"Only for podrun serve: {error.hint}")  # fmt: skip
+
+
 def check_network(host: HostFacts) -> Finding:
     """Check sockets on the loopback address, and the port of the partition service."""
     try:
@@ -320,6 +337,7 @@ CHECKS: tuple[Callable[[HostFacts], Finding], ...] = (
     check_network,
     check_packages,
     check_ray,
+    check_tritonserver,
     check_numbers,
 )
 

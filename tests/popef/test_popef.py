@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
+import tempfile
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -133,9 +135,32 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["y"]
 
 
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_and_leaves_the_file_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
+    target = tmp_path / "x"
+    target.write_bytes(b"before")
+    real = tempfile.mkstemp
+
+    def on_a_full_disk(**options: Any) -> tuple[int, str]:
+        handle, path = real(**options)
+        os.close(handle)
+        return os.open("/dev/full", os.O_WRONLY), path
+
+    monkeypatch.setattr("podrun.popef.container.tempfile.mkstemp", on_a_full_disk)
+    with (
+        pytest.raises(ConfigError, match="x cannot be written: No space left on device") as caught,
+        PopefWriter(target) as writer,
+    ):
+        writer.add_tensor("w", WEIGHT)
+    assert caught.value.hint == f"df -h {tmp_path}"
+    assert list(tmp_path.iterdir()) == [target]
+    assert target.read_bytes() == b"before"
+
+
+def test_a_folder_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(ConfigError, match=r"x cannot be written: .*directory"), PopefWriter(tmp_path / "x"):
         pass

@@ -133,3 +133,12 @@ def test_files_and_options_that_cannot_be(file: str, tmp_path: Path) -> None:
     assert "One batch (1 replica x 1 micro-batch)" in Compiler.compile_and_get_summary_report(
         model(), None, OPTIONS
     )
+
+
+def test_an_unknown_graph_mode_is_refused_by_name() -> None:
+    for mode in ("auto", "", ["off"]):
+        options = CompilerOptions.from_dict({"virtual_graph_mode": mode})
+        with pytest.raises(UsageError, match="no virtual_graph_mode") as caught:
+            Compiler.compile(model(), None, options)
+        assert repr(mode) in caught.value.message
+        assert caught.value.hint == "The modes are off, manual, automatic."

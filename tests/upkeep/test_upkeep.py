@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,19 @@ from click.shell_completion import BashComplete
 
 from podrun.core.command_line import run_command
 from podrun.core.environment import environment
-from podrun.core.errors import ConflictError, DeadlineError, DeniedError, NotFoundError, UsageError
+from podrun.core.errors import (
+    ConflictError,
+    DeadlineError,
+    DeniedError,
+    MissingPackageError,
+    NotFoundError,
+    UsageError,
+)
 from podrun.core.identity import user_name
 from podrun.core.terminal import error_lines, text_table
 from podrun.launcher.commands.completion import completion_script, completion_verb, launcher_command
 from podrun.partition.host.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry, own_process_id
+from podrun.serving.triton_server import INSTALL
 from podrun.upkeep import verbs
 from podrun.upkeep.cache import caches, chosen, clear
 from podrun.upkeep.doctor import GIB, Finding, HostFacts, Soundness, check_numbers, cpu_flags, examine
@@ -47,7 +56,12 @@ def host(tmp_path: Path) -> HostFacts:
         free=lambda path: 50 * GIB,
         temporary=Path("/tmp"),
         probe=lambda: GOOD_PROBE,
+        tritonserver=lambda environ: "/opt/tritonserver/bin/tritonserver",
     )
+
+
+def no_server(environ: Mapping[str, str]) -> str:
+    raise MissingPackageError("there is no tritonserver on this host", hint=INSTALL)
 
 
 def test_a_good_host_has_no_remedies(host: HostFacts) -> None:
@@ -78,6 +92,12 @@ def test_a_good_host_has_no_remedies(host: HostFacts) -> None:
         ),
         ("packages", {"installed": lambda name: "0.1"}, Soundness.WRONG, "constraints.txt"),
         ("ray", {"installed": lambda name: ""}, Soundness.WARNING, "pip install ray"),
+        (
+            "tritonserver",
+            {"tritonserver": no_server},
+            Soundness.WARNING,
+            "pip install --no-deps nvidia-pytriton",
+        ),
         ("numbers", {"probe": lambda: (1, "", "Illegal instruction")}, Soundness.WRONG, "force-reinstall"),
         ("numbers", {"probe": lambda: (0, "21", "")}, Soundness.WRONG, "force-reinstall"),
     ],
