@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from podrun.core.environment import environment
+
 _HERE = str(Path(__file__).resolve().parent)
 _SDK = "podrun.tensorflow.sdk."
 ROOT = "tensorflow.python.ipu"
@@ -217,7 +219,7 @@ _VERSION_1 = {
 
 def wants_version_1() -> bool:
     """Whether ``import tensorflow`` is to give version 1: as PODRUN_TENSORFLOW says, else as the script uses it."""
-    chosen = os.environ.get("PODRUN_TENSORFLOW", "")
+    chosen = environment().get("PODRUN_TENSORFLOW", "")
     if chosen:
         return chosen.startswith("1")
     script = sys.argv[0] if sys.argv else ""

@@ -43,6 +43,7 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_RESTART_COUNT": "Set by `podrun`: how often the instances were started again; 0 at first.",
     "PODRUN_SUPERVISED": "Set by `podrun` for a launch that starts again what fails: hints do not advise it then.",
     "PODRUN_STANDALONE_IPUS": "IPUs that a script without `podrun` finds; 64.",
+    "PODRUN_TENSORFLOW": "1 or 2: the API of TensorFlow that `import tensorflow` gives; else as the script uses it.",
     "PODRUN_TOKEN": "The user's secret instead of that in the runtime directory, for servers on other hosts.",
     "PODRUN_TLS_CERT": "PEM file with this host's certificate: connections use TLS then. See *Security*.",
     "PODRUN_TLS_KEY": "PEM file with the key of that certificate.",

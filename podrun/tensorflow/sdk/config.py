@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
 import warnings
 from enum import Enum
 from typing import Any
 
+from podrun.core.environment import environment
 from podrun.runtime.device import device_ids
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.sdk.config_options import AttributeMetadata as AttributeMetadata
@@ -156,7 +156,7 @@ class IPUConfig(OptionCategory):
 
 def running_on_ipu_model() -> bool:
     """Whether TF_POPLAR_FLAGS asks for the IPU Model."""
-    return "--use_ipu_model" in os.environ.get("TF_POPLAR_FLAGS", "")
+    return "--use_ipu_model" in environment().get("TF_POPLAR_FLAGS", "")
 
 
 def _counts(value: Any) -> tuple[int, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from enum import Enum
 from typing import Any
 
 import tensorflow as tf
 
+from podrun.core.environment import environment
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.sdk.config import *  # noqa: F403
 from podrun.tensorflow.sdk.config import configure_ipu_system as configure_ipu_system
@@ -57,7 +57,7 @@ class SyntheticDataCategory(Enum):
 
 def use_synthetic_data_for(category: SyntheticDataCategory) -> bool:
     """Whether TF_POPLAR_FLAGS ask for synthetic data of a category."""
-    flags = os.environ.get("TF_POPLAR_FLAGS", "").split()
+    flags = environment().get("TF_POPLAR_FLAGS", "").split()
     chosen = [f.partition("=")[2].split(",") for f in flags if f.startswith("--synthetic_data_categories=")]
     if chosen:
         return category.name.lower() in {name.strip().lower() for name in chosen[-1]}
