@@ -25,6 +25,7 @@ import numpy as np
 import onnx
 import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper, numpy_helper
+from short_mode import add_short
 from tritonclient.utils import InferenceServerException
 
 from podrun.serving.compiler import Compiler
@@ -125,10 +126,11 @@ def main() -> None:
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="print JSON, or write it to a file"
     )
-    parser.add_argument("--short", action="store_true", help="fewer requests")
+    parser.add_argument("--requests", type=int, default=2000, help="of each measurement [2000]")
+    add_short(parser, requests=200)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="podrun-serving-") as folder:
-        figures = measure(Path(folder), 200 if options.short else 2000)
+        figures = measure(Path(folder), options.requests)
     text = json.dumps({"schema": "podrun-serving-1", "in_flight": IN_FLIGHT, **figures})
     if options.json == "-":
         print(text)

@@ -42,7 +42,7 @@ def test_the_demo_installs_what_it_runs_and_the_tests_all(tmp_path: Path) -> Non
     (tmp_path / "demo").mkdir()
     (tmp_path / "all").mkdir()
     assert _installed_by("demo", tmp_path / "demo") == ["examples"]
-    assert _installed_by("check", tmp_path / "all") == ["examples,torch,dev"]
+    assert _installed_by("check", tmp_path / "all") == ["examples,torch,tensorflow,dev"]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"
     ]

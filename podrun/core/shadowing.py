@@ -14,6 +14,7 @@ from podrun.core.errors import UsageError
 SDK = (
     "gcipuinfo",
     "horovod",
+    "keras",
     "libpvti",
     "mpi4py",
     "popart",
@@ -22,6 +23,8 @@ SDK = (
     "popef",
     "poptorch",
     "pva",
+    "tensorflow",
+    "tensorflow_core",
 )
 """What programs import from the SDK. A test compares it with the folders of ``podrun/compat``."""
 LIBRARIES = (
