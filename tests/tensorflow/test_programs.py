@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.system]
-pytest.importorskip("tensorflow")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.system,
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -42,3 +46,15 @@ def test_a_pipeline_of_version_1_learns(tmp_path: Path) -> None:
     lines = re.findall(r"loss (\(.*\)) (\S+)", run("pipeline_v1.py", cwd=tmp_path))
     assert [shape for shape, _ in lines] == ["(40,)"] * 3
     assert float(lines[-1][1]) < float(lines[0][1])
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD", "RMSprop", "adam"])
+def test_plain_names_of_optimizers_accumulate_gradients(optimizer: str, tmp_path: Path) -> None:
+    output = run("accumulate_keras.py", optimizer, cwd=tmp_path)
+    assert "updates 8" in output
+    assert float(re.findall(r"difference (\S+)", output)[0]) < 1e-5
+
+
+def test_an_optimizer_that_cannot_accumulate_is_refused(tmp_path: Path) -> None:
+    output = run("accumulate_keras.py", "AdamW", cwd=tmp_path)
+    assert "does not accumulate gradients for AdamW" in output

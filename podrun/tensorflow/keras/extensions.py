@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.keras.model_programs import ModelProgram
+from podrun.tensorflow.keras.optimizer_names import install_optimizer_names
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
 from podrun.tensorflow.sdk.ipu_strategy import HOST_ITERATION, IPUStrategyV1, reduced_over_replicas
 
@@ -120,6 +121,7 @@ def install_keras() -> None:
     _install_steps(adapters.DataHandler)
     _install_losses(losses.Loss)
     _install_optimizers()
+    install_optimizer_names()
 
 
 def _replace(owner: Any, name: str, function: Any) -> None:
@@ -238,6 +240,11 @@ def _install_optimizers() -> None:
         accumulation = getattr(self, "_ipu_accumulation", None) if on_ipu(self) else None
         if accumulation is None:
             return plain(self, data)
+        if not isinstance(self.optimizer, legacy) or hasattr(self.optimizer, "inner_optimizer"):
+            raise NotImplementedError(
+                f"podrun does not accumulate gradients for {type(self.optimizer).__name__}: use an optimizer of "
+                "keras.optimizers.legacy, or set no gradient accumulation."
+            )
         ACCUMULATING[id(self.optimizer)] = accumulation
         try:
             return plain(self, data)
