@@ -6,8 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+
+class _Later:
+    """TensorFlow, imported when a case first runs and not when tests are collected."""
+
+    def __getattr__(self, name: str) -> Any:
+        import tensorflow
+
+        return getattr(tensorflow, name)
+
+
+tf: Any = _Later()
 _random = np.random.RandomState(3)
 X = (_random.rand(4, 6) * 0.8 + 0.1).astype(np.float32)
 Y = (_random.rand(4, 6) * 0.8 + 0.1).astype(np.float32)
@@ -35,10 +45,15 @@ _REDUCE = (
     "reduce_logsumexp",
 )  # fmt: skip
 
+
+def _named(module: str, name: str) -> Callable[..., Any]:
+    return lambda *inputs: getattr(getattr(tf, module), name)(*inputs)
+
+
 Case = tuple[Callable[..., Any], tuple[np.ndarray, ...]]
-CASES: dict[str, Case] = {name: (getattr(tf.math, name), (X,)) for name in _UNARY}
-CASES |= {f"nn_{name}": (getattr(tf.nn, name), (X - 0.5,)) for name in _NN}
-CASES |= {name: (getattr(tf.math, name), (X, Y)) for name in _BINARY}
+CASES: dict[str, Case] = {name: (_named("math", name), (X,)) for name in _UNARY}
+CASES |= {f"nn_{name}": (_named("nn", name), (X - 0.5,)) for name in _NN}
+CASES |= {name: (_named("math", name), (X, Y)) for name in _BINARY}
 CASES |= {name: (lambda x, n=name: getattr(tf.math, n)(x, 1), (X,)) for name in _REDUCE}
 CASES |= {
     "matmul": (lambda a, b: tf.matmul(a, b, transpose_b=True), (X, Y)),
@@ -51,7 +66,7 @@ CASES |= {
     "depthwise": (lambda x, w: tf.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "SAME"), (IMAGE, DEPTH)),
     "max_pool": (lambda x: tf.nn.max_pool2d(x, 3, 2, "SAME"), (IMAGE,)),
     "avg_pool": (lambda x: tf.nn.avg_pool2d(x, 3, 2, "SAME"), (IMAGE,)),
-    "bias": (tf.nn.bias_add, (IMAGE, CHANNELS)),
+    "bias": (lambda x, b: tf.nn.bias_add(x, b), (IMAGE, CHANNELS)),
     "batch_norm": (
         lambda x, s, b: tf.compat.v1.nn.fused_batch_norm(x, s, b)[0], (IMAGE, CHANNELS, CHANNELS),
     ),

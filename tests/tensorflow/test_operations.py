@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from tests.tensorflow.cases import CASES
 
-pytestmark = pytest.mark.slow
-pytest.importorskip("tensorflow")
-
-import tensorflow as tf  # noqa: E402
-
-from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1  # noqa: E402
-from podrun.tensorflow.sdk.scopes import install_front_end  # noqa: E402
-from tests.tensorflow.cases import CASES  # noqa: E402
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
 
 
 @pytest.fixture(scope="module")
 def strategy() -> Any:
     """A strategy on one IPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TF_USE_LEGACY_KERAS", "1")
+        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+        from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1
+        from podrun.tensorflow.sdk.scopes import install_front_end
     install_front_end()
     return IPUStrategyV1()
 
@@ -35,6 +35,8 @@ NO_HALF = {"batch_norm", "lgamma", "digamma", "resize", "pow", "local_norm"}
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_it_computes_what_tensorflow_does(strategy: Any, name: str, half: bool) -> None:
+    import tensorflow as tf
+
     if half and name in NO_HALF:
         pytest.skip("compared in float32")
     function, arrays = CASES[name]
