@@ -12,18 +12,17 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.keras.accumulating_optimizers import (
+    install_accumulation,
+    install_optimizer_names,
+    on_ipu,
+    replace_method,
+)
 from podrun.tensorflow.keras.model_programs import ModelProgram
-from podrun.tensorflow.keras.optimizer_names import install_optimizer_names
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
-from podrun.tensorflow.sdk.ipu_strategy import HOST_ITERATION, IPUStrategyV1, reduced_over_replicas
+from podrun.tensorflow.sdk.ipu_strategy import HOST_ITERATION, IPUStrategyV1
 
 _NOT_FOR_ACCUMULATION = ("opt", "num_mini_batches", "experimental_normalize_gradients")
-
-
-def on_ipu(model: Any) -> bool:
-    """Whether a model was made under an IPU strategy with the extensions."""
-    strategy = getattr(model, "_distribution_strategy", None) or getattr(model, "distribute_strategy", None)
-    return isinstance(strategy, IPUStrategyV1) and strategy._enable_keras_extensions
 
 
 def replicas_of(model: Any) -> int:
@@ -115,23 +114,13 @@ def install_keras() -> None:
         if name.startswith("set_"):
             setattr(model_class, name, method)
     for kind in ("train", "test", "predict"):
-        _replace(model_class, f"make_{kind}_function", _make_function(kind, f"{kind}_function"))
+        replace_method(model_class, f"make_{kind}_function", _make_function(kind, f"{kind}_function"))
     for name in ("fit", "evaluate", "predict"):
-        _replace(model_class, name, _checked_call)
+        replace_method(model_class, name, _checked_call)
     _install_steps(adapters.DataHandler)
     _install_losses(losses.Loss)
-    _install_optimizers()
+    install_accumulation()
     install_optimizer_names()
-
-
-def _replace(owner: Any, name: str, function: Any) -> None:
-    plain = getattr(owner, name)
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(self, plain, *args, **kwargs)
-
-    call.__name__, call.__doc__ = name, plain.__doc__
-    setattr(owner, name, call)
 
 
 def _checked_call(self: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
@@ -200,7 +189,7 @@ def _install_steps(handler: Any) -> None:
             )
         return count
 
-    _replace(handler, "_infer_steps", inferred)
+    replace_method(handler, "_infer_steps", inferred)
 
 
 def _install_losses(loss: Any) -> None:
@@ -211,48 +200,4 @@ def _install_losses(loss: Any) -> None:
             return "sum_over_batch_size"
         return plain(self)
 
-    _replace(loss, "_get_reduction", reduction)
-
-
-def _install_optimizers() -> None:
-    """Optimizers accumulate where the model that is being traced says so."""
-    legacy = importlib.import_module("tf_keras.src.optimizers.legacy.optimizer_v2").OptimizerV2
-
-    def apply_gradients(self: Any, plain: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        accumulation = ACCUMULATING.get(id(self))
-        if accumulation is None:
-            return plain(self, grads_and_vars, *args, **kwargs)
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
-        with tf.init_scope():
-            _ = self.iterations
-            self._create_all_weights([v for _, v in pairs])
-        kwargs["experimental_aggregate_gradients"] = False
-
-        def total(gradient: Any) -> Any:
-            return reduced_over_replicas(tf.distribute.ReduceOp.SUM, gradient)
-
-        return accumulation.apply(pairs, lambda ready: plain(self, ready, *args, **kwargs), total)
-
-    _replace(legacy, "apply_gradients", apply_gradients)
-    engine = importlib.import_module("tf_keras.src.engine.training")
-
-    def train_step(self: Any, plain: Any, data: Any) -> Any:
-        accumulation = getattr(self, "_ipu_accumulation", None) if on_ipu(self) else None
-        if accumulation is None:
-            return plain(self, data)
-        if not isinstance(self.optimizer, legacy) or hasattr(self.optimizer, "inner_optimizer"):
-            raise NotImplementedError(
-                f"podrun does not accumulate gradients for {type(self.optimizer).__name__}: use an optimizer of "
-                "keras.optimizers.legacy, or set no gradient accumulation."
-            )
-        ACCUMULATING[id(self.optimizer)] = accumulation
-        try:
-            return plain(self, data)
-        finally:
-            del ACCUMULATING[id(self.optimizer)]
-
-    _replace(engine.Model, "train_step", train_step)
-
-
-ACCUMULATING: dict[int, Accumulation] = {}
-"""Optimizer -> the accumulation of the model whose step is being traced."""
+    replace_method(loss, "_get_reduction", reduction)
