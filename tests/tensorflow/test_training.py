@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,11 +71,8 @@ def ipu_device() -> Iterator[None]:
         config = IPUConfig()
         config.auto_select_ipus = 1
         config.configure_ipu_system()
-        threads = set(threading.enumerate())
         try:
             yield
-            own = {t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
-            assert own <= threads, "podrun left threads (dummies are threads of TensorFlow itself)"
         finally:
             DEVICES.release()
             for owner, name, value in before:
