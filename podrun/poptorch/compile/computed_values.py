@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.capture.capture import Capture
-from podrun.poptorch.capture.graph import COMPARED, GraphNode, GraphValue, Origin
+from podrun.poptorch.capture.graph import GraphNode, GraphValue, Origin
+from podrun.poptorch.compile.compared_values import check_comparisons
 from podrun.poptorch.compile.graph_checks import find_loss
 from podrun.poptorch.errors import Error
 
@@ -35,7 +36,7 @@ def values_to_compute(captured: Capture, options: Options, *, training: bool) ->
     """Add to the graph what a session needs. Error for a model that computes nothing, or trains without a loss."""
     loss = _summed(captured, find_loss(captured.graph)) if training else None
     _compute_something(captured)
-    checks = _check_comparisons(captured) if options.Precision.floating_point_exceptions else []
+    checks = check_comparisons(captured.graph) if options.Precision.floating_point_exceptions else []
     outputs = tuple(leaf for leaf in captured.graph.outputs if isinstance(leaf, GraphValue))
     updates = _input_updates(captured)
     if not outputs and not captured.graph.inputs:
@@ -77,25 +78,6 @@ def _compute_something(captured: Capture) -> None:
     for place, leaf in enumerate(captured.graph.outputs):
         if isinstance(leaf, GraphValue) and leaf.number in inputs:
             captured.graph.outputs[place] = _copied(captured, leaf)
-
-
-_COMPARISONS = frozenset(f"aten.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
-
-
-def _check_comparisons(captured: Capture) -> list[GraphValue]:
-    """Values that are no numbers where a comparison of forward takes one that is none: the tiles stop at it, and its
-    result does not show it.
-    """
-    nodes, checks = list[GraphNode](), list[GraphValue]()
-    number = _new_number(captured)
-    for node in captured.graph.nodes:
-        nodes.append(node)
-        compared = tuple(v for v in node.reads() if "float" in v.dtype)
-        if node.operator.rpartition(".")[0] in _COMPARISONS and compared:
-            checks.append(GraphValue(number + len(checks), (), "float32"))
-            nodes.append(GraphNode(COMPARED, compared, {}, (checks[-1],), node.origin, differentiable=False))
-    captured.graph.nodes[:] = nodes
-    return checks
 
 
 def _summed(captured: Capture, loss: GraphValue) -> GraphValue:

@@ -86,8 +86,8 @@ def dynamic_update(call: Call, x: Array, part: Array, dim: int, start: Array, si
 @aten(COMPARED)
 def compared(call: Call, *operands: Array) -> Array:
     """No number if one of the operands has a value that is none, 0 otherwise."""
-    wrong = functools.reduce(jnp.logical_or, [jnp.isnan(each).any() for each in operands])
-    return jnp.where(wrong, jnp.nan, 0.0)
+    wrong = functools.reduce(jnp.logical_or, [jnp.isnan(each).any() for each in operands], False)
+    return jnp.where(wrong, jnp.nan, 0.0).astype(jnp.float32)
 
 
 @aten("podrun.custom.default", kind="CustomOp")
