@@ -62,7 +62,8 @@ from podrun.poptorch.api.ops import (
     set_overlap_for_output,
 )
 from podrun.poptorch.api.option_parts import TensorLocationSettings
-from podrun.poptorch.api.options import ConfigFileError, Options
+from podrun.poptorch.api.options import Options
+from podrun.poptorch.api.options_file import ConfigFileError
 from podrun.poptorch.api.strategies import (
     ParallelPhasedExecution,
     Phase,

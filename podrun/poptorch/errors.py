@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,7 +159,7 @@ _SETTINGS = {
 _PREPARE = "session.prepareDevice()"
 _COMPILE = 'Leave out options._Popart.set("compileEngine", False), so that the first call compiles the model.'
 """A model without a program: PopART's programs compile it by a call of their own, PopTorch's by their options."""
-_LOAD_AGAIN = "Load the program again"
+_LOAD_AGAIN = re.compile(r"Load the program again( \(prepareDevice[^)]*\))?( before the next run)?")
 _CALL_AGAIN = "Bring back saved weights (load_state_dict), then call the model again: this loads the program"
 
 
@@ -169,9 +170,9 @@ def _error_of(error: PodrunError) -> Error:
     if not isinstance(error, PoplarError):
         kind = "popart_internal_exception" if error.fault is Fault.INTERNAL else "popart_exception"
         return Error(error.message, hint=hint, location=where, type=kind)
+    hint = _LOAD_AGAIN.sub(_CALL_AGAIN, hint)
     action = getattr(error, "recovery_action", None)
     if action is not None:
-        hint = hint.replace(_LOAD_AGAIN, _CALL_AGAIN)
         return RecoverableError(
             error.message, recovery_action=getattr(action, "value", str(action)), hint=hint, location=where
         )

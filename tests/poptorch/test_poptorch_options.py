@@ -7,6 +7,7 @@ import logging
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -17,6 +18,7 @@ from podrun.core.errors import ConfigError  # noqa: E402
 from podrun.popart.enums import SyntheticDataMode  # noqa: E402
 from podrun.poptorch.executor import devices  # noqa: E402
 from podrun.poptorch.executor.calls import batch_dimensions  # noqa: E402
+from podrun.poptorch.executor.watching import log_options  # noqa: E402
 
 O = poptorch.Options  # noqa: E741
 
@@ -183,10 +185,52 @@ def test_options_from_a_file(tmp_path: Path) -> None:
     assert (options.device_iterations, options.Training.gradient_accumulation) == (3, 4)
     assert (options.output_mode, options.output_return_period) == (poptorch.OutputMode.EveryN, 3)
     assert options._Popart.options["partialsTypeMatMuls"] == "half"
-    for line in ("deviceIterations(", "absent(1)", "deviceIterations(__import__('os'))", "1 + 1"):
+    for line in (
+        "deviceIterations(",
+        "absent(1)",
+        "deviceIterations(__import__('os'))",
+        "1 + 1",
+        "setExecutionStrategy(poptorch.load('model'))",
+        "setExecutionStrategy(poptorch.ShardedExecution()._stage_of('a'))",
+        "_values.clear()",
+        "__init__()",
+    ):
         file.write_text(line)
         with pytest.raises(poptorch.ConfigFileError, match="options:1"):
             O().loadFromFile(str(file))
+
+
+def test_an_options_file_makes_strategies_and_locations_and_says_where_it_is_wrong(tmp_path: Path) -> None:
+    """As the SDK's published test of options files, whose error counts lines that are no comments."""
+    file = tmp_path / "tmp.conf"
+    lines = [
+        "deviceIterations(1)",
+        "setExecutionStrategy(poptorch.ShardedExecution())",
+        "  replicationFactor(2)",
+        " ",
+        "TensorLocations.setWeightLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))  # Kept away",
+        "# Not an option",
+    ]
+    file.write_text("\n".join(lines))
+    options = O()
+    options.loadFromFile(file)
+    assert isinstance(options._execution_strategy, poptorch.ShardedExecution)
+    assert not options.TensorLocations.location_weight["onChip"]
+    file.write_text("\n".join([*lines, "outputMode(poptorch.OutputMode.All"]))
+    with pytest.raises(poptorch.ConfigFileError) as caught:
+        O().loadFromFile(file)
+    assert str(caught.value) == (
+        "SyntaxError at line 5 of tmp.conf: unexpected EOF while parsing\n"
+        f"> options.outputMode(poptorch.OutputMode.All\n({file}:7)"
+    )
+    file.write_text(
+        'setExecutionStrategy(poptorch.PipelinedExecution(poptorch.Stage("a"), poptorch.Stage("b").ipu(1)))'
+    )
+    options.loadFromFile(file)
+    assert options._execution_strategy.placement("b", None)[1] == 1
+    file.write_text("deviceIterations('two')")
+    with pytest.raises(poptorch.ConfigFileError, match="deviceIterations"):
+        O().loadFromFile(file)
 
 
 def test_options_from_the_environment(monkeypatch: Any, tmp_path: Path) -> None:
@@ -441,3 +485,24 @@ def test_wrong_values_are_errors_of_poptorch_and_assertion_errors() -> None:
     with pytest.raises(poptorch.Error, match="deviceIterations must be above 0") as caught:
         O().deviceIterations(0)
     assert isinstance(caught.value, AssertionError)
+
+
+def test_the_log_tells_options_in_the_words_of_the_sdk(caplog: Any) -> None:
+    options = O().deviceIterations(2).enableSyntheticData(True)
+    options.setExecutionStrategy(poptorch.ShardedExecution())
+    options.Training.setAutomaticLossScaling(False)
+    options._Popart.set("hardwareInstrumentations", {0, 1}).set("enableOutlining", True)
+    options._Popart.set("engineOptions", {"debug.allowOutOfMemory": "true"})
+    logger = logging.getLogger("poptorch::python")
+    with patch.object(logger, "propagate", True), caplog.at_level(logging.DEBUG, logger.name):
+        log_options(options)
+    told = {record.getMessage() for record in caplog.records}
+    assert told >= {
+        "poptorch.Options set device_iterations to value 2",
+        "poptorch.Options set execution_mode to value 1",
+        "poptorch.Options set syntheticDataMode to value 2",
+        "poptorch.Options set automaticLossScalingSettings.enabled to value false",
+        "poptorch.Options added 0 to hardwareInstrumentations",
+        "poptorch.Options set enableOutlining to value true",
+        "poptorch.Options set engineOptions[debug.allowOutOfMemory] to true",
+    }

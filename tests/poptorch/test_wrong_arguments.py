@@ -29,13 +29,13 @@ WEIGHTS = [torch.nn.Parameter(torch.ones(2))]
         (lambda: poptorch.optim.Adam([3], lr=0.1), "params holds tensors, or groups with .params., not 3"),
         (
             lambda: poptorch.DataLoader(poptorch.Options(), [1, 2], num_workers="a"),
-            "num_workers is a number of processes, not 'a'",
+            "num_workers is a whole number, not 'a'",
         ),
         (lambda: poptorch.set_available_memory(WEIGHTS[0], "a"), "proportion is a number, not 'a'"),
         (lambda: poptorch.inferenceModel(3), "a model is a torch.nn.Module, not 3"),
         (
             lambda: poptorch.DataLoader(poptorch.Options(), [1, 2], batch_size="a"),
-            "batch_size is a number of samples, not 'a'",
+            "batch_size is a whole number, not 'a'",
         ),
         (
             lambda: poptorch.custom_op(3, "a", "b", 1, example_outputs=[]),
@@ -74,6 +74,7 @@ def test_what_options_assert_is_named(call: Callable[[], Any], message: str) -> 
 
 
 OPTIONS = poptorch.Options
+ONE = torch.ones(1)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,34 @@ OPTIONS = poptorch.Options
         (lambda: poptorch.setLogLevel([]), r"level is text or a whole number, not \[\]"),
         (lambda: poptorch.optim.SGD(WEIGHTS, 0.1, nesterov=torch.ones(2)), "nesterov is True or False, not"),
         (lambda: poptorch.optim.AdamW(WEIGHTS, bias_correction=torch.ones(2)), "bias_correction is True"),
+        (lambda: poptorch.DataLoader(3, []), "options is a poptorch.Options, not 3"),
+        (lambda: poptorch.DataLoader(OPTIONS(), [1], mode="Async"), "mode is a poptorch.DataLoaderMode"),
+        (lambda: poptorch.DataLoader(OPTIONS(), [1], async_options=[1]), "async_options is a dictionary"),
+        (lambda: poptorch.DataLoader(OPTIONS(), [1], rebatched_worker_size="a"), "a whole number, not 'a'"),
+        (lambda: poptorch.AsynchronousDataAccessor([1], buffer_size="a"), "buffer_size is a whole number"),
+        (lambda: poptorch.MultiConv(3), "MultiConv: too many positional arguments"),
+        (lambda: poptorch.MultiConv().planType("parallel"), "value is a poptorch.MultiConvPlanType"),
+        (lambda: poptorch.MultiConv().perConvReservedTiles("a"), "a whole number, not 'a'"),
+        (lambda: poptorch.Block("a", ipu_id="b"), "Block: ipu_id is a whole number, not 'b'"),
+        (lambda: poptorch.Block.start("a", ipu_id=[1]), "start: ipu_id is a whole number"),
+        (lambda: poptorch.BeginBlock(torch.nn.ReLU(), ipu_id="0"), "BeginBlock: ipu_id is a whole number"),
+        (lambda: poptorch.removeBlocks(3), "module is a torch.nn.Module, not 3"),
+        (lambda: poptorch.NameScope(), "NameScope: missing a required argument"),
+        (lambda: poptorch.CPU(3, "a"), "layer_to_call is a function, not 3"),
+        (lambda: poptorch.identity_loss(3, "sum"), "x is a tensor, not 3"),
+        (lambda: poptorch.identity_loss(ONE), "identity_loss: missing a required argument: 'reduction'"),
+        (lambda: poptorch.nop([ONE]), r"tensor is a tensor, not \["),
+        (lambda: poptorch.set_available_memory(ONE, "a"), "available_memory_proportion is a number, not 'a'"),
+        (lambda: poptorch.ipu_print_tensor(ONE, title=3), "title is text, not 3"),
+        (lambda: poptorch.serializedMatMul(ONE, ONE, "Reduce"), "mode is a poptorch.MatMulSerializationMode"),
+        (lambda: poptorch.dynamic_slice(ONE, 0, 0, 1, 1), "start is a tensor, not 0"),
+        (lambda: poptorch.dynamic_update(ONE, ONE, "a", ONE, 1), "dim is a whole number, not 'a'"),
+        (lambda: poptorch.for_loop("a", lambda x: x, [ONE]), "count is a whole number, not 'a'"),
+        (lambda: poptorch.for_loop(2, 3, [ONE]), "body is a function, not 3"),
+        (lambda: poptorch.cond(1, lambda: 1, [], lambda: 1, []), "condition is a tensor, not 1"),
+        (lambda: poptorch.set_overlap_for_input(ONE, "a"), "mode is a poptorch.OverlapMode, not 'a'"),
+        (lambda: poptorch.fps(ONE, 3), "fps"),
+        (lambda: poptorch.nearest(ONE, 3), "y is a tensor, not 3"),
         (lambda: poptorch.optim.LAMB(WEIGHTS, accum_type="half"), "accum_type is a torch.dtype, not 'half'"),
     ],
 )

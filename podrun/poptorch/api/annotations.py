@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from podrun.poptorch.api.signatures import checks_arguments, checks_arguments_but, checks_methods
 from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
 from podrun.poptorch.errors import ArgumentError, Error
 
@@ -92,6 +93,7 @@ def isRunningOnIpu() -> bool:
     return bool(_capturing)
 
 
+@checks_methods()
 class Block(torch.nn.Module):
     """Operators called inside belong to one block: ``with poptorch.Block("encoder", ipu_id=1): ...``."""
 
@@ -112,6 +114,7 @@ class Block(torch.nn.Module):
             annotations.leave(str(self._user_id))
 
     @staticmethod
+    @checks_arguments
     def useAutoId() -> None:
         """Number blocks without an id from 0; call it at the start of forward."""
         annotations = capturing()
@@ -119,6 +122,7 @@ class Block(torch.nn.Module):
             annotations.automatic = -1
 
     @staticmethod
+    @checks_arguments
     def start(user_id: Any = None, ipu_id: int | None = None) -> None:
         """Begin a block that lasts until the next one."""
         annotations = capturing()
@@ -154,6 +158,7 @@ class LegacyBeginBlockFn(torch.nn.Module):
         return self._layer(*args, **kwargs)
 
 
+@checks_arguments
 def BeginBlock(layer_to_call: Any, user_id: Any = None, ipu_id: int | None = None) -> Any:
     """Let a module begin a block whenever it is called; the block lasts until the next one. Returns the same module.
 
@@ -178,16 +183,16 @@ def begins_block(module: torch.nn.Module) -> bool:
     return any(isinstance(hook, _BeginBlockHook) for hook in module._forward_pre_hooks.values())
 
 
+@checks_arguments
 def removeBlocks(module: torch.nn.Module) -> None:
     """Remove all annotations by `BeginBlock` from a module and the modules inside it."""
-    if not isinstance(module, torch.nn.Module):
-        raise ArgumentError("removeBlocks takes a module")
     for part in module.modules():
         for key, hook in list(part._forward_pre_hooks.items()):
             if isinstance(hook, _BeginBlockHook):
                 del part._forward_pre_hooks[key]
 
 
+@checks_arguments
 def BlockFunction(user_id: Any = None, ipu_id: int | None = None) -> Callable[..., Any]:
     """A decorator: the function's operators belong to one block."""
 
@@ -205,6 +210,7 @@ def BlockFunction(user_id: Any = None, ipu_id: int | None = None) -> Callable[..
 class NameScope:
     """A prefix of operators' names: ``with poptorch.NameScope("head"): ...``."""
 
+    @checks_arguments_but("name")
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
             raise ArgumentError("Parameter to NameScope must be a string")
@@ -221,6 +227,7 @@ class NameScope:
             annotations.scopes.pop()
 
 
+@checks_methods()
 class Attribute:
     """PopART attributes of the operators inside: ``with poptorch.Attribute(__outline={"layer": "a"}): ...``."""
 

@@ -10,13 +10,14 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from podrun.poptorch.api.annotations import capturing, isRunningOnIpu
 from podrun.poptorch.api.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
+from podrun.poptorch.api.signatures import checks_arguments, checks_arguments_but, checks_methods
 from podrun.poptorch.capture.capture import branch, host_call, loop
 from podrun.poptorch.capture.graph import flatten, unflatten
 from podrun.poptorch.capture.recorder import line_of_user
@@ -139,6 +140,7 @@ FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
 REDUCTIONS = {"sum": 0, "mean": 1, "none": 2}
 
 
+@checks_arguments
 def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
     """Mark a tensor as the loss: its ``sum``, its ``mean`` or (``none``) the tensor itself. AssertionError for another
     reduction.
@@ -152,16 +154,16 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
 
 
 def _marked(tensor: torch.Tensor, name: str, *settings: Any) -> torch.Tensor:
-    if not isinstance(tensor, torch.Tensor):
-        raise Error(f"poptorch.{name} takes a tensor, not {type(tensor).__name__}")
     return getattr(operator_library(), name)(tensor, *settings) if isRunningOnIpu() else tensor
 
 
+@checks_arguments
 def nop(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, by an operator that no optimisation removes. Error unless it is a tensor."""
     return _marked(tensor, "nop")
 
 
+@checks_arguments
 def recomputationCheckpoint(*tensors: Any) -> Any:
     """Keep tensors for the backward pass instead of computing them again. ValueError unless they are tensors."""
     single = tensors[0] if len(tensors) == 1 else tensors
@@ -172,15 +174,15 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     return type(single)(_marked(each, "recomputation_checkpoint") for each in single)
 
 
+@checks_arguments
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
     """Set the part of the tiles' memory that the product or convolution which made the tensor may take."""
-    if not isinstance(available_memory_proportion, (int, float)):
-        raise TypeError(f"available_memory_proportion is a number, not {available_memory_proportion!r}")
     if not 0 < available_memory_proportion <= 1:
         raise ValueError("available_memory_proportion must be above 0 and at most 1")
     return _marked(tensor, "set_available_memory", float(available_memory_proportion))
 
 
+@checks_arguments
 def ipu_print_tensor(
     tensor: torch.Tensor,
     title: str = "",
@@ -213,6 +215,7 @@ def ipu_print_tensor(
     return _marked(tensor, "print_tensor", json.dumps(settings))
 
 
+@checks_arguments
 def serializedMatMul(
     lhs: torch.Tensor,
     rhs: torch.Tensor,
@@ -221,12 +224,6 @@ def serializedMatMul(
     keep_precision: bool = False,
 ) -> torch.Tensor:
     """``lhs @ rhs``, computed in ``factor`` parts of one dimension."""
-    if not isinstance(keep_precision, bool):
-        raise ArgumentError("keep_precision is True or False")
-    if not isinstance(factor, int):
-        raise ArgumentError("factor is a number")
-    if not isinstance(mode, MatMulSerializationMode):
-        raise ArgumentError("mode is a poptorch.MatMulSerializationMode")
     if isRunningOnIpu():
         made: torch.Tensor = operator_library().serialized_matmul(
             lhs, rhs, mode.value, factor, keep_precision
@@ -251,10 +248,9 @@ def _check_slice(name: str, tensor: torch.Tensor, dim: int, start: torch.Tensor,
         )
 
 
+@checks_arguments
 def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
     """``tensor[start : start + size : step]`` of a dimension; ``start`` is data. Error for wrong types and sizes."""
-    if not isinstance(tensor, torch.Tensor) or not isinstance(start, torch.Tensor):
-        raise Error("poptorch.dynamic_slice takes a tensor and a start that is a tensor")
     _check_slice("dynamic_slice", tensor, dim, start, size)
     if step <= 0:
         raise Error(f"poptorch.dynamic_slice: the step must be above 0, not {step}")
@@ -262,12 +258,11 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     return made
 
 
+@checks_arguments
 def dynamic_update(
     input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
 ) -> torch.Tensor:
     """``input`` with ``src`` at ``start`` of a dimension; ``start`` is data. Error for other ranks or types."""
-    if not all(isinstance(each, torch.Tensor) for each in (input, src, start)):
-        raise Error("poptorch.dynamic_update takes tensors")
     if input.dtype != src.dtype or input.dim() != src.dim():
         raise Error("poptorch.dynamic_update: input and src must have the same type and rank")
     _check_slice("dynamic_update", input, dim, start, size)
@@ -289,6 +284,7 @@ def _results(made: Any) -> list[torch.Tensor]:
     return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
+@checks_arguments_but("inputs")
 def for_loop(count: int, body: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Run ``body`` ``count`` times; its results go into the next round. For inference alone.
 
@@ -303,6 +299,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: list[torch.Tensor]) -
     return values
 
 
+@checks_arguments_but("then_inps", "else_inps")
 def cond(
     condition: torch.Tensor,
     then_body: Callable[..., Any],
@@ -320,6 +317,7 @@ def cond(
     return _results(then_body(*given[0]) if bool(condition) else else_body(*given[1]))
 
 
+@checks_arguments
 def ctc_beam_search_decoder(
     probs: torch.Tensor, lengths: torch.Tensor, blank: int = 0, beam_width: int = 100, top_paths: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -337,11 +335,10 @@ def ctc_beam_search_decoder(
     return made
 
 
+@checks_arguments
 def nearest(x: torch.Tensor, y: torch.Tensor, batch_x: Any = None, batch_y: Any = None) -> torch.Tensor:
     """For each row of x the index of the row of y that is nearest to it. ``batch_x`` and ``batch_y``, lists or tensors,
     say which sample a row belongs to; rows of other samples are not looked at."""
-    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
-        raise Error("poptorch.nearest takes tensors")
     x, y = (each.unsqueeze(-1) if each.dim() == 1 else each for each in (x, y))
     away = torch.cdist(x.float(), y.float())
     if batch_x is not None and batch_y is not None:
@@ -352,6 +349,7 @@ def nearest(x: torch.Tensor, y: torch.Tensor, batch_x: Any = None, batch_y: Any 
     return away.argmin(1)
 
 
+@checks_arguments
 def fps(
     src: torch.Tensor, ptr: Sequence[int], ratio: float = 0.5, random_start: bool = False
 ) -> torch.Tensor:
@@ -368,6 +366,7 @@ def fps(
     return made
 
 
+@checks_methods()
 class CPU:
     """A function or module that runs on the host in the middle of an inference model: ``CPU(function, "id")(x)``.
 
@@ -397,6 +396,7 @@ class CPU:
         """No-op: the SDK's machinery calls this."""
 
 
+@checks_arguments_but("attributes")
 def custom_op(
     inputs: Sequence[torch.Tensor],
     name: str,
@@ -406,11 +406,10 @@ def custom_op(
     attributes: dict[str, Any] | None = None,
 ) -> list[torch.Tensor]:
     """An operator of the program's own, whose computation is registered with PODRUN_CUSTOM_OPS."""
-    for what, tensors in (("inputs", inputs), ("example_outputs", example_outputs)):
-        if not isinstance(tensors, (list, tuple)):
-            raise TypeError(f"poptorch.custom_op: {what} is a list of tensors, not {tensors!r}")
     given = attributes or {}
-    if not all(isinstance(key, str) and key.isascii() and _plain(value) for key, value in given.items()):
+    if not isinstance(given, Mapping) or not all(
+        isinstance(key, str) and key.isascii() and _plain(value) for key, value in given.items()
+    ):
         raise ValueError(
             "poptorch.custom_op: attributes are numbers, ASCII texts, or lists of one of them, by name"
         )
@@ -429,8 +428,6 @@ def _plain(value: Any) -> bool:
 
 
 def _overlapped(tensors: Any, mode: OverlapMode, name: str) -> Any:
-    if not isinstance(mode, OverlapMode):
-        raise ArgumentError("mode is a poptorch.OverlapMode")
     if not isRunningOnIpu():
         return tensors
     leaves, structure = flatten(tensors)
@@ -439,6 +436,7 @@ def _overlapped(tensors: Any, mode: OverlapMode, name: str) -> Any:
     return unflatten(structure, marked)
 
 
+@checks_arguments
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Let the transfer of inputs overlap with computing. Nothing else may use the inputs;
     `podrun.poptorch.compile.model_compiler` checks the options.
@@ -446,11 +444,13 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     return _overlapped(input_tensors, mode, "overlap_input")
 
 
+@checks_arguments
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
     """Let the transfer of results overlap with computing. The returned tensor must be returned from forward, once."""
     return _overlapped(output_tensors, mode, "overlap_output")
 
 
+@checks_methods("availableMemoryProportions", "partialsTypes", "enableConvDithering")
 class MultiConv(torch.nn.Module):
     """Convolutions called inside form one group: ``with poptorch.MultiConv(): y = a(x); z = b(x)``.
 
@@ -482,14 +482,10 @@ class MultiConv(torch.nn.Module):
 
     def planType(self, value: MultiConvPlanType | None) -> MultiConv:
         """Set whether the convolutions run at the same time. AssertionError for another type."""
-        if value is not None and not isinstance(value, MultiConvPlanType):
-            raise ArgumentError("planType takes a poptorch.MultiConvPlanType")
         return self._set("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
         """Set the least number of tiles of each convolution. AssertionError unless it is a number."""
-        if not isinstance(value, int):
-            raise ArgumentError("perConvReservedTiles takes a number of tiles")
         if isinstance(value, bool):
             raise ArgumentError("perConvReservedTiles takes a number of tiles")
         return self._set("perConvReservedTiles", value)

@@ -1,12 +1,10 @@
 """The parts of ``poptorch.Options``: Training, Precision, TensorLocations, Distributed, and PopART's own.
 
-`OptionGroup` is what `Options` and its parts share: values with a type, freezing, copies. `apply_line` sets an option
-from a line of text, which is a call: ``Training.gradientAccumulation(4)``. Nothing of the line is evaluated.
+`OptionGroup` is what `Options` and its parts share: values with a type, freezing, copies.
 """
 
 from __future__ import annotations
 
-import ast
 import copy
 import warnings
 from typing import Any, ClassVar, TypeVar
@@ -14,7 +12,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from podrun.core.environment import environment
-from podrun.poptorch.api import enums
 from podrun.poptorch.api.enums import MeanReductionStrategy, ReductionType
 from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.errors import ArgumentError, Error
@@ -133,57 +130,6 @@ class OptionGroup:
 
 def _bool_for_int(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, bool) and bool not in kinds and int in kinds
-
-
-def apply_line(options: Any, text: str) -> None:
-    """Make the call that a line describes on ``options``. SyntaxError unless the line is a call with plain values."""
-    tree = ast.parse(text.removeprefix("options.").removeprefix("opts."), mode="eval").body
-    if not isinstance(tree, ast.Call):
-        raise SyntaxError("a call of an option was expected")
-    arguments = [_value(each) for each in tree.args]
-    keywords = {each.arg: _value(each.value) for each in tree.keywords if each.arg is not None}
-    _target(options, tree.func)(*arguments, **keywords)
-
-
-def _target(options: Any, node: ast.expr) -> Any:
-    if isinstance(node, ast.Name):
-        return _option(options, node.id)
-    if isinstance(node, ast.Attribute):
-        return _option(_target(options, node.value), node.attr)
-    raise SyntaxError("the name of an option was expected")
-
-
-def _option(owner: Any, name: str) -> Any:
-    if name.startswith("__") or not hasattr(owner, name):
-        raise SyntaxError(f"there is no option {name}")
-    return getattr(owner, name)
-
-
-def _value(node: ast.expr) -> Any:
-    if isinstance(node, ast.Attribute):
-        return _named(ast.unparse(node))
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return [_value(each) for each in node.elts]
-    if isinstance(node, ast.Dict):
-        return {_value(k): _value(v) for k, v in zip(node.keys, node.values, strict=True) if k is not None}
-    try:
-        return ast.literal_eval(node)
-    except ValueError as error:
-        raise SyntaxError(f"{ast.unparse(node)} is no plain value") from error
-
-
-def _named(text: str) -> Any:
-    parts = text.removeprefix("poptorch.").split(".")
-    if parts[0] == "torch" and len(parts) == 2:
-        import torch
-
-        found = getattr(torch, parts[1], None)
-        if isinstance(found, torch.dtype):
-            return found
-    kind = getattr(enums, parts[0], None)
-    if kind is not None and len(parts) == 2 and parts[1] in getattr(kind, "__members__", {}):
-        return kind[parts[1]]
-    raise SyntaxError(f"{text} is no value that options have")
 
 
 @checks_methods()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
-from podrun.core.documents import parse_json, read_text
+from podrun.core.documents import parse_json
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError
 from podrun.poptorch.api import enums
@@ -24,6 +24,8 @@ from podrun.poptorch.api.option_parts import (
     TensorLocationOptions,
     TrainingOptions,
 )
+from podrun.poptorch.api.options_file import ConfigFileError as ConfigFileError
+from podrun.poptorch.api.options_file import load_options
 from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
 from podrun.poptorch.errors import ArgumentError
@@ -33,10 +35,6 @@ DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
 """Environment variable: a JSON object of options that every `Options` starts with."""
 CACHE_DIRECTORY = "POPTORCH_CACHE_DIR"
 """Environment variable: the folder of compiled programs unless the options name one."""
-
-
-class ConfigFileError(Exception):
-    """A line of an options file that is not a call of an option."""
 
 
 @checks_methods("enableSyntheticData")
@@ -395,15 +393,7 @@ class Options(OptionGroup):
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> None:
         """Set options from a file: one call a line, as ``deviceIterations(1)``; ``#`` begins a comment.
         ConfigFileError for a line that is none."""
-        from podrun.poptorch.api.option_parts import apply_line
-
-        for number, line in enumerate(read_text(Path(filepath)).splitlines(), 1):
-            text = line.strip()
-            if text and not text.startswith("#"):
-                try:
-                    apply_line(self, text)
-                except SyntaxError as error:
-                    raise ConfigFileError(f"{filepath}:{number}: {error.msg}: {text}") from error
+        load_options(self, Path(filepath))
 
     def toDict(self) -> dict[str, Any]:
         """All values in one dictionary. AssertionError while the output mode is Default."""

@@ -34,6 +34,15 @@ class ArgumentTypeError(ArgumentError, TypeError):
 
 def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """The function, which raises ArgumentTypeError for arguments that its signature does not take."""
+    return _checked(function, ())
+
+
+def checks_arguments_but(*apart: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """As `checks_arguments`. ``apart``: arguments that the function refuses itself, with the SDK's own errors."""
+    return lambda function: _checked(function, apart)
+
+
+def _checked(function: Callable[P, R], apart: Sequence[str]) -> Callable[P, R]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -46,7 +55,7 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
         hints = _hints(function)
         for parameter, value in values.items():
             several = signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
-            hint = hints.get(parameter, Any)
+            hint = Any if parameter in apart else hints.get(parameter, Any)
             for one in value if several else (value,):
                 if not _fits(one, hint):
                     raise ArgumentTypeError(_refusal(name, parameter, hint, one))
@@ -128,6 +137,9 @@ _PLAIN: dict[Any, str] = {
     tuple[float, float]: "a pair of numbers",
     list[str]: "a list of texts",
     Mapping[str, float]: "a dictionary of numbers by name",
+    Sequence[torch.Tensor]: "a list of tensors",
+    torch.Tensor: "a tensor",
+    torch.nn.Module: "a torch.nn.Module",
 }
 
 
@@ -145,6 +157,7 @@ def _words(hint: Any) -> str:
     if origin is collections.abc.Callable:
         return "a function"
     name = getattr(origin or hint, "__name__", str(hint))
-    package = "poptorch." if isinstance(hint, type) and issubclass(hint, enum.Enum) else ""
+    ours = isinstance(hint, type) and (issubclass(hint, enum.Enum) or hint.__module__.startswith("podrun."))
+    package = "poptorch." if ours else ""
     package = "torch." if hint is torch.dtype else package
     return "a path" if name == "PathLike" else f"a {package}{name}"

@@ -45,7 +45,7 @@ from podrun.poptorch.executor.compiled_model import CompiledModel
 from podrun.poptorch.executor.devices import acquire
 from podrun.poptorch.executor.host_calls import ChainedModel, GraphPart, calls_host, parts_of
 from podrun.poptorch.executor.torch_session import TorchSession
-from podrun.poptorch.executor.watching import logger
+from podrun.poptorch.executor.watching import log_options, logger
 from podrun.poptorch.operators.table import supported
 from podrun.private_apis.torch import unvalidated_distributions
 from podrun.runtime.assembly import SessionSource
@@ -258,6 +258,7 @@ def _session(
     """A session with its program, compiled and on its device as the options say."""
     options, training = request.options, request.training
     clips = training and clips_gradients(request.optimizer)
+    log_options(options)
     settings = torch_settings(
         options, training=training, ipus=division.ipus, phases=division.phases, clips=clips
     )

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from podrun.poptorch.api.enums import SharingStrategy
+from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.capture import graph
 from podrun.poptorch.data.data_feeder import FeederPlan, SharedRing, assembled, feed
 from podrun.poptorch.data.forking import forking, prepare_copy
@@ -111,6 +112,7 @@ STOP_SECONDS = 10.0
 """Seconds in which the process may end by itself before it is ended."""
 
 
+@checks_methods()
 class AsynchronousDataAccessor:
     """Iterates over ``dataset`` (a data set or a `DataLoader`) in a process of its own.
 

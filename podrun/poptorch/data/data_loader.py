@@ -11,6 +11,7 @@ import torch
 from podrun.core.errors import InternalError
 from podrun.poptorch.api.enums import DataLoaderMode
 from podrun.poptorch.api.options import Options
+from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.data.data_accessor import (
     AsynchronousDataAccessor,
     JoinedBatches,
@@ -23,6 +24,7 @@ from podrun.private_apis.torch import watch_workers
 _log = logging.getLogger("poptorch::python")
 
 
+@checks_methods()
 class DataLoader(torch.utils.data.DataLoader[Any]):
     """Batches of ``batch_size`` x device iterations x replicas with data of their own x gradient accumulation samples.
 
@@ -52,15 +54,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch_sampler: Any = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(options, Options):
-            raise ArgumentError(f"Expected type poptorch.Options, not {type(options).__name__}")
-        if not isinstance(mode, DataLoaderMode):
-            raise ArgumentError("mode is a poptorch.DataLoaderMode")
         options.freeze()
         self._accessor: AsynchronousDataAccessor | None = None
         self._options = options
         factor = _micro_batches(options)
-        _check_arguments(batch_size, num_workers, shuffle=shuffle, drop_last=drop_last)
         self._combined_batch_size = None if batch_size is None else batch_size * factor
         iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         chosen: dict[str, Any] = {"num_workers": num_workers, **kwargs}
@@ -182,17 +179,6 @@ def _micro_batches(options: Options) -> int:
     """Micro-batches of one call that have data of their own."""
     groups = int(options.replication_factor) // int(options.input_group_size)
     return int(options.device_iterations) * groups * int(options.Training.gradient_accumulation)
-
-
-def _check_arguments(batch_size: object, num_workers: object, **flags: object) -> None:
-    """TypeError for what is not a number of samples or of processes, and for a tensor in the place of a flag."""
-    if not (batch_size is None or isinstance(batch_size, int)):
-        raise TypeError(f"poptorch.DataLoader: batch_size is a number of samples, not {batch_size!r}")
-    if not isinstance(num_workers, int):
-        raise TypeError(f"poptorch.DataLoader: num_workers is a number of processes, not {num_workers!r}")
-    for name, flag in flags.items():
-        if isinstance(flag, torch.Tensor):
-            raise TypeError(f"poptorch.DataLoader: {name} is True or False, not {flag!r}")
 
 
 def _check_batch_sampler(

@@ -13,6 +13,7 @@ from podrun.core.environment import environment
 from podrun.core.layout import IpuRange
 from podrun.poptorch.api.enums import ConnectionType
 from podrun.poptorch.errors import ArgumentError, Error, translated
+from podrun.poptorch.executor.watching import logger
 from podrun.runtime.device import DeviceKind, RunDevice
 from podrun.runtime.device_pool import DevicePool
 
@@ -64,6 +65,9 @@ def acquire(options: Options, ipus: int, sleep: Callable[[float], None] = time.s
             f"the model needs {ipus} IPUs; a process can use {MOST_IPUS}",
             hint="Divide the replicas over instances: podrun --num-instances N.",
         )
+    chosen = options.extra("use_model")
+    if chosen is not None:
+        logger.info("From the user configuration: Ipu model: %s", "Enabled" if chosen else "Disabled")
     pool = DevicePool(environment())
     if options.connection_type == ConnectionType.Never:
         if options.extra("use_model"):

@@ -190,6 +190,8 @@ class PoplarExecutor(ExecutorState):
             self.attachToDevice()
         self._bring_up_to_date()
         leaves = self._compiled.run(arguments.tensors)
+        if self._options.extra("log_cycle_count"):
+            logger.debug("Total number of IPU cycles: %s", self._compiled.cycles())
         self._device_is_newer = self._training or bool(self._compiled.graph.updates)
         self._state_is_newer = self._training
         if self._training:

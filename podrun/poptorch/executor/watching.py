@@ -7,16 +7,20 @@ of one kind are equal within a call; there are as many as the IPUs would give.
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.hooks import RemovableHandle
 
 from podrun.core.environment import environment
 from podrun.poptorch.api.signatures import checks_arguments
+
+if TYPE_CHECKING:
+    from podrun.poptorch.api.options import Options
 
 LEVEL = "POPTORCH_LOG_LEVEL"
 """Environment variable: the first level of the log."""
@@ -33,6 +37,50 @@ _LEVELS = {
 _NUMBERS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
 
 logger = logging.getLogger("poptorch::python")
+
+
+_PREFIX = "poptorch.Options"
+_NAMES_BELOW = {
+    "auto_loss_scaling": "automaticLossScalingSettings.enabled",
+    "enable_synthetic_data": "syntheticDataMode",
+    "floating_point_exceptions": "enableFloatingPointExceptions",
+    "stochastic_rounding": "enableStochasticRounding",
+}
+"""Options that have another name below the front end."""
+_SYNTHETIC = {False: 0, True: 2}
+"""PopART's number of the synthetic data that the option means: none, normally distributed."""
+
+
+def log_options(options: Options) -> None:
+    """Write the values of options to the log at level DEBUG, in the SDK's words."""
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    parts = (options._execution_strategy.backendOptions(), options._values, options._extra)
+    for group in (*parts, *(part.toDict() for part in options._parts.values()), options._Popart.options):
+        for name, value in group.items():
+            if name == "enable_synthetic_data":
+                value = _SYNTHETIC[value]
+            if name != "popart_options":
+                for line in option_lines(_NAMES_BELOW.get(name, name), value):
+                    logger.debug("%s", line)
+
+
+def option_lines(name: str, value: object) -> Iterator[str]:
+    """What the log says of an option: a value, or each entry of a dictionary, or each element that a list adds."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield f"{_PREFIX} set {name}[{key}] to {_logged(each)}"
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for each in sorted(value, key=str) if isinstance(value, (set, frozenset)) else value:
+            yield f"{_PREFIX} added {_logged(each)} to {name}"
+    elif value is not None:
+        yield f"{_PREFIX} set {name} to value {_logged(value)}"
+
+
+def _logged(value: object) -> str:
+    if isinstance(value, enum.Enum):
+        value = value.value
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @checks_arguments

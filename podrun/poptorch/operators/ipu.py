@@ -86,7 +86,7 @@ def dynamic_update(call: Call, x: Array, part: Array, dim: int, start: Array, si
 @aten(COMPARED)
 def compared(call: Call, *operands: Array) -> Array:
     """No number if one of the operands has a value that is none, 0 otherwise."""
-    wrong = functools.reduce(jnp.logical_or, [jnp.isnan(each).any() for each in operands], False)
+    wrong = functools.reduce(jnp.logical_or, [jnp.isnan(each).any() for each in operands], jnp.array(False))
     return jnp.where(wrong, jnp.nan, 0.0).astype(jnp.float32)
 
 
