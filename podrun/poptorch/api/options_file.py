@@ -111,10 +111,10 @@ def _object(node: ast.Call) -> Any:
     """One of `_OBJECTS`, or what a method of one gives."""
     if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
         return _called(_member(_object(node.func.value), node.func.attr), node)
-    made = _OBJECTS.get(ast.unparse(node.func).removeprefix("poptorch."))
-    if made is None:
+    constructor = _OBJECTS.get(ast.unparse(node.func).removeprefix("poptorch."))
+    if constructor is None:
         raise SyntaxError(f"{ast.unparse(node)} is no value that options have")
-    return _called(made, node)
+    return _called(constructor, node)
 
 
 def _named(text: str) -> Any:
