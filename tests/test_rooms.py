@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"numerics", "runtime", "onnx_models", "popdist", "private_apis", "report.model", "popef"}
     | {"compiler.program", "costmodel.tile_memory"},
     "serving": BASE | {"popef", "popart", "onnx_models", "runtime", "onnx_backend", "commands"},
-    "tensorflow": BASE | {"numerics", "runtime", "popdist", "private_apis", "compiler.model_collectives"},
+    "tensorflow": BASE | {"numerics", "runtime", "popdist", "private_apis", "compiler"},
     "models": BASE | {"popart"},
     "popdist": BASE | {"device.connection", "collectives", "record", "faults"},
     "onnx_backend": BASE | {"onnx_models", "runtime", "compiler", "device.xla"},

@@ -190,8 +190,13 @@ def serve_tensorflow() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["tensorflow"] = module
     spec.loader.exec_module(module)
+    add_sdk(module)
+
+
+def add_sdk(module: Any) -> None:
+    """Add what only the SDK has to the real package. ImportError for a version that podrun does not know."""
     check_version(module.__version__)
-    module.python = importlib.import_module("tensorflow.python")  # type: ignore[attr-defined]
+    module.python = importlib.import_module("tensorflow.python")
     if not any(isinstance(finder, SdkFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, SdkFinder())
     importlib.import_module("podrun.tensorflow.keras.extensions").install_keras()

@@ -88,6 +88,8 @@ class CompileOptions:
     program_digest: str | None = None
     cache_wait: float = 600.0
     on_compile: Callable[[], None] | None = None
+    report: Callable[[], dict[str, Any]] | None = None
+    """Makes the tile report, for a front end that models a program in another form than the one that runs."""
 
 
 def compile_program(
@@ -113,6 +115,17 @@ def compile_program(
     if options.cache_directory is None:
         return compile_now()
     return cached(options.cache_directory, compilation.digest(), compile_now, options.cache_wait)
+
+
+def model_program(program: Program, *, target: str = "gc200") -> dict[str, Any]:
+    """The tile report of ``program`` without compiling it: modelled time and memory of a batch.
+
+    Raises UsageError for a program that cannot be right.
+    """
+    compilation = _Compilation(program, target, CompileOptions())
+    check_program_pipeline(program, compilation.placement)
+    with fixed_numerics():
+        return compilation.report()
 
 
 class _Compilation:
@@ -213,6 +226,10 @@ class _Compilation:
         parts += [repr(sorted(e.params.items())).encode() for e in exchanges(self.traced.jaxpr)]
         return executable_digest(self.program, self.target, settings, parts)
 
+    def report(self) -> dict[str, Any]:
+        """The modelled time and memory."""
+        return tile_report(self.program, self.traced, self.placement, self.builder.memory, self.target)
+
     def executable(self) -> Executable:
         """The Executable: runs all stages."""
         program = self.program
@@ -229,7 +246,7 @@ class _Compilation:
             for name, anchors in builder.updated.items():
                 computations[name] = export_piece(updated_anchors(builder, name, anchors))
             report_step("costing")
-            report = tile_report(program, self.traced, self.placement, builder.memory, self.target)
+            report = self.options.report() if self.options.report is not None else self.report()
         return Executable(
             name=program.name,
             layout=self.layout,

@@ -29,6 +29,7 @@ REQUIRED: dict[str, str] = {
     "ops.variable_scope._get_default_variable_store": "shares the variables with a program",
     "eager.context.Context.device": "takes IPUs out of the devices of eager operations",
     "client.session.BaseSession.run": "tells which session a program runs in, and raises its own errors",
+    "tf2.enabled": "tells programs of version 1, whose pipelines give lists",
     "autograph.impl.api.tf_convert": "turns loops of Python into loops of a graph",
 }
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -116,6 +116,10 @@ class ProgramCompiler:
 
     def __init__(self, name: str, placed: Model, built: BuiltModel, settings: RunSettings) -> None:
         self._name, self._placed, self._built, self._settings = name, placed, built, settings
+        self.report: Callable[[], dict[str, Any]] | None = None
+        """Makes the tile report, where the program is modelled in another form than the one that runs."""
+        self.form = ""
+        """What that form depends on besides the model: part of the name in caches."""
         self.compiled_here = False
         """True iff this session has compiled its program; False if it came from a cache or a file."""
 
@@ -125,7 +129,10 @@ class ProgramCompiler:
 
         folder = self._cache_directory(device)
         digest = fingerprint(self._placed, self._built) if folder is not None else None
-        options = CompileOptions(cache_directory=folder, program_digest=digest, on_compile=self._starting)
+        digest = None if digest is None else digest + self.form
+        options = CompileOptions(
+            cache_directory=folder, program_digest=digest, on_compile=self._starting, report=self.report
+        )
         executable = compile_program(self._built.program, target=device.target, options=options)
         if not self.compiled_here:
             _log.debug("Loading serialized PopART executable from the cache %s", folder)

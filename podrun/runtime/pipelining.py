@@ -41,13 +41,13 @@ def check_pipeline(graph: OperatorGraph, settings: RunSettings, batches: int, *,
     if not settings.overlaps:
         return
     if training or not settings.constant_weights:
-        _check_variables(graph)
+        check_homes(graph)
     _check_depth(graph, settings, batches, training=training)
     if training and settings.checks_restores and settings.recomputation is Recomputation.PIPELINE:
         _check_restores(graph)
 
 
-def _check_variables(graph: OperatorGraph) -> None:
+def check_homes(graph: OperatorGraph) -> None:
     """UsageError unless each variable is on one virtual graph: pipelines copy results of stages, not
     variables.
     """

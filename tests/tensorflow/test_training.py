@@ -5,9 +5,7 @@ Weights and losses agree within 1e-5 relative and 1e-6 absolute: both sides comp
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,64 +20,6 @@ _random = np.random.RandomState(0)
 POINTS = _random.rand(STEPS * BATCH, 3).astype(np.float32)
 TARGETS = POINTS.sum(1, keepdims=True)
 WEIGHTS = _random.rand(3, 1).astype(np.float32)
-
-
-def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
-    """What podrun changes in TensorFlow and Keras: each owner with the names that it changes or adds."""
-    import tensorflow as tf
-
-    from podrun.private_apis.tensorflow import private_module
-    from podrun.tensorflow.keras.accumulating_optimizers import OPTIMIZER_MODULES, OPTIMIZER_NAMES
-    from podrun.tensorflow.keras.extensions import ModelExtension
-
-    def load(name: str) -> Any:
-        return importlib.import_module(name)
-
-    steps = ("make_train_function", "make_test_function", "make_predict_function", "train_step")
-    added = tuple(name for name in vars(ModelExtension) if name.startswith("set_"))
-    model = load("tf_keras.src.engine.training").Model
-    return [
-        (private_module("ops.gradients_util"), ("_GradientsHelper",)),
-        (tf.GradientTape, ("gradient",)),
-        (private_module("client.session").BaseSession, ("run",)),
-        (private_module("framework.ops").Graph, ("_apply_device_functions",)),
-        (private_module("eager.context").Context, ("device",)),
-        (model, (*steps, "fit", "evaluate", "predict", *added)),
-        (load("tf_keras.src.engine.data_adapter").DataHandler, ("_infer_steps",)),
-        (load("tf_keras.src.losses").Loss, ("_get_reduction",)),
-        (load("tf_keras.src.optimizers.legacy.optimizer_v2").OptimizerV2, ("apply_gradients",)),
-        (load("tf_keras.src.optimizers"), ("get",)),
-        *((load(name), (*OPTIMIZER_NAMES, "get")) for name in OPTIMIZER_MODULES),
-    ]
-
-
-@pytest.fixture(scope="module")
-def ipu_device() -> Iterator[None]:
-    """One IPU with the front end; afterwards TensorFlow is as it was, and the IPU is given back."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TF_USE_LEGACY_KERAS", "1")
-        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-        places = _changed_by_the_front_end()
-        before = [(owner, name, vars(owner).get(name)) for owner, names in places for name in names]
-        from podrun.tensorflow.execution.device_table import DEVICES
-        from podrun.tensorflow.keras.extensions import install_keras
-        from podrun.tensorflow.sdk.config import IPUConfig
-        from podrun.tensorflow.sdk.scopes import install_front_end
-
-        install_front_end()
-        install_keras()
-        config = IPUConfig()
-        config.auto_select_ipus = 1
-        config.configure_ipu_system()
-        try:
-            yield
-        finally:
-            DEVICES.release()
-            for owner, name, value in before:
-                if value is not None:
-                    setattr(owner, name, value)
-                elif name in vars(owner):
-                    delattr(owner, name)
 
 
 def _version_1_step(x: Any, y: Any) -> tuple[Any, Any]:

@@ -42,6 +42,11 @@ class DeviceTable:
         self.config, self.ipus, self.distributed = None, (), None
         self.generation += 1
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether the configuration allows activations to be computed again."""
+        return self.config is not None and bool(self.config.allow_recompute)
+
     def count(self, ordinal: int) -> int:
         """IPUs of a device. UsageError for a number that the configuration does not have."""
         counts = self.ipus or (1,)
@@ -70,8 +75,12 @@ class DeviceTable:
         count = self.count(ordinal)
         whole = 1 << (max(shards, 1) - 1).bit_length()
         if count % whole:
-            raise UsageError(
-                f"The number of shards needs to divide the number of IPUs: {whole} shards, {count} IPUs."
+            import tensorflow as tf
+
+            raise tf.errors.InternalError(
+                None,
+                None,
+                f"The number of shards needs to divide the number of IPUs: {whole} shards, {count} IPUs.",
             )
         replicas = count // whole
         total, first = replicas, 0

@@ -18,6 +18,7 @@ from podrun.core.errors import UnsupportedError
 from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.capture.markers import REFERENCES, marked
+from podrun.tensorflow.capture.places import pipeline_of
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.step_program import ReadStep, StepProgram, StepSource, read_step
 from podrun.tensorflow.graph.importer import function_graph
@@ -102,7 +103,8 @@ class HostProgram:
     def __init__(
         self, graph: Any, results: Sequence[Any], effects: Sequence[Any], *, shards: int = 1
     ) -> None:
-        self.graph, self.results, self.ordinal, self.shards = graph, list(results), graph.ordinal, shards
+        self.graph, self.results, self.ordinal = graph, list(results), graph.ordinal
+        self.shards = max(shards, getattr(graph, "shards", 1))
         self.loop = main_loop(graph)
         self._effects = list(effects)
         self.inputs = list(graph.inputs)
@@ -118,7 +120,17 @@ class HostProgram:
         resources = frozenset(
             key for t, key in zip(self.inputs, self.keys, strict=True) if t.dtype == tf.resource
         )
-        return StepSource(self.graph.name, self.graph, names, resources, self.results, self._effects, {})
+        return StepSource(
+            self.graph.name,
+            self.graph,
+            names,
+            resources,
+            self.results,
+            self._effects,
+            {},
+            pipeline_of(self.graph),
+            DEVICES.recomputes,
+        )
 
     def _loop_source(self) -> StepSource:
         loop = self.loop
@@ -141,7 +153,15 @@ class HostProgram:
                 results.append(loop.body.outputs[place])
         self._carried = carried
         return StepSource(
-            self.graph.name, loop.body, names, frozenset(resources), results, loop.effects, carried
+            self.graph.name,
+            loop.body,
+            names,
+            frozenset(resources),
+            results,
+            loop.effects,
+            carried,
+            pipeline_of(loop.body),
+            DEVICES.recomputes,
         )
 
     @property
@@ -166,6 +186,9 @@ class HostProgram:
     def __call__(self, arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
         """Run with the values of ``inputs``. Returns the results and the new values of variables."""
         values = dict(zip(self.keys, arrays, strict=True))
+        shape = self._source.pipeline
+        if shape is not None and shape.wrong:
+            raise tf.errors.FailedPreconditionError(None, None, shape.wrong)
         program = self.program
         feed = self._feed(program)
         take = _taker(program)

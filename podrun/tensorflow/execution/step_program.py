@@ -7,22 +7,27 @@ what the device has.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from podrun.core.errors import UsageError
-from podrun.core.executable import Retrieval, numpy_dtype
+from podrun.core.executable import Executable, Retrieval, numpy_dtype
 from podrun.runtime.assembly import SessionParts, SessionSource, assemble, place_and_build
 from podrun.runtime.device import RunDevice
 from podrun.runtime.device_program import DeviceProgram
 from podrun.runtime.environment import import_jax, progress
 from podrun.runtime.feeds import DataFeed
-from podrun.runtime.graph import Model, OperatorGraph, TensorType
+from podrun.runtime.graph import Model, OperatorGraph, Place, TensorType
+from podrun.runtime.session_reports import SessionReports
 from podrun.runtime.settings import FixedPlan, Returned, RunSettings
+from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report
 from podrun.tensorflow.graph import structure
 from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import trimmed
@@ -47,6 +52,10 @@ class StepSource:
     results: Sequence[Any]
     effects: Sequence[Any]
     carried: Mapping[str, int]
+    pipeline: PipelineShape | None = None
+    """The pipeline of which an iteration is a mini-batch."""
+    recomputes: bool = False
+    """Whether activations are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,8 @@ class ReadStep:
     written: Mapping[str, str]
     infeeds: Mapping[int, Sequence[str]]
     outfeeds: Mapping[int, Sequence[str]]
+    places: Mapping[str, Place] = field(default_factory=dict)
+    losses: Mapping[str, bool] = field(default_factory=dict)
 
 
 def read_step(source: StepSource) -> ReadStep:
@@ -76,7 +87,9 @@ def read_step(source: StepSource) -> ReadStep:
     stored = {key: builder.add("Store", [key, name], name=f"store/{key}")[0] for key, name in written.items()}
     out = [name for names in facts.outfeeds.values() for name in names]
     nodes = trimmed(builder.nodes, {*results, *stored.values(), *out})
-    return ReadStep(tuple(nodes), tuple(results), stored, facts.infeeds, facts.outfeeds)
+    return ReadStep(
+        tuple(nodes), tuple(results), stored, facts.infeeds, facts.outfeeds, facts.places, facts.losses
+    )
 
 
 class StepProgram:
@@ -142,8 +155,43 @@ class StepProgram:
             self._baked = {k: np.array(values[k]) for k in built.lowered.constants if k in values}
             self._on_device = {}
             with progress(f"preparing {self.source.name!r}"):
-                self.parts.loader.compile()
+                self._compile(self.parts, values)
         return self.parts
+
+    def _compile(self, parts: SessionParts, values: Mapping[str, np.ndarray]) -> None:
+        """Compile, and report what the program takes in the form that the tile model is shown. PoplarError if that
+        does not fit.
+        """
+        ipus = self.device.ipu_count // self.settings.local_replicas
+        modelled = ModelledStep(
+            self.source.name,
+            self.step.nodes,
+            self.step.places,
+            self.step.losses,
+            self.step.written,
+            (*self.step.results, *self.outfed),
+            self.source.pipeline,
+            self.source.recomputes,
+        )
+        held = {key: np.asarray(values[key]) for key in self.source.names.values()}
+        if modelled.apart:
+            parts.loader.compiler.form = modelled.form
+            parts.loader.compiler.report = lambda: modelled_report(
+                modelled, self.feed_types, held, self.settings, ipus, self.device.target
+            )
+        parts.loader.compile()
+        whole = parts.program.prepared("run")
+        training = modelled.differentiated is not None
+        shown = DeviceProgram(self.device, self)
+        metadata = {**whole.metadata, "batches_per_step": 1}
+        shown.executable = replace(
+            whole, accumulation_factor=modelled.micro_batches, training=training, metadata=metadata
+        )
+        if modelled.micro_batches > 1:
+            parts.program.executable = _each_iteration(whole, modelled.micro_batches)
+        moment = datetime.now().astimezone().strftime("%Y-%m-%d__%H-%M-%S-%f")
+        reports = SessionReports(shown, self.settings, ipus, f"tf_report__{moment}__{os.getpid()}")
+        reports.after_compile(reports.engine_settings())
 
     def _assembled(self, values: Mapping[str, np.ndarray]) -> SessionParts:
         graph = OperatorGraph(
@@ -208,3 +256,13 @@ class StepProgram:
                 value = value[0]
             self._on_device[key] = np.array(value).reshape(spec.shape)
         return {key: self._on_device[key] for key in names}
+
+
+def _each_iteration(whole: Executable, micro_batches: int) -> Executable:
+    """The program whose modelled time is that of one of the mini-batches that its report is of."""
+    step = dict(whole.tile_report["step"])
+    step["cycles"] = round(step["cycles"] / micro_batches)
+    step["seconds"] /= micro_batches
+    causes = {cause: seconds / micro_batches for cause, seconds in step["seconds_by_cause"].items()}
+    step["seconds_by_cause"] = causes
+    return replace(whole, tile_report={**whole.tile_report, "step": step})

@@ -36,6 +36,10 @@ class ProgramFacts:
     outfeeds: dict[int, list[str]] = field(default_factory=dict)
     """Queue -> the names of the tensors that go out."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
+    places: dict[str, Place] = field(default_factory=dict)
+    """Node -> the IPU and stage that the program gave it."""
+    losses: dict[str, bool] = field(default_factory=dict)
+    """Node that differentiates -> whether its first target is a scalar."""
 
 
 class GraphBuilder:
@@ -50,7 +54,8 @@ class GraphBuilder:
         """VariableHandle -> the name of its present value."""
         self.written: dict[str, str] = {}
         """VariableHandle -> the name of its last value that this graph computes."""
-        self.place = Place()
+        self.place: Place | None = None if outer is None else outer.place
+        """Where the nodes that are being added lie; None: nowhere in particular."""
 
     def unique(self, base: str) -> str:
         """A name that nothing else in the program has."""
@@ -76,9 +81,10 @@ class GraphBuilder:
             tuple(inputs),
             tuple(outputs),
             attributes,
-            place=self.place,
             planned_as=planned_as,
         )
+        if self.place is not None:
+            self.facts.places[label] = self.place
         self.nodes.append(node)
         self.originals.update(dict.fromkeys(outputs, node))
         return outputs

@@ -56,7 +56,6 @@ def differentiate(
         (*sources, *incoming.values()),
         (*gradients, *own),
         {"graph": graph, "targets": len(targets), "sources": len(sources), "incoming": tuple(incoming)},
-        place=builder.place,
     )
     _replace(builder, taken, node)
     builder.originals.update(dict.fromkeys(gradients, node))

@@ -7,14 +7,17 @@ node with TensorFlow's own type and attributes, whose function is in `podrun.ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
 from podrun.private_apis.tensorflow import symbol
+from podrun.runtime.graph import Place
 from podrun.tensorflow.capture.markers import marked
+from podrun.tensorflow.capture.places import places_in
 from podrun.tensorflow.graph.attributes import node_attributes, planned_operator
 from podrun.tensorflow.graph.builder import GraphBuilder, Value, VariableHandle
 
@@ -79,14 +82,26 @@ class Importer:
         outer, self.values = self.values, dict(inputs)
         values = self.values
         needed = _needed([*(r.op for r in results), *effects])
+        places = places_in(graph)
         for operation in graph.get_operations():
             if operation not in needed or (operation.outputs and operation.outputs[0].name in values):
                 continue
             arguments = [self._value(values, operation, tensor) for tensor in operation.inputs]
-            outputs = self.operation(operation, arguments)
+            with self._at(places.get(operation.name)):
+                outputs = self.operation(operation, arguments)
             values.update((t.name, v) for t, v in zip(operation.outputs, outputs, strict=True))
         self.values = outer
         return [values[r.name] for r in results]
+
+    @contextlib.contextmanager
+    def _at(self, place: Place | None) -> Iterator[None]:
+        """Nodes that are added here lie at ``place``, or where those around them do."""
+        before = self.builder.place
+        self.builder.place = place or before
+        try:
+            yield
+        finally:
+            self.builder.place = before
 
     def _value(self, values: Mapping[str, Value], operation: Any, tensor: Any) -> Value:
         if tensor.name not in values:

@@ -213,8 +213,10 @@ def _gradients(
     builder, targets, sources = importer.builder, facts["targets"], facts["sources"]
     names = [builder.read(v) if isinstance(v, VariableHandle) else v for v in inputs]
     wanted = names[targets : targets + sources]
+    scalar = operation.inputs[0].shape.rank == 0
     incoming = dict(zip(facts["incoming"], names[targets + sources :], strict=False))
     results = differentiate(builder, names[:targets], list(dict.fromkeys(wanted)), incoming)
+    builder.facts.losses[builder.originals[results[0]].label] = scalar
     placed = dict(zip(dict.fromkeys(wanted), results, strict=True))
     return [placed[name] for name in wanted]
 

@@ -113,10 +113,11 @@ class IPUOutfeedQueue:
             self._drain, [], [spec.dtype for spec in self._specs], stateful=True, name="outfeed_dequeue"
         )
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        replicas = self._replicas()
-        lead = ([None] if self._mode is IPUOutfeedMode.ALL else []) + ([replicas] if replicas > 1 else [])
-        for output, spec in zip(outputs, self._specs, strict=True):
-            output.set_shape([*lead, *spec.shape])
+        if DEVICES.config is not None:  # Otherwise the number of replicas is not known yet.
+            replicas = self._replicas()
+            lead = ([None] if self._mode is IPUOutfeedMode.ALL else []) + ([replicas] if replicas > 1 else [])
+            for output, spec in zip(outputs, self._specs, strict=True):
+                output.set_shape([*lead, *spec.shape])
         return tf.nest.pack_sequence_as(self.structure, list(outputs))
 
     def _replicas(self) -> int:

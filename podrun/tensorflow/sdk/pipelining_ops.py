@@ -1,58 +1,49 @@
 """``pipeline``: stages that share one weight update. Numerically it is gradient accumulation over mini-batches.
 
-The mini-batches run one after the other on the replica's first IPU: schedules, mappings and recomputation are checked
-as the SDK checks them, and change no numbers.
+The mini-batches run one after the other; the tile model reports the pipeline: stages on their IPUs, the schedule,
+cycles and memory. `podrun.tensorflow.capture.places` says how Keras' pipelines use the same engine;
+`podrun.tensorflow.sdk.pipeline_rules.shape_of_pipeline` gives the shape, checked by the SDK's rules. Functions of a
+parallel stage are modelled on its first IPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import tensorflow as tf
 
-from podrun.tensorflow.capture.program_graphs import innermost_program
-from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.private_apis.tensorflow import symbol
+from podrun.tensorflow.capture.places import at_place, shape_pipeline
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
-from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedMode
 from podrun.tensorflow.sdk.loops import repeat_loop
+from podrun.tensorflow.sdk.pipeline_rules import (
+    PipelineSchedule as PipelineSchedule,
+)
+from podrun.tensorflow.sdk.pipeline_rules import (
+    PipelineStageOptions as PipelineStageOptions,
+)
+from podrun.tensorflow.sdk.pipeline_rules import (
+    RecomputationMode as RecomputationMode,
+)
+from podrun.tensorflow.sdk.pipeline_rules import (
+    check_outfeed,
+    check_serialization,
+    checked_pipeline,
+    flat_mapping,
+    known_count,
+    shape_of_pipeline,
+)
 
+_version_2 = symbol("tf2.enabled")
 _ALL_DEVICES = -1
-_NO_OUTFEED = "The last computational stage has tensor outputs, but no outfeed_queue has been provided."
-
-
-class PipelineSchedule(IntEnum):
-    """The order of forward and backward passes."""
-
-    Grouped = 0
-    Interleaved = 1
-    Sequential = 2
-
-
-class RecomputationMode(IntEnum):
-    """How activations are computed again."""
-
-    Auto = 0
-    RecomputeThenBackpropagate = 1
-    RecomputeAndBackpropagateInterleaved = 2
-
-
-class PipelineStageOptions:
-    """Options of a stage for Poplar's libraries: dictionaries."""
-
-    def __init__(
-        self, convolution_options: Any = None, matmul_options: Any = None, slice_options: Any = None
-    ) -> None:
-        for value in (convolution_options, matmul_options, slice_options):
-            if value is not None and not isinstance(value, dict):
-                raise TypeError("PipelineStageOptions must be dictionaries.")
+NO_OUTFEED = "The last computational stage has tensor outputs, but no outfeed_queue has been provided."
 
 
 @dataclass
 class OptimizerFunctionOutput:
-    """What the optimizer function returns: the optimizer and the loss."""
+    """What the optimizer function returns: the optimizer and the loss. TypeError or ValueError if they do not fit."""
 
     opt: Any
     loss: Any
@@ -70,122 +61,23 @@ class OptimizerFunctionOutput:
             raise TypeError("OptimizerFunctionOutput.opt must be a TensorFlow optimizer.")
         if not isinstance(self.loss, tf.Tensor):
             raise TypeError("OptimizerFunctionOutput.loss must be a Tensor.")
+        if isinstance(self.opt, tf.compat.v1.train.Optimizer):
+            for name in ("variables", "tape"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"OptimizerFunctionOutput.{name} must be None with a version-1 optimizer."
+                    )
+            return
+        for name in ("compute_gradients_args", "compute_gradients_kwargs"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"OptimizerFunctionOutput.{name} must be None with an OptimizerV2.")
+        if self.variables is not None and self.tape is not None:
+            raise ValueError("OptimizerFunctionOutput.tape and .variables exclude each other.")
 
 
 def ipu_recomputation_checkpoint(tensors: Any, name: str | None = None) -> Any:
     """The tensors."""
     return tensors
-
-
-def overlap_length(mapping: Sequence[int], schedule: PipelineSchedule, training: bool) -> int:
-    """The number of which the count of mini-batches must be a multiple."""
-    order = [*mapping, *reversed(mapping)] if training else list(mapping)
-    if schedule is PipelineSchedule.Sequential:
-        return 1
-    if schedule is PipelineSchedule.Grouped:
-        return len(order)
-    chosen: list[list[int]] = []
-    for shift in range(len(order)):
-        rotated = order[shift:] + order[:shift]
-        if all(all(a != b for a, b in zip(rotated, other, strict=True)) for other in chosen):
-            chosen.append(rotated)
-    return len(chosen)
-
-
-def _flat_mapping(mapping: Sequence[Any]) -> list[int]:
-    return [m for entry in mapping for m in (entry if isinstance(entry, (list, tuple)) else [entry])]
-
-
-def _checked(
-    stages: Any, count: Any, mapping: Any, schedule: Any, training: bool, options: dict[str, Any]
-) -> Any:
-    if count is None or (isinstance(count, int) and count < 1):
-        raise ValueError("gradient_accumulation_count must be a positive number.")
-    if not isinstance(stages, (list, tuple)):
-        raise TypeError("computational_stages argument needs to be a list or a tuple.")
-    if len(stages) < 2:
-        raise ValueError("Pipeline requires at least two computational stages.")
-    if mapping is not None and not isinstance(mapping, (list, tuple)):
-        raise TypeError("device_mapping argument needs to be a list or a tuple.")
-    mapping = list(range(len(stages))) if mapping is None else list(mapping)
-    if len(mapping) != len(stages):
-        raise ValueError(
-            f"Each stage must be mapped to an IPU: {len(mapping)} mappings != {len(stages)} stages"
-        )
-    schedule = PipelineSchedule.Grouped if schedule is None else schedule
-    if not isinstance(schedule, PipelineSchedule):
-        raise TypeError("The given pipeline_schedule is not a member of the PipelineSchedule enumeration.")
-    mode = options.get("recomputation_mode")
-    if mode is not None and not isinstance(mode, RecomputationMode):
-        raise TypeError("The given recomputation_mode is not a member of the RecomputationMode enumeration.")
-    if options.get("continuous_weight_updates"):
-        raise NotImplementedError("Continuous weight updates are currently not supported.")
-    if (
-        options.get("replicated_optimizer_state_sharding")
-        and options.get("offload_weight_update_variables") is False
-    ):
-        raise ValueError("Replicated optimizer state must be offloaded: optimizer state must be offloaded.")
-    _check_stage_options(options, len(stages))
-    flat = _flat_mapping(mapping)
-    if training and schedule is PipelineSchedule.Interleaved and len(set(flat)) != len(flat):
-        raise NotImplementedError(
-            "The pipelining schedule Interleaved does not support multiple stages on one device."
-        )
-    _check_count(count, flat, schedule, training)
-    return flat, schedule
-
-
-def _check_stage_options(options: dict[str, Any], count: int) -> None:
-    for name in ("forward_propagation_stages_poplar_options", "backward_propagation_stages_poplar_options"):
-        value = options.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, (list, tuple)) or any(
-            not isinstance(v, PipelineStageOptions) for v in value
-        ):
-            raise TypeError(f"{name} must be a list of PipelineStageOptions.")
-        if len(value) != count:
-            raise ValueError(f"{name} must have an entry for each of the {count} stages.")
-
-
-def _check_count(count: int, mapping: list[int], schedule: PipelineSchedule, training: bool) -> None:
-    length = overlap_length(mapping, schedule, training)
-    config = DEVICES.config
-    least = length
-    if config is not None and config.io_tiles.place_ops_on_io_tiles and schedule is PipelineSchedule.Grouped:
-        least = length + 2
-    if count % length or count < least:
-        raise tf.errors.FailedPreconditionError(
-            None,
-            None,
-            f"The number of iterations of the pipeline must be a multiple of {length}"
-            + (f" and at least {least}" if least > length else "")
-            + f", but is {count}. Pipeline depth is invalid.",
-        )
-
-
-def _check_outfeed(training: bool, outfeed: Any, options: dict[str, Any]) -> None:
-    loss, mask = options.get("outfeed_loss"), options.get("outfeed_mask")
-    for name, value in (("outfeed_loss", loss), ("outfeed_mask", mask)):
-        if value and not training:
-            raise ValueError(f"An optimizer_function must be provided when {name} is set.")
-        if value and outfeed is None:
-            raise ValueError(f"An outfeed_queue must be provided when {name} is set.")
-    if loss and mask:
-        raise ValueError("Only one of `outfeed_loss` and `outfeed_mask` can be set.")
-    if options.get("accumulate_outfeed"):
-        if outfeed is None:
-            raise ValueError("An outfeed_queue must be provided when accumulate_outfeed is True")
-        if outfeed._mode is IPUOutfeedMode.LAST:
-            raise ValueError("To accumulate the outfeed, it must be in IPUOutfeedMode ALL.")
-
-
-def _take_shards(count: int) -> None:
-    """Let the programs that are being traced have so many IPUs for each replica."""
-    program: Any = innermost_program()
-    while program is not None and hasattr(program, "ordinal"):
-        program.shards = max(getattr(program, "shards", 1), count)
-        program = program.outer_graph
 
 
 def run_pipeline(
@@ -209,45 +101,103 @@ def run_pipeline(
     an operation.
     """
     training = optimizer_function is not None
-    count = options.pop("pipeline_depth", gradient_accumulation_count)
-    mapping, _ = _checked(computational_stages, count, device_mapping, pipeline_schedule, training, options)
-    _check_outfeed(training, outfeed_queue, options)
-    _take_shards(max(mapping) + 1)
+    count = known_count(options.pop("pipeline_depth", gradient_accumulation_count))
+    mapping, schedule = checked_pipeline(
+        computational_stages, count, device_mapping, pipeline_schedule, training, options
+    )
+    check_outfeed(training, outfeed_queue, options)
+    check_serialization(batch_serialization_iterations, schedule, mapping, reduction_method)
     count *= batch_serialization_iterations
-    accumulation = Accumulation(count, reduction_method, gradient_accumulation_dtype)
+    shape = shape_of_pipeline(
+        count, mapping, schedule, training=training, recomputation_mode=options.get("recomputation_mode")
+    )
     if outfeed_queue is not None and options.get("accumulate_outfeed"):
         outfeed_queue.summed_over = count
     constant = [] if inputs is None else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     constant = [tf.convert_to_tensor(v) for v in constant]
+    accumulation = Accumulation(count, reduction_method, gradient_accumulation_dtype)
+    step = _MiniBatch(
+        computational_stages, mapping, optimizer_function, outfeed_queue, accumulation, options, len(constant)
+    )
 
     def mini_batch(*arguments: Any, **named: Any) -> Any:
-        values = _through(computational_stages, arguments, named)
-        effects = []
-        results = values
-        if optimizer_function is not None:
-            output = _called(optimizer_function, values)
-            effects.append(_update(output, accumulation))
-            results = (
-                output.loss if options.get("outfeed_loss") else _masked(values, options.get("outfeed_mask"))
-            )
-        if outfeed_queue is not None and results is not None:
-            effects.append(outfeed_queue.enqueue(results))
-        elif not training and tf.nest.flatten(results):
-            raise ValueError(_NO_OUTFEED)
-        return [*arguments[: len(constant)], tf.group(*effects)]
+        shape_pipeline(tf.compat.v1.get_default_graph(), shape)
+        return step.trace(arguments, named)
 
     outcome = repeat_loop(count * repeat_count, mini_batch, constant, infeed_queue)
     return outcome if isinstance(outcome, tf.Operation) else tf.group(outcome)
 
 
-def _through(stages: Sequence[Any], arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-    values: Any = stages[0](*arguments, **named)
-    for stage in stages[1:]:
-        values = (
-            [f(*_positional(values)) for f in stage]
-            if isinstance(stage, (list, tuple))
-            else _called(stage, values)
-        )
+@dataclass(frozen=True, slots=True)
+class _MiniBatch:
+    """One mini-batch through all stages. ``constant``: how many arguments are the same for all."""
+
+    stages: Sequence[Any]
+    mapping: Sequence[Any]
+    optimizer_function: Callable[..., Any] | None
+    outfeed: Any
+    accumulation: Accumulation
+    options: dict[str, Any]
+    constant: int
+
+    def trace(self, arguments: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+        """The loop's values after it."""
+        values = _through(self.stages, self.mapping, arguments, named)
+        effects = []
+        if self.optimizer_function is None:
+            results = _leaving(values)
+        else:
+            with at_place(flat_mapping(self.mapping[-1:])[0], len(self.mapping) - 1):
+                output = _called(self.optimizer_function, values)
+            effects.append(_update(output, self.accumulation))
+            alone = self.options.get("outfeed_loss")
+            results = output.loss if alone else _masked(values, self.options.get("outfeed_mask"))
+        if self.outfeed is not None and results is not None:
+            effects.append(self.outfeed.enqueue(_summable(results, self.options)))
+        elif self.optimizer_function is None and tf.nest.flatten(results):
+            raise ValueError(NO_OUTFEED)
+        _check_captures(tf.compat.v1.get_default_graph())
+        return [*arguments[: self.constant], tf.group(*effects)]
+
+
+def _leaving(values: Any) -> Any:
+    """What leaves an inference pipeline: one tensor by itself in version 2, in a list in version 1."""
+    single = isinstance(values, tf.Tensor) or (isinstance(values, (list, tuple)) and len(values) == 1)
+    if single and _version_2():
+        return values if isinstance(values, tf.Tensor) else values[0]
+    return [values] if isinstance(values, tf.Tensor) else values
+
+
+def _summable(results: Any, options: dict[str, Any]) -> Any:
+    """The results in the type in which the outfeed adds them up."""
+    dtype = options.get("accumulate_outfeed_dtype")
+    if not options.get("accumulate_outfeed") or dtype is None:
+        return results
+    return tf.nest.map_structure(lambda t: tf.cast(t, dtype(t) if callable(dtype) else dtype), results)
+
+
+def _check_captures(graph: Any) -> None:
+    """ValueError for tensors from outside that are no variables."""
+    for outer, _ in graph.captures:
+        if outer.dtype != tf.resource and not hasattr(outer, "numpy") and outer.op.type != "Const":
+            raise ValueError(
+                f"Trying to capture the tensor {outer.name} which is not a resource. This tensor needs to be passed "
+                "as either part of the `input` or `infeed_queue` of the pipeline."
+            )
+
+
+def _through(
+    stages: Sequence[Any], mapping: Sequence[Any], arguments: Sequence[Any], named: dict[str, Any]
+) -> Any:
+    """The results of the last stage, each stage at its place."""
+    values: Any = None
+    for number, (stage, ipu) in enumerate(zip(stages, mapping, strict=True)):
+        with at_place(flat_mapping([ipu])[0], number):
+            if isinstance(stage, (list, tuple)):
+                own = list(arguments) if number == 0 else _positional(values)
+                values = [v for function in stage for v in _positional(function(*own))]
+            else:
+                values = stage(*arguments, **named) if number == 0 else _called(stage, values)
     return values
 
 

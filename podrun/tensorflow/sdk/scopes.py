@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from podrun.private_apis.tensorflow import missing_symbols, private_module
 from podrun.tensorflow.capture.gradient_cuts import install_cuts
-from podrun.tensorflow.capture.program_graphs import innermost_program
+from podrun.tensorflow.capture.places import at_place
+from podrun.tensorflow.capture.program_graphs import in_program
 from podrun.tensorflow.execution.launching import install_sessions
 
 
@@ -33,14 +34,12 @@ def ipu_scope(device: str) -> Iterator[Any]:
 @contextlib.contextmanager
 def ipu_shard(index: Any) -> Iterator[None]:
     """Operations are on the IPU number ``index`` of the device."""
-    program = innermost_program()
+    if not in_program():
+        yield
+        return
     highest = max(index) if isinstance(index, (list, tuple)) else index
-    while program is not None:
-        program.shards = max(getattr(program, "shards", 1), highest + 1)
-        program = getattr(program, "outer_graph", None)
-        if not hasattr(program, "ordinal"):
-            break
-    yield
+    with at_place(highest):
+        yield
 
 
 _HOST_PART = (
@@ -49,14 +48,11 @@ _HOST_PART = (
 )
 
 
-@contextlib.contextmanager
-def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
+def outside_compilation_scope(name: str = "outside") -> NoReturn:
     """Refused: the host takes no part in the middle of a program."""
-    if innermost_program() is None:
+    if not in_program():
         raise ValueError("outside_compilation_scope is only allowed in XLA context")
-    if innermost_program() is not None:
-        raise NotImplementedError(_HOST_PART)
-    yield
+    raise NotImplementedError(_HOST_PART)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,92 @@
+"""Where operations of a program lie: IPUs of a replica, and stages of a pipeline.
+
+Version-1 pipelines and sharding, and Keras' pipelines, say it in the same way. While a program is traced::
+
+    with at_place(ipu=1, stage=1):
+        values = second_stage(values)
+    shape_pipeline(graph, shape_of_pipeline(8, [0, 1], training=True))
+
+``graph`` is the `IpuGraph` whose one iteration is one mini-batch: the body of the loop that takes from the infeed, or
+the traced step itself. Its iterations run one after the other, with the numbers of a pipeline; what the tile model
+reports of the program (time, memory, the schedule) is that of the pipeline (`podrun.tensorflow.execution.modelling`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import tensorflow as tf
+
+from podrun.compiler.program import PipelineOrder
+from podrun.runtime.graph import Place
+
+
+class OperationGraph(Protocol):
+    """What is used of a graph of TensorFlow."""
+
+    def get_operations(self) -> Sequence[tf.Operation]:
+        """The operations, in the order in which they were made."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineShape:
+    """A pipeline: ``micro_batches`` to a weight update, the ``order`` of their work (None: one after the other), the
+    IPU of each stage in ``mapping``, whether activations are computed again, and tiles of each IPU that only move data.
+    """
+
+    micro_batches: int
+    order: PipelineOrder | None
+    mapping: tuple[int, ...]
+    recomputes: bool = False
+    io_tiles: int = 0
+    wrong: str = ""
+    """Why the pipeline cannot run, which a program is told when it runs."""
+
+
+_PLACES = "ipu_places"
+_PIPELINE = "ipu_pipeline"
+
+
+def places_in(graph: OperationGraph) -> Mapping[str, Place]:
+    """Operation -> its place, for those that have one."""
+    places: dict[str, Place] = getattr(graph, _PLACES, {})
+    return places
+
+
+@contextlib.contextmanager
+def at_place(ipu: int, stage: int | None = None) -> Iterator[None]:
+    """Operations that are made inside lie on the IPU number ``ipu`` of the replica, in the pipeline's ``stage``. The
+    innermost place holds.
+    """
+    graph: OperationGraph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    places = dict(places_in(graph))
+    for operation in graph.get_operations()[before:]:
+        places.setdefault(operation.name, Place(ipu, stage))
+    setattr(graph, _PLACES, places)
+    take_shards(graph, ipu + 1)
+
+
+def take_shards(graph: object, count: int) -> None:
+    """Let the program of ``graph``, and those around it, have so many IPUs for each replica."""
+    program: object = graph
+    while program is not None:
+        if hasattr(program, "ordinal"):
+            program.shards = max(getattr(program, "shards", 1), count)  # type: ignore[attr-defined]
+        program = getattr(program, "outer_graph", None)
+
+
+def shape_pipeline(graph: object, shape: PipelineShape) -> None:
+    """Let one iteration of ``graph`` be one mini-batch of a pipeline."""
+    setattr(graph, _PIPELINE, shape)
+    take_shards(graph, max(shape.mapping) + 1)
+
+
+def pipeline_of(graph: object) -> PipelineShape | None:
+    """The pipeline that a graph is one mini-batch of."""
+    shape: PipelineShape | None = getattr(graph, _PIPELINE, None)
+    return shape

@@ -1,0 +1,238 @@
+"""What the tile model is shown of a program: the forward pass with its loss and its places, to be differentiated,
+pipelined and updated by the runtime.
+
+The program that runs computes one mini-batch in an iteration, gradients and accumulation included: its numbers hold.
+Its time and memory on tiles are those of the form that an IPU would run: stages on their IPUs, a backward pass that
+JAX derives, accumulators, and an update with as many slots for each weight as the program's optimizer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from podrun.compiler.compile import model_program
+from podrun.compiler.program import PipelineOrder
+from podrun.core.executable import Retrieval, TensorSpec
+from podrun.runtime.building import build
+from podrun.runtime.graph import Model, Node, OperatorGraph, Place, TensorType, prune, reads
+from podrun.runtime.model_lowering import Request
+from podrun.runtime.optimizers.hyperparameters import Clipping, Hyperparameter, UpdateContext
+from podrun.runtime.optimizers.rules import Clip, Compound, Rule, state_spec
+from podrun.runtime.pipelining import check_homes
+from podrun.runtime.placing import place
+from podrun.runtime.settings import FixedPlan, PlacedBy, Recomputation, Returned, RunSettings
+from podrun.tensorflow.capture.places import PipelineShape
+from podrun.tensorflow.graph.differentiation import trimmed
+from podrun.tensorflow.operators.table import TensorFlowOperators
+
+SLOTS = ("Accl1___", "Accl2___", "Accl3___")
+"""Names of the slots of an update; TensorFlow's optimizers have at most three for a weight."""
+
+
+class SlotRule(Rule):
+    """An update with so many slots for each weight as the program's optimizer has: what it takes on tiles, not its
+    numbers.
+    """
+
+    def __init__(self, values: SlotUpdate, context: UpdateContext) -> None:
+        super().__init__(values, context)
+        self.slots = values.slots
+
+    def form_key(self) -> tuple[Any, ...]:
+        """The number of slots."""
+        return (self.slots,)
+
+    def compounds(self, weight: str) -> Sequence[Compound]:
+        """None: constants stand in for the scalars."""
+        return ()
+
+    def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
+        """The slots, of the weight's shape."""
+        return {prefix: (state_spec(prefix, weight), 0.0) for prefix in SLOTS[: self.slots]}
+
+    def update(
+        self,
+        name: str,
+        weight: Any,
+        gradient: Any,
+        state: Mapping[str, Any],
+        factors: Mapping[str, Any],
+        clip: Clip,
+    ) -> tuple[Any, dict[str, Any]]:
+        """A step along moving averages of the gradient."""
+        import jax.numpy as jnp
+
+        step, after = gradient, {}
+        for place_, (prefix, value) in enumerate(state.items()):
+            after[prefix] = 0.9 * value + 0.1 * (step if place_ == 0 else step * step)
+            step = after[prefix] if place_ == 0 else step / (jnp.sqrt(after[prefix]) + 1e-7)
+        return weight - 0.01 * step, after
+
+
+@dataclass(frozen=True, slots=True)
+class SlotUpdate:
+    """An optimizer with ``slots`` for each weight: a `podrun.runtime.model_lowering.UpdateSource`."""
+
+    slots: int
+    loss_scaling: Hyperparameter = field(default_factory=lambda: Hyperparameter(1.0))
+    clipping: tuple[Clipping, ...] = ()
+
+    def hyperparameter(self, name: str, weight: str) -> Hyperparameter:
+        """Nothing depends on values."""
+        return Hyperparameter(0.0)
+
+    def is_specific(self, name: str, weight: str) -> bool:
+        """No weight has values of its own."""
+        return False
+
+    def rule(self, context: UpdateContext) -> Rule:
+        """The rule."""
+        return SlotRule(self, context)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledStep:
+    """A step as the tile model is to see it. ``places``: node -> place; ``losses``: node that differentiates -> whether
+    its first target is a scalar; ``written``: variables that the step writes; ``out``: tensors that leave it.
+    """
+
+    name: str
+    nodes: Sequence[Node]
+    places: Mapping[str, Place]
+    losses: Mapping[str, bool]
+    written: Collection[str]
+    out: Sequence[str]
+    pipeline: PipelineShape | None
+    recomputes: bool = False
+
+    @property
+    def form(self) -> str:
+        """What the report depends on besides the nodes, as text."""
+        places = sorted((label, place.ipu, place.stage) for label, place in self.places.items())
+        return repr((self.pipeline, self.recomputes, places))
+
+    @property
+    def micro_batches(self) -> int:
+        """Iterations that one modelled batch stands for."""
+        return 1 if self.pipeline is None else self.pipeline.micro_batches
+
+    @property
+    def differentiated(self) -> Node | None:
+        """The node whose forward pass is most of the step; None for inference, or where the loss is no scalar."""
+        able = [n for n in self.nodes if n.op_type == "Differentiate" and self.losses.get(n.label)]
+        return max(able, key=lambda node: len(node["graph"].nodes), default=None)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the program is modelled in another form than the one that runs."""
+        return self.differentiated is not None or bool(self.places)
+
+
+def _forward(step: ModelledStep, node: Node | None) -> list[Node]:
+    """The step's nodes with the forward pass of ``node`` in its place."""
+    nodes: list[Node] = []
+    for item in step.nodes:
+        if item is node:
+            nodes += item["graph"].nodes
+        elif item.op_type not in ("Differentiate", "Store"):
+            nodes.append(item)
+    return nodes
+
+
+def _placed(nodes: Sequence[Node], places: Mapping[str, Place]) -> list[Node]:
+    """The nodes with places: their own, else that of the last maker of what they read; of constants, a reader's."""
+    makers: dict[str, Place] = {}
+    chosen: dict[str, Place] = {}
+    first = Place(0, 0)
+
+    def order(item: Place) -> tuple[int, int]:
+        return item.stage or 0, item.ipu or 0
+
+    for node in nodes:
+        sources = [makers[name] for name in sorted(reads(node)) if name in makers]
+        own = places.get(node.label)
+        chosen[node.label] = (
+            own if own is not None and own.ipu is not None else max(sources, key=order, default=first)
+        )
+        if reads(node) & makers.keys() or own is not None:
+            makers |= dict.fromkeys(node.outputs, chosen[node.label])
+    readers: dict[str, Place] = {}
+    for node in reversed(nodes):
+        if not node.inputs and node.outputs[0] in readers:
+            chosen[node.label] = readers[node.outputs[0]]
+        for name in reads(node):
+            readers[name] = min(readers.get(name, chosen[node.label]), chosen[node.label], key=order)
+    return [replace(node, place=chosen[node.label]) for node in nodes]
+
+
+def _slots(step: ModelledStep, trained: Collection[str], values: Mapping[str, np.ndarray]) -> int:
+    """Slots of a weight: what the step writes besides weights and accumulators, in weights' sizes."""
+    weights = sum(values[key].size for key in trained) or 1
+    others = sum(values[key].size for key in step.written if key not in trained and values[key].ndim)
+    accumulators = step.micro_batches > 1
+    return max(0, min(round(others / weights) - accumulators, len(SLOTS)))
+
+
+def modelled_report(
+    step: ModelledStep,
+    types: Mapping[str, TensorType],
+    values: Mapping[str, np.ndarray],
+    settings: RunSettings,
+    ipus_per_replica: int,
+    target: str,
+) -> dict[str, Any]:
+    """The tile report of a step on a chip ``target``: of one weight update, or of as many mini-batches of inference as
+    run together. UsageError for stages that no pipeline can have.
+    """
+    node = step.differentiated
+    nodes = _forward(step, node)
+    loss = None if node is None else str(node["graph"].outputs[0])
+    outputs = tuple(step.out) if loss is None else (loss,)
+    if step.places:
+        nodes = _placed(nodes, step.places)
+    kept = trimmed(nodes, outputs)
+    graph = OperatorGraph(step.name, tuple(kept), tuple(types), outputs, dict(values), dict(types))
+    graph = prune(graph, outputs)
+    run = _settings(step, settings, training=loss is not None)
+    graph = place(graph, run, ipus_per_replica)
+    if run.overlaps:
+        check_homes(graph)
+    sources = () if node is None else node.inputs[: node["sources"]]
+    trained = frozenset(sources) & graph.initializers.keys()
+    batches = 1 if loss is not None else step.micro_batches
+    returned = {name: Returned(Retrieval.ALL) for name in sorted(outputs)}
+    request = Request(
+        step.name,
+        FixedPlan(batches, returned),
+        run,
+        ipus_per_replica,
+        loss if trained else None,
+        SlotUpdate(_slots(step, trained, values)) if trained else None,
+    )
+    built = build(Model(graph, TensorFlowOperators(), trained=trained or None), request)
+    return model_program(built.program, target=target)
+
+
+def _settings(step: ModelledStep, settings: RunSettings, *, training: bool) -> RunSettings:
+    shape = step.pipeline
+    again = step.recomputes or (shape is not None and shape.recomputes)
+    run = replace(settings, placement=PlacedBy.BY_HAND if step.places else PlacedBy.ONE_IPU)
+    if shape is None:
+        return replace(run, recomputation=Recomputation.STANDARD if again else Recomputation.NOTHING)
+    order = shape.order
+    if order is PipelineOrder.INTERLEAVED and not training:
+        order = PipelineOrder.GROUPED
+    return replace(
+        run,
+        accumulates=training and shape.micro_batches > 1,
+        accumulation=shape.micro_batches if training else 1,
+        pipelined=bool(step.places),
+        order=order,
+        checks_restores=False,
+        io_tiles=shape.io_tiles,
+        recomputation=Recomputation.PIPELINE if again else Recomputation.NOTHING,
+    )
