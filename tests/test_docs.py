@@ -16,7 +16,7 @@ import pytest
 
 from podrun.core.errors import PodrunError
 from podrun.faults.short_form import parse_fault
-from podrun.launcher.commands.profile import split_options
+from podrun.launcher.commands.profile import read_words
 from podrun.launcher.options import parse_command_line
 from podrun.monitor.device_tools import (
     gc_info_command,
@@ -176,17 +176,10 @@ def test_commands_take_what_they_are_given(page: Path) -> None:
             if name != "podrun":
                 _walk(COMMANDS[name], name, words)
             elif words[0] != "estimate" and "[options]" not in words:
-                parse_command_line(_without_verb(words))
+                read_words(words[1:]) if words[0] == "profile" else parse_command_line(words)
         except (PodrunError, click.UsageError) as error:
             refused.append(f"{shlex.join([name, *words])}: {error}")
     assert refused == []
-
-
-def _without_verb(words: list[str]) -> list[str]:
-    """Words that the launcher's own parser sees."""
-    if words[0] != "profile":
-        return words
-    return split_options(words[1:])[1]
 
 
 def _walk(command: click.Command, name: str, words: list[str]) -> None:

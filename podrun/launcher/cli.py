@@ -132,42 +132,42 @@ def _help(words: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def run_command_line(line: CommandLine, environ: Mapping[str, str]) -> int:
     """Carry out a command line. Raises PodrunError."""
-    if line.given.get("help"):
+    if line.options.get("help"):
         from podrun.launcher.help_text import help_text
 
         sys.stdout.write(help_text())
         return 0
-    if line.given.get("version") or "version-format" in line.given:
+    if line.options.get("version") or "version-format" in line.options:
         from podrun.launcher.help_text import version_text
 
-        sys.stdout.write(version_text(line.given.get("version-format", "text")))
+        sys.stdout.write(version_text(line.options.get("version-format", "text")))
         return 0
     return _launch(_configured(line), line.program, environ)
 
 
 def _configured(line: CommandLine) -> Mapping[str, Any]:
     """The given options over those of --import-config, written to a file if --export-config asks for it."""
-    if not {"import-config", "export-config"} & line.given.keys():
-        return line.given
+    if not {"import-config", "export-config"} & line.options.keys():
+        return line.options
     from podrun.launcher.config_file import current_directory, merge_config, write_options_file
 
     here = Path(current_directory())
-    given = merge_config(line.given, here)
-    if path := given.get("export-config"):
-        overwrite = bool(given.get("overwrite-config", False))
-        write_options_file(here / path, values_in_effect(given), overwrite=overwrite)
-    return given
+    options = merge_config(line.options, here)
+    if path := options.get("export-config"):
+        overwrite = bool(options.get("overwrite-config", False))
+        write_options_file(here / path, values_in_effect(options), overwrite=overwrite)
+    return options
 
 
-def _launch(given: Mapping[str, Any], program: tuple[str, ...], environ: Mapping[str, str]) -> int:
+def _launch(options: Mapping[str, Any], program: tuple[str, ...], environ: Mapping[str, str]) -> int:
     from podrun.launcher.config_file import current_directory
     from podrun.launcher.plan import plan_launch
     from podrun.launcher.program import LaunchContext
 
-    if not program and given.get("export-config"):
+    if not program and options.get("export-config"):
         return 0
-    spec = plan_launch(given, program, LaunchContext(environ, current_directory(), sys.executable))
-    if given.get("dry-run"):
+    spec = plan_launch(options, program, LaunchContext(environ, current_directory(), sys.executable))
+    if options.get("dry-run"):
         from podrun.launcher.dry_run import preview
 
         for warning in spec.warnings:
@@ -179,12 +179,12 @@ def _launch(given: Mapping[str, Any], program: tuple[str, ...], environ: Mapping
     if spec.record or spec.restarts or (spec.partition is not None and spec.partition.faults):
         from podrun.launcher.recording import with_header
 
-        spec = with_header(spec, given, program, current_directory())
+        spec = with_header(spec, options, program, current_directory())
 
     def with_replicas(replicas: int) -> LaunchSpec:
         instances = gcd(replicas, spec.layout.instances)
         fewer = {
-            **given,
+            **options,
             "num-replicas": replicas,
             "num-instances": instances,
             "fault": (),

@@ -385,4 +385,3 @@ OPTIONS: tuple[Option, ...] = (
 """In the order of ``--help``."""
 
 BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
-BY_SHORT: dict[str, Option] = {option.short: option for option in OPTIONS if option.short}

@@ -12,14 +12,18 @@ The texts of ``--help`` and ``--version`` come from the same table.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import click
+
 from podrun.core.errors import UsageError
 from podrun.launcher.option_kinds import Option, ValueKind
-from podrun.launcher.option_table import BY_NAME, BY_SHORT, OPTIONS
+from podrun.launcher.option_table import BY_NAME, OPTIONS
+from podrun.launcher.option_words import ELSEWHERE, OptionTable, OptionUse, example_of
 
 TRUE_WORDS = frozenset({"yes", "on", "1", "true"})
 FALSE_WORDS = frozenset({"no", "off", "0", "false"})
@@ -32,108 +36,68 @@ SEE_HELP = "podrun --help lists all options."
 class CommandLine:
     """Values of options that were given (by long name), and the program with its arguments."""
 
-    given: Mapping[str, Any]
+    options: Mapping[str, Any]
     program: tuple[str, ...]
 
 
-def parse_command_line(arguments: Sequence[str]) -> CommandLine:
-    """Read ``arguments`` (without the command's own name). Raises UsageError that names the word and the remedy."""
-    parser = _Parser(list(arguments))
-    parser.run()
-    return CommandLine(MappingProxyType(parser.given), tuple(parser.words))
+def parse_command_line(arguments: Sequence[str], more: Sequence[Option] = ()) -> CommandLine:
+    """Read ``arguments`` (without the command's own name). ``more``: options of a verb that launches, besides podrun's.
+
+    Raises UsageError that names the word and the remedy.
+    """
+    table = OptionTable((*OPTIONS, *more)) if more else _podrun_options()
+    try:
+        uses, program = table.uses(arguments)
+    except click.NoSuchOption as error:
+        raise _unknown_option(table, error.option_name) from None
+    values: dict[str, Any] = {}
+    for use in uses:
+        _store(values, use)
+    return CommandLine(MappingProxyType(values), program)
 
 
-class _Parser:
-    """Takes options from the front of the words; the rest is the program."""
+@functools.cache
+def _podrun_options() -> OptionTable:
+    return OptionTable(OPTIONS)
 
-    def __init__(self, words: list[str]) -> None:
-        self.words = words
-        self.given: dict[str, Any] = {}
 
-    def run(self) -> None:
-        while self.words:
-            word = self.words[0]
-            if word == "--":
-                del self.words[0]
-                return
-            if not word.startswith("-") or word == "-":
-                return
-            del self.words[0]
-            if word.startswith("--"):
-                self._long(word)
-            else:
-                self._short(word)
-
-    def _long(self, word: str) -> None:
-        name, equals, value = word[2:].partition("=")
-        option = find_option(name)
-        shown = f"--{option.name}"
-        if equals:
-            self._store(option, value, shown)
-        elif option.takes_value:
-            self._store(option, self._next_word(option, shown), shown)
-        else:
-            self._store(option, "", shown)
-
-    def _short(self, word: str) -> None:
+def _unknown_option(table: OptionTable, word: str) -> UsageError:
+    name = word.removeprefix("--").partition("=")[0]
+    if not word.startswith("--"):
         letters = word[1:]
-        if set(letters) == {"v"}:
-            for _ in letters:
-                self._store(BY_NAME["verbose"], "", "-v")
-            return
-        option = BY_SHORT.get(letters[0])
-        if option is None:
-            raise UsageError(f"unknown option {word}", hint=_nearest(word.lstrip("-")) or SEE_HELP)
-        if letters in ELSEWHERE and len(letters) > 1:
-            raise UsageError(f"unknown option {word}", hint=_nearest(letters))
-        shown = f"-{option.short}"
-        if not option.takes_value:
-            if len(letters) > 1:
-                raise UsageError(f"unknown option {word}", hint=_nearest(letters) or SEE_HELP)
-            self._store(option, "", shown)
-        else:
-            value = letters[1:].removeprefix("=") or self._next_word(option, shown)
-            self._store(option, value, shown)
-
-    def _next_word(self, option: Option, shown: str) -> str:
-        if not self.words:
-            raise UsageError(f"{shown} needs a value", hint=_example(option))
-        word = self.words[0]
-        if word.startswith("-") and option.kind is not ValueKind.TEXT and not _is_number(word):
-            raise UsageError(f"{shown} needs a value, and {word} is another option", hint=_example(option))
-        del self.words[0]
-        return word
-
-    def _store(self, option: Option, text: str, shown: str) -> None:
-        if option.kind is ValueKind.VERBOSITY:
-            if text:
-                raise UsageError(f"{shown} takes no value", hint="Type -v, or -vv for more.")
-            self.given[option.name] = self.given.get(option.name, 0) + 1
-            return
-        value = option_value(option, text, shown) if text or option.takes_value else True
-        if option.repeatable:
-            self.given[option.name] = (*self.given.get(option.name, ()), value)
-            return
-        if option.name in self.given and self.given[option.name] != value:
-            before = show_value(self.given[option.name])
-            raise UsageError(
-                f"{shown} is given twice, with {before} and with {show_value(value)}",
-                hint=f"Keep one of them: --{option.name}={show_value(value)}",
-            )
-        self.given[option.name] = value
-
-
-def find_option(name: str) -> Option:
-    """The option of that name or unique prefix. Raises UsageError that names the nearest option."""
-    if name in BY_NAME:
-        return BY_NAME[name]
-    matches = [option for option in OPTIONS if name and option.name.startswith(name)]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
+        return UsageError(f"unknown option {word}", hint=_nearest(letters) or SEE_HELP)
+    if matches := table.matches(name):
         names = ", ".join(f"--{option.name}" for option in matches)
-        raise UsageError(f"--{name} could be {names}", hint="Type more of the name.")
-    raise UsageError(f"unknown option --{name}", hint=_nearest(name) or SEE_HELP)
+        return UsageError(f"--{name} could be {names}", hint="Type more of the name.")
+    return UsageError(f"unknown option --{name}", hint=_nearest(name) or SEE_HELP)
+
+
+def _store(values: dict[str, Any], use: OptionUse) -> None:
+    """Add one use of an option to the values. Raises UsageError."""
+    option, shown, text = use.option, use.spelling, use.text or ""
+    if (
+        use.is_next_word
+        and text.startswith("-")
+        and option.kind is not ValueKind.TEXT
+        and not _is_number(text)
+    ):
+        raise UsageError(f"{shown} needs a value, and {text} is another option", hint=example_of(option))
+    if option.kind is ValueKind.VERBOSITY:
+        if text:
+            raise UsageError(f"{shown} takes no value", hint="Type -v, or -vv for more.")
+        values[option.name] = values.get(option.name, 0) + 1
+        return
+    value = option_value(option, text, shown) if text or option.takes_value else True
+    if option.repeatable:
+        values[option.name] = (*values.get(option.name, ()), value)
+        return
+    if option.name in values and values[option.name] != value:
+        before = show_value(values[option.name])
+        raise UsageError(
+            f"{shown} is given twice, with {before} and with {show_value(value)}",
+            hint=f"Keep one of them: --{option.name}={show_value(value)}",
+        )
+    values[option.name] = value
 
 
 def nearest_option(name: str, among: Iterable[str] = tuple(BY_NAME)) -> str | None:
@@ -147,20 +111,6 @@ def nearest_option(name: str, among: Iterable[str] = tuple(BY_NAME)) -> str | No
         return prefixed[0]
     close = difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
     return close[0] if close else None
-
-
-ELSEWHERE = {
-    "n": "num-instances",
-    "np": "num-instances",
-    "nproc": "num-instances",
-    "nproc-per-node": "num-instances",
-    "ntasks": "num-instances",
-    "nnodes": "host",
-    "replicas": "num-replicas",
-    "num-ipus": "num-replicas",
-    "ipus": "ipus-per-replica",
-}
-"""Options of podrun by the names that other launchers (mpirun, torchrun, srun) and programs give them."""
 
 
 def _nearest(name: str) -> str | None:
@@ -179,7 +129,7 @@ def option_value(option: Option, text: str, shown: str) -> Any:
     if kind is ValueKind.SECONDS:
         return _seconds(option, text, shown)
     if kind is ValueKind.NAME and not text.strip():
-        raise UsageError(f"{shown} needs a value, and this one is empty", hint=_example(option))
+        raise UsageError(f"{shown} needs a value, and this one is empty", hint=example_of(option))
     if option.choices and text not in option.choices:
         raise UsageError(f"{shown} cannot be {text!r}", hint=f"It can be {', '.join(option.choices)}.")
     return text
@@ -206,9 +156,9 @@ def _whole_number(option: Option, text: str, shown: str) -> int:
     except ValueError:
         number = None
     if number is None:
-        raise UsageError(f"{shown} takes a whole number, not {text!r}", hint=_example(option))
+        raise UsageError(f"{shown} takes a whole number, not {text!r}", hint=example_of(option))
     if not low <= number <= high:
-        raise UsageError(f"{shown} is {number}; it can be {low} to {high}", hint=_example(option))
+        raise UsageError(f"{shown} is {number}; it can be {low} to {high}", hint=example_of(option))
     return number
 
 
@@ -216,10 +166,12 @@ def _seconds(option: Option, text: str, shown: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise UsageError(f"{shown} takes a number of seconds, not {text!r}", hint=_example(option)) from None
+        raise UsageError(
+            f"{shown} takes a number of seconds, not {text!r}", hint=example_of(option)
+        ) from None
     if not 0 < number < 1e7:
         raise UsageError(
-            f"{shown} is {text}; it can be more than 0 and less than ten million", hint=_example(option)
+            f"{shown} is {text}; it can be more than 0 and less than ten million", hint=example_of(option)
         )
     return number
 
@@ -233,20 +185,6 @@ def show_value(value: Any) -> str:
     return str(value)
 
 
-_EXAMPLES = {
-    ValueKind.BOOLEAN: "yes",
-    ValueKind.COUNT: "4",
-    ValueKind.INDEX: "0",
-    ValueKind.PORT: "8090",
-    ValueKind.SECONDS: "300",
-}
-
-
-def _example(option: Option) -> str:
-    value = _EXAMPLES.get(option.kind) or (option.choices[0] if option.choices else option.metavar)
-    return f"As in --{option.name}={value}"
-
-
 def _is_number(word: str) -> bool:
     try:
         float(word)
@@ -255,10 +193,10 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def values_in_effect(given: Mapping[str, Any]) -> dict[str, Any]:
+def values_in_effect(options: Mapping[str, Any]) -> dict[str, Any]:
     """The value of every option: the given one, else the default. ``-v``, ``--vv`` and ``--debug`` become
     ``verbose`` (0, 1 or 2)."""
-    values = {option.name: given.get(option.name, option.default) for option in OPTIONS}
+    values = {option.name: options.get(option.name, option.default) for option in OPTIONS}
     if values["vv"] or values["debug"]:
         values["verbose"] = 2
     values["verbose"] = min(int(values["verbose"]), 2)

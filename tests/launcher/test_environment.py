@@ -29,7 +29,7 @@ ADDRESS = PartitionAddress("127.0.0.1", 8090, "p16", 120.0, {"instanceSize": "4"
 
 def environment(words: str, index: int, *, local: bool = True, offline: bool = False) -> dict[str, str]:
     line = parse_command_line([*words.split(), "-H", "elsewhere", "x.py"])
-    spec = plan_launch(line.given, line.program, LaunchContext(OWN, "/", "python"))
+    spec = plan_launch(line.options, line.program, LaunchContext(OWN, "/", "python"))
     return instance_environment(
         spec.layout,
         spec.instances[index],
@@ -77,7 +77,7 @@ def test_offline_has_the_layout_but_no_ipus() -> None:
 def test_elsewhere_only_what_is_forwarded_and_named() -> None:
     line = ["--mpi-local-args=-x A -x B=2", "-H", "elsewhere", "x.py"]
     parsed = parse_command_line(line)
-    spec = plan_launch(parsed.given, parsed.program, LaunchContext(OWN, "/", "python"))
+    spec = plan_launch(parsed.options, parsed.program, LaunchContext(OWN, "/", "python"))
     found = instance_environment(
         spec.layout, spec.instances[0], OWN, address=ADDRESS, cache_path="/c", launch_id="1-2", local=False
     )

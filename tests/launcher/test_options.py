@@ -10,8 +10,8 @@ from podrun.core.errors import UsageError
 from podrun.launcher.help_text import default_text, help_text
 from podrun.launcher.option_kinds import Option, ValueKind
 from podrun.launcher.option_table import BY_NAME, OPTIONS
+from podrun.launcher.option_words import OptionTable
 from podrun.launcher.options import (
-    find_option,
     nearest_option,
     parse_command_line,
     show_value,
@@ -79,6 +79,17 @@ def test_the_whole_option_table_is_there_with_its_defaults() -> None:
         (["-H", "a,b", "x"], {"host": "a,b"}, ("x",)),
         (["-Ha,b", "x"], {"host": "a,b"}, ("x",)),
         (["-H=a", "x"], {"host": "a"}, ("x",)),
+        (["--num-replicas=5", "--", "-x=1", "--num-r"], {"num-replicas": 5}, ("-x=1", "--num-r")),
+        (
+            ["--mpi-local-args", "-H=a", "--mpi-local", "--num-rep", "x"],
+            {"mpi-local-args": ("-H=a", "--num-rep")},
+            ("x",),
+        ),
+        (
+            ["--mpi-local-args", "--dry-run=no", "x", "-H=b"],
+            {"mpi-local-args": ("--dry-run=no",)},
+            ("x", "-H=b"),
+        ),
         (["-vv", "x"], {"verbose": 2}, ("x",)),
         (["-v", "-v", "x"], {"verbose": 2}, ("x",)),
         (["--vv", "x"], {"vv": True}, ("x",)),
@@ -99,7 +110,7 @@ def test_the_whole_option_table_is_there_with_its_defaults() -> None:
 )
 def test_reads(words: list[str], expected: dict[str, object], program: tuple[str, ...]) -> None:
     line = parse_command_line(words)
-    assert dict(line.given) == expected
+    assert dict(line.options) == expected
     assert line.program == program
 
 
@@ -112,6 +123,9 @@ def test_reads(words: list[str], expected: dict[str, object], program: tuple[str
         (["--PARTITON", "x"], "unknown option --PARTITON", "--vipu-partition"),
         (["--xyzzy"], "unknown option --xyzzy", "podrun --help"),
         (["-q"], "unknown option -q", "--quiet"),
+        (["-np", "4"], "unknown option -np", "Did you mean --num-instances?"),
+        (["-v3"], "unknown option -v3", ""),
+        (["-q=1"], "unknown option -q=1", "podrun --help"),
         (["-z"], "unknown option -z", "podrun --help"),
         (["--num", "3"], "--num could be --num-replicas, --num-instances", "Type more"),
         (["--vipu-server-host=a", "--vipu-server-host=b"], "given twice, with a and with b", "=b"),
@@ -138,12 +152,12 @@ def test_refuses(words: list[str], message: str, hint: str) -> None:
 
 @pytest.mark.parametrize("word", ["yes", "on", "1", "true", "YES", "True"])
 def test_true_words(word: str) -> None:
-    assert parse_command_line([f"--offline-mode={word}"]).given == {"offline-mode": True}
+    assert parse_command_line([f"--offline-mode={word}"]).options == {"offline-mode": True}
 
 
 @pytest.mark.parametrize("word", ["no", "off", "0", "false", "Off"])
 def test_false_words(word: str) -> None:
-    assert parse_command_line(["--offline-mode", word]).given == {"offline-mode": False}
+    assert parse_command_line(["--offline-mode", word]).options == {"offline-mode": False}
 
 
 def _value(option: Option) -> st.SearchStrategy[object]:
@@ -180,7 +194,7 @@ def test_what_is_written_is_what_is_read(
         words += [f"--{option.name}={text}"] if joined else [f"--{option.name}", text]
     line = parse_command_line([*words, "program", *rest])
     assert line.program == ("program", *rest)
-    assert line.given == {o.name: (v,) if o.repeatable else v for o, v, _ in chosen}
+    assert line.options == {o.name: (v,) if o.repeatable else v for o, v, _ in chosen}
 
 
 @given(st.sampled_from(OPTIONS), st.data())
@@ -189,11 +203,12 @@ def test_a_beginning_is_the_option_or_ambiguous_or_another_ones_name(
 ) -> None:
     start = option.name[: data.draw(st.integers(1, len(option.name)))]
     sharing = [o.name for o in OPTIONS if o.name.startswith(start)]
+    matches = OptionTable(OPTIONS).matches(start)
     if start in sharing or len(sharing) == 1:
-        assert find_option(start).name in sharing
+        assert [o.name in sharing for o in matches] == [True]
     else:
         with pytest.raises(UsageError, match="could be"):
-            find_option(start)
+            parse_command_line([f"--{start}"])
 
 
 @given(st.sampled_from(OPTIONS).filter(lambda o: len(o.name) > 4), st.data())

@@ -44,7 +44,7 @@ class Launches:
         line = parse_command_line(
             ["--vipu-server-host=127.0.0.1", f"--vipu-server-port={self.pod.port}", *words.split(), "true"]
         )
-        spec = plan_launch(line.given, line.program, LaunchContext({"PATH": os.defpath}, "/", "python"))
+        spec = plan_launch(line.options, line.program, LaunchContext({"PATH": os.defpath}, "/", "python"))
         server = LaunchServer(CurrentLaunch(spec), {}, Log(stream=self.said))
         session = LaunchPartition(server, pauses=WatchedPauses(self))
         self._sessions.append(session)

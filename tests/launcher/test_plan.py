@@ -39,7 +39,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan(words: str, directory: Path, environ: dict[str, str] | None = None) -> LaunchSpec:
     line = parse_command_line([*words.split(), "train.py", "--epochs", "1"])
     context = LaunchContext(environ or {"PATH": "/bin:/usr/bin"}, str(directory), "/env/bin/python")
-    return plan_launch(line.given, line.program, context)
+    return plan_launch(line.options, line.program, context)
 
 
 @given(st.integers(0, 6), st.integers(0, 3), st.data())
@@ -55,7 +55,7 @@ def test_instances_own_blocks_of_replicas_and_hosts_blocks_of_instances(
     names = ",".join(f"h{i}" for i in range(hosts))
     words = f"--num-replicas {replicas} --num-instances {instances} --ipus-per-replica {1 << ipus_log} -H {names} x.py"
     line = parse_command_line(words.split())
-    spec = fit_to_pod(plan_launch(line.given, line.program, context), PodFacts("huge", 1 << 12, 1 << 12))
+    spec = fit_to_pod(plan_launch(line.options, line.program, context), PodFacts("huge", 1 << 12, 1 << 12))
     owned = [r for i in spec.instances for r in range(i.first_replica, i.first_replica + i.replicas)]
     assert owned == list(range(replicas))
     assert [i.host for i in spec.instances] == [f"h{i * hosts // instances}" for i in range(instances)]
@@ -177,7 +177,7 @@ def test_warnings_come_once_each(directory: Path) -> None:
             *("--mpi-local-args=-x NOWHERE --bind-to none", "train.py"),
         ]
     )
-    spec = plan_launch(line.given, line.program, LaunchContext({}, str(directory), "python"))
+    spec = plan_launch(line.options, line.program, LaunchContext({}, str(directory), "python"))
     joined = "\n".join(spec.warnings)
     assert joined.count("--mca") == 1
     for part in ("--numa-aware has no effect", "deprecated", "--bind-to", "NOWHERE"):
@@ -216,7 +216,7 @@ def test_a_wrong_value_is_refused_with_what_to_type(option: Option, directory: P
         refused: PodrunError | None = None
         try:
             line = parse_command_line([f"--{option.name}={value}", "train.py"])
-            plan_launch(merge_config(line.given, directory), line.program, context)
+            plan_launch(merge_config(line.options, directory), line.program, context)
         except PodrunError as error:
             refused = error
         assert refused is None or (refused.exit_code == 2 and refused.hint), value

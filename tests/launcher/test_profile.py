@@ -10,7 +10,7 @@ import pytest
 from podrun.core.errors import ConfigError, InvalidOptionError, UsageError
 from podrun.core.telemetry import IpuReport, MachineReport
 from podrun.launcher import cli
-from podrun.launcher.commands.profile import environment_with_reports, main, split_options
+from podrun.launcher.commands.profile import environment_with_reports, main, read_words
 from podrun.launcher.spec import LaunchLayout
 from podrun.launcher.summary import launch_summary
 from podrun.report.document import write_report
@@ -44,10 +44,10 @@ def test_own_options_stand_anywhere_before_the_program() -> None:
         "--compare",
         "b",
     ]
-    options, rest = split_options(words)
-    assert options.compare == "a.json"
-    assert options.directory == "out"
-    assert rest == ["--num-replicas", "2", "-v", "train.py", "--compare", "b"]
+    line, reports, compared = read_words(words)
+    assert (reports, compared) == ("out", "a.json")
+    assert dict(line.options) == {"num-replicas": 2, "verbose": 1}
+    assert line.program == ("train.py", "--compare", "b")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_own_options_stand_anywhere_before_the_program() -> None:
 )
 def test_words_that_cannot_be_right(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        split_options(words)
+        read_words(words)
 
 
 def test_engine_options_of_the_user_stay(tmp_path: Path) -> None:

@@ -219,8 +219,8 @@ class World:
 
     def plan(self, replicas: int | None = None) -> LaunchSpec:
         line = parse_command_line(self._words)
-        given = {**line.given, **({} if replicas is None else {"num-replicas": replicas, "fault": ()})}
-        return plan_launch(given, line.program, LaunchContext({"PATH": os.defpath}, "/", "python"))
+        options = {**line.options, **({} if replicas is None else {"num-replicas": replicas, "fault": ()})}
+        return plan_launch(options, line.program, LaunchContext({"PATH": os.defpath}, "/", "python"))
 
     def recover(self, policy: RestartPolicy) -> bool:
         damage, batches = self.repairs.look()

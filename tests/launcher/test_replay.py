@@ -33,7 +33,7 @@ class FakeLaunches:
         self.started.append((words, folder))
         assert "PODRUN_FAULTS" not in environ
         line = parse_command_line(words)
-        faults = tuple(line.given.get("fault", ()))
+        faults = tuple(line.options.get("fault", ()))
         fails = set(self.needed) <= {fault.removesuffix(":optional") for fault in faults}
         events = [Event("instance 0", 0, 0, "run", {"loss": self.loss})]
         events += [Event("launch", 0, n, "fault", {"fault": fault}) for n, fault in enumerate(faults)]
@@ -42,9 +42,9 @@ class FakeLaunches:
             events.append(Event("instance 0", 0, 1, "error", data))
         events.append(Event("launch", 0, 9, "end", {"code": int(fails)}))
         header = LaunchHeader(
-            words_of(line.given, line.program), folder, tuple(parse_fault(text) for text in faults)
+            words_of(line.options, line.program), folder, tuple(parse_fault(text) for text in faults)
         )
-        Path(line.given["record"]).write_text("\n".join(to_lines(Record(header, tuple(events)))) + "\n")
+        Path(line.options["record"]).write_text("\n".join(to_lines(Record(header, tuple(events)))) + "\n")
         return int(fails)
 
 
@@ -178,9 +178,9 @@ def test_usage_errors_show_the_usage(verb: str, run: Run, capsys: pytest.Capture
 def test_words_give_the_options_again() -> None:
     words = ["-vv", "--num-repl", "4", "--debug=yes", "--fault", FAULTS[0], "--record=x", "train.py", "--x"]
     line = parse_command_line(words)
-    again = parse_command_line(words_of(line.given, line.program))
+    again = parse_command_line(words_of(line.options, line.program))
     assert again.program == line.program
-    assert dict(again.given) == {k: v for k, v in line.given.items() if k not in ("fault", "record")}
+    assert dict(again.options) == {k: v for k, v in line.options.items() if k not in ("fault", "record")}
 
 
 def test_steps_of_a_recovery_in_words() -> None:

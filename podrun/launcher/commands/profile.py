@@ -15,14 +15,14 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import NotFoundError, UsageError
 from podrun.launcher.config_file import current_directory
-from podrun.launcher.option_table import BY_SHORT
-from podrun.launcher.options import find_option, parse_command_line
+from podrun.launcher.option_kinds import Option, Section, ValueKind
+from podrun.launcher.options import CommandLine, parse_command_line
 
 if TYPE_CHECKING:
     from podrun.report import Profile
@@ -52,13 +52,19 @@ Examples:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileOptions:
-    """The verb's own options; None: not given."""
-
-    directory: str | None = None
-    compare: str | None = None
-    help: bool = False
+OPTIONS = (
+    Option("report-directory", ValueKind.NAME, Section.OUTPUT, "where reports go", None, "DIR", config=False),
+    Option(
+        "compare",
+        ValueKind.NAME,
+        Section.OUTPUT,
+        "a profile.json of an earlier run",
+        None,
+        "FILE",
+        config=False,
+    ),
+)
+"""The verb's own options, besides podrun's."""
 
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -66,22 +72,26 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     from podrun.launcher.cli import run_command_line
     from podrun.report.document import load
 
-    options, rest = split_options(words)
-    if options.help:
+    line, reports, compared = read_words(words)
+    if line.options.get("help"):
         sys.stdout.write(HELP)
         return 0
-    if options.compare and len(rest) == 1 and rest[0].endswith((".json", ".pop")):
-        return show_side_by_side(Path(options.compare), Path(rest[0]), options.directory)
-    other = load(Path(options.compare)) if options.compare else None
-    line = parse_command_line(rest)
+    if (
+        compared
+        and not line.options
+        and len(line.program) == 1
+        and line.program[0].endswith((".json", ".pop"))
+    ):
+        return show_side_by_side(Path(compared), Path(line.program[0]), reports)
+    other = load(Path(compared)) if compared else None
     if not line.program:
         raise UsageError("no program to profile", hint="Type podrun profile --num-replicas 16 train.py")
-    told, directory = environment_with_reports(environ, options.directory)
+    told, directory = environment_with_reports(environ, reports)
     told["PODRUN_COMMAND"] = shlex.join(["podrun", "profile", *words])
     first = directory.with_name(f"{directory.name}__instance_0")
     before = _documents(first)
     code = run_command_line(line, told)
-    if line.given.get("dry-run"):
+    if line.options.get("dry-run"):
         return code
     written = [path for path, stamp in _documents(first).items() if before.get(path) != stamp]
     if written:
@@ -97,6 +107,18 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
             hint="Reports are written when a PopART session is prepared, on any device but the CPU.",
         )
     return code
+
+
+def read_words(words: Sequence[str]) -> tuple[CommandLine, str | None, str | None]:
+    """The launch that the words ask for, and the values of --report-directory and --compare (None: not given).
+
+    Raises UsageError.
+    """
+    line = parse_command_line(words, OPTIONS)
+    own = {option.name for option in OPTIONS}
+    launch = {name: value for name, value in line.options.items() if name not in own}
+    reports, compared = (line.options.get(option.name) for option in OPTIONS)
+    return CommandLine(MappingProxyType(launch), line.program), reports, compared
 
 
 def show_side_by_side(before: Path, after: Path, directory: str | None) -> int:
@@ -117,41 +139,6 @@ def show_side_by_side(before: Path, after: Path, directory: str | None) -> int:
         ) from error
     sys.stdout.write(f"{compare(first, second)}Side by side: {os.path.relpath(page)} (browser)\n")
     return 0
-
-
-def split_options(words: Sequence[str]) -> tuple[ProfileOptions, list[str]]:
-    """The verb's own options, and the words left for podrun. Own options may stand anywhere before the program.
-
-    Raises UsageError for an own option without its value or given twice, and for an unknown option.
-    """
-    queue, rest = list(words), []
-    own_values: dict[str, str] = {}
-    shown = False
-    while queue and queue[0].startswith("-") and queue[0] not in ("-", "--"):
-        word = queue.pop(0)
-        name, equals, value = word.partition("=")
-        if name in ("-h", "--help"):
-            shown = True
-        elif name in ("--report-directory", "--compare"):
-            if not equals:
-                value = queue.pop(0) if queue else ""
-            if not value or name in own_values:
-                what = "is given twice" if value else "needs a value"
-                raise UsageError(f"{name} {what}", hint="podrun profile --help shows its options.")
-            own_values[name] = value
-        else:
-            rest.append(word)
-            if not equals and queue and _takes_next(word):
-                rest.append(queue.pop(0))
-    options = ProfileOptions(own_values.get("--report-directory"), own_values.get("--compare"), shown)
-    return options, rest + queue
-
-
-def _takes_next(word: str) -> bool:
-    if word.startswith("--"):
-        return find_option(word[2:]).takes_value
-    option = BY_SHORT.get(word[1])
-    return option is not None and option.takes_value and len(word) == 2
 
 
 def environment_with_reports(
