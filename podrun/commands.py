@@ -151,13 +151,13 @@ class Outlet(io.FileIO):
 
 def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
     """Replace standard output and error by an `Outlet` each, and return the two."""
-    made = []
+    outlets = []
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         old.flush()
         outlet = Outlet(number, "w", closefd=False)
         outlet.command = command
-        made.append(outlet)
+        outlets.append(outlet)
         stream = io.TextIOWrapper(
             io.BufferedWriter(outlet),
             encoding=old.encoding,
@@ -166,7 +166,7 @@ def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
             write_through=getattr(old, "write_through", False),
         )
         setattr(sys, name, stream)
-    return made[0], made[1]
+    return outlets[0], outlets[1]
 
 
 def _run(module: str, name: str = "main") -> int:

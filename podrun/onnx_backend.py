@@ -119,10 +119,10 @@ class PodrunBackendRep(BackendRep):
         if isinstance(inputs, Mapping):
             values = {name: _host_value(value) for name, value in inputs.items()}
         else:
-            given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-            if len(given) > len(self._graph.inputs):
-                raise UsageError(f"{len(given)} inputs are given; the model has {len(self._graph.inputs)}")
-            values = {n: _host_value(v) for n, v in zip(self._graph.inputs, given, strict=False)}
+            arrays = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(arrays) > len(self._graph.inputs):
+                raise UsageError(f"{len(arrays)} inputs are given; the model has {len(self._graph.inputs)}")
+            values = {n: _host_value(v) for n, v in zip(self._graph.inputs, arrays, strict=False)}
         missing = [name for name in self._graph.inputs if name not in values]
         if missing:
             raise UsageError(f"the model's input '{missing[0]}' is not given")
@@ -152,9 +152,9 @@ class PodrunBackendRep(BackendRep):
                 traced = jax.jit(split.run, **there).lower(kept, free, key)
                 rewrite_convolutions(traced, parts=SHARED_BY if split.operations >= WORTH_DIVIDING else 1)
                 run = traced.compile(compiler_options=dict(COMPILER_OPTIONS))
-            made = _Compiled(fixed, kept, run, lowered.uses_random, device, key)
-            known.append(made)
-            return made
+            compiled = _Compiled(fixed, kept, run, lowered.uses_random, device, key)
+            known.append(compiled)
+            return compiled
 
 
 def _to_host(value: Any) -> Any:
@@ -220,8 +220,8 @@ class PodrunBackend(Backend):
             )
             for name, array in zip(names, arrays, strict=True)
         ]
-        made = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
-        graph = onnx.helper.make_graph([node], "run_node", declared, made)
+        outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
+        graph = onnx.helper.make_graph([node], "run_node", declared, outputs)
         imports = [onnx.helper.make_opsetid(node.domain, version)]
         model = onnx.helper.make_model(graph, opset_imports=imports)
         return PodrunBackendRep(model).run(arrays, **kwargs)

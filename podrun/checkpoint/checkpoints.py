@@ -80,7 +80,7 @@ class LaunchedInstances:
         from podrun import popdist
 
         popdist.init()
-        return [int(each) for each in popdist.allGather(np.array([number], np.int64)).reshape(-1)]
+        return [int(value) for value in popdist.allGather(np.array([number], np.int64)).reshape(-1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ class Checkpoints:
             keep = policy.keep
         if keep < 1:
             raise CheckpointError(f"keep={keep}: at least one checkpoint has to stay.")
-        given = environment(environ)
-        launched = "POPDIST_NUM_TOTAL_REPLICAS" in given
+        variables = environment(environ)
+        launched = "POPDIST_NUM_TOTAL_REPLICAS" in variables
         self._instances = instances or (LaunchedInstances() if launched else OneInstance())
-        self._run = given.get("PODRUN_LAUNCH_ID", "")
-        self._notes = process_recorder(given)
-        disk = disk or LocalDisk(program_faults(given))
+        self._run = variables.get("PODRUN_LAUNCH_ID", "")
+        self._notes = process_recorder(variables)
+        disk = disk or LocalDisk(program_faults(variables))
         self._folder = Folder(Path(folder).absolute(), self._instances.index, self._instances.count, disk)
         self._keep, self._fresh = keep, fresh
         self._policy, self._clock = policy, clock
@@ -248,12 +248,12 @@ class Checkpoints:
 
     def _candidates(self) -> list[tuple[int, int]]:
         """The checkpoints that instance 0 finds, on all instances."""
-        found = whole_checkpoints(self._folder.present())
+        candidates = whole_checkpoints(self._folder.present())
         if self._instances.count == 1:
-            return found
+            return candidates
         agreed = []
-        for place in range(self._instances.gather(len(found))[0]):
-            batch, parts = found[place] if place < len(found) else (_NONE, _NONE)
+        for place in range(self._instances.gather(len(candidates))[0]):
+            batch, parts = candidates[place] if place < len(candidates) else (_NONE, _NONE)
             agreed.append((self._instances.gather(batch)[0], self._instances.gather(parts)[0]))
         return agreed
 
@@ -303,10 +303,10 @@ class Checkpoints:
             )
         if self._started:
             return
-        found = self.batches()
-        if found and not self._fresh:
+        present = self.batches()
+        if present and not self._fresh:
             raise CheckpointError(
-                f"{self._folder.path} holds checkpoints of an earlier run, up to batch {found[0]}.",
+                f"{self._folder.path} holds checkpoints of an earlier run, up to batch {present[0]}.",
                 hint="Call resume() first, name another folder, or say Checkpoints(folder, fresh=True).",
             )
         if self._fresh:

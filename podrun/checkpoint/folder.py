@@ -268,16 +268,16 @@ def parse_name(name: str) -> PartName | None:
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    found = PartName(int(match[1]), int(match[3]), int(match[2]))
-    return found if found.part < found.parts and str(found) == name else None
+    part_name = PartName(int(match[1]), int(match[3]), int(match[2]))
+    return part_name if part_name.part < part_name.parts and str(part_name) == name else None
 
 
 def whole_checkpoints(present: Iterable[PartName]) -> list[tuple[int, int]]:
     """The checkpoints whose parts are all there, newest first: the batch and the number of parts."""
-    found: dict[tuple[int, int], int] = {}
+    counts: dict[tuple[int, int], int] = {}
     for name in set(present):
-        found[name.batch, name.parts] = found.get((name.batch, name.parts), 0) + 1
-    return sorted((key for key, count in found.items() if count == key[1]), reverse=True)
+        counts[name.batch, name.parts] = counts.get((name.batch, name.parts), 0) + 1
+    return sorted((key for key, count in counts.items() if count == key[1]), reverse=True)
 
 
 def outdated(present: Sequence[PartName], part: int, parts: int, keep: int) -> list[PartName]:
@@ -311,7 +311,7 @@ class Folder:
         """The parts that are there."""
         with self._explained("read"):
             names = self._disk.names(self.path)
-        return [found for name in names if (found := parse_name(name)) is not None]
+        return [part_name for name in names if (part_name := parse_name(name)) is not None]
 
     def put(self, part: Part, keep: int) -> None:
         """Write this instance's part of a checkpoint, then remove outdated parts.
@@ -330,12 +330,12 @@ class Folder:
             self._disk.settle(self.path)
         old = outdated(self.present(), self._part, self._parts, keep)
         with self._explained("cleared"):
-            for each in old:
-                self._disk.remove(self.path / str(each))
+            for old_name in old:
+                self._disk.remove(self.path / str(old_name))
 
     def get(self, batch: int, parts: int) -> list[Part]:
         """All parts of a checkpoint, verified. Raises DamagedCheckpointError that names a file."""
-        found = []
+        parts_read = []
         for number in range(parts):
             path = self.path / str(PartName(batch, parts, number))
             with self._explained("read"):
@@ -349,13 +349,13 @@ class Folder:
                     f"{head.batch}.",
                     hint="resume(session, fallback=True) takes the one before it.",
                 )
-            found.append(part)
-        if len({part.header.run for part in found}) > 1:
+            parts_read.append(part)
+        if len({part.header.run for part in parts_read}) > 1:
             raise DamagedCheckpointError(
                 f"The checkpoint of batch {batch} in {self.path} is damaged: its parts come from different runs.",
                 hint="resume(session, fallback=True) takes the one before it.",
             )
-        return found
+        return parts_read
 
     def clear_beyond(self, batch: int) -> None:
         """Rename this instance's parts of later batches to ``.set-aside`` and remove its drafts: they do not belong to

@@ -47,7 +47,7 @@ def encode_values(values: Mapping[str, Any]) -> tuple[Any, list[Array]]:
     number of the list of arrays). Raises CheckpointError that names the place of what is none of these.
     """
     arrays: list[Array] = []
-    return {"map": [[name, _encode(each, arrays, name, 0)] for name, each in values.items()]}, arrays
+    return {"map": [[name, _encode(value, arrays, name, 0)] for name, value in values.items()]}, arrays
 
 
 def _encode(value: Any, arrays: list[Array], place: str, depth: int) -> Any:
@@ -62,15 +62,15 @@ def _encode(value: Any, arrays: list[Array], place: str, depth: int) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return _encode_array(value, arrays, place)
     if type(value) is list:
-        return [_encode(each, arrays, f"{place}[{n}]", depth + 1) for n, each in enumerate(value)]
+        return [_encode(item, arrays, f"{place}[{n}]", depth + 1) for n, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {"tuple": [_encode(each, arrays, f"{place}[{n}]", depth + 1) for n, each in enumerate(value)]}
+        return {"tuple": [_encode(item, arrays, f"{place}[{n}]", depth + 1) for n, item in enumerate(value)]}
     if isinstance(value, Mapping):
         pairs = []
-        for key, each in value.items():
+        for key, item in value.items():
             if not isinstance(key, str | int):
                 raise CheckpointError(f"{place}: the key {key!r} is neither a text nor an integer.")
-            pairs.append([key, _encode(each, arrays, f"{place}[{key!r}]", depth + 1)])
+            pairs.append([key, _encode(item, arrays, f"{place}[{key!r}]", depth + 1)])
         return {"map": pairs}
     raise CheckpointError(
         f"{place} is a {type(value).__name__}, which a checkpoint cannot hold.",
@@ -102,12 +102,12 @@ def _decode(tree: Any, arrays: Sequence[Array], depth: int) -> Any:
     if tree is None or isinstance(tree, str | bool | int | float):
         return tree
     if isinstance(tree, list):
-        return [_decode(each, arrays, depth + 1) for each in tree]
+        return [_decode(branch, arrays, depth + 1) for branch in tree]
     if isinstance(tree, dict) and len(tree) == 1:
         ((tag, inner),) = tree.items()
-        found = _decode_tagged(tag, inner, arrays, depth)
-        if found is not None:
-            return found[0]
+        tagged = _decode_tagged(tag, inner, arrays, depth)
+        if tagged is not None:
+            return tagged[0]
     raise CheckpointError(f"the state has an entry that cannot be kept: {str(tree)[:80]}")
 
 
@@ -123,11 +123,11 @@ def _decode_tagged(tag: str, inner: Any, arrays: Sequence[Array], depth: int) ->
     if tag in ("array", "scalar") and type(inner) is int and 0 <= inner < len(arrays):
         return (arrays[inner] if tag == "array" else arrays[inner][()],)
     if tag == "tuple" and isinstance(inner, list):
-        return (tuple(_decode(each, arrays, depth + 1) for each in inner),)
+        return (tuple(_decode(branch, arrays, depth + 1) for branch in inner),)
     if tag == "map" and isinstance(inner, list):
         pairs = [pair for pair in inner if isinstance(pair, list) and len(pair) == 2]
         if len(pairs) == len(inner) and all(type(key) in (str, int) for key, _ in pairs):
-            return ({key: _decode(each, arrays, depth + 1) for key, each in pairs},)
+            return ({key: _decode(branch, arrays, depth + 1) for key, branch in pairs},)
     return None
 
 
@@ -160,7 +160,7 @@ def set_random_state(state: Mapping[str, Any], *generators: np.random.Generator)
         np.random.set_state(
             (numpy["kind"], numpy["keys"], numpy["place"], numpy["has_gauss"], numpy["gauss"])
         )
-        for generator, each in zip(generators, saved, strict=True):
-            generator.bit_generator.state = each
+        for generator, generator_state in zip(generators, saved, strict=True):
+            generator.bit_generator.state = generator_state
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"This is no state of random numbers: {error}.") from error

@@ -69,24 +69,24 @@ def kernel(dtype: np.dtype[Any], reduction: Reduction) -> tuple[str, str] | None
     kind = _KINDS.get(dtype.name, dtype.name)
     if linux.c_module is None or not dtype.isnative or (kind, reduction) not in _IN_C:
         return None
-    found = kind, reduction.value
+    names = kind, reduction.value
     numbers = np.array([sign * x for x in _SPECIAL for sign in (1, -1)], np.float64)
     if dtype.kind in "iu":
-        return found
+        return names
     with np.errstate(all="ignore"):
         parts = [x.astype(dtype) for x in (np.repeat(numbers, numbers.size), np.tile(numbers, numbers.size))]
         ours, theirs = np.empty_like(parts[0]), np.empty_like(parts[0])
         reduce_in_numpy(theirs, parts, reduction)
-    linux.c_module.reduce(in_c(found, parts, [ours]))
+    linux.c_module.reduce(in_c(names, parts, [ours]))
     same = (as_bytes(ours) == as_bytes(theirs)).reshape(ours.size, -1).all(axis=1)
-    return found if bool((same | (np.isnan(ours) & np.isnan(theirs))).all()) else None
+    return names if bool((same | (np.isnan(ours) & np.isnan(theirs))).all()) else None
 
 
 def in_c(
-    found: tuple[str, str], parts: Sequence[Array], outs: Sequence[Array]
+    kernel_names: tuple[str, str], parts: Sequence[Array], outs: Sequence[Array]
 ) -> tuple[str, str, list[Array], list[Array]]:
     """A reduction as the C module takes it: its `kernel`, and the memory of its operands and results."""
-    return *found, [as_bytes(part) for part in parts], [as_bytes(out) for out in outs]
+    return *kernel_names, [as_bytes(part) for part in parts], [as_bytes(out) for out in outs]
 
 
 def check_reduction(dtype: np.dtype[Any], reduction: Reduction) -> None:
@@ -112,8 +112,8 @@ def reduce_into(out: Array, parts: Sequence[Array], reduction: Reduction) -> Non
 
     Callers handle ``Reduction.LOCAL`` themselves.
     """
-    if wide_dtype(out.dtype) != out.dtype and (found := kernel(out.dtype, reduction)) is not None:
-        linux.c_module.reduce(in_c(found, parts, [out]))
+    if wide_dtype(out.dtype) != out.dtype and (names := kernel(out.dtype, reduction)) is not None:
+        linux.c_module.reduce(in_c(names, parts, [out]))
     else:
         reduce_in_numpy(out, parts, reduction)
 

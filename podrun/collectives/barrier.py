@@ -164,12 +164,12 @@ class Barriers(linux.Counts):
 
     def phases(self, what: bytes) -> tuple[BarrierPhase, ...]:
         """What this rank writes and compares in barriers with a label, by the barriers' count modulo 4."""
-        made = self._phases.get(what)
-        if made is None:
+        known = self._phases.get(what)
+        if known is None:
             if len(self._phases) >= _MOST_LABELS:
                 self._phases.clear()
-            made = self._phases[what] = tuple(self._phase(what, number) for number in range(_PHASES))
-        return made
+            known = self._phases[what] = tuple(self._phase(what, number) for number in range(_PHASES))
+        return known
 
     def _phase(self, what: bytes, number: int) -> BarrierPhase:
         side, word, rank = number & 1, _word_of(what, number), self._board.rank
@@ -187,16 +187,16 @@ class Barriers(linux.Counts):
 
     def native_barrier(self, what: bytes) -> Barrier:
         """`arrive_and_wait` for one label as one native call that takes the timeout. Needs the C module."""
-        made = self._native_barriers.get(what)
-        if made is None:
+        barrier = self._native_barriers.get(what)
+        if barrier is None:
             if len(self._native_barriers) >= _MOST_LABELS:
                 self._native_barriers.clear()
             phases = tuple((t.words.start, t.window.start, t.word, t.everyone) for t in self.phases(what))
             place = (self._failed_at, self._board.rank, self._ranks)
-            made = self._native_barriers[what] = self.native.Barrier(
+            barrier = self._native_barriers[what] = self.native.Barrier(
                 self, self.map, *place, what, self.wait, phases
             )
-        return made
+        return barrier
 
     def arrive_and_wait(self, what: bytes, timeout: float) -> None:
         """Wait until every rank has arrived at this barrier with the same label.

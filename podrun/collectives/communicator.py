@@ -183,15 +183,15 @@ class Communicator:
         ``result[i]`` is filled with the piece from ``sources[i]``.
         """
         pieces = self.size if kind in (MovementKind.ALL_TO_ALL, MovementKind.SCATTER) else 1
-        given = as_bytes(_apart(array, result)).reshape(pieces, array.nbytes // pieces)
+        contribution = as_bytes(_apart(array, result)).reshape(pieces, array.nbytes // pieces)
         rows = len(sources)
         taken = None if result is None else as_bytes(result).reshape(rows, result.nbytes // rows)
-        whole = taken.shape[1] if taken is not None else given.shape[1]
+        whole = taken.shape[1] if taken is not None else contribution.shape[1]
         step = EXCHANGE_BYTES // pieces
         detail = spec or _spec(array)
         for start in range(0, whole, step):
             size = min(step, whole - start)
-            posted = given[:, start : start + size].reshape(-1)
+            posted = contribution[:, start : start + size].reshape(-1)
             movement = Movement(kind, size, root, f"{detail} from byte {start}" if start else detail)
             received = self.group.exchange(posted, movement)
             if taken is not None:
@@ -207,22 +207,22 @@ class Communicator:
         """
         plain = rank_groups(groups, self.size)
         mine = next((group for group in plain if self.rank in group), None)
-        made: Group | None = None
+        part: Group | None = None
         token: Token = {}
         if mine and mine[0] == self.rank:
-            made, token = create_within(self.group, mine)
+            part, token = create_within(self.group, mine)
         note = np.frombuffer(json.dumps(token).encode().ljust(_TOKEN_BYTES), np.uint8)
         try:
             tokens = self._gather_all(note, f"split({plain})")
         except BaseException:
-            if made is not None:
-                made.close()
+            if part is not None:
+                part.close()
             raise
         if mine is None:
             return None
-        if made is None:
-            made = join(json.loads(tokens[mine[0]].tobytes()), mine.index(self.rank))
-        return Communicator(made)
+        if part is None:
+            part = join(json.loads(tokens[mine[0]].tobytes()), mine.index(self.rank))
+        return Communicator(part)
 
     def abort(self, error: Mapping[str, Any]) -> None:
         """See `Group.abort`."""

@@ -202,8 +202,8 @@ def _relayed(sock: socket.socket, ours: Credentials, name: str | None) -> socket
         relay = _Relay(sock, inner, ours, name)
         relay.thread.start()
     except BaseException:
-        for each in (end, inner, sock):
-            each.close()
+        for opened in (end, inner, sock):
+            opened.close()
         raise
     _running.add(relay)
     return end

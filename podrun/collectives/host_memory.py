@@ -94,11 +94,11 @@ class HostMemory:
 
     def find(self, name: str) -> MappedArena:
         """An arena that this rank has requested. Raises UsageError if it has not, or the error that ended the group."""
-        found = self._arenas.get(name)
-        if found is None:
+        arena = self._arenas.get(name)
+        if arena is None:
             self._board.check()
             raise unknown_arena(name, list(self._arenas))
-        return found
+        return arena
 
     def row_sets(self, name: str, text: str, nbytes: int, *, sets: int, ranks: int) -> list[list[ByteArray]]:
         """``sets`` times ``ranks`` rows of ``nbytes`` (whole pages) each, for ranks of this host or of more."""

@@ -176,9 +176,9 @@ class HostsGroup:
         everywhere: bool,
     ) -> tuple[Array, int]:
         local = self._ready()
-        found = local.arena(arena)
-        used, text = reducible(operation, arena, found, reduction, count)
-        rows, whole = found.rows, found.whole
+        mapped = local.arena(arena)
+        used, text = reducible(operation, arena, mapped, reduction, count)
+        rows, whole = mapped.rows, mapped.whole
         if reduction is Reduction.LOCAL:
             return rows[local.rank], used
         what = label(text)
@@ -192,9 +192,9 @@ class HostsGroup:
 
     def all_gather(self, arena: str) -> Array:
         local = self._ready()
-        found = local.arena(arena)
-        rows, whole = found.rows, found.whole
-        what = label(f"all_gather({arena!r}: {found.text})")
+        mapped = local.arena(arena)
+        rows, whole = mapped.rows, mapped.whole
+        what = label(f"all_gather({arena!r}: {mapped.text})")
         with self._spreading_errors():
             self._note_call(what)
             local.arrive_and_wait(what)

@@ -209,12 +209,12 @@ def _pass_on(comm: Communicator, mine: Array, out: Array) -> Array:
 
 def _with_out(call: Callable[[Array], Any], shape: Sequence[int], dtype: np.dtype[Any]) -> Callable[[], Any]:
     """The call with a result array that is made on first use and then used again."""
-    made: list[Array] = []
+    outputs: list[Array] = []
 
     def once() -> Any:
-        if not made:
-            made.append(np.empty(shape, dtype))
-        return call(made[0])
+        if not outputs:
+            outputs.append(np.empty(shape, dtype))
+        return call(outputs[0])
 
     return once
 
@@ -244,25 +244,25 @@ def _checker(
     operation: str, group: Group, dtype: np.dtype[Any], reduction: Reduction
 ) -> Callable[[int, Any], int]:
     def wrong(turn: int, result: Any) -> int:
-        each = np.array([_value(turn, rank) for rank in range(group.size)], np.float64)
+        values = np.array([_value(turn, rank) for rank in range(group.size)], np.float64)
         if result is None:
             return 0
         if operation in ("all_reduce", "reduce_scatter"):
             combined = {
-                Reduction.SUM: each.sum(),
-                Reduction.MEAN: each.mean(),
-                Reduction.MIN: each.min(),
-                Reduction.MAX: each.max(),
-                Reduction.PRODUCT: each.prod(),
-                Reduction.LOCAL: each[group.rank],
+                Reduction.SUM: values.sum(),
+                Reduction.MEAN: values.mean(),
+                Reduction.MIN: values.min(),
+                Reduction.MAX: values.max(),
+                Reduction.PRODUCT: values.prod(),
+                Reduction.LOCAL: values[group.rank],
             }[reduction]
             want: Any = np.asarray(combined, dtype)
         elif operation in ("broadcast", "scatter"):
-            want = each[0]
+            want = values[0]
         elif operation == "send_receive":
-            want = each[group.rank - 1]
+            want = values[group.rank - 1]
         else:
-            want = each.reshape(-1, 1)
+            want = values.reshape(-1, 1)
         return int(np.count_nonzero(result != want))
 
     return wrong

@@ -105,7 +105,8 @@ class Mesh:
             outgoing, incoming = (opened.enter_context(dial(address, port, deadline)) for _ in range(2))
             near = min(round_trip(outgoing), round_trip(incoming)) < NEAR
             outgoing, incoming = (
-                opened.enter_context(dialled(each, address, self._tls)) for each in (outgoing, incoming)
+                opened.enter_context(dialled(proven_key, address, self._tls))
+                for proven_key in (outgoing, incoming)
             )
             hellos = Hello(self.rank, False, near), Hello(self.rank, True, near)
             met = [Introduction(hello, key) for hello in hellos]

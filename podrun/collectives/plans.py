@@ -161,7 +161,7 @@ def _make_plan(
     barriers, mask = board.barriers, len(sets) - 1
     begin, end, timeout = labels.begin, labels.end, labels.timeout
     if (native := barriers.native) is not None:
-        made = tuple(
+        reductions = tuple(
             (
                 [(as_bytes(source), as_bytes(target)) for source, target in copies],
                 _native_reduction(parts, outs, reduction),
@@ -169,7 +169,7 @@ def _make_plan(
             for copies, parts, outs in sets
         )
         last = None if end is None else barriers.native_barrier(end)
-        plan: Plan = native.plan(barriers.native_barrier(begin), last, timeout, result, shift, made)
+        plan: Plan = native.plan(barriers.native_barrier(begin), last, timeout, result, shift, reductions)
         return plan
     steps = [  # copies by memoryview cost a fraction of NumPy's call
         (
@@ -199,5 +199,5 @@ def _prepared(parts: Sequence[Array], outs: Sequence[Array], reduction: Reductio
 
 def _native_reduction(parts: Sequence[Array], outs: Sequence[Array], reduction: Reduction) -> Any:
     """A reduction as the C module takes it: what it combines, or a Python function that does it."""
-    found = kernel(outs[0].dtype, reduction)
-    return in_c(found, parts, outs) if found is not None else _prepared(parts, outs, reduction)
+    names = kernel(outs[0].dtype, reduction)
+    return in_c(names, parts, outs) if names is not None else _prepared(parts, outs, reduction)

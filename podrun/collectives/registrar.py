@@ -229,7 +229,9 @@ class Registrar:
             for number in sorted(calls.keys() & theirs.keys()):
                 if calls[number] != theirs[number]:
                     first, second = sorted((rank, other))
-                    called = [(each, label_text(self._waiting[each][number])) for each in (first, second)]
+                    called = [
+                        (caller, label_text(self._waiting[caller][number])) for caller in (first, second)
+                    ]
                     self._abort(error_to_dict(different_collectives(*called)))
                     return
 
@@ -306,13 +308,13 @@ class RegistrarClient:
 
     def roster(self, deadline: float) -> list[dict[str, Any]]:
         """Every rank's host and address, after all ranks have joined."""
-        found: list[dict[str, Any]] = self._await("roster", deadline, "all ranks to join")
-        return found
+        entries: list[dict[str, Any]] = self._await("roster", deadline, "all ranks to join")
+        return entries
 
     def boards(self, deadline: float) -> dict[str, dict[str, Any]]:
         """The token of every host's own group."""
-        found: dict[str, dict[str, Any]] = self._await("boards", deadline, "every host's first rank")
-        return found
+        by_host: dict[str, dict[str, Any]] = self._await("boards", deadline, "every host's first rank")
+        return by_host
 
     def send_board(self, token: Mapping[str, Any]) -> None:
         """Report the token of this host's group."""

@@ -124,12 +124,12 @@ class SharedMemoryGroup:
 
     def _rows_for_plans(self, name: str, nbytes: int, sets: int) -> plans.Rows:
         """``sets`` sets of rows that plans copy values to, made on first use."""
-        found = self._plan_rows.get(name)
-        if found is None:
+        rows = self._plan_rows.get(name)
+        if rows is None:
             full = f"{name} of reductions"
-            found = self._memory.row_sets(full, name, nbytes, sets=sets, ranks=self._size)
-            self._plan_rows[name] = found
-        return found
+            rows = self._memory.row_sets(full, name, nbytes, sets=sets, ranks=self._size)
+            self._plan_rows[name] = rows
+        return rows
 
     def _rows_for_posting(self) -> plans.Rows:
         return self._rows_for_plans("posts", plans.POSTED_BYTES, plans.POST_SETS)
@@ -175,20 +175,20 @@ class SharedMemoryGroup:
         if same is arena and of is reduction and elements == count and inside is in_place:
             return plan()
         key = (arena, id(reduction), count, in_place)
-        found = self._plans.get(key)
-        if found is None:
+        kept = self._plans.get(key)
+        if kept is None:
             _make_room(self._plans)
-            found = self._plans[key] = self._plan_all_reduce(arena, reduction, count, in_place)
-        self._last_plan = arena, reduction, count, in_place, found
-        return found()
+            kept = self._plans[key] = self._plan_all_reduce(arena, reduction, count, in_place)
+        self._last_plan = arena, reduction, count, in_place, kept
+        return kept()
 
     def _plan_scatter(self, arena: str, reduction: Reduction, count: int | None) -> _Scatter:
-        found = self._memory.find(arena)
-        used, text = reducible("reduce_scatter", arena, found, reduction, count)
+        mapped = self._memory.find(arena)
+        used, text = reducible("reduce_scatter", arena, mapped, reduction, count)
         own = slice_of(self._rank, self._size, used)
         begin, end = label(text), label(f"end of {text}")
-        total, parts = found.whole[own], [row[own] for row in found.rows]
-        mine = found.rows[self._rank][own]
+        total, parts = mapped.whole[own], [row[own] for row in mapped.rows]
+        mine = mapped.rows[self._rank][own]
         if reduction is Reduction.LOCAL:
             return _Scatter(begin, end, mine, total, parts, ())
         whole = tuple(
@@ -203,14 +203,14 @@ class SharedMemoryGroup:
         self, arena: str, reduction: Reduction, count: int | None, in_place: bool
     ) -> plans.Plan:
         operation = "all_reduce in place" if in_place else "all_reduce"
-        found = self._memory.find(arena)
-        used, text = reducible(operation, arena, found, reduction, count)
-        rows = [row[:used] for row in found.rows]
+        mapped = self._memory.find(arena)
+        used, text = reducible(operation, arena, mapped, reduction, count)
+        rows = [row[:used] for row in mapped.rows]
         mine = rows[self._rank]
         if reduction is Reduction.LOCAL:
             return lambda: mine
         labels = plans.BarrierLabels(label(text), label(f"end of {text}"), self._timeout)
-        call = plans.AllReduceCall(labels, rows, mine, found.whole[:used], reduction, in_place)
+        call = plans.AllReduceCall(labels, rows, mine, mapped.whole[:used], reduction, in_place)
         return plans.plan_for(call, self._board, self._rows_for_posting, self._rows_for_handover)
 
     def at_last(self, reductions: Mapping[str, Reduction]) -> Callable[[], Sequence[Array] | None]:
@@ -244,13 +244,13 @@ class SharedMemoryGroup:
         return self._arrival_counter
 
     def all_gather(self, arena: str) -> Array:
-        found = self._memory.find(arena)
-        self._barrier("all_gather", arena, found)
-        if found.rows:
-            own = slice_of(self._rank, self._size, found.whole.size)
-            found.whole[own] = found.rows[self._rank][own]
-            self._barrier("end of all_gather", arena, found)
-        return found.whole
+        mapped = self._memory.find(arena)
+        self._barrier("all_gather", arena, mapped)
+        if mapped.rows:
+            own = slice_of(self._rank, self._size, mapped.whole.size)
+            mapped.whole[own] = mapped.rows[self._rank][own]
+            self._barrier("end of all_gather", arena, mapped)
+        return mapped.whole
 
     # --- Moving data ----------------------------------------------------------------------------------------
 
@@ -297,14 +297,14 @@ class SharedMemoryGroup:
             as_bytes(out)[:] = message[2]
             return
         while True:
-            found, nbytes, kind = channel.receive_header(reason, self._timeout)
-            if found == tag:
+            arrived_tag, nbytes, kind = channel.receive_header(reason, self._timeout)
+            if arrived_tag == tag:
                 self._check_message(source, tag, out, kind, nbytes)
                 channel.receive_into(as_bytes(out), reason, self._timeout)
                 return
             payload = np.empty(nbytes, np.uint8)
             channel.receive_into(payload, reason, self._timeout)
-            early.append((found, kind, payload))
+            early.append((arrived_tag, kind, payload))
 
     def _check_message(self, source: int, tag: int, out: Array, kind: str, nbytes: int) -> None:
         if kind != out.dtype.name[:32] or nbytes != out.nbytes:
@@ -338,14 +338,14 @@ class SharedMemoryGroup:
         self._posts = []
         self._memory.close()
 
-    def _barrier(self, operation: str, arena: str, found: MappedArena) -> None:
+    def _barrier(self, operation: str, arena: str, mapped: MappedArena) -> None:
         text = self._labels.get((operation, arena))
         if text is None:
-            text = self._labels[operation, arena] = label(f"{operation}({arena!r}: {found.text})")
+            text = self._labels[operation, arena] = label(f"{operation}({arena!r}: {mapped.text})")
         self._board.arrive_and_wait(text, self._timeout)
 
 
-def _make_room(made: dict[Any, Any]) -> None:
+def _make_room(cache: dict[Any, Any]) -> None:
     """Forget all plans if there are too many; they are made again when needed."""
-    if len(made) > 1000:
-        made.clear()
+    if len(cache) > 1000:
+        cache.clear()

@@ -60,8 +60,10 @@ def rule_state(rule: UpdateRule, parameter: ParameterSpec) -> dict[str, tuple[Te
         return rule.state(parameter.spec)
     if rule.elementwise:
         return rule.state(stored(parameter))
-    found = rule.state(parameter.spec)
-    return {prefix: (_with_groups(s, parameter.group_of), initial) for prefix, (s, initial) in found.items()}
+    entries = rule.state(parameter.spec)
+    return {
+        prefix: (_with_groups(s, parameter.group_of), initial) for prefix, (s, initial) in entries.items()
+    }
 
 
 def grouped_names(program: Program) -> dict[str, GroupOf]:
@@ -244,15 +246,15 @@ class _Planner:
 
     def _group_of(self, groups: Iterable[WeightGroup]) -> dict[str, GroupOf]:
         """Groups of replicas by variable: those of weights, and of the state that has an axis of groups with them."""
-        found, rule = grouped_names(self.program), self.program.update
-        for weight in (weight for group in groups for weight in group.weights if weight.name in found):
+        group_of, rule = grouped_names(self.program), self.program.update
+        for weight in (weight for group in groups for weight in group.weights if weight.name in group_of):
             assert rule is not None
             for spec, _ in self._state(rule, weight).values():
-                if spec.shape[:1] == (group_count(found[weight.name]),) and not (
+                if spec.shape[:1] == (group_count(group_of[weight.name]),) and not (
                     rule.elementwise and spec.shape != weight.shape
                 ):
-                    found[spec.name] = found[weight.name]
-        return found
+                    group_of[spec.name] = group_of[weight.name]
+        return group_of
 
     def _state(self, rule: UpdateRule, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
         return rule_state(rule, self.program.parameters[weight.name])

@@ -47,17 +47,17 @@ def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], 
     """
     path = directory / f"{digest}{SUFFIX}"
     try:
-        found = _load(path, logging.DEBUG)
-        if found is not None:
-            return found
+        executable = _load(path, logging.DEBUG)
+        if executable is not None:
+            return executable
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory / f".{digest}.lock", wait):
-            found = _load(path)
-            if found is None:
-                found = compile_now()
-                executable_file.write_executable(found, path)
+            executable = _load(path)
+            if executable is None:
+                executable = compile_now()
+                executable_file.write_executable(executable, path)
                 _log.info("stored the compiled program %s in the executable cache", path.name)
-            return found
+            return executable
     except OSError as error:
         raise UsageError(
             f"the executable cache {os.fspath(directory)} cannot be used: {error}",
@@ -68,14 +68,14 @@ def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], 
 def _load(path: Path, level: int = logging.WARNING) -> Executable | None:
     """The Executable in a file, or None; what is wrong with the file is logged at ``level``."""
     try:
-        found = executable_file.read_executable(path)
+        executable = executable_file.read_executable(path)
     except FileNotFoundError:
         return None
     except ConfigError as error:
         _log.log(level, "compiling again: %s", error)
         return None
     _log.info("loaded the compiled program %s from the executable cache", path.name)
-    return found
+    return executable
 
 
 @contextmanager
@@ -160,7 +160,7 @@ def executable_digest(
         else [program.transfers.io_tiles, sorted((n, b.value) for n, b in program.transfers.beside.items())],
         "metadata": dict(program.metadata),
     }
-    found = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
     for part in identity:
-        found.update(hashlib.sha256(part).digest())
-    return found.hexdigest()
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()

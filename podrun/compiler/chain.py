@@ -59,16 +59,16 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     cutting = placement.cutting()
     segments = _segments(whole, cutting)
     cycles = _cycles(segments, placement, whole.depth) if pipelined else range(len(segments))
-    found = [
+    chain = [
         ChainUnit(segment.piece, cutting.ipu(segment.place // whole.depth), cycle)
         for segment, cycle in zip(segments, cycles, strict=True)
     ]
     if builder.traced.uses_random:
-        found.insert(0, ChainUnit(trace_piece(builder.keys_piece()), 0, 0))
-    found = _with_states(sorted(builder.program.state_updates), found, pipelined=pipelined)
+        chain.insert(0, ChainUnit(trace_piece(builder.keys_piece()), 0, 0))
+    chain = _with_states(sorted(builder.program.state_updates), chain, pipelined=pipelined)
     if builder.program.updates_each_micro_batch:
-        _check_updates(builder, found)
-    return tuple(found)
+        _check_updates(builder, chain)
+    return tuple(chain)
 
 
 def _segments(whole: LevelledPiece, placement: Placement) -> tuple[PieceSegment, ...]:
@@ -77,11 +77,11 @@ def _segments(whole: LevelledPiece, placement: Placement) -> tuple[PieceSegment,
     """
 
     def spot(equation: JaxprEqn) -> Spot | None:
-        found, level = placement.spot(equation), whole.level(equation)
-        if found is None:
+        home, level = placement.spot(equation), whole.level(equation)
+        if home is None:
             return None
-        rank = None if found.rank is None else found.rank * whole.depth + level
-        return Spot(found.place * whole.depth + level, rank, found.late)
+        rank = None if home.rank is None else home.rank * whole.depth + level
+        return Spot(home.place * whole.depth + level, rank, home.late)
 
     return split_at_places(whole.piece, spot)
 
@@ -110,17 +110,17 @@ def turns_of(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> dict[str, int
     """
     if not builder.program.updates_each_micro_batch:
         return {}
-    made = {name: number for number, unit in enumerate(chain) for name in unit.piece.outputs}
-    return {name: made[gradient_buffer(name)] for name in builder.weights}
+    producer = {name: number for number, unit in enumerate(chain) for name in unit.piece.outputs}
+    return {name: producer[gradient_buffer(name)] for name in builder.weights}
 
 
 def turns_at(builder: ChunkBuilder) -> dict[int, list[int]]:
     """The groups of weights, by IPU, whose updates in flight round stochastically, each group in turns of its own."""
-    found: dict[int, list[int]] = {}
+    by_ipu: dict[int, list[int]] = {}
     for index, group in enumerate(builder.memory.groups):
         if builder.program.updates_each_micro_batch and RNG in group.scalars:
-            found.setdefault(group.home, []).append(index)
-    return found
+            by_ipu.setdefault(group.home, []).append(index)
+    return by_ipu
 
 
 def homes_of(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> dict[str, int]:
@@ -131,11 +131,11 @@ def homes_of(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> dict[str, int
         for name in unit.piece.inputs:
             if name in builder.program.parameters:
                 homes.setdefault(name, unit.ipu)
-    made = {name: unit.ipu for unit in chain for name in unit.piece.outputs}
+    ipu_of = {name: unit.ipu for unit in chain for name in unit.piece.outputs}
     for name in builder.program.parameters:
         for output in (gradient_buffer(name), name):
-            if output in made:
-                homes[name] = made[output]
+            if output in ipu_of:
+                homes[name] = ipu_of[output]
     return homes
 
 
@@ -145,7 +145,7 @@ def _with_states(states: Sequence[str], chain: Sequence[ChainUnit], *, pipelined
     The handing units come in front, on the IPUs that replace the parameters. UnsupportedError where micro-batches
     overlap: a reader would get a later or an earlier micro-batch's value.
     """
-    given: dict[int, dict[str, ShapedArray]] = {}
+    states_by_ipu: dict[int, dict[str, ShapedArray]] = {}
     for name in states:
         writer = next(unit for unit in chain if name in unit.piece.outputs)
         for unit in chain:
@@ -158,10 +158,10 @@ def _with_states(states: Sequence[str], chain: Sequence[ChainUnit], *, pipelined
                     hint="Put what reads and what replaces it in one pipeline stage, or do not pipeline.",
                 )
             aval = unit.piece.jaxpr.in_avals[unit.piece.inputs.index(name)]
-            given.setdefault(writer.ipu, {})[name] = aval
-    units = [ChainUnit(_giving(ipu, avals), ipu, 0) for ipu, avals in sorted(given.items())]
+            states_by_ipu.setdefault(writer.ipu, {})[name] = aval
+    units = [ChainUnit(_giving(ipu, avals), ipu, 0) for ipu, avals in sorted(states_by_ipu.items())]
     for unit in chain:
-        others = {name for avals in given.values() for name in avals} - {*unit.piece.outputs}
+        others = {name for avals in states_by_ipu.values() for name in avals} - {*unit.piece.outputs}
         inputs = tuple(CROSSING + name if name in others else name for name in unit.piece.inputs)
         units.append(replace(unit, piece=replace(unit.piece, inputs=inputs)))
     return units

@@ -81,14 +81,14 @@ class ChunkBuilder:
         in flight.
         """
         early = self.program.updates_each_micro_batch
-        found: dict[str, set[str]] = {}
+        weights_of: dict[str, set[str]] = {}
         for index, group in enumerate(self.memory.groups):
             name = updated_piece(index if early else group.home)
-            found.setdefault(name, set()).update(weight.name for weight in group.weights)
+            weights_of.setdefault(name, set()).update(weight.name for weight in group.weights)
         kinds = (AnchorKind.UPDATED, AnchorKind.REDUCED)
         anchors = {
             name: tuple(a for a in self.anchors if a.kind in kinds and a.subject in here)
-            for name, here in found.items()
+            for name, here in weights_of.items()
         }
         return {name: those for name, those in anchors.items() if those}
 
@@ -139,29 +139,29 @@ class ChunkBuilder:
 
     def _inputs(self, micro_batches: int, accumulate: bool, split: bool) -> dict[str, jax.ShapeDtypeStruct]:
         replicas = self.layout.replicas_per_machine
-        found: dict[str, jax.ShapeDtypeStruct] = {}
+        specs: dict[str, jax.ShapeDtypeStruct] = {}
         for name, variable in self.memory.variables.items():
-            found[name] = abstract(variable.spec, *([replicas] if variable.per_replica else []))
+            specs[name] = abstract(variable.spec, *([replicas] if variable.per_replica else []))
         for name in self.loaded:
             item = self.program.inputs[name]
             axes = (micro_batches,) if item.broadcast else (micro_batches, replicas)
-            found[input_buffer(name)] = abstract(item.spec, *axes)
+            specs[input_buffer(name)] = abstract(item.spec, *axes)
         if accumulate:
             for group in self.memory.groups:
                 dtype = group.gradient_dtype
                 for weight in group.weights:
-                    found[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
-            found |= {statistics_buffer(name): buffer((2,), "float32") for name in self.tracked}
+                    specs[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
+            specs |= {statistics_buffer(name): buffer((2,), "float32") for name in self.tracked}
             if counts_micro_batches(self.program):
-                found |= {count_buffer(weight): buffer((1,), "float32") for weight in self.weights}
+                specs |= {count_buffer(weight): buffer((1,), "float32") for weight in self.weights}
         if split:
-            found[KEYS] = buffer((replicas, 2), "uint32")
+            specs[KEYS] = buffer((replicas, 2), "uint32")
         elif self.traced.uses_random:
-            found[extra_state.SEED_VARIABLE] = buffer((2,), "uint32")
-            found[REPLICA_OFFSET] = buffer((), "int32")
+            specs[extra_state.SEED_VARIABLE] = buffer((2,), "uint32")
+            specs[REPLICA_OFFSET] = buffer((), "int32")
         if self.memory.group_of:
-            found[REPLICA_OFFSET] = buffer((), "int32")
-        return found
+            specs[REPLICA_OFFSET] = buffer((), "int32")
+        return specs
 
     def _run(self, folded: Folded, buffers: Buffers, accumulate: bool) -> dict[str, Any]:
         parameters = {name: buffers[name] for name in self.traced.parameters}
@@ -174,15 +174,17 @@ class ChunkBuilder:
             seed = buffers[extra_state.SEED_VARIABLE]
             keys = folded.keys(seed, buffers[REPLICA_OFFSET])
             results[extra_state.SEED_VARIABLE] = extra_state.advance(seed, folded.micro_batches)
-        found: dict[AnchorKind, Mapping[str, Any]] = {AnchorKind.VARIABLE: buffers}
+        subjects: dict[AnchorKind, Mapping[str, Any]] = {AnchorKind.VARIABLE: buffers}
         if self.program.loss is None:
             values = folded.forward(parameters, inputs, keys, {})
         else:
             operands = FoldedOperands(parameters, inputs, keys)
-            values = self._differentiated(folded, buffers, operands, accumulate, results, found)
-        found[AnchorKind.VALUE] = values | {name: self._each(folded, name, inputs[name]) for name in inputs}
+            values = self._differentiated(folded, buffers, operands, accumulate, results, subjects)
+        subjects[AnchorKind.VALUE] = values | {
+            name: self._each(folded, name, inputs[name]) for name in inputs
+        }
         for anchor in self.stored:
-            value = found[anchor.kind][anchor.subject]
+            value = subjects[anchor.kind][anchor.subject]
             if anchor.kind is AnchorKind.VARIABLE and anchor.subject in self.memory.group_of:
                 group_of, offset = self.memory.group_of[anchor.subject], buffers[REPLICA_OFFSET]
                 value = rows(value, group_of, offset, folded.micro_batches, folded.replicas)
@@ -200,7 +202,7 @@ class ChunkBuilder:
         operands: FoldedOperands,
         accumulate: bool,
         results: dict[str, Any],
-        found: dict[AnchorKind, Mapping[str, Any]],
+        subjects: dict[AnchorKind, Mapping[str, Any]],
     ) -> dict[str, Any]:
         """Forward values; puts accumulated gradients into ``results``, anchored ones into ``found``."""
         loss = self.program.loss
@@ -215,14 +217,14 @@ class ChunkBuilder:
                 self._accumulate(
                     weight.name, group, computed.summed[weight.name], buffers, accumulate, results
                 )
-        found[AnchorKind.VALUE_GRADIENT] = computed.values_each
+        subjects[AnchorKind.VALUE_GRADIENT] = computed.values_each
         anchored = [a.subject for a in self.anchors if a.kind is AnchorKind.PARAMETER_GRADIENT]
         wanted = sorted({*anchored, *(name for name in self.tracked if name in operands.parameters)})
         if wanted:
-            found[AnchorKind.PARAMETER_GRADIENT] = weight_gradients_each(
+            subjects[AnchorKind.PARAMETER_GRADIENT] = weight_gradients_each(
                 folded, loss, scale, operands, wanted
             )
-        self._count(found, buffers, accumulate, results)
+        self._count(subjects, buffers, accumulate, results)
         return computed.values
 
     def _accumulate(
@@ -248,7 +250,7 @@ class ChunkBuilder:
 
     def _count(
         self,
-        found: Mapping[AnchorKind, Mapping[str, Any]],
+        subjects: Mapping[AnchorKind, Mapping[str, Any]],
         buffers: Buffers,
         accumulate: bool,
         results: dict[str, Any],
@@ -259,7 +261,7 @@ class ChunkBuilder:
             assert scaling is not None
             weight = name in self.program.parameters
             kind = AnchorKind.PARAMETER_GRADIENT if weight else AnchorKind.VALUE_GRADIENT
-            buffer, more = statistics_buffer(name), counts(found[kind][name], scaling)
+            buffer, more = statistics_buffer(name), counts(subjects[kind][name], scaling)
             results[buffer] = buffers[buffer] + more if accumulate else more
 
     def _taps(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -306,16 +308,16 @@ def updated_anchors(builder: ChunkBuilder, name: str, anchors: Sequence[Anchor])
     replicas = builder.layout.replicas_per_machine
 
     def run(values: Mapping[str, Any]) -> dict[str, Any]:
-        found = {}
+        buffers = {}
         for anchor in anchors:
             value, group_of = values[source(anchor)], builder.memory.group_of.get(anchor.subject)
             if group_of is None:
-                found[anchor_buffer(anchor.name)] = jnp.broadcast_to(value, (1, replicas, *value.shape))
+                buffers[anchor_buffer(anchor.name)] = jnp.broadcast_to(value, (1, replicas, *value.shape))
             else:
-                found[anchor_buffer(anchor.name)] = rows(
+                buffers[anchor_buffer(anchor.name)] = rows(
                     value, group_of, values[REPLICA_OFFSET], 1, replicas
                 )[None]
-        return found
+        return buffers
 
     inputs = {source(a): abstract(stored(a)) for a in anchors}
     if any(a.subject in builder.memory.group_of for a in anchors):
@@ -331,17 +333,17 @@ def _names(group: WeightGroup) -> tuple[str, ...]:
 def streams(builder: ChunkBuilder) -> dict[str, Stream]:
     """The program's inputs and anchors as streams, by name. Raises UnimplementedError for an anchored input."""
     program = builder.program
-    found = {
+    by_name = {
         name: Stream(item.spec, StreamDirection.TO_DEVICE, broadcast=item.broadcast)
         for name, item in sorted(program.inputs.items())
     }
     for anchor, item in zip(builder.anchors, program.anchors, strict=True):
         spec = _subject_spec(builder, anchor.kind, anchor.subject)
         named = TensorSpec(anchor.name, spec.dtype, spec.shape)
-        found[anchor.name] = Stream(
+        by_name[anchor.name] = Stream(
             named, StreamDirection.TO_HOST, retrieval=item.retrieval, period=item.period
         )
-    return found
+    return by_name
 
 
 def _subject_spec(builder: ChunkBuilder, kind: AnchorKind, subject: str) -> TensorSpec:
@@ -349,12 +351,12 @@ def _subject_spec(builder: ChunkBuilder, kind: AnchorKind, subject: str) -> Tens
     if kind is AnchorKind.NORM:
         return TensorSpec(subject, "float32", ())
     if subject in builder.memory.variables:
-        found = builder.memory.variables[subject].spec
+        spec = builder.memory.variables[subject].spec
         if kind is AnchorKind.REDUCED:
             group = next(group for group in builder.memory.groups if subject in _names(group))
-            found = TensorSpec(subject, group.gradient_dtype, found.shape)
+            spec = TensorSpec(subject, group.gradient_dtype, spec.shape)
         grouped = subject in builder.memory.group_of
-        return TensorSpec(found.name, found.dtype, found.shape[1:]) if grouped else found
+        return TensorSpec(spec.name, spec.dtype, spec.shape[1:]) if grouped else spec
     if subject in builder.program.inputs:
         if kind is AnchorKind.VALUE:
             raise UnimplementedError(

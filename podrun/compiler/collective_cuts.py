@@ -102,8 +102,8 @@ def opened(piece: TracedPiece, layout: Layout) -> LevelledPiece:
     written = _with_arithmetic(piece, layout, late=False)
     if layout.machines_per_position == 1:
         return LevelledPiece(written, {})
-    found, _, _ = _opened(written)
-    return LevelledPiece(found, _levels(found)[0])
+    unrolled, _, _ = _opened(written)
+    return LevelledPiece(unrolled, _levels(unrolled)[0])
 
 
 def gathered_arenas(pieces: Iterable[tuple[TracedPiece, int]], layout: Layout) -> dict[str, Arena]:
@@ -157,8 +157,8 @@ def _with_arithmetic(piece: TracedPiece, layout: Layout, *, late: bool) -> Trace
                 return here.exchanged(operands[0], **equation.params)
             return private_jax.bind_equation(equation, operands)
 
-        given = arguments[: len(piece.inputs)]
-        results = jaxprs.evaluate(closed.jaxpr, closed.consts, given, {}, apply)
+        piece_inputs = arguments[: len(piece.inputs)]
+        results = jaxprs.evaluate(closed.jaxpr, closed.consts, piece_inputs, {}, apply)
         both = {*piece.inputs} if several and late else set()
         named = zip(piece.outputs, results, strict=True)
         return tuple(tap(_LAST, jnp.asarray(v)) if n in both else v for n, v in named)
@@ -184,9 +184,9 @@ class _MachineExchange:
             return jnp.tile(self._mine(places), micro_batches)
         logical = x.dtype == bool
         whole = self._whole(x.astype(jnp.uint8) if logical else x, micro_batches)
-        found = self._summed(whole, groups) if kind is ExchangeKind.SUM else self._gathered(whole, groups)
-        found = jnp.moveaxis(found, 1, 0)
-        return found.reshape(x.shape[0], *found.shape[2:]).astype(x.dtype)
+        result = self._summed(whole, groups) if kind is ExchangeKind.SUM else self._gathered(whole, groups)
+        result = jnp.moveaxis(result, 1, 0)
+        return result.reshape(x.shape[0], *result.shape[2:]).astype(x.dtype)
 
     def _mine(self, table: np.ndarray) -> Any:
         """The rows of a table over all replicas that belong to this machine's replicas."""
@@ -216,16 +216,16 @@ class _MachineExchange:
                 if len(groups[0]) <= LONGEST_CHAIN
                 else _looped(wide, jnp.asarray(groups[0], jnp.int32))
             )
-            found = jnp.broadcast_to(total, (self.layout.replicas_per_machine, *total.shape))
+            result = jnp.broadcast_to(total, (self.layout.replicas_per_machine, *total.shape))
         else:
             members = self._mine(_members(groups, self.layout.replicas))
             size = len(groups[0])
-            found = (
+            result = (
                 _in_order([wide[members[:, s]] for s in range(size)])
                 if size <= LONGEST_CHAIN
                 else _looped(wide, members.T)
             )
-        return found.astype(whole.dtype)
+        return result.astype(whole.dtype)
 
     def _gathered(self, whole: Any, groups: Groups) -> Any:
         """``[replicas here, micro_batches, group size, *shape]``."""
@@ -305,14 +305,14 @@ def _levels(piece: TracedPiece) -> tuple[dict[int, int], list[int]]:
             return level(source[atom]) + 1
         return reached.get(atom, 0)
 
-    found: dict[int, int] = {}
+    level_of: dict[int, int] = {}
     for equation in jaxpr.eqns:
         here = max((level(v) for v in equation.invars), default=0)
-        found[id(equation)] = here
+        level_of[id(equation)] = here
         reached.update(dict.fromkeys(equation.outvars, here))
     gathers = [level(whole) for whole in jaxpr.invars[first_whole:]]
     last = max(gathers, default=0)
     for equation in jaxpr.eqns:
         if equation.params.get("name") == _LAST:
-            found[id(equation)] = last
-    return found, gathers
+            level_of[id(equation)] = last
+    return level_of, gathers

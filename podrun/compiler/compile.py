@@ -185,31 +185,33 @@ class _Compilation:
     def updates(self) -> dict[str, Computation]:
         """The exported update of each group of weights."""
         rule, memory = self.program.update, self.builder.memory
-        found: dict[str, Computation] = {}
+        computations: dict[str, Computation] = {}
         together = joint(rule)
         if together is not None and memory.groups:
             norms = [anchor.subject for anchor in self.builder.norms]
             with fixed_numerics():
-                found[JOINT_UPDATE] = export_piece(
+                computations[JOINT_UPDATE] = export_piece(
                     joint_piece(memory, together, norms, self.layout.replicas_per_machine)
                 )
         exported_updates = SimilarUpdates(memory, rule)
         with fixed_numerics():
-            for index, group in enumerate(() if found else memory.groups):
+            for index, group in enumerate(() if computations else memory.groups):
                 assert rule is not None
                 piece = update_piece(index, group, memory, rule, self.layout)
                 if self.program.updates_each_micro_batch:
                     piece = in_turn(piece, index)
                 first = exported_updates.similar(group, piece)
-                found[piece.name] = (
-                    export_piece(piece) if first is None else renamed(found[first.name], first, piece)
+                computations[piece.name] = (
+                    export_piece(piece) if first is None else renamed(computations[first.name], first, piece)
                 )
             if self.program.automatic_scaling is not None:
-                found[SCALING] = export_piece(scaling_piece(self.program))
+                computations[SCALING] = export_piece(scaling_piece(self.program))
             if RNG in memory.variables:
                 early = self.program.updates_each_micro_batch
-                found[ADVANCE] = export_piece(advance_piece(self.program.accumulation_factor if early else 1))
-        return found
+                computations[ADVANCE] = export_piece(
+                    advance_piece(self.program.accumulation_factor if early else 1)
+                )
+        return computations
 
     def digest(self) -> str:
         """The name of this program's entry in the cache."""
@@ -268,21 +270,21 @@ def _folded(
 ) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...], dict[str, Arena]]:
     """Chunks of micro-batches of whole replicas, their schedule, and the arenas that AllGathers fill."""
     cut = micro_batch_chunks(builder.program, builder.traced, builder.layout.replicas_per_machine, budget)
-    found: dict[str, Computation] = {}
+    computations: dict[str, Computation] = {}
     work: dict[str, CutPiece] = {}
     names = []
     accumulate = len(cut) > 1 and bool(builder.weights)
     if accumulate:
-        found["clear"] = export_piece(_clear(builder.memory, "clear"))
+        computations["clear"] = export_piece(_clear(builder.memory, "clear"))
     for chunk in reported_steps("exporting chunk", cut):
         name = f"micro_batches.{chunk.count}"
         names.append(name)
         if name not in work:
             piece = trace_piece(builder.piece(name, chunk.count, accumulate=accumulate))
             work[name] = cut_at_collectives(piece, builder.layout)
-            found |= {part.name: export_traced(part) for part in work[name].pieces}
+            computations |= {part.name: export_traced(part) for part in work[name].pieces}
     instructions = schedule(builder, cut, [work[name].instructions for name in names], clear=accumulate)
-    return found, instructions, {n: a for item in work.values() for n, a in item.arenas.items()}
+    return computations, instructions, {n: a for item in work.values() for n, a in item.arenas.items()}
 
 
 def _sharded(
@@ -301,12 +303,12 @@ def _sharded(
     pieces += [turns_piece(home, indices) for home, indices in turns_at(builder).items()]
     if joint(builder.program.update):
         pieces += taking_pieces(builder.memory, builder.layout)
-    found = {piece.name: export_piece(piece) for piece in reported_steps("exporting piece", pieces)}
-    found |= {
+    computations = {piece.name: export_piece(piece) for piece in reported_steps("exporting piece", pieces)}
+    computations |= {
         unit.piece.name: export_traced(unit.piece) for unit in reported_steps("exporting segment", chain)
     }
     timetable = Timetable(builder, chain, pipelined=builder.program.pipelined)
-    return found, timetable.instructions(clear=accumulate)
+    return computations, timetable.instructions(clear=accumulate)
 
 
 def _clear(memory: Memory, name: str, home: int | None = None, *, counts: bool = True) -> PieceFunction:

@@ -94,8 +94,8 @@ def tile_report(
             causes["streaming"] = causes.get("streaming", 0.0) + max(0.0, max(streamed.values()) - hidden)
         causes["all_reduce"] = max(reduction_seconds(program, memory, model).values(), default=0.0)
     if program.transfers is not None:
-        each = makespan(tasks, program.accumulation_factor, schedule) / program.accumulation_factor
-        causes["host"] = host_transfer_seconds(program, traced, model, each)
+        step_seconds = makespan(tasks, program.accumulation_factor, schedule) / program.accumulation_factor
+        causes["host"] = host_transfer_seconds(program, traced, model, step_seconds)
     seconds = sum(causes.values())
     held = ipu_memory(program, memory, [s.work for s in segments], updates, working)
     report = {
@@ -189,8 +189,8 @@ def _cut(program: Program, step: _Step, placement: Placement) -> tuple[FlatSegme
     """The micro-batch, with recomputation, cut by places."""
 
     def place(scope: str) -> int | None:
-        found = placement.spot_of(scope)
-        return None if found is None else found.place
+        spot = placement.spot_of(scope)
+        return None if spot is None else spot.place
 
     flat = recomputed(step.flat, program.recompute, place)
     return split_flat(flat, placement.spot_of) if placement.split else (FlatSegment(0, 0, flat, ()),)
@@ -213,9 +213,9 @@ def _segment_cost(
     stay = [waits and results.get(number) in gradients for number in flat.outputs]
     report = cost_flat(flat, target, program.plans, results_stay=stay)
     anchored = {anchor.name for anchor in program.anchors}
-    made = [n for n in flat.outputs if n is not None]
+    outputs = [n for n in flat.outputs if n is not None]
     streams = [
-        (results[n], flat.tensors[n].nbytes) for n in dict.fromkeys(made) if results.get(n) in anchored
+        (results[n], flat.tensors[n].nbytes) for n in dict.fromkeys(outputs) if results.get(n) in anchored
     ]
     ipu = placement.ipu(segment.place)
     scopes = {number: equation.scope for equation in flat.equations for number in equation.outputs}
@@ -229,7 +229,7 @@ def _segment_cost(
         sum(flat.tensors[n].nbytes for n in flat.constants),
         {step.name(n): scopes.get(n, "") for n in segment.crossing},
     )
-    made_here = {results.get(n) for n in made}
+    made_here = {results.get(n) for n in outputs}
     weights = frozenset(name for name in program.parameters if gradient_buffer(name) in made_here)
     return _SegmentCost(ipu, segment.rank, sent, kept, report, work, weights)
 
@@ -258,13 +258,13 @@ def _collectives(
 ) -> list[float]:
     """Seconds of each segment's collectives between replicas: forward in the first segment of their place, backward in
     the last; and of the gathering of what it reads."""
-    found = [gather_seconds(program, segment.work, model) for segment in segments]
+    seconds = [gather_seconds(program, segment.work, model) for segment in segments]
     for equation, forward, backward in collective_seconds(program, traced, model):
         spot = placement.spot(equation) if placement.split else None
         own = [k for k, segment in enumerate(cut) if spot is None or segment.place == spot.place] or [0]
-        found[own[0]] += forward
-        found[own[-1]] += backward
-    return found
+        seconds[own[0]] += forward
+        seconds[own[-1]] += backward
+    return seconds
 
 
 def _tasks(
@@ -286,10 +286,10 @@ def _tasks(
     at_once = (
         len({s.ipu for s, nbytes in zip(segments, moved, strict=True) if nbytes}) if program.pipelined else 1
     )
-    found = []
+    tasks = []
     for place, segment in enumerate(segments):
         early = program.updates_each_micro_batch and last[segment.ipu] == place and segment.ipu in updates
-        found.append(
+        tasks.append(
             SegmentTask(
                 segment.ipu,
                 segment.cycle if program.pipelined else place,
@@ -303,7 +303,7 @@ def _tasks(
                 preload=program.phases is not None and program.phases.preload,
             )
         )
-    return found
+    return tasks
 
 
 def _update_streaming(program: Program, memory: Memory) -> dict[int, float]:
@@ -332,19 +332,19 @@ def _pipeline(program: Program, placement: Placement, tasks: Sequence[SegmentTas
 def _update_reports(program: Program, memory: Memory, target: Chip) -> dict[int, dict[str, Any]]:
     """The tile model's report of the update on each IPU that has weights."""
     rule = program.update
-    found = {}
+    reports = {}
     for ipu, groups in _groups_by_ipu(memory).items():
         assert rule is not None
         # New weights and state take the place of the old ones.
-        found[ipu] = cost_jaxpr(_update_jaxpr(program, rule, groups), target, results_stay=False)
-    return found
+        reports[ipu] = cost_jaxpr(_update_jaxpr(program, rule, groups), target, results_stay=False)
+    return reports
 
 
 def _groups_by_ipu(memory: Memory) -> dict[int, list[WeightGroup]]:
-    found: dict[int, list[WeightGroup]] = {}
+    by_ipu: dict[int, list[WeightGroup]] = {}
     for group in memory.groups:
-        found.setdefault(group.home, []).append(group)
-    return dict(sorted(found.items()))
+        by_ipu.setdefault(group.home, []).append(group)
+    return dict(sorted(by_ipu.items()))
 
 
 def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGroup]) -> Any:
@@ -417,18 +417,20 @@ def operator_costs(
             work[owner].append(equation)
     parameters = dict(zip(closed.jaxpr.invars, traced.parameters, strict=False))
     counted: set[str] = set()
-    found = []
+    costs = []
     for name, equations in work.items():
-        made = {v for equation in equations for v in equation.outvars}
-        read = {v: None for e in equations for v in e.invars if not isinstance(v, Literal) and v not in made}
+        computed = {v for equation in equations for v in equation.outvars}
+        read = {
+            v: None for e in equations for v in e.invars if not isinstance(v, Literal) and v not in computed
+        }
         outer = [v for v in read if v not in closed.jaxpr.constvars]
         part = jaxprs.sub_jaxpr(closed, outer, equations, [v for e in equations for v in e.outvars])
         cycles = cost_jaxpr(part, target)["step"]["cycles"] if equations else 0
         first = {parameters[v] for v in outer if v in parameters} - counted
         counted |= first
         specs: list[TensorSpec] = [program.parameters[n].spec for n in first]
-        found.append(OperatorCost(name, int(cycles), sum(spec.nbytes for spec in specs)))
-    return tuple(found)
+        costs.append(OperatorCost(name, int(cycles), sum(spec.nbytes for spec in specs)))
+    return tuple(costs)
 
 
 def balanced_places(

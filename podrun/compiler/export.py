@@ -189,10 +189,10 @@ def walled(jaxpr: Jaxpr) -> frozenset[Var]:
         readers.update(_reads(equation))
     # The equations of each chain, one bit for each; those inside a call count as well.
     chains: dict[Any, int] = {}
-    found, first = [], 0
+    variables, first = [], 0
     for equation in jaxpr.eqns:
         if equation.params.get("name") == _TABLES:
-            found += [v for v in equation.outvars if readers[v] > _ROWS]
+            variables += [v for v in equation.outvars if readers[v] > _ROWS]
             continue
         chain = 0
         if not _ends_chains(equation):
@@ -204,10 +204,10 @@ def walled(jaxpr: Jaxpr) -> frozenset[Var]:
         for variable in equation.outvars:
             longest = LONGEST if _elements(variable) >= SMALLEST else LONGEST_OF_SMALL
             if readers[variable] > 1 and chain.bit_count() > longest:
-                found.append(variable)
+                variables.append(variable)
             else:
                 chains[variable] = chain
-    return frozenset(found)
+    return frozenset(variables)
 
 
 def _size(equation: JaxprEqn) -> int:
@@ -217,16 +217,16 @@ def _size(equation: JaxprEqn) -> int:
 
 def _reads(equation: JaxprEqn) -> Counter[Any]:
     """How many equations read each variable: of a call, those inside."""
-    found: Counter[Any] = Counter({a for a in equation.invars if not isinstance(a, Literal)})
+    counts: Counter[Any] = Counter({a for a in equation.invars if not isinstance(a, Literal)})
     (inner, *more) = (*jaxprs.inner_jaxprs(equation), None)
     if isinstance(inner, Jaxpr) and not any(more) and len(inner.invars) == len(equation.invars):
         inside: Counter[Any] = Counter()
-        for each in inner.eqns:
-            inside.update(_reads(each))
+        for inner_equation in inner.eqns:
+            inside.update(_reads(inner_equation))
         for outer, own in zip(equation.invars, inner.invars, strict=True):
             if not isinstance(outer, Literal):
-                found[outer] = max(found[outer], inside[own])
-    return found
+                counts[outer] = max(counts[outer], inside[own])
+    return counts
 
 
 def wall(value: Any) -> Any:

@@ -176,8 +176,8 @@ def in_turn(update: PieceFunction, index: int) -> PieceFunction:
     turn = turn_buffer(index)
 
     def run(values: Mapping[str, Any]) -> dict[str, Any]:
-        found = update.function({**values, RNG: values[turn]})
-        return {**found, turn: advance(values[turn], 1)}
+        results = update.function({**values, RNG: values[turn]})
+        return {**results, turn: advance(values[turn], 1)}
 
     inputs = {turn if name == RNG else name: spec for name, spec in update.inputs.items()}
     return replace(update, function=run, inputs=inputs, outputs=(*update.outputs, turn))

@@ -128,13 +128,11 @@ class Folded:
 
     def own_rows(self, parameters: Tensors) -> dict[str, Any]:
         """Parameters as replicas see them: parameters with groups get the folded axis."""
-        found = {name: value for name, value in parameters.items() if name != REPLICA_OFFSET}
+        own = {name: value for name, value in parameters.items() if name != REPLICA_OFFSET}
         for name in self.group_of.keys() & parameters.keys():
             offset = parameters[REPLICA_OFFSET]
-            found[name] = rows(
-                parameters[name], self.group_of[name], offset, self.micro_batches, self.replicas
-            )
-        return found
+            own[name] = rows(parameters[name], self.group_of[name], offset, self.micro_batches, self.replicas)
+        return own
 
     def parameter_axes(self, parameters: Tensors) -> dict[str, int | None]:
         """The vmap axis of each of `own_rows`."""
@@ -206,8 +204,8 @@ def gradients(
         values = folded.forward({**others, **weights}, operands.inputs, operands.keys, deltas)
         return values[loss], values
 
-    each, pull_back, values = jax.vjp(losses, weights, deltas, has_aux=True)
-    summed, values_each = pull_back(_seed(scale, each))
+    replica_losses, pull_back, values = jax.vjp(losses, weights, deltas, has_aux=True)
+    summed, values_each = pull_back(_seed(scale, replica_losses))
     return Gradients(values, dict(summed), dict(values_each))
 
 
@@ -220,8 +218,8 @@ def weight_gradients_each(
         def loss_of(chosen: Tensors) -> Any:
             return folded.single({**parameters, **chosen}, inputs, key, {}, token)[loss]
 
-        each, pull_back = jax.vjp(loss_of, {name: parameters[name] for name in wanted})
-        return dict(pull_back(_seed(scale, each))[0])
+        replica_losses, pull_back = jax.vjp(loss_of, {name: parameters[name] for name in wanted})
+        return dict(pull_back(_seed(scale, replica_losses))[0])
 
     parameters, tokens = folded.own_rows(operands.parameters), folded.tokens()
     axes = (

@@ -146,8 +146,8 @@ class Trace:
         if name in arguments:
             argument: Var = self.jaxpr.jaxpr.invars[arguments.index(name)]
             return argument
-        found = self.jaxpr.jaxpr.outvars[self.outputs.index(name)]
-        return found if isinstance(found, Var) else None
+        output = self.jaxpr.jaxpr.outvars[self.outputs.index(name)]
+        return output if isinstance(output, Var) else None
 
     def spec(self, name: str) -> TensorSpec:
         """Name, dtype and shape of a result."""

@@ -71,7 +71,7 @@ def ipu_memory(
 ) -> list[dict[str, Any]]:
     """For each IPU of a replica that holds anything: ``ipu``, ``target`` and the report's ``memory`` section."""
     contents = _Contents(program, memory, works)
-    found = []
+    entries = []
     for ipu in range(program.ipus_per_replica):
         own = [work for work in works if work.ipu == ipu]
         groups = [group for group in memory.groups if group.home == ipu]
@@ -92,8 +92,8 @@ def ipu_memory(
         )
         named.sort(key=lambda item: (-item[1], item[0]))
         entry = section(chip, demand, largest=named[:LARGEST], curve=curve)
-        found.append({"ipu": ipu, "target": chip.name, "memory": entry})
-    return found
+        entries.append({"ipu": ipu, "target": chip.name, "memory": entry})
+    return entries
 
 
 def _at_work(
@@ -191,10 +191,10 @@ class _Contents:
 
     def of(self, ipu: int) -> list[tuple[str, str, int]]:
         """All contents that last on an IPU."""
-        found = [*self._variables(ipu), *self._state(ipu), *self._streams(ipu), *self._stash(ipu)]
+        entries = [*self._variables(ipu), *self._state(ipu), *self._streams(ipu), *self._stash(ipu)]
         constants = sum(work.constants for work in self.works if work.ipu == ipu)
-        found.append((CONSTANTS, "constants", constants))
-        return [entry for entry in found if entry[2]]
+        entries.append((CONSTANTS, "constants", constants))
+        return [entry for entry in entries if entry[2]]
 
     def _variables(self, ipu: int) -> Iterator[tuple[str, str, int]]:
         where = self.program.locations
@@ -228,28 +228,28 @@ class _Contents:
     def _stash(self, ipu: int) -> Iterator[tuple[str, str, int]]:
         place = self.program.locations.activations
         makers = {name: scope for work in self.works for name, scope in work.makers.items()}
-        for name, (size, made) in self._crossing_bytes().items():
+        for name, (size, computed_at) in self._crossing_bytes().items():
             reads = [work.cycle for work in self.works if work.ipu == ipu and name in work.reads]
-            here = [cycle for at, cycle in made if at == ipu]
+            here = [cycle for at, cycle in computed_at if at == ipu]
             if not reads and not here:
                 continue
             # A value from another IPU is there from the cycle after the one in which it was made.
-            begin = here[0] if here else min([*reads, *(cycle + 1 for _, cycle in made)])
+            begin = here[0] if here else min([*reads, *(cycle + 1 for _, cycle in computed_at)])
             period = self.program.pipeline_schedule.period
             held = (max(reads, default=begin) - begin) // period + 1
             copies = min(held, self.program.accumulation_factor) if self.program.pipelined else 1
-            copies -= not made  # The stream's buffer holds one micro-batch of an input.
+            copies -= not computed_at  # The stream's buffer holds one micro-batch of an input.
             if copies and not place.streamed(size):
                 yield STASH, f"{makers.get(name) or name} x {copies}", copies * size
 
     def _crossing_bytes(self) -> dict[str, tuple[int, list[tuple[int, int]]]]:
         """Bytes of each value that crosses between segments, and (IPU, cycle) of its maker; inputs have none."""
-        found: dict[str, tuple[int, list[tuple[int, int]]]] = {}
+        crossing: dict[str, tuple[int, list[tuple[int, int]]]] = {}
         for work in self.works:
             for name, size in work.crossing:
-                found[name] = (size, [(work.ipu, work.cycle)])
-        found |= {name: (item.spec.nbytes, []) for name, item in self.program.inputs.items()}
-        return found
+                crossing[name] = (size, [(work.ipu, work.cycle)])
+        crossing |= {name: (item.spec.nbytes, []) for name, item in self.program.inputs.items()}
+        return crossing
 
 
 def _on_chip(spec: TensorSpec, place: Any) -> int:
@@ -277,17 +277,17 @@ def remedies(
     """The changes that would make the program fit, the simplest first: ``what`` to do, ``setting`` (how),
     ``max_tile_bytes`` then (None where only a bound says that it can). Empty: none of those tried does.
     """
-    found: list[dict[str, Any]] = []
+    advice: list[dict[str, Any]] = []
     entries = ipu_memory(program, memory, works(program), updates, model)
     for what, setting, changed in _changes(program):
-        if any(what.endswith(simpler["what"]) for simpler in found):
+        if any(what.endswith(simpler["what"]) for simpler in advice):
             continue
         held = ipu_memory(changed, memory, works(changed), updates, model)
         if all(entry["memory"]["fits"] for entry in held):
             most = max(entry["memory"]["max_tile_bytes"] for entry in held)
-            found.append({"what": what, "setting": setting, "max_tile_bytes": most})
-    if found:
-        return found
+            advice.append({"what": what, "setting": setting, "max_tile_bytes": most})
+    if advice:
+        return advice
     bound = _Bound(program, memory, [entry["memory"]["by_content"] for entry in entries], model)
     return [{"what": what, "setting": how, "max_tile_bytes": None} for what, how in bound.changes()]
 
@@ -335,11 +335,11 @@ class _Bound:
         """The contents with a micro-batch of one sample."""
         samples = self.program.metadata.get("samples_per_micro_batch") or _MANY
         waiting = self._waiting(content)
-        found = {name: content.get(name, 0) / samples for name in (STREAMS, STASH)}
-        found[ACTIVATIONS] = waiting + max(0, content.get(ACTIVATIONS, 0) - waiting) / samples
+        scaled = {name: content.get(name, 0) / samples for name in (STREAMS, STASH)}
+        scaled[ACTIVATIONS] = waiting + max(0, content.get(ACTIVATIONS, 0) - waiting) / samples
         temporary = content.get(TEMPORARY, 0)
-        found[TEMPORARY] = max(temporary / samples, min(temporary, self._largest_gradient("float16")))
-        return {**content, **found}
+        scaled[TEMPORARY] = max(temporary / samples, min(temporary, self._largest_gradient("float16")))
+        return {**content, **scaled}
 
     def _of_one_weight(self, content: Mapping[str, float]) -> Mapping[str, float]:
         """The contents of a stage that has one weight. The first of P stages keeps the activations of its layers for
@@ -357,8 +357,8 @@ class _Bound:
         """The contents with values of two bytes. Optimizer state stays as it is, and so do temporary data, which are
         partial sums in single precision; a weight's gradient has them too then.
         """
-        found = {name: size if name == STATE else size / 2 for name, size in content.items()}
-        return found | {TEMPORARY: content.get(TEMPORARY, 0) + self._largest_gradient("float32")}
+        halved = {name: size if name == STATE else size / 2 for name, size in content.items()}
+        return halved | {TEMPORARY: content.get(TEMPORARY, 0) + self._largest_gradient("float32")}
 
     def _largest_gradient(self, dtype: str) -> int:
         """Bytes in single precision of the largest gradient of a weight of this type."""
@@ -428,12 +428,12 @@ def _with(where: Locations, places: Mapping[str, Location]) -> Locations:
 
 def _kinds(program: Program) -> list[str]:
     """Kinds of variables that the program has, the cheapest to move first."""
-    found = ["weights"] if program.parameters else []
+    kinds = ["weights"] if program.parameters else []
     if program.accumulates:
-        found.insert(0, "accumulators")
+        kinds.insert(0, "accumulators")
     if program.update is not None:
-        found.insert(0, "optimizer_state")
-    return found
+        kinds.insert(0, "optimizer_state")
+    return kinds
 
 
 def _needs(program: Program, memory: Memory) -> Iterator[tuple[int, str, int]]:

@@ -79,15 +79,15 @@ def all_reduce(x: Any, operator: Combination, groups: Groups) -> Any:
         return (_exchange(wide, ExchangeKind.SUM, groups) / size).astype(x.dtype)
     if operator is Combination.SQUARE_ADD:
         return _exchange(wide * wide, ExchangeKind.SUM, groups).astype(x.dtype)
-    each = _exchange(x, ExchangeKind.GATHER, groups)
+    parts = _exchange(x, ExchangeKind.GATHER, groups)
     if operator is Combination.MUL:
-        return _chain(lambda a, b: a * b, [_wide(each[s]) for s in range(size)]).astype(x.dtype)
+        return _chain(lambda a, b: a * b, [_wide(parts[s]) for s in range(size)]).astype(x.dtype)
     if operator is Combination.MIN:
-        return each.min(0)
+        return parts.min(0)
     if operator is Combination.MAX:
-        return each.max(0)
-    found = (each != 0).all(0) if operator is Combination.LOGICAL_AND else (each != 0).any(0)
-    return found.astype(x.dtype)
+        return parts.max(0)
+    truth = (parts != 0).all(0) if operator is Combination.LOGICAL_AND else (parts != 0).any(0)
+    return truth.astype(x.dtype)
 
 
 def _of_one(x: Any, operator: Combination) -> Any:
@@ -150,10 +150,10 @@ def _wide(x: Any) -> Any:
 
 def _chain(combine: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
     """Combine from left to right, one after the other: an order that no layout changes."""
-    found = parts[0]
+    combined = parts[0]
     for part in parts[1:]:
-        found = combine(found, part)
-    return found
+        combined = combine(combined, part)
+    return combined
 
 
 # --- The primitives ------------------------------------------------------------------------------------------

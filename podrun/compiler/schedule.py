@@ -120,8 +120,8 @@ def update_instructions(index: int, group: WeightGroup) -> list[Instruction]:
 
 def end_of_batch(builder: ChunkBuilder) -> list[Instruction]:
     """The end of a batch, after all weights were updated: advance the loss scale's factor and the RNG state."""
-    found: list[Instruction] = [AllReduce(STATISTICS), Compute(SCALING)] if builder.tracked else []
-    return [*found, Compute(ADVANCE)] if RNG in builder.memory.variables else found
+    instructions: list[Instruction] = [AllReduce(STATISTICS), Compute(SCALING)] if builder.tracked else []
+    return [*instructions, Compute(ADVANCE)] if RNG in builder.memory.variables else instructions
 
 
 def norm_anchors(builder: ChunkBuilder) -> list[Instruction]:
@@ -273,12 +273,12 @@ class Timetable:
         # Within a cycle older micro-batches go first: somebody upstream may wait for their gradients. But where each
         # changes the weights, PopART's order counts: forward work before backward work.
         sign = 1 if self.updates_early else -1
-        found = [
+        turns = [
             (unit.cycle + self.period * micro_batch, sign * unit.cycle, place, micro_batch)
             for place, unit in enumerate(self.chain)
             for micro_batch in range(total)
         ]
-        return [(self.chain[place], micro_batch) for _, _, place, micro_batch in sorted(found)]
+        return [(self.chain[place], micro_batch) for _, _, place, micro_batch in sorted(turns)]
 
     def _emit(self, unit: ChainUnit, micro_batch: int) -> None:
         work = self.lists[unit.ipu]
@@ -328,24 +328,24 @@ class Timetable:
         made_here = maker is not None and maker.ipu == unit.ipu
         if made_here or self.readers[name, unit.ipu][0] is not unit:
             return [Copy(self._slot(name, unit.ipu, micro_batch), name)] if self.pipelined else []
-        found: list[Instruction] = []
+        instructions: list[Instruction] = []
         if maker is None:
-            found.append(LoadStream(name.removeprefix(INPUT), name, micro_batch, 1))
+            instructions.append(LoadStream(name.removeprefix(INPUT), name, micro_batch, 1))
         else:
-            found.append(Receive(name, maker.ipu, self._tag(name, unit.ipu, micro_batch)))
+            instructions.append(Receive(name, maker.ipu, self._tag(name, unit.ipu, micro_batch)))
         if self.pipelined and len(self.readers[name, unit.ipu]) > 1:
-            found.append(Copy(name, self._slot(name, unit.ipu, micro_batch)))
-        return found
+            instructions.append(Copy(name, self._slot(name, unit.ipu, micro_batch)))
+        return instructions
 
     def _departure(self, name: str, unit: ChainUnit, micro_batch: int) -> list[Instruction]:
         """Instructions that follow the making of a temporary."""
         ipus = self.reading_ipus.get(name, [])
-        found: list[Instruction] = [
+        instructions: list[Instruction] = [
             Send(name, ipu, self._tag(name, ipu, micro_batch)) for ipu in sorted(ipus) if ipu != unit.ipu
         ]
         if self.pipelined and unit.ipu in ipus:
-            found.append(Copy(name, self._slot(name, unit.ipu, micro_batch)))
-        return found
+            instructions.append(Copy(name, self._slot(name, unit.ipu, micro_batch)))
+        return instructions
 
     def _slot(self, name: str, ipu: int, micro_batch: int) -> str:
         """The place of a stashed temporary in its ring."""

@@ -66,8 +66,8 @@ class Placement:
         stage = said.cut if self.cuts else said.ipu if self.inferred else said.stage
         if stage is None:
             return None
-        each = self.phase_places or 1
-        rank, last = stage // each, max(self.stages) // each
+        stages_per_phase = self.phase_places or 1
+        rank, last = stage // stages_per_phase, max(self.stages) // stages_per_phase
         if said.backward and rank < last:
             rank = 2 * last + self.schedule.period - 1 - rank
         return Spot(stage, rank, late=said.restored)
@@ -174,12 +174,12 @@ class _Splitter:
         crossing = self.graph.crossing(groups)
         outputs = self._outputs(groups, where)
         names = {v: f"{CROSSING}{n}" for n, v in enumerate(crossing)}
-        found = []
+        pieces = []
         for number, group in enumerate(groups):
-            made = {v for i in group for v in self.equations[i].outvars}
-            wanted = [(names[v], v) for v in crossing if v in made] + outputs[number]
-            found.append(self._segment(number, group, names, wanted))
-        return tuple(found)
+            computed = {v for i in group for v in self.equations[i].outvars}
+            wanted = [(names[v], v) for v in crossing if v in computed] + outputs[number]
+            pieces.append(self._segment(number, group, names, wanted))
+        return tuple(pieces)
 
     @property
     def _changing(self) -> set[Var]:
@@ -204,27 +204,27 @@ class _Splitter:
             first = min(consumers.get(i) or alike, key=where.__getitem__, default=i)
             if self.spots[first].place == self.spots[i].place:
                 where[i] = max(where[i], where[first])
-        found = [sorted(i for i in where if where[i] == number) for number in range(len(groups))]
-        return [group for group in found if group] or [[]]
+        regrouped = [sorted(i for i in where if where[i] == number) for number in range(len(groups))]
+        return [group for group in regrouped if group] or [[]]
 
     def _made_of_changing(self) -> list[int]:
         """Equations that read only arguments, changing ones among them, and equations that read such results."""
-        fixed, made = set(self.jaxpr.invars) - self._changing, set(self._changing)
-        found = []
+        fixed, computed = set(self.jaxpr.invars) - self._changing, set(self._changing)
+        indices = []
         for i in self.graph.indices:
             reads = self.graph.reads[i]
-            if not made.isdisjoint(reads) and made.union(fixed).issuperset(reads):
-                found.append(i)
-                made.update(self.equations[i].outvars)
-        return found
+            if not computed.isdisjoint(reads) and computed.union(fixed).issuperset(reads):
+                indices.append(i)
+                computed.update(self.equations[i].outvars)
+        return indices
 
     def _outputs(self, groups: list[list[int]], where: Mapping[int, int]) -> list[list[tuple[str, Any]]]:
         """The piece's outputs, by the segment that gives them."""
-        found: list[list[tuple[str, Any]]] = [[] for _ in groups]
+        outputs: list[list[tuple[str, Any]]] = [[] for _ in groups]
         for name, atom in zip(self.piece.outputs, self.jaxpr.outvars, strict=True):
-            made = None if isinstance(atom, Literal) else self.graph.producer.get(atom)
-            found[where.get(made, 0) if made is not None else 0].append((name, atom))
-        return found
+            producer = None if isinstance(atom, Literal) else self.graph.producer.get(atom)
+            outputs[where.get(producer, 0) if producer is not None else 0].append((name, atom))
+        return outputs
 
     def _segment(
         self, number: int, group: list[int], names: Mapping[Var, str], wanted: list[tuple[str, Any]]
@@ -232,9 +232,11 @@ class _Splitter:
         atoms = [atom for _, atom in wanted]
         results = [atom for atom in atoms if not isinstance(atom, Literal)]
         equations = [self.equations[i] for i in self.graph.with_repeated(group, results)]
-        made = {v for equation in equations for v in equation.outvars}
-        read = {v: None for e in equations for v in e.invars if not isinstance(v, Literal) and v not in made}
-        read |= {v: None for v in results if v not in made}
+        computed = {v for equation in equations for v in equation.outvars}
+        read = {
+            v: None for e in equations for v in e.invars if not isinstance(v, Literal) and v not in computed
+        }
+        read |= {v: None for v in results if v not in computed}
         arguments = dict(zip(self.jaxpr.invars, self.piece.inputs, strict=True))
         inputs = [(name, v) for v, name in arguments.items() if v in read]
         inputs += [(name, v) for v, name in names.items() if v in read]

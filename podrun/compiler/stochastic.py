@@ -270,11 +270,11 @@ class _Evaluation:
         if name in _MOVE:
             return result
         results = result if equation.primitive.multiple_results else [result]
-        made = [
+        drawn = [
             rounded(_wide(value), *places.of_result(place, index)) if _is_half(variable) else value
             for index, (variable, value) in enumerate(zip(equation.outvars, results, strict=True))
         ]
-        return made if equation.primitive.multiple_results else made[0]
+        return drawn if equation.primitive.multiple_results else drawn[0]
 
     def _converted(self, equation: JaxprEqn, value: Any, places: Places, place: int) -> Any:
         wanted, value = equation.params["new_dtype"], jnp.asarray(value)  # A literal is a Python number.
@@ -290,9 +290,9 @@ class _Evaluation:
         constants, carried = params["num_consts"], params["num_carry"]
         body, fixed = self._inside(params["jaxpr"]), list(values[:constants])
 
-        def step(carry: Any, each: Any) -> Any:
+        def step(carry: Any, slices: Any) -> Any:
             index, held = carry
-            results = body.run([*fixed, *held, *each], state_at(state, index))
+            results = body.run([*fixed, *held, *slices], state_at(state, index))
             return (index + 1, tuple(results[:carried])), tuple(results[carried:])
 
         first = (jnp.zeros((), jnp.int32), tuple(values[constants : constants + carried]))
@@ -323,9 +323,9 @@ class _Evaluation:
 
     def _cond(self, equation: JaxprEqn, values: Sequence[Any], state: Any) -> Any:
         sides = [self._inside(branch) for branch in equation.params["branches"]]
-        index, *given = values
+        index, *branch_operands = values
         runs = [lambda *v, side=side: tuple(side.run(list(v), state)) for side in sides]
-        return list(lax.switch(index, runs, *given))
+        return list(lax.switch(index, runs, *branch_operands))
 
 
 def _wide(value: Any) -> Any:

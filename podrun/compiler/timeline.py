@@ -100,16 +100,16 @@ def seconds_by_cause(
 
     ``streaming`` is left out if nothing streams, ``collectives`` if there are none.
     """
-    found: dict[str, float] = {}
+    by_cause: dict[str, float] = {}
     before = 0.0
     for count in range(1, len(CAUSES) + 1):
         total = makespan(tasks, micro_batches, schedule, CAUSES[:count])
-        found[CAUSES[count - 1]] = max(0.0, total - before)
+        by_cause[CAUSES[count - 1]] = max(0.0, total - before)
         before = max(before, total)
     for cause in ("streaming", "collectives"):
         if not any(getattr(task, cause) for task in tasks):
-            del found[cause]
-    return found
+            del by_cause[cause]
+    return by_cause
 
 
 def makespan(
@@ -139,16 +139,16 @@ def idle_share(tasks: Sequence[SegmentTask], micro_batches: int, schedule: Pipel
 
 def _sequential(tasks: Sequence[SegmentTask], micro_batches: int, causes: Sequence[str]) -> float:
     copies, streaming = "copies" in causes, "streaming" in causes
-    each = 0.0
+    seconds = 0.0
     for place, task in enumerate(tasks):
-        each += task.busy(causes) + copies * task.copies
+        seconds += task.busy(causes) + copies * task.copies
         if streaming and task.preload:
             # Tensors come while the previous piece (for the first piece: the last one) computes, as far as its time
             # suffices.
-            each -= min(task.streaming, tasks[place - 1].compute)
+            seconds -= min(task.streaming, tasks[place - 1].compute)
     # For the first micro-batch there is no previous piece.
     hidden = min(tasks[0].streaming, tasks[-1].compute) if streaming and tasks[0].preload else 0.0
-    return micro_batches * each + hidden
+    return micro_batches * seconds + hidden
 
 
 def _in_cycles(tasks: Sequence[SegmentTask], micro_batches: int, causes: Sequence[str]) -> float:
@@ -188,11 +188,11 @@ def collective_seconds(
 ) -> tuple[tuple[JaxprEqn, float, float], ...]:
     """The collectives of a micro-batch, in order: the equation, and seconds forward and backward (0 for one whose
     value does not lead to the loss)."""
-    found = exchanges(traced.jaxpr)
-    differentiated = _leading_to(traced, program.loss) if found and program.loss is not None else set()
+    equations = exchanges(traced.jaxpr)
+    differentiated = _leading_to(traced, program.loss) if equations and program.loss is not None else set()
     return tuple(
         (equation, *_exchange_seconds(equation, program, chip, backward=id(equation) in differentiated))
-        for equation in found
+        for equation in equations
     )
 
 
@@ -206,8 +206,8 @@ def _exchange_seconds(
     if kind is ExchangeKind.POSITION or ranks == 1:
         return 0.0, 0.0
     if kind is ExchangeKind.SUM:
-        each = all_reduce_seconds(chip, ranks, nbytes, ipus_per_replica=ipus)
-        return each, backward * each
+        seconds = all_reduce_seconds(chip, ranks, nbytes, ipus_per_replica=ipus)
+        return seconds, backward * seconds
     fabric = fabric_of(chip)
     return (
         all_gather_time(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds,
@@ -218,14 +218,14 @@ def _exchange_seconds(
 def _leading_to(traced: Trace, loss: str) -> set[int]:
     """Identities of the floating-point exchanges from which a chain of equations leads to the loss."""
     wanted: set[Any] = {traced.variable(loss)}
-    found = set()
+    ancestors = set()
     for equation in reversed(traced.jaxpr.jaxpr.eqns):
         if wanted.isdisjoint(equation.outvars):
             continue
         wanted |= {v for v in equation.invars if not isinstance(v, Literal)}
         if any(jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.floating) for v in equation.outvars):
-            found.add(id(equation))
-    return found
+            ancestors.add(id(equation))
+    return ancestors
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,16 +269,16 @@ def reduction_seconds(program: Program, memory: Memory, chip: Chip) -> dict[int,
 
     IPUs do theirs side by side. What is cut alike travels together, padding of arenas included where nothing is cut.
     """
-    found: dict[int, float] = {}
+    by_ipu: dict[int, float] = {}
     for group in memory.groups:
-        found.setdefault(group.home, 0.0)
-    for home in found:
+        by_ipu.setdefault(group.home, 0.0)
+    for home in by_ipu:
         groups = [group for group in memory.groups if group.home == home]
-        found[home] = sum(
+        by_ipu[home] = sum(
             _reduction(program, chip, replicas, shards, gradient, weight)
             for (replicas, shards), (gradient, weight) in _sizes(program, groups).items()
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(by_ipu.items()))
 
 
 def gather_seconds(program: Program, work: SegmentWork, chip: Chip) -> float:
@@ -298,7 +298,7 @@ def _sizes(
     program: Program, groups: Sequence[WeightGroup]
 ) -> Mapping[tuple[int, Shards], tuple[float, float]]:
     """Bytes of gradients and of weights that are reduced over equally many replicas and cut alike."""
-    found: dict[tuple[int, Shards], tuple[float, float]] = {}
+    sizes: dict[tuple[int, Shards], tuple[float, float]] = {}
     for group in groups:
         wide = numpy_dtype(group.gradient_dtype).itemsize
         stored = max(1, sum(weight.size for weight in group.weights))
@@ -306,10 +306,10 @@ def _sizes(
             replicas, spec = replicas_reduced(program, weight.name), program.parameters[weight.name].spec
             shards = shards_of(program, weight.name)
             shards = Shards(shards.weight, 1, shards.accumulator)  # State does not travel.
-            gradient, moved = found.get((replicas, shards), (0.0, 0.0))
+            gradient, moved = sizes.get((replicas, shards), (0.0, 0.0))
             padded = group.size / stored if shards.update == 1 else 1.0
-            found[replicas, shards] = (gradient + spec.size * wide * padded, moved + spec.nbytes)
-    return found
+            sizes[replicas, shards] = (gradient + spec.size * wide * padded, moved + spec.nbytes)
+    return sizes
 
 
 def _reduction(
@@ -332,7 +332,9 @@ def streamed_segment_bytes(
     program: Program, works: Sequence[SegmentWork], gradients: Sequence[Collection[str]]
 ) -> tuple[int, ...]:
     """Bytes that each segment moves for a micro-batch; ``gradients[i]``: weights whose gradients ``works[i]`` makes."""
-    found = [_streamed_variables(program, work, made) for work, made in zip(works, gradients, strict=True)]
+    nbytes = [
+        _streamed_variables(program, work, computed) for work, computed in zip(works, gradients, strict=True)
+    ]
     activations = program.locations.activations
     for maker, work in enumerate(works):
         for name, size in work.crossing:
@@ -343,10 +345,10 @@ def streamed_segment_bytes(
                 for i, other in enumerate(works)
                 if name in other.reads and _waits_off_chip(program, work, other)
             ]
-            found[maker] += size * bool(readers)
+            nbytes[maker] += size * bool(readers)
             for reader in readers:
-                found[reader] += size
-    return tuple(found)
+                nbytes[reader] += size
+    return tuple(nbytes)
 
 
 def streamed_update_bytes(program: Program, groups: Sequence[WeightGroup]) -> int:
@@ -372,13 +374,13 @@ def streaming_seconds(program: Program, nbytes: int, streams: int = 1) -> float:
     return nbytes * sharing / STREAMING_BYTES_PER_SECOND
 
 
-def _streamed_variables(program: Program, work: SegmentWork, made: Collection[str]) -> int:
+def _streamed_variables(program: Program, work: SegmentWork, computed: Collection[str]) -> int:
     where = program.locations
     total = 0
     for name, parameter in program.parameters.items():
         if name in work.reads:
             total += _streamed_bytes(parameter.spec, where.of(name, where.weights))
-        if name in made and program.accumulates:
+        if name in computed and program.accumulates:
             total += 2 * _streamed_bytes(parameter.spec, where.of(gradient_buffer(name), where.accumulators))
     return total
 
@@ -400,20 +402,22 @@ def host_transfer_seconds(program: Program, traced: Trace, chip: Chip, compute: 
     if transfers is None:
         return 0.0
     sharing = layout_of(program).replicas_per_machine
-    each, once = dict.fromkeys(Beside, 0.0), dict.fromkeys(Beside, 0.0)
+    per_batch, once = dict.fromkeys(Beside, 0.0), dict.fromkeys(Beside, 0.0)
 
     def seconds(nbytes: int, copies: int) -> float:
         return TRANSFER_CYCLES / chip.clock_hz + nbytes * copies / STREAM_BYTES_PER_SECOND
 
     for name, item in program.inputs.items():
-        each[transfers.of(name)] += seconds(item.spec.nbytes, 1 if item.broadcast else sharing)
+        per_batch[transfers.of(name)] += seconds(item.spec.nbytes, 1 if item.broadcast else sharing)
     for anchor in program.anchors:
         if anchor.name not in traced.outputs:
             continue  # Weights, gradients and states: not what programs overlap.
         every = anchor.retrieval in (Retrieval.ALL, Retrieval.EVERY_N)
-        found = each if every else once
-        found[transfers.of(anchor.name)] += seconds(traced.spec(anchor.name).nbytes, sharing) / anchor.period
+        seconds_of = per_batch if every else once
+        seconds_of[transfers.of(anchor.name)] += (
+            seconds(traced.spec(anchor.name).nbytes, sharing) / anchor.period
+        )
     count, near, far = program.accumulation_factor, Beside.MICRO_BATCHES, Beside.BATCHES
-    waits = count * each[Beside.NOTHING] + once[Beside.NOTHING] + once[near]
-    waits += each[near] + (count - 1) * max(0.0, each[near] + each[far] - compute)
-    return waits + max(0.0, each[far] + once[far] - compute)
+    waits = count * per_batch[Beside.NOTHING] + once[Beside.NOTHING] + once[near]
+    waits += per_batch[near] + (count - 1) * max(0.0, per_batch[near] + per_batch[far] - compute)
+    return waits + max(0.0, per_batch[far] + once[far] - compute)

@@ -108,14 +108,16 @@ def joint_piece(
 
     def run(values: Buffers) -> dict[str, Any]:
         if not group_of:
-            found = once(values)
-            return found | {name: jnp.broadcast_to(found[name], (1, replicas)) for name in anchored}
+            updated = once(values)
+            return updated | {name: jnp.broadcast_to(updated[name], (1, replicas)) for name in anchored}
         groups = range(group_count(group_of))
-        each = [once({**values} | {name: values[name][g] for name in arrays}) for g in groups]
-        found = {name: jnp.stack([found[name] for found in each]) for name in (*outputs, *anchored)}
+        per_group = [once({**values} | {name: values[name][g] for name in arrays}) for g in groups]
+        updated = {
+            name: jnp.stack([values_of[name] for values_of in per_group]) for name in (*outputs, *anchored)
+        }
         for name in anchored:
-            found[name] = rows(found[name], group_of, values[REPLICA_OFFSET], 1, replicas)[None]
-        return found
+            updated[name] = rows(updated[name], group_of, values[REPLICA_OFFSET], 1, replicas)[None]
+        return updated
 
     def once(values: Buffers) -> dict[str, Any]:
         weights = {name: values[name] for name in states_of}
@@ -125,8 +127,10 @@ def joint_piece(
         results = {name: _like(new_weights[name], values[name]) for name in states_of}
         for name, buffers in states_of.items():
             results |= {b: _like(new_states[name][p], values[b]) for p, b in buffers.items()}
-        found = rule.norms(weights, gradients, states, values) if isinstance(rule, NormRule) and norms else {}
-        return results | {_norm_buffer(number): found[number] for number in norms}
+        updated = (
+            rule.norms(weights, gradients, states, values) if isinstance(rule, NormRule) and norms else {}
+        )
+        return results | {_norm_buffer(number): updated[number] for number in norms}
 
     return PieceFunction(JOINT_UPDATE, run, inputs, (*outputs, *anchored))
 
@@ -181,16 +185,16 @@ def _states(memory: Memory, weight: str, rule: UpdateRule) -> dict[str, TensorSp
 
 def _common_groups(memory: Memory, weights: Iterable[str]) -> GroupOf:
     """The groups of replicas that the weights have, which must be the same for all; empty if they have none."""
-    found = {weight: memory.group_of.get(weight, ()) for weight in weights}
-    if len(set(found.values())) > 1:
-        odd = sorted(weight for weight, group_of in found.items() if group_of)
+    groups = {weight: memory.group_of.get(weight, ()) for weight in weights}
+    if len(set(groups.values())) > 1:
+        odd = sorted(weight for weight, group_of in groups.items() if group_of)
         raise UnsupportedError(
             f"an optimizer that looks at all weights at once (gradient clipping) needs the same groups of replicas for "
             f"all of them, and {', '.join(odd[:5])} have groups that others have not: replicas would change what they "
             "share by factors of their own, and differ",
             hint="Give all trained weights the same VariableSettings.",
         )
-    return next(iter(found.values()), ())
+    return next(iter(groups.values()), ())
 
 
 def _like(value: Any, old: Any) -> Any:
@@ -211,18 +215,18 @@ def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule) -> 
                 results |= once(weight, states, values, chosen)
                 continue
             names = (weight, gradient_buffer(weight), *states.values())
-            each = [
+            per_group = [
                 once(weight, states, {name: values[name][g] for name in names}, chosen) for g in range(groups)
             ]
-            results |= {name: jnp.stack([found[name] for found in each]) for name in each[0]}
+            results |= {name: jnp.stack([updated[name] for updated in per_group]) for name in per_group[0]}
         return results
 
     def once(weight: str, states: Mapping[str, str], values: Buffers, chosen: Buffers) -> dict[str, Any]:
         """A weight, or one group's value of it."""
         state = {prefix: values[buffer] for prefix, buffer in states.items()}
         new, after = rule.apply(weight, values[weight], values[gradient_buffer(weight)], state, chosen)
-        found = {weight: _like(new, values[weight])}
-        return found | {states[p]: _like(after[p], state[p]) for p in states}
+        updated = {weight: _like(new, values[weight])}
+        return updated | {states[p]: _like(after[p], state[p]) for p in states}
 
     return PieceFunction(f"update.{index}", run, inputs, _written(states_of))
 

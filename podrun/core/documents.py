@@ -205,17 +205,17 @@ class _Reader:
     def _mapping(self, node: Any, place: KeyPath) -> dict[str, Any]:
         import yaml
 
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 raise self._error(line, "a key is not text")
             name = str(key.value)
-            if name in found:
+            if name in entries:
                 raise self._error(line, f"{name} is given twice")
-            found[name] = self.value(value, (*place, name))
+            entries[name] = self.value(value, (*place, name))
             self.lines[(*place, name)] = line
-        return found
+        return entries
 
     def _error(self, line: int, problem: str) -> ConfigError:
         return ConfigError(f"{self._where}:{line}: {problem}", hint=self._hint)

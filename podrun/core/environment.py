@@ -112,9 +112,9 @@ VARIABLES: Mapping[str, str] = {
 """Every variable that podrun reads, by name, with one sentence about it."""
 
 
-def environment(given: Mapping[str, str] | None = None) -> Mapping[str, str]:
+def environment(passed: Mapping[str, str] | None = None) -> Mapping[str, str]:
     """``given``, or the environment of this process if ``given`` is None."""
-    return os.environ if given is None else given
+    return os.environ if passed is None else passed
 
 
 def pass_on(name: str, value: str) -> None:

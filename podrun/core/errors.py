@@ -403,8 +403,8 @@ def error_from_dict(data: Mapping[str, Any], *, unknown: type[PodrunError] = Ser
     for kind in error_classes():
         loaded.setdefault(kind.__name__, kind)
     for candidate in wanted:
-        found = loaded.get(candidate) if isinstance(candidate, str) else None
-        error = _made(found, data, exact=candidate == name) if found is not None else None
+        candidate_type = loaded.get(candidate) if isinstance(candidate, str) else None
+        error = _made(candidate_type, data, exact=candidate == name) if candidate_type is not None else None
         if error is not None:
             return error
     return _made(unknown, data, exact=False) or ServiceError(str(data.get("message", "")))
@@ -470,7 +470,7 @@ def _made(kind: type[PodrunError], data: Mapping[str, Any], *, exact: bool) -> P
     code, fault = data.get("exit_code"), data.get("fault")
     if type(code) is int and code != error.exit_code:
         error.exit_code = code
-    if isinstance(fault, str) and fault in {each.value for each in Fault} and fault != error.fault.value:
+    if isinstance(fault, str) and fault in {member.value for member in Fault} and fault != error.fault.value:
         error.fault = Fault(fault)
     return error
 
@@ -479,7 +479,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(each) for name, each in asdict(value).items()}
+        return {name: _plain(entry) for name, entry in asdict(value).items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return value

@@ -56,10 +56,10 @@ class AttachedIpus:
     def named_by(self, where: str, ipus_per_machine: int) -> list[int]:
         """The IPUs in an error's ``where``: ``ipu 5``, ``link 2-3``, ``machine 1``."""
         what, _, numbers = where.partition(" ")
-        found = [int(part) for part in numbers.split("-") if part.isdecimal()]
+        ids = [int(part) for part in numbers.split("-") if part.isdecimal()]
         if what == "machine" or what == "gw-link":
-            found = [ipu for ipu in self.ipus if ipu // ipus_per_machine in found]
-        return sorted(found) if what in ("ipu", "link", "machine", "gw-link") else []
+            ids = [ipu for ipu in self.ipus if ipu // ipus_per_machine in ids]
+        return sorted(ids) if what in ("ipu", "link", "machine", "gw-link") else []
 
 
 def record_error(

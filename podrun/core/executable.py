@@ -67,8 +67,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name.startswith(("bfloat", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")):
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return found
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
     return np.dtype(name)
 
 
@@ -385,5 +385,5 @@ class Executable:
     @property
     def batches_per_pass(self) -> int:
         """Batches that one pass of the instruction lists runs. More than one iff a pipeline overlaps whole batches."""
-        found = self.metadata.get(BATCHES_PER_PASS, 1)
-        return found if isinstance(found, int) and found >= 1 else 1
+        count = self.metadata.get(BATCHES_PER_PASS, 1)
+        return count if isinstance(count, int) and count >= 1 else 1

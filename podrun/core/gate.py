@@ -43,8 +43,8 @@ _ATTRIBUTE = "podrun_caller"
 
 def caller_of(context: Any) -> Caller:
     """Who makes the call that a handler serves. Without a gate every caller counts as the server's own user."""
-    found: Caller = getattr(context, _ATTRIBUTE, None) or Caller(os.getuid(), own=True)
-    return found
+    caller: Caller = getattr(context, _ATTRIBUTE, None) or Caller(os.getuid(), own=True)
+    return caller
 
 
 def _add_port(server: grpc.Server, address: str) -> int:

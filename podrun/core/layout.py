@@ -81,17 +81,17 @@ class Layout:
         if ipus_per_replica > IPUS_PER_MACHINE:
             spanned = ipus_per_replica // IPUS_PER_MACHINE
             return cls(replicas, ipus_per_replica, replicas * spanned, 1, spanned)
-        total, each = replicas * ipus_per_replica, IPUS_PER_MACHINE // ipus_per_replica
+        total, per_machine = replicas * ipus_per_replica, IPUS_PER_MACHINE // ipus_per_replica
         if total <= IPUS_PER_MACHINE:
             return cls(replicas, ipus_per_replica, machines=1, replicas_per_machine=replicas)
         if total % IPUS_PER_MACHINE:
-            below = replicas // each * each
+            below = replicas // per_machine * per_machine
             raise UsageError(
                 f"{replicas} replicas of {ipus_per_replica} IPU(s) do not fill machines of {IPUS_PER_MACHINE} IPUs "
                 "evenly",
-                hint=f"Use {below} or {below + each} replicas.",
+                hint=f"Use {below} or {below + per_machine} replicas.",
             )
-        return cls(replicas, ipus_per_replica, total // IPUS_PER_MACHINE, each)
+        return cls(replicas, ipus_per_replica, total // IPUS_PER_MACHINE, per_machine)
 
     @property
     def ipus(self) -> int:
@@ -138,8 +138,8 @@ class InstancePart:
     @classmethod
     def of(cls, instance: int, instances: int, replicas: int, ipus_per_replica: int) -> InstancePart:
         """The part of one of ``instances`` instances that own equally many of ``replicas`` replicas."""
-        each = replicas // instances
-        return cls(instance * each, each, ipus_per_replica)
+        share = replicas // instances
+        return cls(instance * share, share, ipus_per_replica)
 
     @property
     def ipus(self) -> IpuRange:

@@ -126,14 +126,14 @@ def unwrapped(text: str) -> str:
     kept: list[str] = []
     wrappers: list[bool] = []
     end = 0
-    for found in _PARENTHESES.finditer(text):
-        opens = found[0] != ")"
+    for parenthesis in _PARENTHESES.finditer(text):
+        opens = parenthesis[0] != ")"
         if opens:
-            wrappers.append(found[1] in _TRANSFORMATIONS)
+            wrappers.append(parenthesis[1] in _TRANSFORMATIONS)
         is_wrapper = wrappers[-1] if opens else bool(wrappers) and wrappers.pop()
         if is_wrapper:
-            kept.append(text[end : found.start()])
-            end = found.end()
+            kept.append(text[end : parenthesis.start()])
+            end = parenthesis.end()
     return "".join([*kept, text[end:]])
 
 
@@ -259,7 +259,9 @@ def library_errors_named(doing: str) -> Iterator[None]:
         frames = _frames(error)
         if not frames or not _is_inside(frames[-1]):
             raise
-        scope = parse_scope(next((found for frame in reversed(frames) if (found := _scope_of(frame))), ""))
+        scope = parse_scope(
+            next((frame_scope for frame in reversed(frames) if (frame_scope := _scope_of(frame))), "")
+        )
         label = scope.operator.label if scope.operator is not None else "/".join(scope.names)
         at = f" at {label!r}{' (its gradient)' if scope.backward else ''}" if label else ""
         said = str(error).strip().partition("\n")[0] or "no message"
@@ -272,11 +274,11 @@ def library_errors_named(doing: str) -> Iterator[None]:
 
 def _frames(error: BaseException) -> list[types.FrameType]:
     """The frames that an error went through, the innermost last."""
-    found, at = [], error.__traceback__
+    frames, at = [], error.__traceback__
     while at is not None:
-        found.append(at.tb_frame)
+        frames.append(at.tb_frame)
         at = at.tb_next
-    return found
+    return frames
 
 
 def _is_inside(frame: types.FrameType) -> bool:

@@ -134,13 +134,13 @@ class ProvenChannel(grpc.Channel):
             return _Line(self._endpoint, self._connected(self._endpoint, ""))
         host, _, port = self._endpoint.rpartition(":")
         hosts = numeric_hosts(host.strip("[]")) if port.isdecimal() else []
-        for each in hosts:
-            if line := self._own_line(address_text(each, int(port)), port):
+        for host_address in hosts:
+            if line := self._own_line(address_text(host_address, int(port)), port):
                 return line
         silent: grpc.RpcError | None = None
         others: list[str] = []
-        for each in hosts:
-            where = address_text(each, int(port))
+        for host_address in hosts:
+            where = address_text(host_address, int(port))
             try:
                 if line := self._greeted(where, host.strip("[]"), end):
                     return line

@@ -136,8 +136,8 @@ def _names(server: ssl.SSLContext, client: ssl.SSLContext, cert: Path, ca: Path)
                 end.do_handshake()
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(f"the certificate in {cert} {_what(error, str(ca))}", hint=_HOW) from error
-    found: Any = (ends[0].getpeercert() or {}).get("subjectAltName", ())
-    names = tuple(str(value) for kind, value in found if kind in ("DNS", "IP Address"))
+    alternative_names: Any = (ends[0].getpeercert() or {}).get("subjectAltName", ())
+    names = tuple(str(value) for kind, value in alternative_names if kind in ("DNS", "IP Address"))
     if not names:
         raise ConfigError(
             f"the certificate in {cert} names no host", hint=f"It needs a subjectAltName (DNS or IP). {_HOW}"

@@ -90,8 +90,8 @@ def batch_seconds(chip: Chip, batch: BatchWork) -> dict[str, float]:
     parts = batch.replicas if batch.sharded else 1
     per_tile = math.ceil(batch.weights / parts / chip.tiles)
     passes = UPDATE_PASSES[batch.optimizer]
-    each = vertices.scaled_add_cycles(per_tile, "float32") + launch_cycles(chip)
-    causes["update"] = passes * each / chip.clock_hz
+    update_cycles = vertices.scaled_add_cycles(per_tile, "float32") + launch_cycles(chip)
+    causes["update"] = passes * update_cycles / chip.clock_hz
     causes |= _exchanged(chip, batch)
     domains = math.ceil(ipus / MAX_ILD_IPUS)
     causes["domains"] = DOMAIN_SECONDS * math.log2(domains) if domains > 1 else 0.0

@@ -87,8 +87,8 @@ def cost_flat(
         return plan()
     facts = {name: fact.value for name, fact in chip.facts.items()}
     question = ("cost", flat, chip.name, facts, astuple(chosen), repeats, results_stay)
-    found: dict[str, Any] = plan_cache.remembered(question, plan)
-    return found
+    report: dict[str, Any] = plan_cache.remembered(question, plan)
+    return report
 
 
 def leaves(steps: Sequence[PlannedOperation]) -> Iterator[PlannedOperation]:
@@ -147,17 +147,17 @@ def report_of(
 
 def _bounds(chip: Chip, steps: Sequence[PlannedOperation], repeats: int) -> dict[str, dict[str, Any]]:
     """The primitives that no planner knows: cycles, counts, and the first scopes in which they occur."""
-    found: dict[str, list[PlannedOperation]] = {}
+    steps_of: dict[str, list[PlannedOperation]] = {}
     for step in leaves(steps):
         if step.plan.bound:
-            found.setdefault(step.primitive, []).append(step)
+            steps_of.setdefault(step.primitive, []).append(step)
     return {
         name: {
             "cycles": round(sum(step.plan.cycles(chip) * repeats for step in those)),
             "count": len(those),
             "scopes": list(dict.fromkeys(step.scope for step in those if step.scope))[:SCOPES],
         }
-        for name, those in sorted(found.items())
+        for name, those in sorted(steps_of.items())
     }
 
 
@@ -191,12 +191,12 @@ def code_by_scope(chip: Chip, steps: Sequence[PlannedOperation]) -> dict[str, di
     for step in leaves(steps):
         if step.plan.family != "view":
             grouped.setdefault(step.scope or "(no scope)", []).extend([] if step.outlined else [step.plan])
-    found = {scope: code_bytes(chip, plans) for scope, plans in sorted(grouped.items())}
+    code_of = {scope: code_bytes(chip, plans) for scope, plans in sorted(grouped.items())}
     for step in calls(steps):
-        found[step.scope or "(no scope)"]["control_code"] += CALL_CODE * chip.tiles
+        code_of[step.scope or "(no scope)"]["control_code"] += CALL_CODE * chip.tiles
     return {
         scope: {part: round(value) for part, value in code.items() if part != "vertex_code"}
-        for scope, code in found.items()
+        for scope, code in code_of.items()
     }
 
 
@@ -220,13 +220,13 @@ def memory_by_scope(
     """Bytes on the chip: the most that is alive while a named scope works, arguments left out, and the most
     temporary data of its steps.
     """
-    found: dict[str, dict[str, int]] = {}
+    sizes: dict[str, dict[str, int]] = {}
     for live, step in zip(liveness.curve, steps, strict=True):
         if step.plan.family != "view":
-            entry = found.setdefault(step.scope or "(no scope)", {"live": 0, "temporary": 0})
+            entry = sizes.setdefault(step.scope or "(no scope)", {"live": 0, "temporary": 0})
             entry["live"] = max(entry["live"], live)
             entry["temporary"] = max(entry["temporary"], temporary_on_chip(chip, step.plan))
-    return dict(sorted(found.items()))
+    return dict(sorted(sizes.items()))
 
 
 def demand_of(chip: Chip, steps: Sequence[PlannedOperation], liveness: LiveBytes) -> tuple[Demand, int]:
@@ -251,8 +251,8 @@ def temporary_on_chip(chip: Chip, plan: Plan) -> int:
 def memory_report(chip: Chip, steps: Sequence[PlannedOperation], liveness: LiveBytes) -> dict[str, Any]:
     """Bytes by content on the chip and by category on tiles; see `podrun.costmodel.tile_memory.section`."""
     demand, where = demand_of(chip, steps, liveness)
-    found = section(chip, demand, largest=liveness.contents, curve=liveness.curve, peak_step=where)
-    return found | {"activations_peak_bytes": liveness.peak}
+    report = section(chip, demand, largest=liveness.contents, curve=liveness.curve, peak_step=where)
+    return report | {"activations_peak_bytes": liveness.peak}
 
 
 __all__ = ["CHIPS", "TILE_IMBALANCE", "cost_jaxpr", "leaves", "memory_report", "report_of"]

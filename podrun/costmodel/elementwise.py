@@ -67,13 +67,13 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int], sh
     """One compute set for ``chain``; ``read_outside``: results that something after the chain needs; ``share``: part of
     its largest tensor on the fullest tile, where it works (0: spread evenly).
     """
-    made = {number for equation in chain for number in equation.outputs}
+    computed = {number for equation in chain for number in equation.outputs}
     largest = max((t for e in chain for t in e.results), key=lambda t: t.size)
     sources: dict[int, int] = {}
     broadcast_bytes = 0
     for equation in chain:
         for number, tensor in zip(equation.inputs, equation.operands, strict=True):
-            if number is None or number in made:
+            if number is None or number in computed:
                 continue
             if tensor.size * 2 <= largest.size:
                 broadcast_bytes += tensor.nbytes if number not in sources else 0
@@ -81,16 +81,16 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int], sh
             else:
                 sources[number] = 1
     loads = sum(sources.values())
-    stores = max(1, len(made & read_outside))
+    stores = max(1, len(computed & read_outside))
     ops = tuple(OPS[e.primitive] for e in chain)
     # Values for each channel or row cost no work for each element.
-    each = [e for e in chain if _is_whole(e.results[0].size, largest.size)]
-    kinds = [_kind(e, largest.size) for e in each]
+    whole = [e for e in chain if _is_whole(e.results[0].size, largest.size)]
+    kinds = [_kind(e, largest.size) for e in whole]
     widest = min(kinds, key=vertices.vector_width)
     grains = max(1, math.ceil(largest.nbytes / GRAIN_BYTES))
     tiles = min(chip.tiles, grains)
     elements = math.ceil(max(largest.size / tiles, largest.size * share))
-    work = tuple((OPS[e.primitive], kind) for e, kind in zip(each, kinds, strict=True))
+    work = tuple((OPS[e.primitive], kind) for e, kind in zip(whole, kinds, strict=True))
     compute = vertices.chain_cycles(elements, widest, work, loads + stores - 1)
     moved = min(broadcast_bytes, elements * 4.0) if len(sources) else 0.0
     scalars = broadcast_bytes <= 8 and not moved > 8

@@ -117,12 +117,12 @@ def vertex_code_bytes(chip: Chip, families: Collection[str]) -> float:
 def merged_code(chip: Chip, reports: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Bytes on the chip by category, of all the programs of one IPU together: they share vertex code."""
     families: set[str] = set()
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for report in reports:
         families |= set(report["by_operator"])
         for category, size in report["memory"]["code"].items():
-            found[category] = found.get(category, 0.0) + size
-    return found | {"vertex_code": vertex_code_bytes(chip, families)} if found else {}
+            sizes[category] = sizes.get(category, 0.0) + size
+    return sizes | {"vertex_code": vertex_code_bytes(chip, families)} if sizes else {}
 
 
 _WIDTHS = {

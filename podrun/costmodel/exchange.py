@@ -106,11 +106,11 @@ def fabric_of(chip: Chip, *, ild_ipus: int | None = None) -> LinkModel:
     """The links of ``chip``'s systems; a C600's are taken as GC200's. A supposed chip keeps its base's links at its own
     clock and rate.
     """
-    found = fabric(chip.base if chip.base in FABRICS else "gc200", ild_ipus=ild_ipus)
+    model = fabric(chip.base if chip.base in FABRICS else "gc200", ild_ipus=ild_ipus)
     if chip.name == chip.base:
-        return found
+        return model
     rate = chip.facts.get("link_rate")
-    return replace(found, clock_hz=chip.clock_hz, link_rate=found.link_rate if rate is None else rate.value)
+    return replace(model, clock_hz=chip.clock_hz, link_rate=model.link_rate if rate is None else rate.value)
 
 
 def neighbour_seconds(chip: Chip, nbytes: float) -> float:
@@ -191,5 +191,5 @@ def stream_copy(chip: Chip, nbytes: float) -> dict[str, float]:
 
 def session_call_seconds(chip: Chip, rounds: int = 0, nbytes: float = 0.0) -> float:
     """Seconds of one session call: its fixed cost and ``rounds`` host rounds that nothing hides."""
-    each = sum(stream_copy(chip, 0.0).values()) / chip.clock_hz
-    return CALL_SECONDS + rounds * each + nbytes / STREAM_BYTES_PER_SECOND
+    round_seconds = sum(stream_copy(chip, 0.0).values()) / chip.clock_hz
+    return CALL_SECONDS + rounds * round_seconds + nbytes / STREAM_BYTES_PER_SECOND

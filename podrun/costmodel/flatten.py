@@ -34,12 +34,12 @@ VIEWS = frozenset({"reshape", "name", "squeeze", "expand_dims", "broadcast_in_di
 
 def in_library_form(flat: FlatJaxpr) -> FlatJaxpr:
     """``flat`` with its operators in the library's form, and with halves where the library has halves."""
-    found = runs_of_operators(flat.equations)
-    if all(place is None for place, _, _ in found):
+    runs = runs_of_operators(flat.equations)
+    if all(place is None for place, _, _ in runs):
         return flat
     flat = free_transposes(with_halves(flat))
     replaced: dict[int, OperatorRun] = {}
-    for operator in _operators(flat, found):
+    for operator in _operators(flat, runs):
         try:
             TEMPLATES[operator.place.kind](operator)
         except Unexpected:
@@ -48,8 +48,8 @@ def in_library_form(flat: FlatJaxpr) -> FlatJaxpr:
             if run is not None:
                 replaced[run.first] = run
     equations: list[Equation] = []
-    for _, first, end in found:
-        equations += replaced[first].made if first in replaced else flat.equations[first:end]
+    for _, first, end in runs:
+        equations += replaced[first].library_form if first in replaced else flat.equations[first:end]
     return replace(flat, equations=equations)
 
 
@@ -75,18 +75,18 @@ def free_transposes(flat: FlatJaxpr) -> FlatJaxpr:
 
 
 def _operators(
-    flat: FlatJaxpr, found: Sequence[tuple[OperatorScope | None, int, int]]
+    flat: FlatJaxpr, runs: Sequence[tuple[OperatorScope | None, int, int]]
 ) -> list[TracedOperator]:
     """Operators with a template, in order, whose forward run is one and whose backward run is at most one."""
     spans: dict[tuple[str, bool], list[tuple[OperatorScope, int, int]]] = {}
-    for place, first, end in found:
+    for place, first, end in runs:
         # The zeros at the start of a differentiated loop stand apart from it, and are no work.
         works = any(e.primitive not in VIEWS for e in flat.equations[first:end])
         if place is not None and place.kind in TEMPLATES and works:
             spans.setdefault((place.label, place.backward), []).append((place, first, end))
     owner: dict[int, str] = {}
     readers: dict[int, set[str]] = {}
-    for place, first, end in found:
+    for place, first, end in runs:
         for equation in flat.equations[first:end]:
             mine = f"{place.label}|{place.backward}" if place is not None else ""
             for number in equation.inputs:

@@ -75,14 +75,14 @@ def plan_gather(chip: Chip, equation: Equation) -> Plan:
     here, width, held = np.ceil(slices / apart), np.ceil(row / across), np.ceil(rows / down)
     copied = np.where(apart > 1, held * width * item * (1.0 - 1.0 / apart), 0.0)
     # Of each row part a tile has a place for all its indices; another look finds the part that knows.
-    found = np.where(down > 1, here * width * item, 0.0)
+    partial_rows = np.where(down > 1, here * width * item, 0.0)
     _, share = spread_over_tiles(chip, result.size)
-    settled = np.where(down > 1, found, share * item)
+    settled = np.where(down > 1, partial_rows, share * item)
     compute = vertices.multi_slice_cycles(here, width, table.dtype, in_range=1.0 / down) + np.where(
         down > 1, vertices.multi_slice_cycles(np.ceil(here / down), width, table.dtype), 0.0
     )
     exchange = _moved(chip, here * INDEX_BYTES) + _moved(chip, copied) + _moved(chip, settled)
-    temporary = here * INDEX_BYTES + copied + found + here * width * item
+    temporary = here * INDEX_BYTES + copied + partial_rows + here * width * item
     best = _best(chip, compute + exchange, temporary)
     return Plan(
         "gather",
@@ -140,8 +140,8 @@ def _sum_cycles(own: NDArray[np.float64], apart: NDArray[np.float64], dtype: str
     """Cycles to clear a table of ``own`` elements, and to sum a tile's share of ``apart`` such tables."""
     wide, narrow = vertices.vector_width("float32"), vertices.vector_width(dtype)
     clear = vertices.SUPERVISOR + 26.0 + np.ceil(own / narrow)
-    each = np.ceil(np.ceil(own / apart) / wide / vertices.WORKERS)
-    return clear + 33.0 + vertices.WORKERS * (20.0 + each * (apart + 9.0))
+    turns = np.ceil(np.ceil(own / apart) / wide / vertices.WORKERS)
+    return clear + 33.0 + vertices.WORKERS * (20.0 + turns * (apart + 9.0))
 
 
 def _best(chip: Chip, cycles: NDArray[np.float64], temporary: NDArray[np.float64]) -> int:
@@ -180,8 +180,8 @@ def loss_cycles(
 
     ``step_part``, ``label_part``: time steps and labels of a partition.
     """
-    turns, each = _wave(steps, label, dtype, step_part, label_part)
-    return turns * (each + sync_cycles(chip) + launch_cycles(chip))
+    turns, turn_cycles = _wave(steps, label, dtype, step_part, label_part)
+    return turns * (turn_cycles + sync_cycles(chip) + launch_cycles(chip))
 
 
 def _wave(
@@ -217,10 +217,10 @@ def plan_loss(chip: Chip, equation: Equation) -> Plan:
     steps, batch, classes = equation.operands[0].shape
     label, gradient = equation.params["label"], equation.params["gradient"]
     dtype = "float16" if equation.operands[0].dtype in ("float16", "bfloat16") else "float32"
-    turns, each = _wave(steps, label, dtype)
+    turns, turn_cycles = _wave(steps, label, dtype)
     rounds, tiles = _rounds(chip, batch)
     # The loss needs alpha alone; the gradient also needs beta, which takes as long, and the sums into classes.
-    wave = turns * each if gradient else turns * each / 2.0
+    wave = turns * turn_cycles if gradient else turns * turn_cycles / 2.0
     compute = wave + (loss_reduction_cycles(steps, label, dtype) if gradient else 0.0)
     item = 2.0 if dtype == "float16" else 4.0
     arriving = steps * classes * item / DEFAULT_TILES

@@ -26,9 +26,9 @@ def _convolution(op: TracedOperator) -> None:
     form = _conv_form(op.shape(x), op.shape(w), out)
     write = op.writer(op.forward)
     others = [n for n in op.forward.reads if n not in (x, w)]
-    made = write.emit("product", [x, w], None if others else y, shape=out, params=form["forward"])
+    product = write.emit("product", [x, w], None if others else y, shape=out, params=form["forward"])
     if others:
-        write.emit("add", [made, others[0]], y)
+        write.emit("add", [product, others[0]], y)
     op.finish(op.forward, {y}, y)
     if op.backward is None:
         return
@@ -40,11 +40,11 @@ def _convolution(op: TracedOperator) -> None:
             continue
         done.add(wanted)
         extra = [n for n in op.arriving() if n != g and op.shape(n) == op.shape(wanted)]
-        made = write.emit(
+        product = write.emit(
             "product", operands, None if extra else wanted, shape=op.shape(source), params=form[name]
         )
         if extra:
-            write.emit("add_any", [made, extra[0]], wanted)
+            write.emit("add_any", [product, extra[0]], wanted)
     for other in others:
         wanted = op.wanted(other)
         if wanted is not None and wanted not in done:
@@ -144,9 +144,9 @@ def _normalisation(op: TracedOperator) -> None:
         centred = pen.over("add", pen.over("copy", scaled), deltas)
         gradient = pen.over("add", centred, pen.over("mul", whitened, deltas))
         extra = [n for n in op.arriving() if n != g and op.shape(n) == op.shape(x)]
-        made = pen.over("mul", gradient, deviation, output=None if extra else dx)
+        by_deviation = pen.over("mul", gradient, deviation, output=None if extra else dx)
         if extra:
-            pen.over("add_any", made, extra[0], output=dx)
+            pen.over("add_any", by_deviation, extra[0], output=dx)
     if gradients:
         rows = op.size(x) // op.size(scale)
         both = pen.sums([pen.over("mul", whitened, g), g], (rows, op.size(scale)), (0,))
@@ -173,8 +173,10 @@ class _Passes:
         """Two sums over ``axes`` of tensors seen as ``shape``, in the same compute sets; a vector of each."""
         left = [d for d in range(len(shape)) if d not in axes]
         seen = [2 * size if d == left[-1] else size for d, size in enumerate(shape)]
-        each = [1 if d in axes else size for d, size in enumerate(shape)]
-        return self.write.emit("reduce_sum", sources, shape=each, params={"axes": tuple(axes)}, seen_as=seen)
+        reduced_shape = [1 if d in axes else size for d, size in enumerate(shape)]
+        return self.write.emit(
+            "reduce_sum", sources, shape=reduced_shape, params={"axes": tuple(axes)}, seen_as=seen
+        )
 
 
 def _reduced(op: TracedOperator, x: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -262,11 +264,11 @@ def _pointwise(forward: str, backward: str, *, keeps_output: bool) -> Template:
             raise Unexpected
         extra = [n for n in op.arriving() if n != g and op.shape(n) == op.shape(x)]
         write = op.writer(op.backward)
-        made = write.emit(
+        result = write.emit(
             backward, [g, y if keeps_output else x], None if extra else wanted, shape=op.shape(x)
         )
         if extra:
-            write.emit("add_any", [made, extra[0]], wanted)
+            write.emit("add_any", [result, extra[0]], wanted)
         op.finish(op.backward, {wanted}, wanted)
 
     return template

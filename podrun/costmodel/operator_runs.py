@@ -180,7 +180,7 @@ class OperatorRun:
     reads: list[int]
     written: list[int]
     scope: str
-    made: list[Equation] = field(default_factory=list)
+    library_form: list[Equation] = field(default_factory=list)
 
 
 class Unexpected(Exception):
@@ -273,10 +273,10 @@ class TracedOperator:
         Raises:
             Unexpected: nothing of that size is read.
         """
-        found = [n for n in self.arriving() if self.size(n) == self.size(y)]
-        if not found:
+        candidates = [n for n in self.arriving() if self.size(n) == self.size(y)]
+        if not candidates:
             raise Unexpected
-        return found[0]
+        return candidates[0]
 
     def arriving(self) -> list[int]:
         """The values that the backward run reads and the forward run neither read nor made: gradients of other
@@ -297,7 +297,7 @@ class TracedOperator:
 
     def writer(self, run: OperatorRun) -> RunWriter:
         """A writer that rewrites ``run``."""
-        return RunWriter(self.tensors, run.scope, run.made)
+        return RunWriter(self.tensors, run.scope, run.library_form)
 
     def finish(self, run: OperatorRun, done: set[int], source: int, main: int | None = None) -> None:
         """Copy small values of ``run`` that others read and no template made from ``source``.

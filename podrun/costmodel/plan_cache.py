@@ -54,22 +54,22 @@ def folder(environ: Mapping[str, str]) -> Path | None:
 @cache
 def version() -> str:
     """podrun's version and a digest of the tile model's own text."""
-    found = hashlib.sha256(podrun.__version__.encode())
+    digest = hashlib.sha256(podrun.__version__.encode())
     here = Path(__file__).resolve().parent
     for path in sorted(here.glob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @cache
 def sources(*rooms: str) -> str:
     """A digest of the text of rooms of podrun (``"models"``) that also decide the answers to some questions."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     root = Path(podrun.__file__).resolve().parent
     for room in rooms:
         for path in sorted((root / room).rglob("*.py")):
-            found.update(path.read_bytes())
-    return found.hexdigest()
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def remembered(question: Any, answer: Callable[[], Any], environ: Mapping[str, str] | None = None) -> Any:
@@ -87,20 +87,20 @@ def remembered(question: Any, answer: Callable[[], Any], environ: Mapping[str, s
         _log.debug("not kept: %s", error)
         return answer()
     path = directory / f"{key}{SUFFIX}"
-    found = _read(path)
-    if found is None:
-        found = answer()
-        _write(path, found)
-    return found
+    stored = _read(path)
+    if stored is None:
+        stored = answer()
+        _write(path, stored)
+    return stored
 
 
 def question_digest(question: Any) -> str:
     """The name of a question. Raises Unkeyed."""
-    found = hashlib.sha256(version().encode())
+    digest = hashlib.sha256(version().encode())
     for part in _words(question):
-        found.update(part.encode())
-        found.update(b"\0")
-    return found.hexdigest()
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
 
 
 def _words(value: Any) -> Any:
@@ -168,13 +168,13 @@ def _read(path: Path) -> Any:
         check, _, body = text.partition("\n")
         if check != hashlib.sha256(body.encode()).hexdigest():
             raise ValueError("its digest is another")
-        found = parse_json(body, path.name)
+        answer = parse_json(body, path.name)
     except (ValueError, ConfigError) as error:
         _log.warning("the kept plan %s is damaged (%s); planning anew", path.name, error)
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return found
+    return answer
 
 
 def _write(path: Path, answer: Any) -> None:

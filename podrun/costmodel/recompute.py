@@ -115,29 +115,29 @@ class _Remaker:
         return chosen
 
     def run(self) -> FlatJaxpr:
-        made: list[Equation] = []
+        written: list[Equation] = []
         for i, equation in enumerate(self.equations):
             if self.backward[i]:
-                inputs = tuple(self._here(n, self.places[i], made) for n in equation.inputs)
+                inputs = tuple(self._here(n, self.places[i], written) for n in equation.inputs)
                 equation = replace(equation, inputs=inputs)
-            made.append(equation)
+            written.append(equation)
         # Forward work that only the backward pass needed (a derivative) now happens there alone.
-        kept = needed(made, self.flat.results)
+        kept = needed(written, self.flat.results)
         return replace(self.flat, equations=self._outlined(kept), tensors=self.tensors)
 
-    def _outlined(self, made: list[Equation]) -> list[Equation]:
+    def _outlined(self, written: list[Equation]) -> list[Equation]:
         """``made``, where copies whose original is there are calls of it."""
         if not self.what.outlined:
-            return made
-        there = {number for equation in made for number in equation.outputs}
+            return written
+        there = {number for equation in written for number in equation.outputs}
         return [
             replace(equation, outlined=True)
             if equation.outputs and self.originals.get(equation.outputs[0]) in there
             else equation
-            for equation in made
+            for equation in written
         ]
 
-    def _here(self, number: int | None, place: int | None, made: list[Equation]) -> int | None:
+    def _here(self, number: int | None, place: int | None, written: list[Equation]) -> int | None:
         """The value's substitute in the backward pass at ``place``; copies go to the end of ``made``."""
         index = self._remade(number, place)
         if index is None or number is None:
@@ -156,7 +156,7 @@ class _Remaker:
             if missing:
                 waiting += missing
             else:
-                self._copy(waiting.pop(), made)
+                self._copy(waiting.pop(), written)
         return self.copies[number]
 
     def _remade(self, number: int | None, place: int | None) -> int | None:
@@ -167,7 +167,7 @@ class _Remaker:
         own = self.places[index]
         return index if own is None or place is None or own == place else None
 
-    def _copy(self, index: int, made: list[Equation]) -> None:
+    def _copy(self, index: int, written: list[Equation]) -> None:
         equation, place = self.equations[index], self.places[index]
         inputs = tuple(
             self.copies[n] if n is not None and self._remade(n, place) is not None else n
@@ -180,7 +180,7 @@ class _Remaker:
         outputs = tuple(self.copies[number] for number in equation.outputs)
         self.originals[outputs[0]] = equation.outputs[0]
         scope = recomputing(equation.scope)
-        made.append(replace(equation, inputs=inputs, outputs=outputs, scope=scope))
+        written.append(replace(equation, inputs=inputs, outputs=outputs, scope=scope))
 
 
 MOST_SEGMENTS = 32
@@ -264,6 +264,6 @@ class _ForwardFacts:
 
     def alive_after(self, position: int) -> Iterator[int]:
         """Values made at or before ``position`` and read behind it in the forward pass."""
-        for number, made in self.made.items():
-            if made <= position < self.last.get(number, made):
+        for number, produced in self.made.items():
+            if produced <= position < self.last.get(number, produced):
                 yield number

@@ -92,11 +92,11 @@ class LoopBody:
         """Add an equation; its result."""
         tensors = self.flat.tensors
         operands = tuple(tensors[n] for n in inputs)
-        made = self.value(shape, operands[0].dtype)
+        output = self.value(shape, operands[0].dtype)
         self.flat.equations.append(
-            Equation(primitive, params or {}, tuple(inputs), (made,), operands, (tensors[made],), scope)
+            Equation(primitive, params or {}, tuple(inputs), (output,), operands, (tensors[output],), scope)
         )
-        return made
+        return output
 
     def compute_sets(self, sets: Sets, shape: Sequence[int], dtype: str) -> None:
         """Element-wise operations, each a compute set of its own: separate scopes keep them from being fused."""
@@ -136,7 +136,7 @@ def _loop(
     outputs: Sequence[int],
 ) -> None:
     tensors = op.tensors
-    run.made.append(
+    run.library_form.append(
         Equation(
             "scan",
             {"length": steps},
@@ -170,8 +170,8 @@ def _forward(op: TracedOperator, sizes: RecurrentSizes, directions: int, inputs:
         gates = body.emit("product", [weights, joined], (sizes.batch, sizes.gates), params)
         body.flat.results.append(gates)
         body.compute_sets(sizes.cell.forward, state, sizes.dtype)
-        made = body.value((sizes.batch, (1 + keeps) * sizes.hidden), sizes.dtype)
-        body.flat.results.append(body.emit("copy", [made], (sizes.batch, (1 + keeps) * sizes.hidden)))
+        result = body.value((sizes.batch, (1 + keeps) * sizes.hidden), sizes.dtype)
+        body.flat.results.append(body.emit("copy", [result], (sizes.batch, (1 + keeps) * sizes.hidden)))
         last = direction == directions - 1
         _loop(op, op.forward, sizes.steps, body, inputs, [*op.forward.written, kept] if last else [])
     return kept
@@ -210,10 +210,10 @@ def _backward(
             joined = body.value((sizes.batch, sizes.width), sizes.dtype)
             total = body.value((sizes.gates, sizes.width), sizes.dtype)
             params = _product(max(sizes.gates, sizes.width), sizes.batch, min(sizes.gates, sizes.width))
-            made = body.emit(
+            product = body.emit(
                 "product", [joined, total], (sizes.gates, sizes.width), params | {"transposed": True}
             )
-            body.flat.results.append(body.emit("add_any", [made, total], (sizes.gates, sizes.width)))
+            body.flat.results.append(body.emit("add_any", [product, total], (sizes.gates, sizes.width)))
             _loop(op, run, sizes.steps, body, [x, kept, gates], wanted_weights if last else [])
     for number in rest:
         rows = sizes.steps * sizes.batch

@@ -110,9 +110,9 @@ def _share(group: list[Equation], shares: Mapping[int, float]) -> float:
 
 def _largest_results(group: list[Equation]) -> list[int]:
     """The largest results of a group; vectors beside them are spread evenly."""
-    made = [pair for e in group for pair in zip(e.outputs, e.results, strict=True)]
-    largest = max((t.size for _, t in made), default=0)
-    return [number for number, tensor in made if tensor.size * 2 > largest]
+    outputs = [pair for e in group for pair in zip(e.outputs, e.results, strict=True)]
+    largest = max((t.size for _, t in outputs), default=0)
+    return [number for number, tensor in outputs if tensor.size * 2 > largest]
 
 
 def _last_uses(flat: FlatJaxpr) -> dict[int, int]:
@@ -159,12 +159,14 @@ def _chain_step(
     chip: Chip, group: list[Equation], end: int, last_use: dict[int, int], share: float
 ) -> PlannedOperation:
     work = [e for e in group if e.primitive in OPS]
-    made = [number for e in group for number in e.outputs]
-    outside = {number for number in made if last_use.get(number, -1) >= end}
-    reads = tuple(dict.fromkeys(n for e in group for n in e.inputs if n is not None and n not in set(made)))
+    outputs = [number for e in group for number in e.outputs]
+    outside = {number for number in outputs if last_use.get(number, -1) >= end}
+    reads = tuple(
+        dict.fromkeys(n for e in group for n in e.inputs if n is not None and n not in set(outputs))
+    )
     plan = plan_chain(chip, work, outside, share)
-    inner = tuple(number for number in made if number not in outside)
-    return PlannedOperation(plan, "chain", group[0].scope, reads, tuple(made), inner)
+    inner = tuple(number for number in outputs if number not in outside)
+    return PlannedOperation(plan, "chain", group[0].scope, reads, tuple(outputs), inner)
 
 
 def _single_step(chip: Chip, equation: Equation, options: PlanOptions, share: float) -> PlannedOperation:
@@ -306,8 +308,8 @@ def split_flat(flat: FlatJaxpr, spot: Callable[[str], Spot | None]) -> tuple[Fla
 class _FlatSplitter:
     def __init__(self, flat: FlatJaxpr, spot: Callable[[str], Spot | None]) -> None:
         self.flat, self.equations = flat, flat.equations
-        made = {n for equation in self.equations for n in equation.outputs}
-        known = made.union(flat.arguments)
+        computed = {n for equation in self.equations for n in equation.outputs}
+        known = computed.union(flat.arguments)
         self.graph = DependencyGraph[int](
             [[n for n in e.inputs if n is not None] for e in self.equations],
             [e.outputs for e in self.equations],
@@ -354,9 +356,9 @@ class _FlatSplitter:
     def _segment(self, group: list[int], crossing: tuple[int, ...], owned: list[int]) -> FlatSegment:
         results = [*crossing, *owned]
         equations = [self.equations[i] for i in self.graph.with_repeated(group, results)]
-        made = {n for equation in equations for n in equation.outputs}
-        read = {n: None for e in equations for n in e.inputs if n is not None and n not in made}
-        read |= {n: None for n in owned if n not in made}
+        computed = {n for equation in equations for n in equation.outputs}
+        read = {n: None for e in equations for n in e.inputs if n is not None and n not in computed}
+        read |= {n: None for n in owned if n not in computed}
         constants = [n for n in self.flat.constants if n in read]
         fixed = set(constants)
         part = replace(

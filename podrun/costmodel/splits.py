@@ -188,8 +188,8 @@ def _vectors(product: Product, cut: ProductSplits) -> Values:
 
 def _reduced(product: Product, cut: ProductSplits) -> Values:
     """Cycles of adding partial sums, where several tiles share the input channels."""
-    each = _vectors(product, cut) * ((cut.pk + 7.0) * 0.5 + 2.0)
-    return np.where(cut.pk > 1, 33.0 + vertices.WORKERS * (20.0 + each), 0.0)
+    vectors = _vectors(product, cut) * ((cut.pk + 7.0) * 0.5 + 2.0)
+    return np.where(cut.pk > 1, 33.0 + vertices.WORKERS * (20.0 + vectors), 0.0)
 
 
 def _cast(product: Product, cut: ProductSplits) -> Values:

@@ -56,7 +56,7 @@ class DependencyGraph(Generic[Value]):
     ) -> None:
         self.repeated = repeated
         self.writes = writes
-        self.producer = {value: i for i, made in enumerate(writes) for value in made}
+        self.producer = {value: i for i, written in enumerate(writes) for value in written}
         self._direct = [tuple(values) for values in reads]
         self.reads: list[list[Value]] = []
         for values in self._direct:
@@ -68,8 +68,8 @@ class DependencyGraph(Generic[Value]):
 
     def sources(self, value: Value) -> list[Value]:
         """The values that ``value`` follows from: itself, or the inputs of the repeated operation that makes it."""
-        made = self.producer.get(value)
-        return [value] if made is None or not self.repeated[made] else self.reads[made]
+        producer = self.producer.get(value)
+        return [value] if producer is None or not self.repeated[producer] else self.reads[producer]
 
     def add_dependency(self, operation: int, producer: int) -> None:
         """Let ``operation`` wait for ``producer``, although it reads none of its results."""
@@ -77,11 +77,11 @@ class DependencyGraph(Generic[Value]):
 
     def consumers(self) -> dict[int, list[int]]:
         """The operations that read results of an operation, in program order."""
-        found: dict[int, list[int]] = {}
+        readers: dict[int, list[int]] = {}
         for i in self.indices:
             for producer in dict.fromkeys(self.producers[i]):
-                found.setdefault(producer, []).append(i)
-        return found
+                readers.setdefault(producer, []).append(i)
+        return readers
 
     def placed(
         self, spot: Callable[[int], Spot | None], joins: Collection[int] = ()
@@ -92,38 +92,38 @@ class DependencyGraph(Generic[Value]):
         Operations in ``joins`` (sums of gradients) run where the last of their operands is made, whatever the program
         says. An operation without any hint runs where its arguments are first read, else on place 0.
         """
-        found: dict[int, RankedPlace] = {}
+        places: dict[int, RankedPlace] = {}
         for i in self.indices:
             said = spot(i)
             if said is not None:
-                found[i] = RankedPlace(said.place, i if said.rank is None else said.rank, said.late)
+                places[i] = RankedPlace(said.place, i if said.rank is None else said.rank, said.late)
             if said is None or i in joins:
-                self._follow(i, found)
+                self._follow(i, places)
         consumers = self.consumers()
         for i in reversed(self.indices):
-            placed = [found[c] for c in consumers.get(i, ()) if c in found]
-            if i not in found and placed:
+            placed = [places[c] for c in consumers.get(i, ()) if c in places]
+            if i not in places and placed:
                 first = min(placed, key=_rank)
-                found[i] = RankedPlace(first.place, first.rank)
+                places[i] = RankedPlace(first.place, first.rank)
         homes: dict[Value, RankedPlace] = {}
         for i in self.indices:
-            for value in self.reads[i] if i in found else ():
-                homes.setdefault(value, found[i])
+            for value in self.reads[i] if i in places else ():
+                homes.setdefault(value, places[i])
         for i in self.indices:
-            if i not in found:
-                self._follow(i, found)
-            if i not in found:
+            if i not in places:
+                self._follow(i, places)
+            if i not in places:
                 home = next((homes[v] for v in self.reads[i] if v in homes), RankedPlace(0, 0))
-                found[i] = RankedPlace(home.place, home.rank)
-        return found
+                places[i] = RankedPlace(home.place, home.rank)
+        return places
 
-    def _follow(self, index: int, found: dict[int, RankedPlace]) -> None:
+    def _follow(self, index: int, places: dict[int, RankedPlace]) -> None:
         """Give an operation the place of its placed producer of highest rank, unless its own is later."""
-        placed = [found[p] for p in (*self.producers[index], index) if p in found]
+        placed = [places[p] for p in (*self.producers[index], index) if p in places]
         if placed:
             latest = max(placed, key=_rank)
-            late = index in found and found[index].late
-            found[index] = RankedPlace(latest.place, latest.rank, late)
+            late = index in places and places[index].late
+            places[index] = RankedPlace(latest.place, latest.rank, late)
 
     def groups(self, spots: Mapping[int, RankedPlace]) -> list[list[int]]:
         """The operations of each group, in program order; groups in an order in which they can run."""
@@ -148,23 +148,23 @@ class DependencyGraph(Generic[Value]):
     def crossing(self, groups: Sequence[Sequence[int]]) -> list[Value]:
         """The values that one group makes and another one reads, in program order."""
         where = {i: number for number, group in enumerate(groups) for i in group}
-        found: set[Value] = set()
+        values: set[Value] = set()
         for number, group in enumerate(groups):
             for value in (value for i in group for value in self.reads[i]):
-                made = self.producer.get(value)
-                if made is not None and where[made] != number:
-                    found.add(value)
-        return sorted(found, key=lambda v: (self.producer[v], self.writes[self.producer[v]].index(v)))
+                producer = self.producer.get(value)
+                if producer is not None and where[producer] != number:
+                    values.add(value)
+        return sorted(values, key=lambda v: (self.producer[v], self.writes[self.producer[v]].index(v)))
 
     def with_repeated(self, group: Iterable[int], results: Iterable[Value]) -> list[int]:
         """The group and the repeated operations that it and ``results`` need, in program order."""
         chosen = set(group)
         wanted = [v for i in chosen for v in self._direct[i]] + list(results)
         while wanted:
-            made = self.producer.get(wanted.pop())
-            if made is not None and self.repeated[made] and made not in chosen:
-                chosen.add(made)
-                wanted += self._direct[made]
+            producer = self.producer.get(wanted.pop())
+            if producer is not None and self.repeated[producer] and producer not in chosen:
+                chosen.add(producer)
+                wanted += self._direct[producer]
         return sorted(chosen)
 
 
@@ -198,9 +198,9 @@ def cut_chain(
     """
     if len(costs) < ipus:
         return None
-    each = (*(costs for _ in range(ipus - 1)), costs if last is None else last)
-    low, high = max(map(min, zip(costs, each[-1], strict=True))), sum(costs)
-    return lowest_bound(lambda bound: _filled(each, bound, fits), low, high)
+    costs_of = (*(costs for _ in range(ipus - 1)), costs if last is None else last)
+    low, high = max(map(min, zip(costs, costs_of[-1], strict=True))), sum(costs)
+    return lowest_bound(lambda bound: _filled(costs_of, bound, fits), low, high)
 
 
 def lowest_bound(
@@ -214,22 +214,22 @@ def lowest_bound(
         return None
     for _ in range(50):
         middle = (low + high) / 2
-        found = attempt(middle)
-        if found is None:
+        chain = attempt(middle)
+        if chain is None:
             low = middle
         else:
-            best, high = found, middle
+            best, high = chain, middle
     return best
 
 
-def _filled(each: Sequence[Sequence[float]], bound: float, fits: Fits) -> tuple[int, ...] | None:
+def _filled(costs_of: Sequence[Sequence[float]], bound: float, fits: Fits) -> tuple[int, ...] | None:
     """A cut in which no IPU costs more than ``bound``; None if there is none. ``each``: the layers' costs on
     each IPU.
     """
     ends: list[int] = []
-    first, layers = 0, len(each[0])
-    for ipu, costs in enumerate(each):
-        most = layers - (len(each) - 1 - ipu)
+    first, layers = 0, len(costs_of[0])
+    for ipu, costs in enumerate(costs_of):
+        most = layers - (len(costs_of) - 1 - ipu)
         end, held = first, 0.0
         while end < most and held + costs[end] <= bound * (1 + 1e-12) and fits(ipu, first, end + 1):
             held += costs[end]

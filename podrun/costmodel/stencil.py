@@ -151,8 +151,8 @@ def sweep(chip: Chip, grid: StencilGrid) -> dict[str, float]:
         face = grid.radius * _plane(grid)
         bands = held ** (2.0 / 3.0)
     else:
-        found = cut_grid(chip, grid)
-        held, busiest, rim, face, bands = found.held, found.slowest, found.rim, found.face, found.bands
+        cut = cut_grid(chip, grid)
+        held, busiest, rim, face, bands = cut.held, cut.slowest, cut.rim, cut.face, cut.bands
     phases = {
         "sync": exchange.global_sync_cycles(chip, grid.ipus),
         "exchange": exchange.PHASE_CYCLES + rim * cell / chip.exchange_bytes * exchange.HALO_FRAGMENTS,

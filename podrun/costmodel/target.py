@@ -242,8 +242,8 @@ def chip(name: str) -> Chip:
     if key in CHIPS:
         return _supposed(key, changes) if changes else CHIPS[key]
     if key in SYSTEMS:
-        found = SYSTEMS[key].chip
-        return _supposed(found.name, changes) if changes else found
+        known = SYSTEMS[key].chip
+        return _supposed(known.name, changes) if changes else known
     raise InvalidOptionError(
         f"unknown target {name!r}",
         hint=f"Chips: {', '.join(CHIPS)}. Systems: {', '.join(SYSTEMS)}.",
@@ -259,8 +259,8 @@ def system(name: str) -> System:
     key, _, changes = name.lower().partition(":")
     if key not in SYSTEMS:
         raise InvalidOptionError(f"unknown system {name!r}", hint=f"Systems: {', '.join(SYSTEMS)}.")
-    found = SYSTEMS[key]
-    return replace(found, name=name.lower(), chip=_supposed(found.chip.name, changes)) if changes else found
+    known = SYSTEMS[key]
+    return replace(known, name=name.lower(), chip=_supposed(known.chip.name, changes)) if changes else known
 
 
 @cache
@@ -294,8 +294,8 @@ def _supposed(base: str, changes: str) -> Chip:
         for word, value in values.items()
     }
     name = f"{base}:{','.join(f'{word}={values[word]:.12g}' for word in sorted(values))}"
-    found = CHIPS[base]
-    return Chip(name, f"{found.title}, supposed", MappingProxyType({**found.facts, **facts}))
+    base_chip = CHIPS[base]
+    return Chip(name, f"{base_chip.title}, supposed", MappingProxyType({**base_chip.facts, **facts}))
 
 
 # --- power ---------------------------------------------------------------------------------------------------

@@ -94,20 +94,20 @@ class Demand:
 
     def by_content(self) -> dict[str, int]:
         """Bytes on the chip by content, without empty contents."""
-        found: dict[str, float] = {name: self.lasting.get(name, 0) for name in LASTING}
-        found |= {ACTIVATIONS: self.activations, TEMPORARY: self.temporary, **self.code}
-        return {name: round(size) for name, size in found.items() if round(size)}
+        sizes: dict[str, float] = {name: self.lasting.get(name, 0) for name in LASTING}
+        sizes |= {ACTIVATIONS: self.activations, TEMPORARY: self.temporary, **self.code}
+        return {name: round(size) for name, size in sizes.items() if round(size)}
 
 
 def _on_tile(chip: Chip, demand: Demand, share: float) -> dict[str, int]:
     """Bytes by category on a tile that has ``share`` of the mean. Whole bytes, so that sums agree
     everywhere.
     """
-    each = share / chip.tiles
+    share_of_tile = share / chip.tiles
     spread: dict[str, float] = {"always_live": demand.always, "not_always_live": demand.activations}
     spread |= {TEMPORARY: demand.temporary, **demand.code}
-    found = {name: round(size * each) for name, size in spread.items()}
-    return {name: size for name, size in found.items() if size}
+    content = {name: round(size * share_of_tile) for name, size in spread.items()}
+    return {name: size for name, size in content.items() if size}
 
 
 def fullest_tile(chip: Chip, demand: Demand) -> int:
@@ -125,12 +125,12 @@ def by_tile(chip: Chip, demand: Demand) -> list[dict[str, Any]]:
     first.
     """
     edges = [chip.tiles * band // BANDS for band in range(BANDS + 1)]
-    found = []
+    ranges = []
     for band, (first, last) in enumerate(itertools.pairwise(edges)):
         share = TILE_IMBALANCE - 2 * (TILE_IMBALANCE - 1) * band / (BANDS - 1)
         content = _on_tile(chip, demand, share)
-        found.append({"first": first, "last": last, "bytes": dict(sorted(content.items()))})
-    return found
+        ranges.append({"first": first, "last": last, "bytes": dict(sorted(content.items()))})
+    return ranges
 
 
 def section(

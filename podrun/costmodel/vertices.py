@@ -149,16 +149,16 @@ def multi_slice_cycles(
     """Gather rows by index: 19 + 2 per vector for an index in range, 8 otherwise, + 30 per worker."""
     vectors = np.ceil(np.asarray(row_elements, dtype=np.float64) / vector_width(dtype))
     share, inside = np.ceil(np.asarray(slices, dtype=np.float64) / WORKERS), np.asarray(in_range)
-    each = inside * (19.0 + 2.0 * vectors) + (1.0 - inside) * 8.0
-    return np.asarray(25.0 + WORKERS * (30.0 + share * each))
+    slice_cycles = inside * (19.0 + 2.0 * vectors) + (1.0 - inside) * 8.0
+    return np.asarray(25.0 + WORKERS * (30.0 + share * slice_cycles))
 
 
 def multi_update_cycles(slices: ArrayLike, row_elements: ArrayLike, *, in_range: ArrayLike = 1.0) -> Cycles:
     """Scatter-add rows by index: 12 + 3 per atom for an index in range, 5 otherwise."""
     share = np.ceil(np.asarray(row_elements, dtype=np.float64) / WORKERS)
     slices, inside = np.asarray(slices, dtype=np.float64), np.asarray(in_range)
-    each = inside * (12.0 + 3.0 * share) + (1.0 - inside) * 5.0
-    return np.asarray(25.0 + WORKERS * (30.0 + slices * each))
+    slice_cycles = inside * (12.0 + 3.0 * share) + (1.0 - inside) * 5.0
+    return np.asarray(25.0 + WORKERS * (30.0 + slices * slice_cycles))
 
 
 def pool_cycles(outputs: float, window: float, dtype: str, *, backward: bool = False) -> float:
@@ -321,8 +321,8 @@ def matmul_cycles(
     if input_type == "float8":
         later_blocks = (blocks_in - 1.0) * (17.0 * WORKERS + 6.0 + load + accumulate)
         first_block = 6.0 * WORKERS + 10.0 + 20.0 * WORKERS + 11.0 + load + first
-        each = 2.0 * WORKERS + 9.0 + blocks_out * (first_block + later_blocks)
-        return np.asarray(46.0 + groups * each)
+        group_cycles = 2.0 * WORKERS + 9.0 + blocks_out * (first_block + later_blocks)
+        return np.asarray(46.0 + groups * group_cycles)
     later_blocks = (blocks_in - 1.0) * (15.0 + blocks_out * (19.0 + 6.0 + load + accumulate))
     first_block = 11.0 + blocks_out * (18.0 + 7.0 + load + first)
     launch = 50.0 + WORKERS * (7.0 + 3.0 * (blocks_in * groups - 1.0))
@@ -418,7 +418,9 @@ class _FourRowLoops:
     def cycles(self) -> float:
         """Cycles of the supervisor beside its calls: start, clearing of each output group, and loops."""
         clearing = self.out_groups * 17.0 + (self.out_groups - 1) * BRANCH_STALL + 2.0
-        turning = sum(turns * each for turns, each in zip(self.turns, FOUR_ROW_LOOPS, strict=True))
+        turning = sum(
+            turns * loop_cycles for turns, loop_cycles in zip(self.turns, FOUR_ROW_LOOPS, strict=True)
+        )
         return 109.0 + WORKERS * 18.0 + 16.0 + clearing + turning
 
     @property

@@ -181,14 +181,14 @@ def _opened(find: Callable[[], SharedRegion]) -> Array:
 
 def running_pieces(memory: Array) -> list[str]:
     """The pieces that are under way according to a crash record, each with its batch."""
-    found = []
+    pieces = []
     for number in range(SLOTS):
         slot = memory[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]
         place, batch = (int(n) for n in slot[:_TEXTS].view(np.int64))
         if _TEXTS <= place < SLOT_BYTES:
             text = slot[place:].tobytes().partition(b"\0")[0].decode("utf-8", "replace")
-            found.append(f"{text}, batch {batch}")
-    return found
+            pieces.append(f"{text}, batch {batch}")
+    return pieces
 
 
 def report_fatal_signals() -> None:
@@ -209,10 +209,10 @@ def survive_stack_overflow() -> None:
 def _c_module() -> Any:
     """None if it was not built, or before this version of podrun."""
     try:
-        found = importlib.import_module("podrun.device._crash_stack")
+        module = importlib.import_module("podrun.device._crash_stack")
     except ImportError:
         return None
-    return found if hasattr(found, "use_signal_stack") else None
+    return module if hasattr(module, "use_signal_stack") else None
 
 
 @functools.cache

@@ -111,8 +111,8 @@ def instances_on(first_ipus: Sequence[int], rank: int, instance_ipus: int) -> tu
     """
     if not instance_ipus or len(first_ipus) < 2:
         return ()
-    first, each = first_ipus[rank] - first_ipus[0], first_ipus[1] - first_ipus[0]
-    return tuple(range(first // instance_ipus, (first + each - 1) // instance_ipus + 1))
+    first, machine_ipus = first_ipus[rank] - first_ipus[0], first_ipus[1] - first_ipus[0]
+    return tuple(range(first // instance_ipus, (first + machine_ipus - 1) // instance_ipus + 1))
 
 
 def as_poplar_error(

@@ -170,8 +170,8 @@ class WorkDone:
         position: int = 0,
     ) -> WorkDone:
         """The sum of this and ``passes`` passes of a program. ``position``: of the machine within its replicas."""
-        each = samples_per_pass(executable) if position == 0 else 0
-        samples = None if each is None or self.samples is None else self.samples + passes * each
+        per_pass = samples_per_pass(executable) if position == 0 else 0
+        samples = None if per_pass is None or self.samples is None else self.samples + passes * per_pass
         batches = passes * executable.batches_per_pass
         return WorkDone(
             self.batches + batches, samples, self.modelled_s + modelled_s, self.emulation_s + emulation_s
@@ -180,10 +180,10 @@ class WorkDone:
 
 def samples_per_pass(executable: Executable) -> int | None:
     """Samples of one pass on one machine; None if the front end does not say how many a micro-batch holds."""
-    each = executable.metadata.get("samples_per_micro_batch")
-    if not isinstance(each, int):
+    per_micro_batch = executable.metadata.get("samples_per_micro_batch")
+    if not isinstance(per_micro_batch, int):
         return None
-    return each * executable.accumulation_factor * executable.layout.replicas_per_machine
+    return per_micro_batch * executable.accumulation_factor * executable.layout.replicas_per_machine
 
 
 log = logging.getLogger("podrun.device")
@@ -228,10 +228,10 @@ class LastingFaults:
         step = executable.tile_report.get("step")
         if not self._found or not isinstance(step, Mapping) or not step.get("seconds"):
             return 0.0
-        each = executable.batches_per_pass
-        total = float(step["seconds"]) / each
+        batches_per_pass = executable.batches_per_pass
+        total = float(step["seconds"]) / batches_per_pass
         causes: Mapping[str, float] = step.get("seconds_by_cause", {})
-        links = sum(float(causes.get(name, 0.0)) for name in LINK_CAUSES) / each
+        links = sum(float(causes.get(name, 0.0)) for name in LINK_CAUSES) / batches_per_pass
         clock = float(step.get("cycles", 0)) / float(step["seconds"])
         added = 0.0
         for batch in range(done, done + batches):
@@ -299,8 +299,8 @@ def instances_here(first: int, count: int, owners: Sequence[tuple[int, int]]) ->
 
     ``owners``: the first IPU within the job and the number of IPUs of each.
     """
-    found = {}
+    places = {}
     for place, (start, size) in enumerate(owners):
         if first <= start < first + count:
-            found[start // size] = place
-    return found
+            places[start // size] = place
+    return places

@@ -335,18 +335,18 @@ class Job:
         """The variables that this machine has, each with its IPUs: of a weight those on which it lies."""
         position = (self.ipus.first - self.range.first) // executable.layout.ipus_per_position
         here = at_position(executable, position % executable.layout.machines_per_replica)
-        found = dict.fromkeys(here.variables, frozenset(self.ipus))
+        ipus_of = dict.fromkeys(here.variables, frozenset(self.ipus))
         held = held_by_ipu(here)
         for k, names in enumerate(held):
-            found |= dict.fromkeys(names, frozenset(list(self.ipus)[k :: len(held)]))
-        return found
+            ipus_of |= dict.fromkeys(names, frozenset(list(self.ipus)[k :: len(held)]))
+        return ipus_of
 
     def _instances_here(self) -> dict[int, Owner]:
         """The owners whose first IPU is on this machine, by the index of their instance."""
         owners = list(self.owners.values())
         owned = [(o.request.owned.first - self.range.first, o.request.owned.count) for o in owners]
-        found = instances_here(self.ipus.first - self.range.first, self.ipus.count, owned)
-        return {index: owners[place] for index, place in found.items()}
+        places = instances_here(self.ipus.first - self.range.first, self.ipus.count, owned)
+        return {index: owners[place] for index, place in places.items()}
 
     # --- Run ------------------------------------------------------------------------------------------------
 
@@ -372,8 +372,8 @@ class Job:
 
     def _owners_of(self, rendezvous: OwnerRendezvous) -> list[Owner]:
         """The owners that arrived, in order of IPUs."""
-        found = [self.owners[owner] for owner in rendezvous.arrivals if owner in self.owners]
-        return sorted(found, key=lambda owner: owner.ipus.first)
+        arrived = [self.owners[owner] for owner in rendezvous.arrivals if owner in self.owners]
+        return sorted(arrived, key=lambda owner: owner.ipus.first)
 
     def _run(self, engine: Engine, rendezvous: OwnerRendezvous, owners: list[Owner]) -> None:
         """The work of the last owner to arrive: run, then note the result for all."""
@@ -442,10 +442,10 @@ class Job:
 
     def _replicas_of(self, executable: Executable, owner: Owner) -> tuple[int, int]:
         """The machine-local replicas of an owner: first and count. A machine has one if replicas span machines."""
-        each = executable.layout.ipus_per_replica
+        ipus_per_replica = executable.layout.ipus_per_replica
         if executable.layout.machines_per_replica > 1:
             return 0, 1
-        return (owner.ipus.first - self.ipus.first) // each, owner.ipus.count // each
+        return (owner.ipus.first - self.ipus.first) // ipus_per_replica, owner.ipus.count // ipus_per_replica
 
     def _core(self, group: Group) -> int | None:
         """The core of this machine, as one of a program's on this host."""
@@ -505,7 +505,11 @@ class Job:
         """Bytes that a machine sends to the others for one batch, according to its reductions."""
         if self.engine is None:
             return 0
-        work = [instruction for each in self.engine.executable.instructions for instruction in each]
+        work = [
+            instruction
+            for instructions in self.engine.executable.instructions
+            for instruction in instructions
+        ]
         names = {i.arena for i in work if isinstance(i, ReduceScatter | AllReduce)}
         arenas = [self.engine.executable.arenas[name] for name in names]
         return sum(arena.size * numpy_dtype(arena.dtype).itemsize for arena in arenas)
@@ -534,15 +538,15 @@ class Job:
             self._group = None
         self.engine = None
 
-    def _stop_tiles(self, found: NotFinite) -> PoplarError:
+    def _stop_tiles(self, piece_result: NotFinite) -> PoplarError:
         """Note the floating-point exception that stops a program; returns the error to raise."""
-        ipus = sorted(self.lists[found.ipu].ipus)
+        ipus = sorted(self.lists[piece_result.ipu].ipus)
         batch = self.engine.batches_done if self.engine is not None else 0
-        spec = FaultSpec(FaultTarget.IPU, (ipus[0],), batch, found.kind)
+        spec = FaultSpec(FaultTarget.IPU, (ipus[0],), batch, piece_result.kind)
         error = strike_error(self._context, Strike(spec, batch))
-        what = "infinite" if found.kind == "overflow" else "no numbers"
+        what = "infinite" if piece_result.kind == "overflow" else "no numbers"
         return type(error)(
-            f"{error.message}: {found.name} has values that are {what}",
+            f"{error.message}: {piece_result.name} has values that are {what}",
             code=error.code,
             where=error.where,
             cause=ErrorCause(batch=batch, ipus=(ipus[0],)),  # No fault was planned: the program did this.

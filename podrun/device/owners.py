@@ -49,7 +49,9 @@ class MachinePlace:
     def leads_host(self) -> int | None:
         """The index of this machine's host among them, if it is the first machine there."""
         here = self.endpoint.rpartition(":")[0]
-        first = next((k for k, each in enumerate(self.endpoints) if each.rpartition(":")[0] == here), None)
+        first = next(
+            (k for k, endpoint in enumerate(self.endpoints) if endpoint.rpartition(":")[0] == here), None
+        )
         return self.hosts.index(here) if first == self.machine else None
 
     def rendezvous_address(self, first: int, machines: int) -> str | None:

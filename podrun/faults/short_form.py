@@ -44,8 +44,8 @@ def parse_fault(text: str) -> FaultSpec:
             f"fault {text!r} is not of the form TARGET@batch=N:KIND, such as ipu:5@batch=17:tile-parity",
             hint=_kinds(),
         )
-    kind, _, given = match["how"].partition(",")
-    settings = {name: unquote(value) for name, value in _pairs(text, given).items()}
+    kind, _, settings_text = match["how"].partition(",")
+    settings = {name: unquote(value) for name, value in _pairs(text, settings_text).items()}
     when: dict[str, str] = _pairs(text, match["when"])
     return make_fault(
         text,
@@ -130,8 +130,8 @@ class _Moment:
         self._when = when
         starts = [name for name in ("batch", "time", "rate", "during") if name in when]
         if len(starts) != 1:
-            found = " and ".join(starts) or "none"
-            self._refuse(f"one of batch=, time=, rate= and during= says when it strikes, not {found}")
+            starts_text = " and ".join(starts) or "none"
+            self._refuse(f"one of batch=, time=, rate= and during= says when it strikes, not {starts_text}")
         known = {starts[0], *_WITH_WHEN, *(["seed"] if starts == ["rate"] else [])}
         unknown = sorted(set(when) - known)
         if unknown:
@@ -213,10 +213,10 @@ class _Moment:
         raise UsageError(f"fault {self._text!r}: {why}", hint="podrun help reference/faults has the forms.")
 
 
-def _pairs(text: str, given: str) -> dict[str, str]:
+def _pairs(text: str, settings_text: str) -> dict[str, str]:
     """``a=1,b=2`` as a mapping; ``step`` is ``batch``."""
     pairs: dict[str, str] = {}
-    for part in given.split(",") if given else ():
+    for part in settings_text.split(",") if settings_text else ():
         name, equals, value = part.partition("=")
         name = "batch" if name == "step" else name
         if not equals or not name or not value:
@@ -228,14 +228,14 @@ def _pairs(text: str, given: str) -> dict[str, str]:
 
 
 def _settings(
-    text: str, target: FaultTarget, kind: str, given: Mapping[str, SettingValue]
+    text: str, target: FaultTarget, kind: str, pairs: Mapping[str, SettingValue]
 ) -> tuple[tuple[str, SettingValue], ...]:
     """The settings of a kind, checked, in the order of their names."""
     known = dict(settings_of_kind(target.value, kind))
     if target is FaultTarget.IPU and (target.value, kind) in EFFECTS:
         known["tile"] = Setting(int, 0, 0, 1471)
     settings: dict[str, SettingValue] = {}
-    for name, value in sorted(given.items()):
+    for name, value in sorted(pairs.items()):
         if name not in known:
             names = ", ".join(known) or "none"
             place = f"{name}= says when: it stands before the kind, as in @batch=3,{name}={value}:{kind}"

@@ -42,11 +42,11 @@ def current_directory() -> str:
         ) from None
 
 
-def merge_config(given: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+def merge_config(options: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """``given`` over the values of the file that its ``import-config`` names, if any."""
-    path = given.get("import-config")
+    path = options.get("import-config")
     merged = read_options_file(directory / path) if path else {}
-    return merged | dict(given)
+    return merged | dict(options)
 
 
 def read_options_file(path: Path) -> dict[str, Any]:

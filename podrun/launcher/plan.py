@@ -39,12 +39,12 @@ _OURS = re.compile("num-|ipus-per|vipu-|mpi-|only-output|print-topology|fault$|o
 """Options whose names programs rarely use themselves. After the program they cause a warning."""
 
 
-def plan_launch(given: Mapping[str, Any], program: tuple[str, ...], context: LaunchContext) -> LaunchSpec:
+def plan_launch(options: Mapping[str, Any], program: tuple[str, ...], context: LaunchContext) -> LaunchSpec:
     """The launch that options and program describe. Raises UsageError for invalid values.
 
     `fit_to_pod` checks what depends on the POD (its size, IPU-Link domains), once the POD is known.
     """
-    values = values_in_effect(given)
+    values = values_in_effect(options)
     layout = plan_layout(values)
     offline = values["offline-mode"]
     everywhere = parse_mpi_arguments(values["mpi-global-args"], "--mpi-global-args")
@@ -77,7 +77,7 @@ def plan_launch(given: Mapping[str, Any], program: tuple[str, ...], context: Lau
         restarts=_restarts(values, context),
         check_replicas=values["check-replicas"] or 0,
         record=values["record"] and str(Path(context.directory, values["record"])),
-        warnings=tuple(_warnings(given, [everywhere, local, *single.values()], context, command)),
+        warnings=tuple(_warnings(options, [everywhere, local, *single.values()], context, command)),
     )
 
 
@@ -235,19 +235,22 @@ def _check_placement_options(values: Mapping[str, Any]) -> None:
 
 
 def _warnings(
-    given: Mapping[str, Any], arguments: list[MpiArguments], context: LaunchContext, command: tuple[str, ...]
+    options: Mapping[str, Any],
+    arguments: list[MpiArguments],
+    context: LaunchContext,
+    command: tuple[str, ...],
 ) -> list[str]:
     warnings = [
         f"--{option.name} has no effect: {option.ignored}"
         for option in OPTIONS
-        if option.ignored and given.get(option.name) and option.kind is ValueKind.BOOLEAN
+        if option.ignored and options.get(option.name) and option.kind is ValueKind.BOOLEAN
     ]
     words = sorted({word for part in arguments for word in part.without_effect})
     if words:
         warnings.append(
             f"options of mpirun without effect here: {', '.join(words)} (podrun does not use mpirun)"
         )
-    if given.get("vipu-cluster"):
+    if options.get("vipu-cluster"):
         warnings.append(
             "--vipu-cluster is deprecated: use --vipu-allocation (or --cluster for the POD to emulate)"
         )
@@ -256,28 +259,28 @@ def _warnings(
     )
     if unset:
         warnings.append(f"-x names variables that are not set: {', '.join(unset)}")
-    return warnings + _misplaced(given, command) + _interpreter_warning(command, context)
+    return warnings + _misplaced(options, command) + _interpreter_warning(command, context)
 
 
-def _misplaced(given: Mapping[str, Any], command: tuple[str, ...]) -> list[str]:
+def _misplaced(options: Mapping[str, Any], command: tuple[str, ...]) -> list[str]:
     """Warn of options of podrun that stand after the program and therefore go to the program."""
     names = {word.removeprefix("--").partition("=")[0] for word in command[1:] if word.startswith("--")}
-    ours = [f"--{name}" for name in sorted(names - given.keys()) if name in BY_NAME and _OURS.match(name)]
+    ours = [f"--{name}" for name in sorted(names - options.keys()) if name in BY_NAME and _OURS.match(name)]
     if not ours:
         return []
     verb = "is an argument" if len(ours) == 1 else "are arguments"
     return [f"{', '.join(ours)} after the program {verb} of the program: podrun's options come before it"]
 
 
-def _cache_directory(given: str | None, context: LaunchContext) -> str | None:
+def _cache_directory(folder: str | None, context: LaunchContext) -> str | None:
     """The absolute path of the executable cache. Raises UsageError if no directory can exist there."""
-    if not given:
+    if not folder:
         return None
-    path = Path(context.directory, given)
+    path = Path(context.directory, folder)
     there = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not there.is_dir():
         raise UsageError(
-            f"--executable-cache-path {given}: {there} is not a directory",
+            f"--executable-cache-path {folder}: {there} is not a directory",
             hint="Name a directory, or leave it out.",
         )
     return str(path)

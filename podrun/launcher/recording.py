@@ -71,13 +71,15 @@ class Recorded:
 
 
 def with_header(
-    spec: LaunchSpec, given: Mapping[str, Any], program: Sequence[str], directory: str
+    spec: LaunchSpec, options: Mapping[str, Any], program: Sequence[str], directory: str
 ) -> LaunchSpec:
     """The launch with the header of its record. Raises NotFoundError if the record cannot be written."""
     if spec.record is not None:
         check_file(Path(spec.record))
     planned = () if spec.partition is None else spec.partition.faults
-    return dataclasses.replace(spec, header=LaunchHeader(words_of(given, program), directory, tuple(planned)))
+    return dataclasses.replace(
+        spec, header=LaunchHeader(words_of(options, program), directory, tuple(planned))
+    )
 
 
 class LaunchRecording:
@@ -210,10 +212,10 @@ def _write(path: Path, text: str) -> None:
         ) from error
 
 
-def words_of(given: Mapping[str, Any], program: Sequence[str]) -> tuple[str, ...]:
+def words_of(options: Mapping[str, Any], program: Sequence[str]) -> tuple[str, ...]:
     """The words after ``podrun`` that state these options and this program, without faults and record."""
     words: list[str] = []
-    for name, value in given.items():
+    for name, value in options.items():
         if name in NOT_RECORDED:
             continue
         if not BY_NAME[name].takes_value:

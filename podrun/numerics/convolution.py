@@ -110,9 +110,9 @@ def _grouped(x: Array, w: Array, groups: int, window: Window, half: bool = False
     x = padded(x, window, jnp.zeros((), x.dtype))
     patches = jnp.stack([shifted(x, window, position) for position in window.positions()], axis=2)
     batch, channels, count, *out = patches.shape
-    each = channels // groups * count
-    patches = patches.reshape(batch, groups, each, math.prod(out))
-    weights = w.reshape(groups, w.shape[0] // groups, each)
+    per_group = channels // groups * count
+    patches = patches.reshape(batch, groups, per_group, math.prod(out))
+    weights = w.reshape(groups, w.shape[0] // groups, per_group)
     if half:
         y = half_partials(weights[None], patches)
     else:
@@ -232,7 +232,7 @@ def deformed(
     patches = jax.vmap(jax.vmap(sample))(parts, offset)
     if mask is not None:
         patches = patches * mask.reshape(x.shape[0], offset_groups, count, *out)[:, :, None]
-    each = x.shape[1] // weight_groups * count
-    patches = patches.reshape(x.shape[0], weight_groups, each, int(np.prod(out)))
-    weights = w.reshape(weight_groups, w.shape[0] // weight_groups, each)
+    per_group = x.shape[1] // weight_groups * count
+    patches = patches.reshape(x.shape[0], weight_groups, per_group, int(np.prod(out)))
+    weights = w.reshape(weight_groups, w.shape[0] // weight_groups, per_group)
     return jnp.einsum("gmk,ngko->ngmo", weights, patches).reshape(x.shape[0], w.shape[0], *out)

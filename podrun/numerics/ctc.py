@@ -94,8 +94,8 @@ def _beam_search(log_p: Array, length: Array, blank: int, width: int) -> tuple[A
     ends_blank, ends_label = start, jnp.full(width, LEAST)
     others = np.asarray([c for c in range(classes) if c != blank], np.int32)
 
-    def step(state: Any, each: Any) -> tuple[Any, None]:
-        t, p = each
+    def step(state: Any, now: Any) -> tuple[Any, None]:
+        t, p = now
         labels, counts, with_blank, with_label = state
         total = jnp.logaddexp(with_blank, with_label)
         last = jnp.where(
@@ -120,9 +120,9 @@ def _beam_search(log_p: Array, length: Array, blank: int, width: int) -> tuple[A
         all_label = all_label.at[:width].set(jnp.logaddexp(all_label[:width], jax.nn.logsumexp(into, axis=0)))
         all_label = jnp.where(merged, LEAST, all_label)
         _, best = lax.top_k(jnp.logaddexp(all_blank, all_label), width)
-        made = (all_labels[best], all_counts[best], all_blank[best], all_label[best])
+        chosen = (all_labels[best], all_counts[best], all_blank[best], all_label[best])
         live = t < length
-        return tuple(jnp.where(live, a, b) for a, b in zip(made, state, strict=True)), None
+        return tuple(jnp.where(live, a, b) for a, b in zip(chosen, state, strict=True)), None
 
     state, _ = lax.scan(step, (labels, counts, ends_blank, ends_label), (jnp.arange(steps), log_p))
     labels, counts, with_blank, with_label = state

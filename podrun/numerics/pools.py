@@ -148,7 +148,7 @@ def adaptive_maximum(x: Array, out: Sequence[int]) -> tuple[Array, Array]:
         picked = []
         for part, part_places in zip(_parts(x, axis, count), _parts(places, axis, count), strict=True):
             best = jnp.argmax(part, axis, keepdims=True)
-            picked.append(tuple(jnp.take_along_axis(each, best, axis) for each in (part, part_places)))
+            picked.append(tuple(jnp.take_along_axis(values, best, axis) for values in (part, part_places)))
         x, places = (jnp.concatenate([pair[i] for pair in picked], axis) for i in range(2))
     return x, places
 

@@ -108,9 +108,9 @@ def product_with_rows(a: Array, b: Array) -> Array:
     """``a @ b.T`` for a ``[..., k]`` and b ``[m, k]``, in float32 for halves."""
     sums = type_of_sums(a, b)
     if a.dtype != b.dtype:
-        a, b = (each.astype(jnp.promote_types(a.dtype, b.dtype)) for each in (a, b))
+        a, b = (operand.astype(jnp.promote_types(a.dtype, b.dtype)) for operand in (a, b))
     if a.size == a.shape[-1]:
         # XLA on CPUs takes fifteen times as long for A B^T where A has one row.
-        made = lax.dot_general(b, a.reshape(1, -1), (((1,), (1,)), ((), ())), preferred_element_type=sums)
-        return made.reshape(*a.shape[:-1], b.shape[0])
+        product = lax.dot_general(b, a.reshape(1, -1), (((1,), (1,)), ((), ())), preferred_element_type=sums)
+        return product.reshape(*a.shape[:-1], b.shape[0])
     return lax.dot_general(a, b, (((a.ndim - 1,), (1,)), ((), ())), preferred_element_type=sums)

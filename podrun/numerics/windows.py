@@ -70,7 +70,7 @@ def fitted_window(
     """
     rank = len(sizes)
     strides, dilations = (
-        _per_axis(name, given, rank) for name, given in (("strides", strides), ("dilations", dilations))
+        _per_axis(name, setting, rank) for name, setting in (("strides", strides), ("dilations", dilations))
     )
     if len(kernel) != rank:
         raise InputMismatch(f"kernel_shape has {len(kernel)} elements for {rank} spatial axes")
@@ -89,10 +89,10 @@ def fitted_window(
     return window
 
 
-def _per_axis(name: str, given: Sequence[int], rank: int) -> tuple[int, ...]:
-    if given and len(given) != rank:
-        raise InputMismatch(f"{name} has {len(given)} elements for {rank} spatial axes")
-    return tuple(given) or (1,) * rank
+def _per_axis(name: str, values: Sequence[int], rank: int) -> tuple[int, ...]:
+    if values and len(values) != rank:
+        raise InputMismatch(f"{name} has {len(values)} elements for {rank} spatial axes")
+    return tuple(values) or (1,) * rank
 
 
 def _pads(

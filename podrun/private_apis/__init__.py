@@ -16,12 +16,12 @@ def find_name(name: str) -> Any:
     module, parts = name, list[str]()
     while module:
         try:
-            found: Any = importlib.import_module(module)
+            value: Any = importlib.import_module(module)
         except ImportError:
             module, _, last = module.rpartition(".")
             parts.insert(0, last)
             continue
         for part in parts:
-            found = getattr(found, part, None)
-        return found
+            value = getattr(value, part, None)
+        return value
     return None

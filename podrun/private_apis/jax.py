@@ -84,14 +84,14 @@ def missing_jax_names() -> list[PrivateUse]:
 
 
 def _need(name: str) -> Any:
-    found = find_name(name)
-    if found is None:
+    value = find_name(name)
+    if value is None:
         use = next(use for use in USES if use.name == name)
         raise ImportError(
             f"jax {_version('jax')} with jaxlib {_version('jaxlib')} has no {name}, which podrun needs for "
             f"{use.gives}: install the versions that podrun asks for (pip install --force-reinstall podrun)"
         )
-    return found
+    return value
 
 
 def _version(package: str) -> str:
@@ -188,9 +188,9 @@ def aliased_outputs(lowered: Any) -> dict[int, int]:
         op for op in lowered.compiler_ir().body if ir.StringAttr(op.attributes["sym_name"]).value == "main"
     )
     return {
-        position: int(ir.IntegerAttr(each["tf.aliasing_output"]).value)
-        for position, each in enumerate(main.attributes.get("arg_attrs", ()))
-        if "tf.aliasing_output" in each
+        position: int(ir.IntegerAttr(attributes["tf.aliasing_output"]).value)
+        for position, attributes in enumerate(main.attributes.get("arg_attrs", ()))
+        if "tf.aliasing_output" in attributes
     }
 
 
@@ -214,8 +214,8 @@ def _shared_contexts() -> Callable[[], Any] | None:
         return make() if shared is None else shared
 
     module.make_ir_context = context_of_thread
-    made: Callable[[], Any] = make
-    return made
+    typed_make: Callable[[], Any] = make
+    return typed_make
 
 
 @contextmanager

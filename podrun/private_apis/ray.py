@@ -208,7 +208,7 @@ def raylet_command(command: Sequence[str]) -> list[str]:
         elif name == "--num_prestart_python_workers":
             word = f"{name}=0"
         elif name == "--python_worker_command":
-            word = _RAY_WORKER.sub(lambda found: _OUR_WORKER, word)
+            word = _RAY_WORKER.sub(lambda match: _OUR_WORKER, word)
         changed.append(word)
     return [*changed, f"--dashboard_agent_listen_port={_UNUSED_PORT}"]
 

@@ -51,12 +51,12 @@ def missing_torch_names() -> list[str]:
 
 
 def _need(name: str) -> Any:
-    found = find_name(name)
-    if found is None:
+    value = find_name(name)
+    if value is None:
         raise ImportError(
             f"this torch ({torch.__version__}) has no {name}, which podrun needs: {REQUIRED[name]}"
         )
-    return found
+    return value
 
 
 DispatchMode: Any = _need("torch.utils._python_dispatch.TorchDispatchMode")

@@ -43,8 +43,8 @@ def profile_in_file(path: Path) -> Profile:
         from podrun.popef.reader import read_program
 
         return profile_of(read_program(path))
-    found = parse_report(read_report_text(path), source=str(path))
-    return from_object(found, source=str(path)) if found.get("schema") == SCHEMA else read_report(found)
+    content = parse_report(read_report_text(path), source=str(path))
+    return from_object(content, source=str(path)) if content.get("schema") == SCHEMA else read_report(content)
 
 
 _FILE = click.Path(path_type=Path)

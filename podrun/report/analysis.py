@@ -91,7 +91,7 @@ def compilation(profile: Profile) -> Compilation:
         LibraryGraph(steps),
         tuple(_ipu(held.get(ipu), ipu, target) for ipu in range(count)),
         live,
-        [program for found in _programs(profile) for program, _ in found],
+        [program for phase in _programs(profile) for program, _ in phase],
         list(_variables(profile)),
     )
 
@@ -185,14 +185,14 @@ def _programs(profile: Profile) -> Iterator[list[tuple[LibraryProgram, int]]]:
     """For each stage and update in order, its programs and their cycles; numbered through all of them."""
     number = 0
     for stage in _in_order(profile):
-        found = []
+        library_programs = []
         for step in stage.timeline:
             name = f"{layer_of(step.scope)}/{step.operator}"
             for phase in PHASES:
                 if cycles := step.cycles(phase):
-                    found.append((LibraryProgram(name, KINDS[phase], number), cycles))
+                    library_programs.append((LibraryProgram(name, KINDS[phase], number), cycles))
                     number += 1
-        yield found
+        yield library_programs
 
 
 def _variables(profile: Profile) -> Iterator[LibraryVariable]:
@@ -205,14 +205,16 @@ def _variables(profile: Profile) -> Iterator[LibraryVariable]:
 
 def _ipu(use: MemoryUse | None, ipu: int, target: Target) -> Ipu:
     """An IPU and the contents of its tiles; empty if it has no work."""
-    found: list[Tile] = []
+    own_tiles: list[Tile] = []
     tiles = target.tilesPerIpu
     for interval in use.by_tile if use is not None else ():
         memory = _tile_memory(interval.bytes_by_category, target.bytesPerTile)
-        found += [Tile(ipu * tiles + t, ipu, memory) for t in range(interval.first_tile, interval.end_tile)]
+        own_tiles += [
+            Tile(ipu * tiles + t, ipu, memory) for t in range(interval.first_tile, interval.end_tile)
+        ]
     empty = _tile_memory({}, target.bytesPerTile)
-    found += [Tile(ipu * tiles + t, ipu, empty) for t in range(len(found), tiles)]
-    return Ipu(ipu, tuple(found))
+    own_tiles += [Tile(ipu * tiles + t, ipu, empty) for t in range(len(own_tiles), tiles)]
+    return Ipu(ipu, tuple(own_tiles))
 
 
 def _tile_memory(content: Mapping[str, int], room: int) -> TileMemory:

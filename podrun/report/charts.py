@@ -203,14 +203,14 @@ def memory_over_time(memory: MemoryUse) -> str:
 def pipeline(profile: Profile) -> str:
     """Which micro-batch each IPU works on, over the modelled time of a batch (its first micro-batches)."""
     shown = shown_micro_batches(profile)
-    found = stage_runs(profile, shown)
-    rows = {ipu: row for row, ipu in enumerate(sorted({run.stage.ipu for run in found}))}
-    length = max(run.end_cycles for run in found) or 1
+    runs = stage_runs(profile, shown)
+    rows = {ipu: row for row, ipu in enumerate(sorted({run.stage.ipu for run in runs}))}
+    length = max(run.end_cycles for run in runs) or 1
     scale = WIDTH / length
     # The visible part of these bars is the bubble.
     shapes = [rect(0, row * 26, WIDTH, 22, IDLE_COLOUR, f"IPU {ipu} idle") for ipu, row in rows.items()]
     last = max(stage.pipeline_cycle for stage in profile.stages)
-    for run in found:
+    for run in runs:
         stage = run.stage
         tip = (
             f"{stage.name} of micro-batch {run.micro_batch}: {stage.cycles:,} cycles, "

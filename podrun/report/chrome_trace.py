@@ -97,7 +97,7 @@ def _whole(
 
 
 def _slices(stage: ReportStage, start: int, scale: float, micro_batch: int | None) -> list[dict[str, Any]]:
-    found = []
+    events = []
     now = start
     for step in stage.timeline:
         for thread, phase in enumerate(PHASES):
@@ -107,9 +107,9 @@ def _slices(stage: ReportStage, start: int, scale: float, micro_batch: int | Non
             name = f"{step.operator} {step.scope}".strip()
             event = _event(stage, name, phase, thread, now, cycles, scale)
             event["args"] |= {"micro_batch": micro_batch, "steps": step.steps}
-            found.append(event)
+            events.append(event)
             now += cycles
-    return found
+    return events
 
 
 INTERLEAVED = "interleaved"
@@ -162,10 +162,10 @@ def pipeline_shape(profile: Profile) -> Shape | None:
     if not profile.pipelined:
         return None
     total = profile.micro_batches_per_pass
-    found = stage_runs(profile, total)
-    length = max(run.end_cycles for run in found) or 1
+    runs = stage_runs(profile, total)
+    length = max(run.end_cycles for run in runs) or 1
     busy: dict[int, int] = {}
-    for run in found:
+    for run in runs:
         busy[run.stage.ipu] = busy.get(run.stage.ipu, 0) + run.stage.cycles
     idle = {ipu: 1 - cycles / length for ipu, cycles in sorted(busy.items())}
     filling = max(stage.pipeline_cycle for stage in profile.stages)
@@ -180,17 +180,17 @@ def shown_micro_batches(profile: Profile, most: int = 16) -> int:
 
 
 def _one_after_the_other(stages: list[ReportStage], micro_batches: int) -> list[StageRun]:
-    found: list[StageRun] = []
+    runs: list[StageRun] = []
     now = 0
     for micro_batch in range(micro_batches):
         for stage in stages:
-            found.append(StageRun(stage, micro_batch, now))
+            runs.append(StageRun(stage, micro_batch, now))
             now += stage.cycles
-    return found
+    return runs
 
 
 def _in_slots(stages: list[ReportStage], micro_batches: int) -> list[StageRun]:
-    found: list[StageRun] = []
+    runs: list[StageRun] = []
     now = 0
     for slot in range(micro_batches + stages[-1].pipeline_cycle):
         busy: dict[int, int] = {}
@@ -198,10 +198,10 @@ def _in_slots(stages: list[ReportStage], micro_batches: int) -> list[StageRun]:
             micro_batch = slot - stage.pipeline_cycle
             if 0 <= micro_batch < micro_batches:
                 begun = busy.get(stage.ipu, 0)
-                found.append(StageRun(stage, micro_batch, now + begun))
+                runs.append(StageRun(stage, micro_batch, now + begun))
                 busy[stage.ipu] = begun + stage.cycles
         now += max(busy.values(), default=0)
-    return sorted(found, key=lambda run: run.start_cycles)
+    return sorted(runs, key=lambda run: run.start_cycles)
 
 
 def _in_turns(stages: list[ReportStage], micro_batches: int) -> list[StageRun]:
@@ -212,12 +212,12 @@ def _in_turns(stages: list[ReportStage], micro_batches: int) -> list[StageRun]:
     )
     free: dict[int, int] = {}
     arrived = [0] * micro_batches
-    found = []
+    runs = []
     for _, _, place, m in order:
         run = StageRun(stages[place], m, max(free.get(stages[place].ipu, 0), arrived[m]))
         free[run.stage.ipu] = arrived[m] = run.end_cycles
-        found.append(run)
-    return sorted(found, key=lambda run: run.start_cycles)
+        runs.append(run)
+    return sorted(runs, key=lambda run: run.start_cycles)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -318,11 +318,11 @@ def log_of(environ: Mapping[str, str]) -> TracepointLog:
     """The recorder that PVTI_OPTIONS asks for. As in the SDK, options that cannot be read, and options without
     ``enable``, switch tracepoints on with all defaults.
     """
-    given = environ.get(OPTIONS)
-    if not given:
+    text = environ.get(OPTIONS)
+    if not text:
         return TracepointLog(None)
     try:
-        options = parse_json(given, OPTIONS)
+        options = parse_json(text, OPTIONS)
     except ConfigError:
         options = {}
     if not isinstance(options, dict):
@@ -340,17 +340,17 @@ def log_of(environ: Mapping[str, str]) -> TracepointLog:
 @functools.cache
 def recorder() -> TracepointLog:
     """The process's recorder, which writes its file when the process ends."""
-    made = log_of(environment())
-    if made.on:
-        atexit.register(_write_at_exit, made)
-    return made
+    log = log_of(environment())
+    if log.on:
+        atexit.register(_write_at_exit, log)
+    return log
 
 
-def _write_at_exit(made: TracepointLog) -> None:
+def _write_at_exit(log: TracepointLog) -> None:
     try:
-        made.write()
+        log.write()
     except OSError as error:
-        sys.stderr.write(f"podrun: tracepoints cannot be written to {made.path}: {error.strerror}\n")
+        sys.stderr.write(f"podrun: tracepoints cannot be written to {log.path}: {error.strerror}\n")
 
 
 def createTraceChannel(name: str) -> TraceChannel:

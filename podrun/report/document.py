@@ -92,16 +92,16 @@ def from_object(content: Mapping[str, Any], *, source: str) -> Profile:
             hint=_ANEW,
         )
     try:
-        found: Profile = _adapter().validate_json(json.dumps(content.get("profile")), strict=True)
+        profile: Profile = _adapter().validate_json(json.dumps(content.get("profile")), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in ("profile", *first["loc"]))
         raise ConfigError(f"{source}: {where}: {first['msg']}", hint=_ANEW) from error
-    if not found.stages or not found.seconds_by_cause:
+    if not profile.stages or not profile.seconds_by_cause:
         raise ConfigError(
             f"{source}: profile.stages: a program has at least one stage and one cause", hint=_ANEW
         )
-    return found
+    return profile
 
 
 def load(path: Path | str) -> Profile:
@@ -111,11 +111,11 @@ def load(path: Path | str) -> Profile:
 
 def load_origin(path: Path | str) -> ReportOrigin | None:
     """Where the report in a file comes from; None if it does not say. Raises ConfigError as `load`."""
-    found = parse_report(read_report_text(Path(path)), source=str(path)).get("origin")
-    if not isinstance(found, dict):
+    origin = parse_report(read_report_text(Path(path)), source=str(path)).get("origin")
+    if not isinstance(origin, dict):
         return None
     names = {field.name for field in dataclasses.fields(ReportOrigin)}
-    return ReportOrigin(**{name: str(value) for name, value in found.items() if name in names})
+    return ReportOrigin(**{name: str(value) for name, value in origin.items() if name in names})
 
 
 def origin_of_process(environ: Mapping[str, str], words: Sequence[str], now: datetime) -> ReportOrigin:

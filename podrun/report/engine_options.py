@@ -136,17 +136,17 @@ def engine_options(program: Mapping[str, str], environ: Mapping[str, str]) -> En
     Raises:
         InvalidOptionError: a name that is no engine option, or a value it cannot have.
     """
-    given = {**_checked(program, "engineOptions"), **_checked(_from_environment(environ), VARIABLE)}
-    everything = _flag(given, "autoReport.all", False)
-    _check_run_count(given)
+    options = {**_checked(program, "engineOptions"), **_checked(_from_environment(environ), VARIABLE)}
+    everything = _flag(options, "autoReport.all", False)
+    _check_run_count(options)
     return EngineOptions(
-        directory=_directory(given.get(DIRECTORY, "."), environ),
-        graph_profile=_flag(given, "autoReport.outputGraphProfile", everything),
-        execution_profile=_flag(given, "autoReport.outputExecutionProfile", everything),
-        allow_out_of_memory=_flag(given, "debug.allowOutOfMemory", False),
-        strict=_flag(given, "podrun.strict", False),
+        directory=_directory(options.get(DIRECTORY, "."), environ),
+        graph_profile=_flag(options, "autoReport.outputGraphProfile", everything),
+        execution_profile=_flag(options, "autoReport.outputExecutionProfile", everything),
+        allow_out_of_memory=_flag(options, "debug.allowOutOfMemory", False),
+        strict=_flag(options, "podrun.strict", False),
         floating_point_exceptions=any(
-            _flag(given, f"debug.{name}Exception", False) for name in ("floatPointOp", "nanOverflow")
+            _flag(options, f"debug.{name}Exception", False) for name in ("floatPointOp", "nanOverflow")
         ),
     )
 
@@ -157,24 +157,24 @@ def _from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
         return {}
     example = f'As in {VARIABLE}=\'{{"autoReport.all": "true"}}\''
     try:
-        found = json.loads(text)
+        options = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidOptionError(f"{VARIABLE} is no JSON: {error}", hint=example) from error
-    if not isinstance(found, dict):
+    if not isinstance(options, dict):
         raise InvalidOptionError(f"{VARIABLE} is no JSON object", hint=example)
-    return found
+    return options
 
 
 def _checked(options: Mapping[str, object], source: str) -> dict[str, str]:
-    found = {}
+    texts = {}
     for name, value in options.items():
         if name not in KNOWN:
             raise _unknown(name, source)
         # JSON's true, and numbers, count as the strings that Poplar expects.
         if isinstance(value, (dict, list)) or value is None:
             raise InvalidOptionError(f"{source}: {name} is {value!r}; an option's value is a string")
-        found[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    return found
+        texts[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return texts
 
 
 def _unknown(name: str, source: str) -> InvalidOptionError:
@@ -187,8 +187,8 @@ def _unknown(name: str, source: str) -> InvalidOptionError:
     )
 
 
-def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
-    value = given.get(name)
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    value = options.get(name)
     if value is None:
         return default
     if value not in ("true", "false"):
@@ -196,8 +196,8 @@ def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
     return value == "true"
 
 
-def _check_run_count(given: Mapping[str, str]) -> None:
-    count = given.get(RUN_COUNT)
+def _check_run_count(options: Mapping[str, str]) -> None:
+    count = options.get(RUN_COUNT)
     if count is not None and not (count.isdecimal() and int(count) > 0):
         raise InvalidOptionError(f"Engine option {RUN_COUNT} is {count!r}; it is a whole number above 0.")
 

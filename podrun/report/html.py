@@ -53,7 +53,7 @@ GROUPS = {"ipu": "Memory of IPU", "stage": "Timelines"}
 
 def _links(sections: Sequence[tuple[str, str]]) -> str:
     """Links to sections, given by anchor and heading."""
-    made = []
+    links = []
     for kind, parts in groupby(sections, key=lambda section: section[0].partition("-")[0]):
         members = list(parts)
         if kind in GROUPS and len(members) >= MANY:
@@ -61,10 +61,10 @@ def _links(sections: Sequence[tuple[str, str]]) -> str:
                 f'<a href="#{anchor}" title="{escape(name)}">{anchor.partition("-")[2]}</a>'
                 for anchor, name in members
             )
-            made.append(f"<span>{GROUPS[kind]}: {numbers}</span>")
+            links.append(f"<span>{GROUPS[kind]}: {numbers}</span>")
         else:
-            made += [f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in members]
-    return "".join(made)
+            links += [f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name in members]
+    return "".join(links)
 
 
 def side_by_side(
@@ -247,17 +247,17 @@ def _pipeline(profile: Profile) -> str:
     )
     grey = "idle" if of == "all" else "idle, or at work on later micro-batches"
     about = f"<p>Time runs to the right; one colour is one micro-batch ({of} shown); grey is {grey}."
-    found = pipeline_shape(profile)
+    shape = pipeline_shape(profile)
     over = (
         "a whole batch"
         if profile.batches_per_pass == 1
         else f"the {profile.batches_per_pass} batches of a run"
     )
-    if found is not None:
+    if shape is not None:
         about += (
-            f" Schedule {found.schedule}: {number_of(found.fill_slots, 'pipeline cycle')} to fill, "
-            f"{found.main_slots} full, {found.flush_slots} to flush; over {over} IPUs idle "
-            f"<b>{found.idle_share:.1%}</b> of the time."
+            f" Schedule {shape.schedule}: {number_of(shape.fill_slots, 'pipeline cycle')} to fill, "
+            f"{shape.main_slots} full, {shape.flush_slots} to flush; over {over} IPUs idle "
+            f"<b>{shape.idle_share:.1%}</b> of the time."
         )
     return f"{about}</p>{charts.pipeline(profile)}"
 

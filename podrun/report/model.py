@@ -304,20 +304,22 @@ class Profile:
 
     def layers_both_ways(self) -> dict[str, tuple[int, int]]:
         """Forward and backward cycles of one micro-batch by layer, those that take most first."""
-        found: dict[str, list[int]] = {}
+        cycles_of: dict[str, list[int]] = {}
         for share in (share for stage in self.stages for share in stage.layers):
-            found.setdefault(layer_of(share.name), [0, 0])["transpose(" in share.name] += share.cycles
-        ranked = sorted(found.items(), key=lambda item: (-sum(item[1]), numbered(item[0])))
+            cycles_of.setdefault(layer_of(share.name), [0, 0])["transpose(" in share.name] += share.cycles
+        ranked = sorted(cycles_of.items(), key=lambda item: (-sum(item[1]), numbered(item[0])))
         return {name: (forward, backward) for name, (forward, backward) in ranked}
 
     def bounds(self) -> tuple[Bound, ...]:
         """Primitives that no planner knew, over all stages and the update, by name."""
-        found: dict[str, Bound] = {}
+        by_name: dict[str, Bound] = {}
         for bound in (bound for stage in (*self.stages, *self.updates) for bound in stage.bounds):
-            old = found.get(bound.name, Bound(bound.name, 0, 0))
+            old = by_name.get(bound.name, Bound(bound.name, 0, 0))
             scopes = tuple(dict.fromkeys((*old.scopes, *bound.scopes)))
-            found[bound.name] = Bound(bound.name, old.cycles + bound.cycles, old.count + bound.count, scopes)
-        return tuple(found[name] for name in sorted(found))
+            by_name[bound.name] = Bound(
+                bound.name, old.cycles + bound.cycles, old.count + bound.count, scopes
+            )
+        return tuple(by_name[name] for name in sorted(by_name))
 
     def held(self) -> tuple[IpuUse, ...]:
         """What each IPU holds; in reports of single functions what their fullest stage needs."""
@@ -344,12 +346,12 @@ def _ranked(
     shares: Callable[[ReportStage], Iterable[Share]],
     name: Callable[[str], str] = lambda name: name,
 ) -> dict[str, int]:
-    found: dict[str, int] = {}
+    cycles_of: dict[str, int] = {}
     for stage in stages:
         for share in shares(stage):
             key = name(share.name)
-            found[key] = found.get(key, 0) + share.cycles
-    return dict(sorted(found.items(), key=lambda item: (-item[1], numbered(item[0]))))
+            cycles_of[key] = cycles_of.get(key, 0) + share.cycles
+    return dict(sorted(cycles_of.items(), key=lambda item: (-item[1], numbered(item[0]))))
 
 
 def numbered(name: str) -> list[tuple[int, str]]:

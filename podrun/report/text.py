@@ -120,14 +120,14 @@ def summary(profile: Profile, *, top: int = 8) -> str:
 
 
 def _pipeline(profile: Profile) -> list[str]:
-    found = pipeline_shape(profile)
-    if found is None:
+    shape = pipeline_shape(profile)
+    if shape is None:
         return []
-    idle = ", ".join(f"IPU {ipu} {part:.0%}" for ipu, part in found.idle_share_by_ipu.items())
+    idle = ", ".join(f"IPU {ipu} {part:.0%}" for ipu, part in shape.idle_share_by_ipu.items())
     return [
-        f"Pipeline, {found.schedule}: {number_of(found.fill_slots, 'pipeline cycle')} to fill, "
-        f"{found.main_slots} full, {found.flush_slots} to flush",
-        f"  IPUs idle {found.idle_share:.1%} of the time ({idle})",
+        f"Pipeline, {shape.schedule}: {number_of(shape.fill_slots, 'pipeline cycle')} to fill, "
+        f"{shape.main_slots} full, {shape.flush_slots} to flush",
+        f"  IPUs idle {shape.idle_share:.1%} of the time ({idle})",
     ]
 
 
@@ -168,11 +168,11 @@ def _memory(profile: Profile) -> list[str]:
 
 def largest_by_layer(memory: MemoryUse) -> list[tuple[str, int]]:
     """The largest values at the fullest moment, those of a layer together: its name, and their bytes."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for item in memory.largest:
         name = f"{layer_of(item.scope)}{' (backward)' * ('transpose(' in item.scope)}"
-        found[name] = found.get(name, 0) + item.size_bytes
-    return sorted(found.items(), key=lambda item: (-item[1], numbered(item[0])))
+        sizes[name] = sizes.get(name, 0) + item.size_bytes
+    return sorted(sizes.items(), key=lambda item: (-item[1], numbered(item[0])))
 
 
 def contents(memory: MemoryUse, most: int = 4) -> str:
@@ -203,7 +203,7 @@ def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
     was, now = first.fullest().memory, second.fullest().memory
     lines.append(_change("fullest tile", was.max_tile_bytes, now.max_tile_bytes, byte_size))
     for name in dict.fromkeys((*was.bytes_by_content, *now.bytes_by_content)):
-        before, after = (each.bytes_by_content.get(name, 0) for each in (was, now))
+        before, after = (memory.bytes_by_content.get(name, 0) for memory in (was, now))
         lines.append(_change(f"  {name.replace('_', ' ')}", before, after, byte_size))
     return "\n".join(map(printable, lines)) + "\n"
 

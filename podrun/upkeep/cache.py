@@ -49,7 +49,7 @@ class Cache:
 def caches(environ: Mapping[str, str]) -> list[Cache]:
     """The caches of this user, also those that are still empty. Empty if no variable names a directory."""
     base = podrun_cache_directory(environ)
-    found = []
+    present = []
     if base is not None:
         for name, meaning in KINDS.items():
             path = base / name
@@ -57,25 +57,25 @@ def caches(environ: Mapping[str, str]) -> list[Cache]:
                 if named == "off":
                     continue
                 path = Path(named).expanduser()
-            found.append(Cache(name, meaning, path, tuple(_files(path))))
+            present.append(Cache(name, meaning, path, tuple(_files(path))))
     for variable in VARIABLES:
         if named := environ.get(variable):
             path = Path(named).expanduser()
             own = tuple(file for file in _files(path) if PROGRAM.fullmatch(file.name))
-            found.append(Cache(EXECUTABLES, f"compiled programs ({variable})", path, own))
-    return found
+            present.append(Cache(EXECUTABLES, f"compiled programs ({variable})", path, own))
+    return present
 
 
-def chosen(found: Sequence[Cache], names: Sequence[str]) -> list[Cache]:
+def chosen(present: Sequence[Cache], names: Sequence[str]) -> list[Cache]:
     """The caches of these names; all caches without names. Raises UsageError for a name that no cache has."""
-    known = sorted({cache.name for cache in found})
+    known = sorted({cache.name for cache in present})
     for name in names:
         if name not in known:
             raise UsageError(f"there is no cache {name}", hint=f"Caches: {', '.join(known)}.")
-    return [cache for cache in found if not names or cache.name in names]
+    return [cache for cache in present if not names or cache.name in names]
 
 
-def clear(found: Sequence[Cache], now: float | None = None, *, dry_run: bool = False) -> tuple[int, int]:
+def clear(selected: Sequence[Cache], now: float | None = None, *, dry_run: bool = False) -> tuple[int, int]:
     """Remove the files of caches, and folders that are empty then. Returns files and bytes that were removed, with
     ``dry_run`` those that would be.
 
@@ -84,7 +84,7 @@ def clear(found: Sequence[Cache], now: float | None = None, *, dry_run: bool = F
     before = (time.time() if now is None else now) - YOUNG_SECONDS
     files = size = 0
     failed: list[str] = []
-    for cache in found:
+    for cache in selected:
         for file in cache.files:
             with contextlib.suppress(FileNotFoundError):
                 status = file.lstat()

@@ -127,48 +127,52 @@ def cpu_flags(cpuinfo: Path) -> frozenset[str]:
 def check_host(host: HostFacts) -> Finding:
     """Check operating system and Python."""
     python = ".".join(map(str, host.python))
-    found = f"podrun {__version__}, Python {python}, {host.system}"
+    description = f"podrun {__version__}, Python {python}, {host.system}"
     if not host.system.startswith("Linux"):
-        return Finding("host", Soundness.WRONG, found, "Use Linux: a container or a virtual machine will do.")
+        return Finding(
+            "host", Soundness.WRONG, description, "Use Linux: a container or a virtual machine will do."
+        )
     if host.python < (3, 11):
-        return Finding("host", Soundness.WRONG, found, "Install Python 3.11 or later: make PYTHON=python3.11")
-    return Finding("host", Soundness.OK, found)
+        return Finding(
+            "host", Soundness.WRONG, description, "Install Python 3.11 or later: make PYTHON=python3.11"
+        )
+    return Finding("host", Soundness.OK, description)
 
 
 def check_processor(host: HostFacts) -> Finding:
     """Check cores and vector instructions."""
     level = next((name for name in ("avx512f", "avx2", "avx") if name in host.cpu_flags), "no AVX")
-    found = f"{host.cores} core{'s' if host.cores > 1 else ''}, {level}"
+    description = f"{host.cores} core{'s' if host.cores > 1 else ''}, {level}"
     if not host.system.endswith("x86_64"):
-        found = f"{host.cores} cores, {host.system.split()[-1]}: convolutions are XLA's own and slower"
-        return Finding("processor", Soundness.WARNING, found, "Use an x86-64 host for convolutions.")
+        description = f"{host.cores} cores, {host.system.split()[-1]}: convolutions are XLA's own and slower"
+        return Finding("processor", Soundness.WARNING, description, "Use an x86-64 host for convolutions.")
     if level == "no AVX":
         remedy = "jaxlib needs AVX: use another host, or give the virtual machine the host's processor."
-        return Finding("processor", Soundness.WRONG, found, remedy)
+        return Finding("processor", Soundness.WRONG, description, remedy)
     if level == "avx":
-        return Finding("processor", Soundness.WARNING, f"{found}: slow", "Use a host with AVX2.")
-    return Finding("processor", Soundness.OK, found)
+        return Finding("processor", Soundness.WARNING, f"{description}: slow", "Use a host with AVX2.")
+    return Finding("processor", Soundness.OK, description)
 
 
 def check_memory(host: HostFacts) -> Finding:
     """Check the memory that processes can still take."""
     free = host.memory()
-    found = f"{free / GIB:.1f} GiB available"
+    description = f"{free / GIB:.1f} GiB available"
     if free < LEAST_MEMORY:
         remedy = "End other programs, or give the container more; podrun ps shows your own runs."
-        return Finding("memory", Soundness.WRONG, found, remedy)
+        return Finding("memory", Soundness.WRONG, description, remedy)
     if free < GOOD_MEMORY:
-        return Finding("memory", Soundness.WARNING, f"{found}: enough for a POD of a few machines",
+        return Finding("memory", Soundness.WARNING, f"{description}: enough for a POD of a few machines",
                        "For 16 machines have 3 GiB: end other programs.")  # fmt: skip
-    return Finding("memory", Soundness.OK, found)
+    return Finding("memory", Soundness.OK, description)
 
 
 def check_files(host: HostFacts) -> Finding:
     """Check the number of files that a process may have open."""
-    found = "no limit" if host.files < 0 else f"{host.files} open files"
+    description = "no limit" if host.files < 0 else f"{host.files} open files"
     if 0 <= host.files < LEAST_FILES:
-        return Finding("limits", Soundness.WRONG, found, "Allow more: ulimit -n 4096")
-    return Finding("limits", Soundness.OK, found)
+        return Finding("limits", Soundness.WRONG, description, "Allow more: ulimit -n 4096")
+    return Finding("limits", Soundness.OK, description)
 
 
 def check_temporary(host: HostFacts) -> Finding:
@@ -209,10 +213,10 @@ def _directory_problem(path: Path, host: HostFacts) -> str:
 
 def _with_room(what: str, path: Path, host: HostFacts, there: Path | None = None) -> Finding:
     free = host.free(there or path)
-    found = f"{path}, {free / GIB:.1f} GiB free"
+    description = f"{path}, {free / GIB:.1f} GiB free"
     if free < GOOD_DISK:
-        return Finding(what, Soundness.WARNING, found, f"Make room: df -h {there or path}")
-    return Finding(what, Soundness.OK, found)
+        return Finding(what, Soundness.WARNING, description, f"Make room: df -h {there or path}")
+    return Finding(what, Soundness.OK, description)
 
 
 def check_runtime(host: HostFacts) -> Finding:
@@ -313,16 +317,16 @@ def check_numbers(host: HostFacts) -> Finding:
         why = err.strip().splitlines()[-1] if err.strip() else f"the process ended with {code}"
         remedy = "Install as tested, in podrun's checkout: pip install --force-reinstall -c constraints.txt ."
         return Finding("numbers", Soundness.WRONG, f"JAX does not compute: {why}", remedy)
-    found = f"JAX computes for {said['set']}"
+    description = f"JAX computes for {said['set']}"
     if said["onednn"]:
         return Finding(
-            "numbers", Soundness.OK, f"{found}, oneDNN {host.installed('onednn-cpu-gomp')} convolves"
+            "numbers", Soundness.OK, f"{description}, oneDNN {host.installed('onednn-cpu-gomp')} convolves"
         )
     if not said["wanted"]:
         return Finding(
-            "numbers", Soundness.OK, f"{found}; convolutions are XLA's, as PODRUN_CONVOLUTIONS says"
+            "numbers", Soundness.OK, f"{description}; convolutions are XLA's, as PODRUN_CONVOLUTIONS says"
         )
-    return Finding("numbers", Soundness.WARNING, f"{found}; convolutions are XLA's own and slower",
+    return Finding("numbers", Soundness.WARNING, f"{description}; convolutions are XLA's own and slower",
                    "pip install --force-reinstall podrun onednn-cpu-gomp (and the system's libgomp.so.1)")  # fmt: skip
 
 

@@ -62,16 +62,16 @@ def all_runs(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> tu
     """
     own = launches(registry)
     addresses = _addresses(registry, servers)
-    found: list[Run] = []
+    runs: list[Run] = []
     silent: list[str] = []
     for (host, port), is_own in addresses.items():
         try:
-            found += _of_server(host, port, is_own, own)
+            runs += _of_server(host, port, is_own, own)
         except PodrunError as error:
             silent.append(f"{host}:{port} does not answer: {error.message}")
-    seen = {run.name for run in found}
-    found += [_of_launch(name, entry) for name, entry in own.items() if name not in seen]
-    return sorted(found, key=lambda run: (run.since is None, run.since or 0.0, run.name)), silent
+    seen = {run.name for run in runs}
+    runs += [_of_launch(name, entry) for name, entry in own.items() if name not in seen]
+    return sorted(runs, key=lambda run: (run.since is None, run.since or 0.0, run.name)), silent
 
 
 def _addresses(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> dict[tuple[str, int], bool]:
@@ -112,8 +112,8 @@ def changes(registry: Registry, servers: Sequence[tuple[str, int, bool]]) -> Ite
 
 def launches(registry: Registry) -> dict[str, ServiceEntry]:
     """This user's launches on this host, by name."""
-    found = (entry for entry in registry.entries() if entry.kind == LAUNCHER)
-    return {entry.partition or f"podrun-{entry.owner.pid}": entry for entry in found}
+    launchers = (entry for entry in registry.entries() if entry.kind == LAUNCHER)
+    return {entry.partition or f"podrun-{entry.owner.pid}": entry for entry in launchers}
 
 
 def _of_launch(name: str, entry: ServiceEntry) -> Run:
@@ -159,13 +159,13 @@ def _of_server(host: str, port: int, own: bool, launches: Mapping[str, ServiceEn
 def _holders(client: VipuClient, partition: str) -> tuple[str, ...]:
     """The processes on a partition's IPUs; none if they are another user's, or the server does not say."""
     with contextlib.suppress(PodrunError):
-        found = {
+        by_instance = {
             (ipu.process.host, ipu.process.pid): ipu.process
             for report in client.machine_reports(partition)
             for ipu in report.ipus
             if ipu.process is not None
         }
-        known = [process for _, process in sorted(found.items())]
+        known = [process for _, process in sorted(by_instance.items())]
         return tuple(f"{one.pid} {one.command}" if one.pid else "of another user" for one in known)
     return ()
 
@@ -194,13 +194,13 @@ def _me() -> str:
     return user_name(os.getuid())
 
 
-def find_run(found: Sequence[Run], name: str) -> Run:
+def find_run(runs: Sequence[Run], name: str) -> Run:
     """The run of that name (or process number) that `stop_run` may end.
 
     Raises NotFoundError if there is none, ConflictError for a partition without a launch, DeniedError for another
     user's run.
     """
-    for run in found:
+    for run in runs:
         if name not in (run.name, str(run.owner.pid) if run.owner else ""):
             continue
         if run.is_launch:
@@ -214,7 +214,7 @@ def find_run(found: Sequence[Run], name: str) -> Run:
             f"{name} is a partition, which stays until it is removed",
             hint=f"To give its IPUs back: vipu remove partition {name}",
         )
-    own = [run.name for run in found if run.is_launch]
+    own = [run.name for run in runs if run.is_launch]
     raise NotFoundError(
         f"no run of yours is called {name}",
         hint=f"Yours: {', '.join(own)}." if own else "None of yours is running: podrun ps shows all.",

@@ -59,20 +59,20 @@ def doctor(form: str) -> int:
     """
     from podrun.upkeep.doctor import HostFacts, Soundness, examine
 
-    found = []
+    findings = []
     for finding in examine(HostFacts()):
-        found.append(finding)
+        findings.append(finding)
         if form == "text":
             state = styled(f"{finding.health.value:<8}", TONES[finding.health.value], sys.stdout)
             click.echo(f"{state} {finding.what:<16} {finding.found}", color=True)
             if finding.remedy:
                 click.echo(f"{'':8} {'':16} {finding.remedy}")
             sys.stdout.flush()
-    wrong = sum(finding.health is Soundness.WRONG for finding in found)
+    wrong = sum(finding.health is Soundness.WRONG for finding in findings)
     if form == "json":
-        click.echo(json_text("findings", [{**asdict(f), "health": f.health.value} for f in found]))
+        click.echo(json_text("findings", [{**asdict(f), "health": f.health.value} for f in findings]))
     elif wrong:
-        click.echo(f"{wrong} of {len(found)} things are wrong.")
+        click.echo(f"{wrong} of {len(findings)} things are wrong.")
     else:
         click.echo("podrun can work here.")
     return int(wrong > 0)
@@ -89,30 +89,30 @@ def cache() -> None:
 def _own_caches() -> list[Cache]:
     from podrun.upkeep.cache import caches
 
-    found = caches(environment())
-    if not found:
+    present = caches(environment())
+    if not present:
         raise UsageError(
             "nothing is kept between runs: HOME is not set, and no variable names a directory",
             hint="Name one: export PODRUN_CACHE_DIR=DIRECTORY",
         )
-    return found
+    return present
 
 
 @cache.command("info")
 @FORMAT
 def cache_info(form: str) -> None:
     """Show the caches, where they are and how large."""
-    found = _own_caches()
+    present = _own_caches()
     if form == "json":
         keys = ("name", "meaning")
         plain = [
             {**{key: getattr(one, key) for key in keys}, "path": str(one.path), "files": len(one.files),
              "size_bytes": one.size_bytes}
-            for one in found
+            for one in present
         ]  # fmt: skip
         click.echo(json_text("caches", plain))
         return
-    rows = [(c.name, str(len(c.files)), rounded_size(c.size_bytes), c.meaning, str(c.path)) for c in found]
+    rows = [(c.name, str(len(c.files)), rounded_size(c.size_bytes), c.meaning, str(c.path)) for c in present]
     click.echo(text_table(("Cache", "Files", "Size", "Holds", "Where"), rows), color=True)
 
 
@@ -123,9 +123,9 @@ def cache_clear(names: Sequence[str], dry_run: bool) -> None:
     """Remove all caches, or those named. Files of the last minute stay for the process that wrote them."""
     from podrun.upkeep.cache import chosen, clear
 
-    found = chosen(_own_caches(), names)
-    files, octets = clear(found, dry_run=dry_run)
-    young = sum(len(one.files) for one in found) - files
+    selected = chosen(_own_caches(), names)
+    files, octets = clear(selected, dry_run=dry_run)
+    young = sum(len(one.files) for one in selected) - files
     stays = f"; {young} of the last minute stay" if young else ""
     click.echo(f"{'would remove' if dry_run else 'removed'} {files} files, {rounded_size(octets)}{stays}")
 
@@ -152,7 +152,7 @@ def ps(form: str, watch: bool) -> None:
 
 def _shown_runs(form: str) -> str:
     """The table of runs, or its JSON."""
-    found, silent = _runs()
+    runs, silent = _runs()
     for line in silent:
         click.echo(f"note: {line}", err=True)
     if form == "json":
@@ -160,10 +160,10 @@ def _shown_runs(form: str) -> str:
         plain = [
             {**{key: getattr(one, key) for key in keys}, "launch": one.is_launch,
              "pid": one.owner.pid if one.owner else None}
-            for one in found
+            for one in runs
         ]  # fmt: skip
         return json_text("runs", plain)
-    if not found:
+    if not runs:
         return "Nothing else is known to run." if silent else "Nothing runs."
     names = ("Run", "User", "IPUs", "State", "Since", "Program")
     rows = [
@@ -175,7 +175,7 @@ def _shown_runs(form: str) -> str:
             "-" if one.since is None else _clock(one.since),
             "".join(letter if letter.isprintable() else " " for letter in one.program),
         )
-        for one in found
+        for one in runs
     ]
     return text_table(names, _fitted(names, rows))
 
@@ -191,8 +191,8 @@ def stop(name: str, force: bool) -> None:
     """
     from podrun.upkeep import running
 
-    found, _ = _runs()
-    run_ = running.find_run(found, name)
+    runs, _ = _runs()
+    run_ = running.find_run(runs, name)
     how = running.stop_run(run_, force=force)
     click.echo(f"{run_.name} {how}")
 

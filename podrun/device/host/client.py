@@ -95,10 +95,10 @@ class _RunPlan:
         parts: Sequence[Executable],
     ) -> _RunPlan:
         """``parts``: what the machine at each site runs."""
-        each = executable.layout.ipus_per_replica
-        replicas = owned.count // each
+        ipus_per_replica = executable.layout.ipus_per_replica
+        replicas = owned.count // ipus_per_replica
         machines = []
-        for there, mine in zip(parts, replica_slices(sites, owned, each), strict=True):
+        for there, mine in zip(parts, replica_slices(sites, owned, ipus_per_replica), strict=True):
             to_device = {n: _index(None if s.broadcast else 2, mine) for n, s in inputs_of(there).items()}
             to_host = {n: _index(_replica_axis(s), mine) for n, s in anchors_of(there).items()}
             machines.append(_MachineArrays(to_device, to_host))
@@ -191,7 +191,9 @@ class PortConnection:
     def load(self, executable: Executable) -> None:
         self._attached()
         data = executable_file.dumps(executable)
-        own = executable_file.are_own(each.stablehlo for each in executable.computations.values())
+        own = executable_file.are_own(
+            computation.stablehlo for computation in executable.computations.values()
+        )
         program = ProgramFile(executable, program_digest(data), lambda: data, own)
         self._executable = None
         self._all([port.load(program, self.host_sync_timeout) for port in self._ports])
@@ -216,13 +218,13 @@ class PortConnection:
         for name in wanted:
             places.setdefault(home_of(executable, name), []).append(name)
         waits = [self._ports[place].read(there) for place, there in places.items()]
-        found = {name: value for values in self._all(waits) for name, value in values.items()}
-        return {name: found[name] for name in wanted}
+        arrays = {name: value for values in self._all(waits) for name, value in values.items()}
+        return {name: arrays[name] for name in wanted}
 
     def read_digests(self) -> list[tuple[int, int]]:
         self._loaded()
-        found = self._all([port.read([DIGESTS]) for port in self._ports])
-        return [(int(ipu), int(digest)) for values in found for ipu, digest in values[DIGESTS]]
+        per_port = self._all([port.read([DIGESTS]) for port in self._ports])
+        return [(int(ipu), int(digest)) for values in per_port for ipu, digest in values[DIGESTS]]
 
     def run(
         self,
@@ -234,9 +236,9 @@ class PortConnection:
         plan = self._plan(batches)
         arrays = {name: np.asarray(value) for name, value in inputs.items()}
         plan.check_inputs(arrays)
-        given = outputs or {}
+        buffers = outputs or {}
         anchors = {
-            name: plan.given_array(name, given[name]) if name in given else aligned_empty(shape, dtype)
+            name: plan.given_array(name, buffers[name]) if name in buffers else aligned_empty(shape, dtype)
             for name, (shape, dtype) in plan.anchors.items()
         }
         waits = [
@@ -306,9 +308,11 @@ class PortConnection:
         """Leave the error for monitors (`podrun.core.event_record`)."""
         if isinstance(error, PodrunError) and self._owned is not None:
             hosts = {ipu: site.endpoint.rpartition(":")[0] for site in self._sites for ipu in site.ipus}
-            each = max(site.ipus.count for site in self._sites)
+            ipus_per_machine = max(site.ipus.count for site in self._sites)
             record_error(
-                error, AttachedIpus(self._partition, tuple(self._owned), hosts), ipus_per_machine=each
+                error,
+                AttachedIpus(self._partition, tuple(self._owned), hosts),
+                ipus_per_machine=ipus_per_machine,
             )
 
     def _part_on(self, place: int) -> Executable:
@@ -347,7 +351,7 @@ class PortConnection:
             first = min(errors, key=lambda place: (isinstance(errors[place], DeadlineError), place))
             told = self._with_names(errors[first])
             self._record(told)
-            if any(isinstance(each, IpusTakenError) for each in errors.values()):
+            if any(isinstance(failure, IpusTakenError) for failure in errors.values()):
                 self.detach()
             raise told
         return [results[place] for place in range(len(waits))]
@@ -380,15 +384,15 @@ class InProcessMachines:
     ) -> None:
         if ipus < 1:
             raise UsageError(f"a device needs at least one IPU, not {ipus}")
-        each = min(ipus, IPUS_PER_MACHINE)
-        count = -(-ipus // each)
+        per_machine = min(ipus, IPUS_PER_MACHINE)
+        count = -(-ipus // per_machine)
         fabric = LocalFabric()
         faults = faults or ProcessPlan(())
-        validate(faults.planned, ipus=count * each)
+        validate(faults.planned, ipus=count * per_machine)
         endpoints = tuple("in process" for _ in range(count))
         self.machines = [
             Machine(
-                MachinePlace("", index, index * each, each, endpoints),
+                MachinePlace("", index, index * per_machine, per_machine, endpoints),
                 fabric,
                 pieces,
                 grace=grace,
@@ -400,7 +404,7 @@ class InProcessMachines:
             fabric.add(index, machine.offers)
             machine.plan_faults(faults.planned)
         self.sites = [Site(m.place.machine, m.place.endpoint, m.place.range) for m in self.machines]
-        self.ipus = IpuRange(0, count * each)
+        self.ipus = IpuRange(0, count * per_machine)
 
     def connect(self, *, threaded: bool | None = None) -> PortConnection:
         """A connection of one host process. Several connections in one process have to be used in threads of their

@@ -163,10 +163,10 @@ def connect_partition(
             )
             while True:
                 try:
-                    found: vipu_pb2.PartitionConfig = stub.GetPartitionIpuofConfig(
+                    partition_config: vipu_pb2.PartitionConfig = stub.GetPartitionIpuofConfig(
                         request, timeout=timeout
                     ).ipuof_config
-                    return found
+                    return partition_config
                 except grpc.RpcError as error:
                     if wire.status_of(error)[0] != "UNAVAILABLE" or time.monotonic() >= give_up:
                         raise _no_config(error, where, partition) from error

@@ -41,14 +41,14 @@ def sites_holding(sites: Sequence[Site], owned: IpuRange) -> list[Site]:
 
     Raises ApplicationRuntimeError if some IPU of ``owned`` is on none of them.
     """
-    found = [s for s in sites if s.ipus.overlap(owned).count]
-    held = sum(s.ipus.overlap(owned).count for s in found)
+    holding = [s for s in sites if s.ipus.overlap(owned).count]
+    held = sum(s.ipus.overlap(owned).count for s in holding)
     if owned.count < 1 or held != owned.count:
         last = max((s.ipus.stop for s in sites), default=0)
         raise ApplicationRuntimeError(
             f"IPUs {owned.first}-{owned.stop - 1} are not all in the partition, which has IPUs 0-{last - 1}"
         )
-    return found
+    return holding
 
 
 def replica_slices(sites: Sequence[Site], owned: IpuRange, ipus_per_replica: int) -> list[slice]:

@@ -321,12 +321,12 @@ class RemotePort:
             }
         offsets, size = lay_out(nbytes for _, _, nbytes in specs)
         region = SharedRegion.create("ipuof", size)
-        found = {
+        arrays = {
             name: view(region.bytes, offset, dtype, shape)
             for name, offset, (dtype, shape, _) in zip(wanted, offsets, specs, strict=True)
         }
         tensors = [
-            wire.tensor_to_wire(n, a, offset=o) for (n, a), o in zip(found.items(), offsets, strict=True)
+            wire.tensor_to_wire(n, a, offset=o) for (n, a), o in zip(arrays.items(), offsets, strict=True)
         ]
         wait = self._send(
             pb.HostRequest(read=pb.ReadRequest(names=wanted, region=self._give(region), tensors=tensors))
@@ -334,7 +334,7 @@ class RemotePort:
 
         def finish(seconds: float | None) -> dict[str, Array]:
             _then_close(wait, seconds, region)
-            return {name: array.copy() for name, array in found.items()}
+            return {name: array.copy() for name, array in arrays.items()}
 
         return finish
 
@@ -352,9 +352,9 @@ class RemotePort:
 
     def _note_batches(self, passes: int) -> None:
         """Tell the stream which batches a run of ``passes`` passes covers."""
-        each = self._executable.batches_per_pass if self._executable is not None else 1
+        per_pass = self._executable.batches_per_pass if self._executable is not None else 1
         if self._stream is not None:
-            self._stream.batches = (self._done, passes * each)
+            self._stream.batches = (self._done, passes * per_pass)
 
     def _run_shared(self, arrays: RunArrays) -> Wait[RunOutcome]:
         if self._io is None or not self._io.fits(arrays):
@@ -433,13 +433,13 @@ class RemotePort:
     def _specs(self, names: Iterable[str]) -> list[tuple[str, tuple[int, ...], int]] | None:
         """dtype, shape and bytes of variables; None if one does not exist (the machine then says so)."""
         variables = self._executable.variables if self._executable is not None else {}
-        found = []
+        specs = []
         for name in names:
             if name not in variables:
                 return None
             spec = variables[name].host_spec
-            found.append((str(numpy_dtype(spec.dtype)), spec.shape, spec.nbytes))
-        return found
+            specs.append((str(numpy_dtype(spec.dtype)), spec.shape, spec.nbytes))
+        return specs
 
 
 class RemotePorts:

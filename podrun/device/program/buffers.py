@@ -177,8 +177,8 @@ class Buffers:
 
     def variables_written_by(self, computation: Computation) -> list[tuple[Array, Array]]:
         """The variables outside of arenas that outputs of the Computation are: their memory, and what it holds now."""
-        found = [self._variables[name] for name in computation.outputs if name in self._variables]
-        return [(memory, memory.copy()) for memory in found]
+        written = [self._variables[name] for name in computation.outputs if name in self._variables]
+        return [(memory, memory.copy()) for memory in written]
 
     def flush_pending(self, computation: Computation) -> None:
         """Let arenas take gradients that the Computation reads."""
@@ -467,9 +467,9 @@ class ReplicaCopies:
         """
         if member.arena not in self._arenas or self._alone:
             return None
-        found = self._copies.pop(replica, None) or {a: self._whole(a).copy() for a in self._arenas}
-        self._copies[replica] = found  # The last one of the dictionary is the one that was changed last.
-        return member.of(found[member.arena])
+        arrays = self._copies.pop(replica, None) or {a: self._whole(a).copy() for a in self._arenas}
+        self._copies[replica] = arrays  # The last one of the dictionary is the one that was changed last.
+        return member.of(arrays[member.arena])
 
     def write(self, member: Member, value: Array) -> None:
         """The host wrote a variable."""
@@ -488,8 +488,8 @@ class ReplicaCopies:
         for own in self._copies.values():
             with self._kept(self._arenas | self._buffers.arenas_written_by(computation), computation):
                 self._install(own)
-                given = frame.values.items()
-                work(Frame({n: np.array(v) if n in computation.donated else v for n, v in given}))
+                operands = frame.values.items()
+                work(Frame({n: np.array(v) if n in computation.donated else v for n, v in operands}))
                 for arena, memory in own.items():
                     memory[:] = self._whole(arena)
         work(frame)
@@ -504,8 +504,8 @@ class ReplicaCopies:
     @contextlib.contextmanager
     def _kept(self, arenas: Iterable[str], computation: Computation | None = None) -> Iterator[None]:
         """Undo what happens within to arenas, and to the variables that a Computation writes."""
-        found = [self._buffers.arenas[name] for name in arenas]
-        kept = [(b, b.whole_result, b.slice_result, b.whole().copy()) for b in found]
+        arenas_kept = [self._buffers.arenas[name] for name in arenas]
+        kept = [(b, b.whole_result, b.slice_result, b.whole().copy()) for b in arenas_kept]
         values = [] if computation is None else self._buffers.variables_written_by(computation)
         try:
             yield

@@ -40,9 +40,9 @@ def check_executable(executable: Executable) -> None:
         wire_dtype(variable.spec.dtype)
         if variable.arena is not None:
             members = executable.arenas[variable.arena].members if variable.arena in executable.arenas else ()
-            found = any(m.name == name and m.shape == variable.spec.shape for m in members)
+            in_an_arena = any(m.name == name and m.shape == variable.spec.shape for m in members)
             _require(
-                found and not variable.per_replica,
+                in_an_arena and not variable.per_replica,
                 f"variable {name!r} has no place in arena {variable.arena!r}",
             )
         if variable.rows:
@@ -195,7 +195,7 @@ def _check_reads(instructions: Sequence[Instruction], executable: Executable, ip
 def _check_progress(executable: Executable) -> None:
     """Check that no lists wait for each other: all reach their ends, whatever is computed."""
     lists = executable.instructions
-    each = max(len(lists) // executable.layout.machines_per_replica, 1)
+    ipus_per_group = max(len(lists) // executable.layout.machines_per_replica, 1)
     places, syncs, sent = [0] * len(lists), [0] * len(lists), set[tuple[int, int, int]]()
 
     def here(ipu: int) -> Instruction | None:
@@ -206,7 +206,10 @@ def _check_progress(executable: Executable) -> None:
             return (instruction.peer, ipu, instruction.tag) not in sent
         return isinstance(instruction, Sync) and any(
             syncs[k] < syncs[ipu] or (syncs[k] == syncs[ipu] and not isinstance(here(k), Sync))
-            for k in range(ipu // each * each, min(ipu // each * each + each, len(lists)))
+            for k in range(
+                ipu // ipus_per_group * ipus_per_group,
+                min(ipu // ipus_per_group * ipus_per_group + ipus_per_group, len(lists)),
+            )
         )
 
     moved = True

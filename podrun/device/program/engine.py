@@ -179,14 +179,14 @@ class Engine:
         """Variables as the host sees them: what it wrote last, else what the last run left. Views, not
         copies.
         """
-        found = {}
+        values = {}
         for name in names:
             if name in self._pending:
-                found[name] = self._pending[name]
+                values[name] = self._pending[name]
             else:
                 value = self._replica_state.read(name)
-                found[name] = self.buffers.read(name) if value is None else value
-        return found
+                values[name] = self.buffers.read(name) if value is None else value
+        return values
 
     def digests(self) -> list[int]:
         """A digest of the weights and optimizer state that lie on each IPU of this machine, in order: 64 bits."""
@@ -258,13 +258,13 @@ class Engine:
         """By rank: crash records of machines of this host in other processes."""
         program, name = self.groups.program, own_crash_record().name
         rows = self._exchange([name.pid, name.fd, name.inode, name.size], program)
-        found = {}
+        readers = {}
         for rank in program.host_ranks:
             if rows[rank, 0] != name.pid:
                 # A process in another container cannot be opened: if it dies it is reported as lost.
                 with contextlib.suppress(ApplicationRuntimeError):
-                    found[rank] = CrashReader.of_peer(RegionName(*(int(n) for n in rows[rank, :4])))
-        return found
+                    readers[rank] = CrashReader.of_peer(RegionName(*(int(n) for n in rows[rank, :4])))
+        return readers
 
     def _run_batches(self, batches: int, feed: Feed, drain: Drain, agreed: bool) -> None:
         messages = self.groups.messages
@@ -317,16 +317,16 @@ class Engine:
         """Positions of operands that the piece may overwrite: temporaries that a Computation made and that nothing else
         refers to. The host's arrays, stashes and messages between IPUs are not among them.
         """
-        made = {name for c in self.executable.computations.values() for name in c.outputs}
+        produced = {name for c in self.executable.computations.values() for name in c.outputs}
         for instruction in itertools.chain(*self.executable.instructions):
             if isinstance(instruction, Copy):
-                made -= {instruction.source, instruction.destination}
+                produced -= {instruction.source, instruction.destination}
             elif isinstance(instruction, Send | Receive | StoreStream):
-                made.discard(instruction.buffer)
+                produced.discard(instruction.buffer)
         return tuple(
             position
             for position, name in enumerate(computation.inputs)
-            if name in computation.donated and name in made and self.buffers.is_temporary(name)
+            if name in computation.donated and name in produced and self.buffers.is_temporary(name)
         )
 
 

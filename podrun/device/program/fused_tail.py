@@ -77,31 +77,31 @@ def make_fused_tail(
     None if each machine has to run its own tail: the machines do not all share memory, or there are more than
     `MOST_MACHINES`, or an update reads or writes more than slices, or the arenas are too large for one machine.
     """
-    found = fused_tail_of(instructions[0]) if len(instructions) == 1 else None
-    if found is None or not isinstance(group, SharedMemoryGroup) or group.size > MOST_MACHINES:
+    tail = fused_tail_of(instructions[0]) if len(instructions) == 1 else None
+    if tail is None or not isinstance(group, SharedMemoryGroup) or group.size > MOST_MACHINES:
         return None
-    if not buffers.is_reduced_by_one(found.reductions):
+    if not buffers.is_reduced_by_one(tail.reductions):
         return None
     if not all(
-        _uses_slices_only(pieces[name].computation, found.reductions, buffers) for name in found.updates
+        _uses_slices_only(pieces[name].computation, tail.reductions, buffers) for name in tail.updates
     ):
         return None
-    reduce = group.at_last(found.reductions)
+    reduce = group.at_last(tail.reductions)
     updates: list[Callable[[], None]] = []
 
     def run() -> None:
-        buffers.settle(found.reductions)
+        buffers.settle(tail.reductions)
         results = reduce()
         if results is None:
             return
         with core_lock:
             if not updates:
-                reduced = dict(zip(found.reductions, results, strict=True))
-                updates.extend(_update(pieces[name], reduced, buffers, group.size) for name in found.updates)
+                reduced = dict(zip(tail.reductions, results, strict=True))
+                updates.extend(_update(pieces[name], reduced, buffers, group.size) for name in tail.updates)
             for update in updates:
                 update()
 
-    return found.first, run
+    return tail.first, run
 
 
 def _uses_slices_only(
@@ -124,7 +124,7 @@ def _update(
 ) -> Callable[[], None]:
     """Run a piece for all machines, one after the other. Operands and results are looked up beforehand."""
     inputs, outputs = piece.computation.inputs, piece.computation.outputs
-    each = [
+    calls = [
         (
             [buffers.operand_at(n, machine, reduced, s) for n, s in zip(inputs, piece.shapes, strict=True)],
             [buffers.slice_at(name[len(SLICE) :], machine) for name in outputs],
@@ -133,7 +133,7 @@ def _update(
     ]
 
     def run() -> None:
-        for operands, targets in each:
+        for operands, targets in calls:
             for target, result in zip(targets, piece.call(*operands), strict=True):
                 np.copyto(target, np.asarray(result).reshape(-1))
 

@@ -277,11 +277,11 @@ DonatedOperands = Sequence[tuple[int, Read, int, Write]]
 
 def _donated(piece: Piece, buffers: Buffers) -> DonatedOperands:
     names, shapes = piece.computation.inputs, piece.shapes
-    found = []
+    donations = []
     for operand, result in piece.in_place.items():
         read, take = buffers.donor(names[operand], shapes[operand], piece.device)
-        found.append((operand, read, result, take))
-    return found
+        donations.append((operand, read, result, take))
+    return donations
 
 
 def _check_finite(names: Sequence[str], results: Sequence[Any]) -> None:
@@ -339,16 +339,16 @@ def unsettled_reductions(
     if len(instructions) != 1:
         return frozenset()
     lst = instructions[0]
-    found = set()
+    places = set()
     for index, instruction in enumerate(lst):
         if isinstance(instruction, ReduceScatter):
             for after in (*lst[index + 1 :], *lst[:index]):
                 if isinstance(after, AllGather | AllReduce) or after == Sync(SyncScope.ALL):
-                    found.add((0, index))
+                    places.add((0, index))
                     break
                 if isinstance(after, Compute) and instruction.arena in writes[after.computation]:
                     break
-    return frozenset(found)
+    return frozenset(places)
 
 
 def trailing_gathers(instructions: Sequence[Sequence[Instruction]]) -> frozenset[tuple[int, int]]:
@@ -357,12 +357,12 @@ def trailing_gathers(instructions: Sequence[Sequence[Instruction]]) -> frozenset
     """
     if len(instructions) != 1:
         return frozenset()
-    found: set[tuple[int, int]] = set()
+    places: set[tuple[int, int]] = set()
     for index in reversed(range(len(instructions[0]))):
         if not isinstance(instructions[0][index], AllGather):
             break
-        found.add((0, index))
-    return frozenset(found)
+        places.add((0, index))
+    return frozenset(places)
 
 
 def batch_starts(instructions: Sequence[Instruction], batches: int) -> tuple[int, ...]:
@@ -377,8 +377,8 @@ def batch_starts(instructions: Sequence[Instruction], batches: int) -> tuple[int
     for place, instruction in enumerate(instructions):
         if isinstance(instruction, Compute):
             places.setdefault(instruction.computation, []).append(place)
-    found = next((each for each in places.values() if len(each) == batches), [0] * batches)
-    return (0, *found[1:])
+    first_full = next((starts for starts in places.values() if len(starts) == batches), [0] * batches)
+    return (0, *first_full[1:])
 
 
 def _syncs(instructions: Sequence[Instruction]) -> int:

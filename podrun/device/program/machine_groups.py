@@ -93,8 +93,8 @@ class Traffic:
 
 def lists_at(executable: Executable, position: int) -> tuple[tuple[Instruction, ...], ...]:
     """The instruction lists of the IPUs at a position, in order."""
-    each = ipus_per_position(executable)
-    return tuple(executable.instructions[position * each : (position + 1) * each])
+    per_position = ipus_per_position(executable)
+    return tuple(executable.instructions[position * per_position : (position + 1) * per_position])
 
 
 def ipus_per_position(executable: Executable) -> int:
@@ -136,13 +136,18 @@ def home_of(executable: Executable, name: str) -> int:
     return held or 0
 
 
-def batch_traffic(instructions: Sequence[Sequence[Instruction]], each: int) -> tuple[Traffic, ...]:
+def batch_traffic(
+    instructions: Sequence[Sequence[Instruction]], ipus_per_position: int
+) -> tuple[Traffic, ...]:
     """Messages between positions in one batch. ``each``: instruction lists of a position."""
     counted: Counter[tuple[int, int]] = Counter()
     for ipu, work in enumerate(instructions):
         for instruction in work:
-            if isinstance(instruction, Send) and instruction.peer // each != ipu // each:
-                counted[ipu // each, instruction.peer // each] += 1
+            if (
+                isinstance(instruction, Send)
+                and instruction.peer // ipus_per_position != ipu // ipus_per_position
+            ):
+                counted[ipu // ipus_per_position, instruction.peer // ipus_per_position] += 1
     return tuple(Traffic(source, dest, count) for (source, dest), count in sorted(counted.items()))
 
 

@@ -52,8 +52,8 @@ def with_program_ranks(error: Exception, ranks: Sequence[int]) -> Exception:
         rank = ranks[error.rank] if 0 <= error.rank < len(ranks) else -1
         return MachineLost(error.message, rank=rank, hint=error.hint)
     if isinstance(error, RankMissingError) and not isinstance(error, MachineMissing):
-        found = tuple(ranks[rank] for rank in error.ranks if 0 <= rank < len(ranks))
-        return MachineMissing(error.message, ranks=found, hint=error.hint)
+        program_ranks = tuple(ranks[rank] for rank in error.ranks if 0 <= rank < len(ranks))
+        return MachineMissing(error.message, ranks=program_ranks, hint=error.hint)
     return error
 
 

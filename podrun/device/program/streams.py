@@ -96,9 +96,9 @@ def check_outputs(executable: Executable, batches: int, replicas: int, outputs: 
     for name, stream in anchors_of(executable).items():
         shape = anchor_shape(executable, stream, batches, replicas)
         if name not in outputs or outputs[name].shape != shape:
-            found = "missing" if name not in outputs else str(list(outputs[name].shape))
+            actual = "missing" if name not in outputs else str(list(outputs[name].shape))
             raise ApplicationRuntimeError(
-                f"the buffer for anchor {name!r} is {found}; {list(shape)} was expected"
+                f"the buffer for anchor {name!r} is {actual}; {list(shape)} was expected"
             )
 
 

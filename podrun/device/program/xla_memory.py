@@ -136,14 +136,14 @@ def updated_in_place(computation: Computation, arenas: Mapping[str, str], own: S
     machine alone, which never holds the result of a collective. A piece that also reads a part of the arena may not
     write over it.
     """
-    found: dict[int, int] = {}
+    result_of: dict[int, int] = {}
     behind = [arenas.get(name) for name in computation.inputs]
     written = [arenas.get(name) for name in computation.outputs]
     for position, name in enumerate(computation.inputs):
         alone = name in own and behind.count(arenas[name]) == written.count(arenas[name]) == 1
         if alone and name in computation.outputs:
-            found[position] = computation.outputs.index(name)
-    return found
+            result_of[position] = computation.outputs.index(name)
+    return result_of
 
 
 # --- Pending gradients ----------------------------------------------------------------------------------------

@@ -153,10 +153,10 @@ class HostSession:
         own = message.own_pieces and self._caller.own
 
         def executable() -> Any:
-            found = executable_file.loads(data, where="the program sent to the machine")
-            for each in found.computations.values() if own else ():
-                executable_file.remember(each.stablehlo)
-            return found
+            program = executable_file.loads(data, where="the program sent to the machine")
+            for computation in program.computations.values() if own else ():
+                executable_file.remember(computation.stablehlo)
+            return program
 
         machine.load(owner, message.digest, executable, timeout=max(message.timeout_seconds, 0.1))
         return _DONE

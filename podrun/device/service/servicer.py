@@ -209,8 +209,8 @@ class ControlServicer(stubs.MachineControlServicer):
     def PowerCycle(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ControlReply:
         _refuse_others(context)
         machine = self._holder.known
-        given = str(dict(context.invocation_metadata() or ()).get(wire.TAKEN_BY_KEY, ""))
-        taken_by = TakenBy[given] if given in TakenBy.__members__ else TakenBy.POWER_CYCLE
+        cause = str(dict(context.invocation_metadata() or ()).get(wire.TAKEN_BY_KEY, ""))
+        taken_by = TakenBy[cause] if cause in TakenBy.__members__ else TakenBy.POWER_CYCLE
 
         def power_cycle() -> None:
             self._command.partition, self._command.operation = "", 0

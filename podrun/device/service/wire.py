@@ -117,33 +117,33 @@ def tensor_to_wire(name: str, array: Array, *, offset: int | None = None) -> pb.
 
 def tensors_from_wire(messages: Iterable[pb.Tensor], region: Array | None) -> dict[str, Array]:
     """Tensors by name: views of ``region``, or of their inline bytes. Raises ApplicationRuntimeError."""
-    found = {}
+    tensors = {}
     for message in messages:
         shape = tuple(message.shape)
         if region is not None:
-            found[message.name] = view(region, message.offset, message.dtype, shape)
+            tensors[message.name] = view(region, message.offset, message.dtype, shape)
         else:
             data = np.frombuffer(message.inline, np.uint8)
             tensor = view(data, 0, message.dtype, shape)
             if tensor.nbytes != data.size:
                 raise ApplicationRuntimeError(f"tensor {message.name!r} comes with {data.size} bytes")
-            found[message.name] = tensor
-    return found
+            tensors[message.name] = tensor
+    return tensors
 
 
 def groups(
     sizes: Iterable[tuple[str, int]],
 ) -> list[list[str]]:
     """Names in order, in groups of tensors of at most `GROUP_BYTES` together (one alone may have more)."""
-    found: list[list[str]] = [[]]
+    name_groups: list[list[str]] = [[]]
     total = 0
     for name, size in sizes:
-        if found[-1] and total + size > GROUP_BYTES:
-            found.append([])
+        if name_groups[-1] and total + size > GROUP_BYTES:
+            name_groups.append([])
             total = 0
-        found[-1].append(name)
+        name_groups[-1].append(name)
         total += size
-    return found
+    return name_groups
 
 
 def in_parts(message: Any) -> Iterator[Any]:
@@ -200,7 +200,7 @@ def check_size(message: Any) -> None:
 
 def empty_tensors(messages: Iterable[pb.Tensor]) -> dict[str, Array]:
     """New arrays of the shapes that ``messages`` describe, at most `WHOLE_BYTES` in all."""
-    found, total = {}, 0
+    arrays, total = {}, 0
     for message in messages:
         size = wire_dtype(message.dtype).itemsize
         for extent in message.shape:
@@ -211,8 +211,8 @@ def empty_tensors(messages: Iterable[pb.Tensor]) -> dict[str, Array]:
                 f"anchors of more than {WHOLE_BYTES} bytes cannot be sent to another host in one run",
                 hint="Use fewer batches per step, or return fewer tensors.",
             )
-        found[message.name] = np.empty(tuple(message.shape), wire_dtype(message.dtype))
-    return found
+        arrays[message.name] = np.empty(tuple(message.shape), wire_dtype(message.dtype))
+    return arrays
 
 
 def inline_tensors(values: Mapping[str, Array]) -> list[pb.Tensor]:

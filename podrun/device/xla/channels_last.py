@@ -129,10 +129,10 @@ def _as_last(ir: Any, value: Any) -> Any:
     if owner is not None and owner.name == "stablehlo.constant" and owner.attributes["value"].is_splat:
         element = owner.attributes["value"].get_splat_value()
         splat = ir.DenseElementsAttr.get_splat(kind, element)
-        made = ir.Operation.create(
+        transpose = ir.Operation.create(
             "stablehlo.constant", results=[kind], operands=[], attributes={"value": splat}
         )
-        return made.results[0]
+        return transpose.results[0]
     return create_operation(ir, "transpose", kind, [value], permutation=to_last(len(kind.shape)))
 
 
@@ -214,8 +214,8 @@ def _shuffled(op: Any) -> tuple[Any, list[int], list[int]] | None:
 
 
 def _shuffle(ir: Any, op: Any) -> Any:
-    found: Any = _shuffled(op)
-    image, parts, order = found
+    parsed: Any = _shuffled(op)
+    image, parts, order = parsed
     if order == [1, 0] and _shuffle_inside(ir, op, image, parts[0]):
         return _as_first(ir, image, op.results[0].type)
     kind, lead = op.results[0].type, list(image.type.shape)[:3]

@@ -156,12 +156,12 @@ def _devices() -> Mapping[int, Any]:
 @functools.cache
 def _start() -> tuple[int, Mapping[int, Any]]:
     """The id of this process, and podrun's XLA devices in it by their number of threads."""
-    found = {}
+    device_of = {}
     with _all_cores():
         for threads in (1, SHARED_BY):
             with _threads(threads):
-                found[threads] = start_cpu_client().local_devices()[0]
-    return os.getpid(), found
+                device_of[threads] = start_cpu_client().local_devices()[0]
+    return os.getpid(), device_of
 
 
 @contextmanager
@@ -205,11 +205,14 @@ def callable_across_clients(
     import jax
 
     here = one_thread_device()
-    taken, given = set(in_place or {}), set((in_place or {}).values())
+    taken, results_in_place = set(in_place or {}), set((in_place or {}).values())
 
     def run(*operands: Any) -> list[Any]:
         results = call(*[o if at in taken else np.asarray(o) for at, o in enumerate(operands)])
-        return [r if at in given else jax.device_put(np.asarray(r), here) for at, r in enumerate(results)]
+        return [
+            r if at in results_in_place else jax.device_put(np.asarray(r), here)
+            for at, r in enumerate(results)
+        ]
 
     return run
 
@@ -301,9 +304,9 @@ def processor_name(cpuinfo: str, environ: Mapping[str, str]) -> str:
 
 def _xla_limit(flags: str) -> str:
     """The value of the last ``--xla_cpu_max_isa`` among XLA's flags, in capitals; empty if there is none."""
-    found = ""
+    limit = ""
     for flag in flags.split():
         key, _, value = flag.partition("=")
         if key == "--xla_cpu_max_isa":
-            found = value.upper()
-    return found
+            limit = value.upper()
+    return limit

@@ -140,19 +140,19 @@ def convolution_call(c: Convolution) -> ConvolutionCall | None:
     if c.batch_groups > 1 or (c.batch_inside and c.groups == 1):
         return _of_weights(c)
     if max(c.strides) == 1 and (max(c.spread) > 1 or c.reversed_weights):
-        found = _of_image(c)
-        if found is not None:
-            return found
+        of_image = _of_image(c)
+        if of_image is not None:
+            return of_image
     return _forward(c)
 
 
 def _forward(c: Convolution) -> ConvolutionCall | None:
     if max(c.spread) > 1:
         return None
-    made = ConvolutionCall(
+    call = ConvolutionCall(
         Kind.FORWARD, c.image, c.result, c.weights[:2], c.strides, c.dilation, (0, 0), c.groups
     )
-    return _cropped(made, c)
+    return _cropped(call, c)
 
 
 def _of_weights(c: Convolution) -> ConvolutionCall | None:
@@ -160,7 +160,7 @@ def _of_weights(c: Convolution) -> ConvolutionCall | None:
     and the kernel is the gradient of dst."""
     if max(c.spread) > 1 or c.groups > 1:
         return None
-    made = ConvolutionCall(
+    call = ConvolutionCall(
         Kind.OF_WEIGHTS,
         (c.image[3], *c.image[1:3], c.image[0]),
         (c.weights[2], *c.weights[:2], c.weights[3]),
@@ -170,34 +170,34 @@ def _of_weights(c: Convolution) -> ConvolutionCall | None:
         (0, 0),
         c.batch_groups,
     )
-    return _thinned(_cropped(made, c))
+    return _thinned(_cropped(call, c))
 
 
-def _thinned(made: ConvolutionCall) -> ConvolutionCall:
+def _thinned(call: ConvolutionCall) -> ConvolutionCall:
     """A gradient of 1x1 weights reads only the pixels at multiples of the stride: the call gets those alone.
 
     The library copies them for itself, and where there are fewer channels than a vector has elements it writes beyond
     the end of that copy (oneDNN's ``jit_1x1`` with AVX2 and with AVX-512).
     """
-    if made.kernel != (1, 1) or max(made.strides) == 1 or max(made.before) > 0:
-        return made
-    n, *sizes, channels = made.src
-    taken = (-(-size // step) for size, step in zip(sizes, made.strides, strict=True))
-    return replace(made, src=(n, *taken, channels), strides=(1, 1), every=made.strides)
+    if call.kernel != (1, 1) or max(call.strides) == 1 or max(call.before) > 0:
+        return call
+    n, *sizes, channels = call.src
+    taken = (-(-size // step) for size, step in zip(sizes, call.strides, strict=True))
+    return replace(call, src=(n, *taken, channels), strides=(1, 1), every=call.strides)
 
 
-def _cropped(made: ConvolutionCall, c: Convolution) -> ConvolutionCall:
+def _cropped(call: ConvolutionCall, c: Convolution) -> ConvolutionCall:
     """The call with its image cropped by negative padding and by trailing pixels that the library cannot skip."""
-    crop, src, before = [], [*made.src], []
+    crop, src, before = [], [*call.src], []
     for axis, (pad, _) in enumerate(c.pads):
-        out, k, s, d = made.dst[1 + axis], made.kernel[axis], made.strides[axis], made.dilation[axis]
+        out, k, s, d = call.dst[1 + axis], call.kernel[axis], call.strides[axis], call.dilation[axis]
         first = max(-pad, 0)
         unread = src[1 + axis] - first + max(pad, 0) - ((out - 1) * s + (k - 1) * d + 1)
         last = unread if unread >= s else 0
         crop.append((first, last))
         src[1 + axis] -= first + last
         before.append(max(pad, 0))
-    return replace(made, src=tuple(src), before=tuple(before), crop=tuple(crop))
+    return replace(call, src=tuple(src), before=tuple(before), crop=tuple(crop))
 
 
 def _of_image(c: Convolution) -> ConvolutionCall | None:
@@ -321,10 +321,10 @@ def check_convolutions(compute: Any) -> None:
     for groups in (1, 8):
         x, y = _integers(src, 3), _integers(dst, 5)
         w = _integers((16, 8 // groups, *kernel), 7)
-        given = {Kind.FORWARD: (x, w), Kind.OF_IMAGE: (y, w), Kind.OF_WEIGHTS: (x, y)}
+        operands_of = {Kind.FORWARD: (x, w), Kind.OF_IMAGE: (y, w), Kind.OF_WEIGHTS: (x, y)}
         steps_of_w = [step // w.itemsize for step in w.strides]
         order = (16 // groups * steps_of_w[0], *steps_of_w)
-        for (kind, operands), right in zip(given.items(), _plainly(x, w, y, groups), strict=True):
+        for (kind, operands), right in zip(operands_of.items(), _plainly(x, w, y, groups), strict=True):
             got = np.empty_like(right)
             numbers = ConvolutionCall(kind, src, dst, kernel, *steps, groups).numbers(order, (False,) * 3, 1)
             for parts in (1, 2):

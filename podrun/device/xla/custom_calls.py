@@ -113,9 +113,9 @@ def check_call(name: str, op: Any) -> None:
     """Raise RefusedPiece for a custom call that is not in `SIGNATURES`, or whose shapes or attributes differ."""
     attributes = {key: op.attributes[key] for key in _keys(op)}
     target = str(attributes["call_target_name"]).strip('"')
-    found = _NAME.fullmatch(target)
-    signature = None if found is None else _signature(*found.groups())
-    if found is None or signature is None:
+    target_match = _NAME.fullmatch(target)
+    signature = None if target_match is None else _signature(*target_match.groups())
+    if target_match is None or signature is None:
         raise _refused(
             name, f"calls the native function {target!r}, which is not among those that machines have"
         )
@@ -126,15 +126,20 @@ def check_call(name: str, op: Any) -> None:
     if not typed or "called_computations" in attributes:
         raise _refused(name, f"calls {target!r} in another way than JAX does")
     assert config is not None
-    values = {key: config[key] for key in (each if isinstance(each, str) else each.name for each in config)}
+    values = {
+        key: config[key]
+        for key in (attribute if isinstance(attribute, str) else attribute.name for attribute in config)
+    }
     operands, results = ([_parsed(v.type) for v in values_] for values_ in (op.operands, op.results))
-    wrong = mismatch(signature, found[1], operands, results, {k: int(v.value) for k, v in values.items()})
+    wrong = mismatch(
+        signature, target_match[1], operands, results, {k: int(v.value) for k, v in values.items()}
+    )
     if wrong:
         raise _refused(name, f"calls {target!r} with {wrong}")
 
 
 def _keys(op: Any) -> list[str]:
-    return [each if isinstance(each, str) else each.name for each in op.attributes]
+    return [attribute if isinstance(attribute, str) else attribute.name for attribute in op.attributes]
 
 
 def _signature(letter: str, function: str) -> Signature | None:
@@ -182,10 +187,10 @@ def mismatch(
             or min(shape, default=0) < 0
         ):
             return f"a tensor {have}{list(shape)}"
-        for each, size in zip(names, inner, strict=True):
-            if _size(each, sizes, attributes) not in (None, size):
+        for dimension, size in zip(names, inner, strict=True):
+            if _size(dimension, sizes, attributes) not in (None, size):
                 return f"a tensor {have}{list(shape)}"
-            sizes.setdefault(each, size)
+            sizes.setdefault(dimension, size)
     return _beyond(sizes, attributes)
 
 

@@ -44,8 +44,8 @@ class Epilogue:
             return [], other
         kind = self.bias.type
         vector = ir.RankedTensorType.get([math.prod(kind.shape)], kind.element_type)
-        made = ir.Operation.create("stablehlo.reshape", results=[vector], operands=[self.bias])
-        return [made.results[0]], other
+        reshape = ir.Operation.create("stablehlo.reshape", results=[vector], operands=[self.bias])
+        return [reshape.results[0]], other
 
     def replace(self, result: Any) -> None:
         """Replace the epilogue's result by ``result`` and erase its operations."""
@@ -182,10 +182,10 @@ def _is_wall(call: Any, block: Any) -> bool:
 def _barrier(ir: Any, call: Any) -> None:
     kinds, attributes = [result.type for result in call.results], {_WALL: call.attributes[_WALL]}
     with ir.InsertionPoint(call):
-        made = ir.Operation.create(
+        barrier = ir.Operation.create(
             _BARRIER, results=kinds, operands=list(call.operands), attributes=attributes
         )
-    for old, new in zip(call.results, made.results, strict=True):
+    for old, new in zip(call.results, barrier.results, strict=True):
         old.replace_all_uses_with(new)
     call.erase()
 
@@ -203,10 +203,10 @@ def rebuild_walls(ir: Any, module: Any) -> None:
             parsed.body.operations[0].operation.clone(ip=ir.InsertionPoint(module.body))
         attributes = {"callee": ir.FlatSymbolRefAttr.get(names[kind]), _WALL: op.attributes[_WALL]}
         with ir.InsertionPoint(op):
-            made = ir.Operation.create(
+            barrier = ir.Operation.create(
                 "func.call", results=[result.type], operands=[value], attributes=attributes
             )
-        result.replace_all_uses_with(made.results[0])
+        result.replace_all_uses_with(barrier.results[0])
         op.erase()
 
 
@@ -230,7 +230,7 @@ def nested(operation: Any) -> Iterator[Any]:
 def create_operation(ir: Any, name: str, kind: Any, operands: Sequence[Any], **numbers: Sequence[int]) -> Any:
     """The result, of type ``kind``, of a new StableHLO operation where MLIR inserts now. ``numbers``: attributes."""
     attributes = {key: ir.DenseI64ArrayAttr.get(list(value)) for key, value in numbers.items()}
-    made = ir.Operation.create(
+    operation = ir.Operation.create(
         f"stablehlo.{name}", results=[kind], operands=list(operands), attributes=attributes
     )
-    return made.results[0]
+    return operation.results[0]

@@ -335,12 +335,12 @@ def _lower(
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
 
-        def on(device: Any, given: set[int]) -> Any:
+        def on(device: Any, donations: set[int]) -> Any:
             one = jax.sharding.SingleDeviceSharding(device)
             # the keys of XLA's cache know programs by their text alone, and the names of its entries begin with this
             threads = SHARED_BY if device is not one_thread_device() else 1
             flat.__name__ = f"piece_by_{threads}_{instruction_set()}_{key[:_NAMED]}"
-            whole = jax.jit(flat, in_shardings=one, out_shardings=one, donate_argnums=sorted(given))
+            whole = jax.jit(flat, in_shardings=one, out_shardings=one, donate_argnums=sorted(donations))
             return whole.lower(*shapes)
 
         lowered = on(one_thread_device(), {*donated, *in_place})
@@ -359,7 +359,7 @@ def _shapes(lowered: Any) -> list[tuple[int, ...]]:
 def _kinds(lowered: Any) -> tuple[tuple[int, np.dtype[Any]], ...]:
     tree: Any = importlib.import_module("jax.tree")
     both = (*tree.leaves(lowered.in_avals), *tree.leaves(lowered.out_info))
-    return tuple((math.prod(each.shape), np.dtype(each.dtype)) for each in both)
+    return tuple((math.prod(aval.shape), np.dtype(aval.dtype)) for aval in both)
 
 
 def _compile(lowered: Any, name: str) -> Callable[..., Any]:

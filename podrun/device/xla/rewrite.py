@@ -51,10 +51,10 @@ def rewrite_convolutions(lowered: Any, least: int = 0, parts: int = 1) -> int:
 
 def _replaced(ir: Any, module: Any, least: int, parts: int) -> int:
     """The number of convolutions that became calls of the library."""
-    found = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]
-    for op in found:
+    convolutions = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]
+    for op in convolutions:
         _drop_taps(ir, op)
-    sites = [site for op in found if (site := _recognise(ir, op)) is not None]
+    sites = [site for op in convolutions if (site := _recognise(ir, op)) is not None]
     if not sites or sum(site.products for site in sites) < least or not available():
         return 0
     return sum(_replace(ir, site, parts) for site in sites)
@@ -138,8 +138,8 @@ def _recognise(ir: Any, op: Any) -> _Site | None:
         reversed_weights=_reversed(op.operands[1], of_weights) is not None,
         batch_inside=of_image[3] == 0,
     )
-    made = convolution_call(convolution)
-    return None if made is None else _Site(op, made, convolution.products, of_image, of_weights, of_result)
+    call = convolution_call(convolution)
+    return None if call is None else _Site(op, call, convolution.products, of_image, of_weights, of_result)
 
 
 def _reversed(weights: Any, axes: _Axes) -> Any:
@@ -161,18 +161,18 @@ def _values(attributes: Any, name: str, default: Any, count: int = 2) -> tuple[A
 
 def _replace(ir: Any, site: _Site, parts: int) -> bool:
     """Replace an operation, with its epilogue if the library can do that, by the call. Returns False if it stays."""
-    made, op = site.call, site.op
+    call, op = site.call, site.op
     epilogue = Epilogue(sums=(op,))
-    if made.kind is Kind.FORWARD:
+    if call.kind is Kind.FORWARD:
         epilogue = match(op, site.result[3])
-    numbers = made.numbers(_order(site), epilogue.kind, parts)
+    numbers = call.numbers(_order(site), epilogue.kind, parts)
     if not algorithms(numbers):
         return False
     kind = op.results[0].type
     with ir.InsertionPoint(epilogue.sums[-1]):
         bias, other = epilogue.operands(ir)
         operands = [*_operands(ir, site), *bias, *(_turned(ir, value, site.result) for value in other)]
-        if made.kind is Kind.OF_WEIGHTS:
+        if call.kind is Kind.OF_WEIGHTS:
             result = _call(ir, numbers, operands, kind)
         else:
             shape = [kind.shape[axis] for axis in site.result]
@@ -185,16 +185,16 @@ def _replace(ir: Any, site: _Site, parts: int) -> bool:
 def _order(site: _Site) -> tuple[int, ...]:
     """Elements between neighbouring groups, outputs, inputs, rows and columns of the weights that the call reads or
     makes. Groups lie along the axis of the outputs, and a gradient's outputs are the convolution's inputs."""
-    made, of_weights = site.call, site.call.kind is Kind.OF_WEIGHTS
+    call, of_weights = site.call, site.call.kind is Kind.OF_WEIGHTS
     lying = (site.op.results[0] if of_weights else site.op.operands[1]).type.shape
     steps = [math.prod(lying[axis + 1 :]) for axis in range(4)]
     if of_weights:
         inputs, rows, columns, outputs = (steps[axis] for axis in site.result)
-        return (made.dst[3] // made.groups * outputs, outputs, inputs, rows, columns)
+        return (call.dst[3] // call.groups * outputs, outputs, inputs, rows, columns)
     rows, columns, inputs, outputs = (steps[axis] for axis in site.weights)
-    if made.kind is Kind.OF_IMAGE:
-        return (made.src[3] // made.groups * outputs, inputs, outputs, rows, columns)
-    return (made.dst[3] // made.groups * outputs, outputs, inputs, rows, columns)
+    if call.kind is Kind.OF_IMAGE:
+        return (call.src[3] // call.groups * outputs, inputs, outputs, rows, columns)
+    return (call.dst[3] // call.groups * outputs, outputs, inputs, rows, columns)
 
 
 def _operands(ir: Any, site: _Site) -> list[Any]:
@@ -223,17 +223,17 @@ def _flipped(ir: Any, weights: Any, axes: _Axes) -> Any:
     return create_operation(ir, "reverse", weights.type, [weights], dimensions=sorted(axes[:2]))
 
 
-def _cropped(ir: Any, image: Any, made: ConvolutionCall) -> Any:
+def _cropped(ir: Any, image: Any, call: ConvolutionCall) -> Any:
     """An image channels last, with the pixels that the call requires."""
-    if not any(map(any, made.crop)) and made.every == (1, 1):
+    if not any(map(any, call.crop)) and call.every == (1, 1):
         return image
     kind = image.type
-    first = [0, *(before for before, _ in made.crop), 0]
+    first = [0, *(before for before, _ in call.crop), 0]
     limits = [
-        size - cut for size, cut in zip(kind.shape, (0, *(after for _, after in made.crop), 0), strict=True)
+        size - cut for size, cut in zip(kind.shape, (0, *(after for _, after in call.crop), 0), strict=True)
     ]
-    every = [1, *made.every, 1]
-    smaller = [len(range(*each)) for each in zip(first, limits, every, strict=True)]
+    every = [1, *call.every, 1]
+    smaller = [len(range(*bounds)) for bounds in zip(first, limits, every, strict=True)]
     return create_operation(
         ir,
         "slice",
@@ -256,10 +256,10 @@ def _call(ir: Any, numbers: list[int], operands: list[Any], kind: Any) -> Any:
         "operand_layouts": ir.ArrayAttr.get(layouts),
         "result_layouts": ir.ArrayAttr.get([_row_by_row(ir, kind)]),
     }
-    made = ir.Operation.create(
+    operation = ir.Operation.create(
         "stablehlo.custom_call", results=[kind], operands=operands, attributes=attributes
     )
-    return made.results[0]
+    return operation.results[0]
 
 
 def _row_by_row(ir: Any, kind: Any) -> Any:

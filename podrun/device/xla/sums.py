@@ -140,8 +140,8 @@ def _in_parts(ir: Any, value: Any, axes: tuple[int, ...]) -> Any:
     total: Any = None
     for part in range(parts):
         starts = [part * shape[a] if a == axis else 0 for a in range(len(shape))]
-        made = _slice(ir, kind, value, starts)
-        total = made if total is None else create_operation(ir, "add", kind, [total, made])
+        piece = _slice(ir, kind, value, starts)
+        total = piece if total is None else create_operation(ir, "add", kind, [total, piece])
     # the library would take the additions in and have every part written out; a reversal it cannot take in
     return create_operation(ir, "reverse", kind, [total], dimensions=[turned])
 
@@ -217,15 +217,17 @@ def _join(ir: Any, core: Any, between: tuple[int, ...], members: list[tuple[Any,
     for (op, term), before in zip(members, lows, strict=True):
         kind = op.results[0].type
         with ir.InsertionPoint(op):
-            made = _slice(ir, kind, whole, [most - here for most, here in zip(low, before, strict=True)])
+            whole_term = _slice(
+                ir, kind, whole, [most - here for most, here in zip(low, before, strict=True)]
+            )
             for factor in term.factors:
                 places = list(factor.owner.attributes["broadcast_dimensions"])
                 operands = [factor.owner.operands[0]]
                 wider = create_operation(ir, "broadcast_in_dim", kind, operands, broadcast_dimensions=places)
-                made = create_operation(ir, "multiply", kind, [made, wider])
+                whole_term = create_operation(ir, "multiply", kind, [whole_term, wider])
             if term.negative:
-                made = create_operation(ir, "negate", kind, [made])
-        op.results[0].replace_all_uses_with(made)
+                whole_term = create_operation(ir, "negate", kind, [whole_term])
+        op.results[0].replace_all_uses_with(whole_term)
         op.erase()
 
 

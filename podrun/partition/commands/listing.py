@@ -24,14 +24,14 @@ def list_partitions(cli: CliContext) -> None:
     """List all partitions."""
 
     def once(client: VipuClient) -> None:
-        found = client.list_partitions()
-        several = len({info.owner for info in found} | {user_name(os.getuid())}) > 1
+        partitions = client.list_partitions()
+        several = len({info.owner for info in partitions} | {user_name(os.getuid())}) > 1
         cli.show(
             "partitions",
-            [value_to_json(info) for info in found],
+            [value_to_json(info) for info in partitions],
             lambda: text_table(
                 (*PARTITION_COLUMNS, *(["Owner"] * several)),
-                ((*partition_row(info), *([info.owner] * several)) for info in found),
+                ((*partition_row(info), *([info.owner] * several)) for info in partitions),
             ),
         )
 
@@ -44,12 +44,12 @@ def list_allocations(cli: CliContext) -> None:
     """List allocations: agents that users have access to."""
 
     def once(client: VipuClient) -> None:
-        found = client.list_allocations()
+        allocations = client.list_allocations()
         cli.show(
             "allocations",
-            [value_to_json(info) for info in found],
+            [value_to_json(info) for info in allocations],
             lambda: text_table(
-                ("Allocation ID", "Agents"), ((info.name, " ".join(info.agents)) for info in found)
+                ("Allocation ID", "Agents"), ((info.name, " ".join(info.agents)) for info in allocations)
             ),
         )
 
@@ -62,7 +62,7 @@ def list_clusters(cli: CliContext) -> None:
     """List clusters: agents that links join."""
 
     def once(client: VipuClient) -> None:
-        found = client.list_clusters()
+        clusters = client.list_clusters()
         rows = (
             (
                 info.name,
@@ -72,10 +72,10 @@ def list_clusters(cli: CliContext) -> None:
                 info.gateway_topology,
                 " ".join(info.agents),
             )
-            for info in found
+            for info in clusters
         )
         header = ("Cluster", "ILDs", "IPUs", "Topology", "GW Topology", "Agents")
-        cli.show("clusters", [value_to_json(info) for info in found], lambda: text_table(header, rows))
+        cli.show("clusters", [value_to_json(info) for info in clusters], lambda: text_table(header, rows))
 
     cli.repeat(("cluster",), once)
 
@@ -114,7 +114,7 @@ def list_queue(cli: CliContext) -> None:
     """List requests that wait for IPUs, in the order in which they are served."""
 
     def once(client: VipuClient) -> None:
-        found = client.list_queue()
+        requests = client.list_queue()
         rows = (
             (
                 str(info.position),
@@ -126,10 +126,10 @@ def list_queue(cli: CliContext) -> None:
                 "-" if info.latest is None else moment(info.latest),
                 " ".join(info.blockers) or "-",
             )
-            for info in found
+            for info in requests
         )
         header = ("Position", "Partition", "Size", "Priority", "User", "Since", "Starts by", "Waits for")
-        cli.show("queue", [value_to_json(info) for info in found], lambda: text_table(header, rows))
+        cli.show("queue", [value_to_json(info) for info in requests], lambda: text_table(header, rows))
 
     cli.repeat(("partition",), once)
 
@@ -140,11 +140,11 @@ def list_reservations(cli: CliContext) -> None:
     """List reservations of agents."""
 
     def once(client: VipuClient) -> None:
-        found = client.list_reservations()
-        rows = ((r.name, " ".join(r.agents), moment(r.start), moment(r.end)) for r in found)
+        reservations = client.list_reservations()
+        rows = ((r.name, " ".join(r.agents), moment(r.start), moment(r.end)) for r in reservations)
         cli.show(
             "reservations",
-            [value_to_json(entry) for entry in found],
+            [value_to_json(entry) for entry in reservations],
             lambda: text_table(("Reservation", "Agents", "From", "To"), rows),
         )
 
@@ -157,13 +157,13 @@ def list_agents(cli: CliContext) -> None:
     """List agents, one for each IPU-M2000."""
 
     def once(client: VipuClient) -> None:
-        found = client.list_agents()
+        agents = client.list_agents()
         cli.show(
             "agents",
-            [agent_json(info) for info in found],
+            [agent_json(info) for info in agents],
             lambda: text_table(
                 ("Agent", "Host", "Serial", "Cluster", "ILD", "State", "Partitions", "Health"),
-                (agent_row(info) for info in found),
+                (agent_row(info) for info in agents),
             ),
         )
 
@@ -176,7 +176,7 @@ def list_users(cli: CliContext) -> None:
     """List the users of a server that was started with --secure."""
 
     def once(client: VipuClient) -> None:
-        found = client.list_users()
+        users = client.list_users()
         rows = (
             (
                 u.name,
@@ -185,11 +185,11 @@ def list_users(cli: CliContext) -> None:
                 "yes" if u.may_inject else "no",
                 moment(u.created),
             )
-            for u in found
+            for u in users
         )
         cli.show(
             "users",
-            [value_to_json(user) for user in found],
+            [value_to_json(user) for user in users],
             lambda: text_table(("User", "Role", "Allocations", "May inject", "Since"), rows),
         )
 

@@ -32,11 +32,11 @@ def state_options(command: Callable[..., int]) -> Callable[..., int]:
 @state_options
 def check_state(cluster: str, state_file: Path | None) -> int:
     """Say what is wrong with a state file, and what a repair would do. Exit code 1 if there is anything."""
-    path, found, _ = diagnosis_of(cluster, state_file)
-    print_diagnosis(path, found)
-    if found.problems:
+    path, diagnosis, _ = diagnosis_of(cluster, state_file)
+    print_diagnosis(path, diagnosis)
+    if diagnosis.problems:
         click.echo(f"Repair it: vipu-server repair --cluster {cluster} --state-file {path} --yes")
-    return 1 if found.problems else 0
+    return 1 if diagnosis.problems else 0
 
 
 @click.command("repair")
@@ -46,14 +46,14 @@ def repair_state(cluster: str, state_file: Path | None, yes: bool) -> int:
     """Keep of a damaged state file what holds together. The old file stays beside it under another name."""
     from podrun.partition.state.repair import repair
 
-    path, found, pod = diagnosis_of(cluster, state_file)
-    print_diagnosis(path, found)
-    if not found.problems:
+    path, diagnosis, pod = diagnosis_of(cluster, state_file)
+    print_diagnosis(path, diagnosis)
+    if not diagnosis.problems:
         return 0
     if not yes:
         click.echo("Nothing was changed; with --yes it is.")
         return 1
-    backup = repair(path, pod, found)
+    backup = repair(path, pod, diagnosis)
     click.echo(f"repaired; the file as it was: {backup}")
     return 0
 
@@ -69,12 +69,12 @@ def diagnosis_of(cluster: str, state_file: Path | None) -> tuple[Path, StateDiag
     return path, diagnose_rows(pod, read_rows(path)), pod
 
 
-def print_diagnosis(path: Path, found: StateDiagnosis) -> None:
+def print_diagnosis(path: Path, diagnosis: StateDiagnosis) -> None:
     """Print each problem of a state file with what a repair does, and what is kept."""
-    for problem in found.problems:
+    for problem in diagnosis.problems:
         click.echo(f"{problem.what}: {problem.action}")
-    kept = found.kept
+    kept = diagnosis.kept
     click.echo(
-        f"{path}: {len(found.problems)} problems; it keeps {len(kept.partitions)} partitions, "
+        f"{path}: {len(diagnosis.problems)} problems; it keeps {len(kept.partitions)} partitions, "
         f"{len(kept.plans.queue)} queued requests"
     )

@@ -50,15 +50,15 @@ def stop_server(port: int | None, cluster: str | None) -> int:
 
 def choose_server(entries: list[ServiceEntry], port: int | None, cluster: str | None) -> ServiceEntry:
     """The one server, or keeper without a server, that the options name. Raises NotFoundError or UsageError."""
-    found = [
+    matching = [
         entry
         for entry in entries
         if port in (None, entry.port or entry.last_port) and cluster in (None, entry.cluster)
     ]
-    if len(found) == 1:
-        return found[0]
-    known = [f"{e.cluster} at port {e.port or e.last_port}" for e in found or entries]
-    if not found:
+    if len(matching) == 1:
+        return matching[0]
+    known = [f"{e.cluster} at port {e.port or e.last_port}" for e in matching or entries]
+    if not matching:
         asked = f" at port {port}" if port else f" of {cluster}" if cluster else ""
         raise NotFoundError(
             f"this user runs no V-IPU server{asked} on this host, and none has left machines",

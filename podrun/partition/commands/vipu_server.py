@@ -90,15 +90,15 @@ def _hand_over(ctx: click.Context, verb: str) -> None:
     assert isinstance(ctx.command, click.Group)
     command = ctx.command.get_command(ctx, verb)
     own = {param.name for param in command.params} if command is not None else set()
-    given = {
+    options = {
         name: value
         for name, value in ctx.params.items()
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
-    if foreign := sorted(given.keys() - own - {"verbose"}):
+    if foreign := sorted(options.keys() - own - {"verbose"}):
         option = f"--{foreign[0].replace('_', '-')}"
         raise UsageError(f"vipu-server {verb} has no option {option}", hint=f"vipu-server {verb} --help")
-    ctx.default_map = {verb: given}
+    ctx.default_map = {verb: options}
 
 
 for _verb in (stop_server, check_state, repair_state):

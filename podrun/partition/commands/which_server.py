@@ -48,9 +48,9 @@ def find_server(
     for prefix in ("VIPU_CLI_API", "IPUOF_VIPU_API"):
         if env.get(f"{prefix}_HOST"):
             name = f"{prefix}_PORT"
-            found = port or _port(env.get(name) or "8090", name, f"As in: export {name}=8090")
+            server_port = port or _port(env.get(name) or "8090", name, f"As in: export {name}=8090")
             own = prefix.startswith("IPUOF") and env.get(OWN_SERVER) == "1"
-            return Endpoint(env[f"{prefix}_HOST"], found, f"{prefix}_HOST", own)
+            return Endpoint(env[f"{prefix}_HOST"], server_port, f"{prefix}_HOST", own)
     settings = read_hcl(config) if config else read_hcl(SYSTEM_CONFIG) if SYSTEM_CONFIG.is_file() else {}
     if "api-host" in settings:
         name = f"api-port in {config or SYSTEM_CONFIG}"

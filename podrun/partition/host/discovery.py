@@ -103,18 +103,18 @@ class Registry:
     def entries(self) -> list[ServiceEntry]:
         """Entries whose owner runs, best first: kind `VIPU_SERVER` before others, `DEFAULT_PORT` before others,
         then the youngest."""
-        found = [entry for _, entry in self._read() if entry.owner.alive]
+        alive = [entry for _, entry in self._read() if entry.owner.alive]
         return sorted(
-            found, key=lambda e: (e.kind != VIPU_SERVER, e.port != DEFAULT_PORT, -e.owner.start_ticks)
+            alive, key=lambda e: (e.kind != VIPU_SERVER, e.port != DEFAULT_PORT, -e.owner.start_ticks)
         )
 
     def find(self, *, partition: str | None = None) -> ServiceEntry | None:
         """The service to use by default: one whose entry names ``partition``, else the first; None without entries."""
-        found = [entry for entry in self.entries() if entry.port]
-        for entry in found:
+        listening = [entry for entry in self.entries() if entry.port]
+        for entry in listening:
             if partition is not None and entry.partition == partition:
                 return entry
-        return found[0] if found else None
+        return listening[0] if listening else None
 
     def sweep(self, kill: Callable[[int, int], None] = os.kill) -> list[ServiceEntry]:
         """Remove entries whose owner has ended, with their processes and directories. Returns them."""
@@ -226,9 +226,9 @@ def remove_scratch(path: Path) -> None:
 
 def own_process_id() -> ProcessId:
     """The calling process."""
-    found = ProcessId.of(os.getpid())
-    assert found is not None, "the calling process runs"
-    return found
+    process = ProcessId.of(os.getpid())
+    assert process is not None, "the calling process runs"
+    return process
 
 
 def _from_json(data: Mapping[str, object]) -> ServiceEntry:

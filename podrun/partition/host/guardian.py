@@ -86,17 +86,17 @@ def start_ticks(pid: int) -> int:
 
 def marked_processes(mark: str) -> list[int]:
     """Processes that started with ``mark`` (``NAME=VALUE``) in their environment, as far as it can be read."""
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
         try:
             with open(f"/proc/{name}/environ", "rb") as file:
                 if mark.encode() in file.read().split(b"\0"):
-                    found.append(int(name))
+                    pids.append(int(name))
         except OSError:
             continue  # The process has ended, or belongs to another user.
-    return found
+    return pids
 
 
 def end_marked(mark: str, patience: float = 3.0) -> None:
@@ -107,9 +107,9 @@ def end_marked(mark: str, patience: float = 3.0) -> None:
     end = time.monotonic() + patience
     looks = 0
     while looks < 2 and time.monotonic() < end:
-        found = marked_processes(mark)
-        looks = 0 if found else looks + 1
-        for pid in found:
+        pids = marked_processes(mark)
+        looks = 0 if pids else looks + 1
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # The process has ended by itself meanwhile.
                 os.kill(pid, signal.SIGKILL)
         if looks < 2:
@@ -165,8 +165,8 @@ def _writes_under(pid: str, prefix: str) -> bool:
 def end_writers(directory: str, patience: float = 3.0) -> None:
     """End the processes that write to a directory, and those that they start meanwhile."""
     end = time.monotonic() + patience
-    while (found := writers(directory)) and time.monotonic() < end:
-        for pid in found:
+    while (pids := writers(directory)) and time.monotonic() < end:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)

@@ -52,8 +52,8 @@ class Keeper:
     def running(self) -> ServiceEntry | None:
         """The POD's keeper, if one is up. A keeper that never came up is ended, and so is one of another build whose
         machines this one cannot command: nobody else would end them, and they hold memory and IPUs."""
-        found = [entry for entry in keepers(self._registry) if entry.pod == self._pod]
-        for entry in found:
+        own = [entry for entry in keepers(self._registry) if entry.pod == self._pod]
+        for entry in own:
             if entry.address and entry.protocol == PROTOCOL:
                 self._known = entry
                 return entry
@@ -110,10 +110,10 @@ class Keeper:
 
     def end(self) -> None:
         """End the keeper and all machines, also when the runtime directory with its entry is gone. Idempotent."""
-        found = [entry for entry in keepers(self._registry) if entry.pod == self._pod]
-        if self._known is not None and self._known.owner not in [entry.owner for entry in found]:
-            found.append(self._known)
-        for entry in found:
+        own = [entry for entry in keepers(self._registry) if entry.pod == self._pod]
+        if self._known is not None and self._known.owner not in [entry.owner for entry in own]:
+            own.append(self._known)
+        for entry in own:
             end_keeper(entry)
 
     def _start(self) -> ServiceEntry:

@@ -62,11 +62,11 @@ def take_over(pool: MachinePool, partitions: Sequence[Partition]) -> Taken:
     for partition in partitions if machines is not None else ():
         if partition.state is not PartitionState.ACTIVE:
             continue
-        found = {use: (machines or {}).get(use) for use in uses_of(partition)}
-        silent += [use for use, operation in found.items() if operation == SILENT]
-        if all(operation in (partition.operation, SILENT) for operation in found.values()):
+        operation_of = {use: (machines or {}).get(use) for use in uses_of(partition)}
+        silent += [use for use, operation in operation_of.items() if operation == SILENT]
+        if all(operation in (partition.operation, SILENT) for operation in operation_of.values()):
             adopted.add(partition.name)
-        lost |= dict.fromkeys(use.agent_id for use, operation in found.items() if operation is None)
+        lost |= dict.fromkeys(use.agent_id for use, operation in operation_of.items() if operation is None)
     return Taken(frozenset(adopted), tuple(lost), tuple(silent))
 
 
@@ -327,12 +327,12 @@ class Reporter:
 
     def attached(self) -> dict[str, int]:
         """IPUs of each agent that processes hold, as its machines said last."""
-        found: dict[str, int] = {}
+        ipus_held: dict[str, int] = {}
         for use, (_, report) in list(self._answers.items()):
             held = sum(ipu.process is not None for ipu in report.ipus)
             if held:
-                found[use.agent_id] = found.get(use.agent_id, 0) + held
-        return found
+                ipus_held[use.agent_id] = ipus_held.get(use.agent_id, 0) + held
+        return ipus_held
 
     def forget(self, in_use: Collection[MachineUse]) -> None:
         """Forget machines that are no longer in use."""

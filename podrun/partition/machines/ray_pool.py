@@ -265,7 +265,7 @@ class RayMachinePool(BasePool):
             return None
         asked = [actor.endpoints.remote() for actor in actors]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ADOPT_SECONDS) if asked else ([], [])
-        found: list[LeftMachine] = []
+        departed: list[LeftMachine] = []
         for name, actor, answer in zip(names, actors, asked, strict=True):
             try:
                 machines = ray.get(answer) if answer in answered else {}
@@ -274,13 +274,13 @@ class RayMachinePool(BasePool):
                 machines = {}
             if not machines:
                 ray.kill(actor)
-            found += [
+            departed += [
                 LeftMachine(
                     agent, endpoint, _ActorMachine(name, self._namespace, agent, len(machines) == 1, actor)
                 )
                 for agent, endpoint in machines.items()
             ]
-        return found
+        return departed
 
     def _keeper_ended(self) -> None:
         if not self._closed:
@@ -345,11 +345,11 @@ class RayMachinePool(BasePool):
         groups = in_processes(agents, hosts, share)
         shared = [group for group in groups if len(group) > 1]
         if shared:
-            each = max(map(len, shared))
+            most_shared = max(map(len, shared))
             where = "this host" if len(share) == 1 else "its host"
             log.warning(
                 "%d machines share a process on %s: %d machines in %d processes (%s=1 gives each its own)",
-                *(each, where, len(agents), len(groups), PER_PROCESS_VARIABLE),
+                *(most_shared, where, len(agents), len(groups), PER_PROCESS_VARIABLE),
             )
         return groups
 

@@ -241,20 +241,22 @@ def machines_per_process(machines: int, cores: int, memory: int, wanted: str = "
     room = max(int(memory * MEMORY_SHARE) // MACHINE_BYTES, 1)
     if machines <= min(PROCESSES_PER_CORE * cores, room):
         return 1
-    each = 1
-    while -(-machines // each) > max(min(cores, room), 1) and each < MOST_TOGETHER:
-        each *= 2
-    return each
+    together = 1
+    while -(-machines // together) > max(min(cores, room), 1) and together < MOST_TOGETHER:
+        together *= 2
+    return together
 
 
-def in_processes(agents: Sequence[str], host_of: dict[str, Host], each: dict[Host, int]) -> list[list[str]]:
+def in_processes(
+    agents: Sequence[str], host_of: dict[str, Host], most_on: dict[Host, int]
+) -> list[list[str]]:
     """Agents by process, in the order given. A process holds agents of one host, each at most once."""
     groups: list[list[str]] = []
     open_group: dict[Host, list[str]] = {}
     for agent in agents:
         host = host_of[agent]
         group = open_group.get(host)
-        if group is None or len(group) >= each[host] or agent in group:
+        if group is None or len(group) >= most_on[host] or agent in group:
             group = open_group[host] = []
             groups.append(group)
         group.append(agent)
@@ -304,8 +306,8 @@ def _left(root: Path) -> Iterator[int]:
 
 
 def _statistic(file: Path, name: str) -> int:
-    found = (line.split() for line in _text(file).splitlines())
-    return next((int(words[1]) for words in found if words[0] == name), 0)
+    fields = (line.split() for line in _text(file).splitlines())
+    return next((int(words[1]) for words in fields if words[0] == name), 0)
 
 
 def _text(file: Path) -> str:

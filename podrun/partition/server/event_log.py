@@ -186,7 +186,9 @@ class Mirror:
 
     def all(self, kind: str) -> dict[str, Any]:
         """The values of a kind, by name."""
-        return {name: value for (found, name), value in sorted(self._there.items()) if found == kind}
+        return {
+            name: value for (entry_kind, name), value in sorted(self._there.items()) if entry_kind == kind
+        }
 
 
 @dataclass(slots=True)

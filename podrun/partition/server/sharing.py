@@ -164,12 +164,12 @@ class CallRoom:
 
 def user_ids(names: tuple[str, ...]) -> frozenset[int]:
     """The ids of users, by name or number. Raises NotFoundError."""
-    found = set()
+    ids = set()
     for name in names:
         try:
-            found.add(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid)
+            ids.add(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid)
         except KeyError:
             raise NotFoundError(
                 f"there is no user {name!r} on this host", hint="Name another, or give the user's number."
             ) from None
-    return frozenset(found)
+    return frozenset(ids)

@@ -70,8 +70,8 @@ class Allocator:
         plans: Plans = NO_PLANS,
     ) -> None:
         self.cluster = cluster
-        given = cluster.allocations if allocations is None else allocations
-        self.allocations: dict[str, Allocation] = {entry.name: entry for entry in given}
+        entries = cluster.allocations if allocations is None else allocations
+        self.allocations: dict[str, Allocation] = {entry.name: entry for entry in entries}
         self.partitions: dict[str, Partition] = {entry.name: entry for entry in partitions}
         self.lost: set[str] = set(lost)
         self.maintenance = {entry.agent: entry for entry in plans.maintenance}
@@ -143,12 +143,12 @@ class Allocator:
         """A partition by name. Raises NotFoundError, which lists the partitions that ``asker`` (by default the draft's)
         sees, and DeniedError if it may not use this one."""
         asker = asker or self.asker
-        found = self.partitions.get(name)
-        if found is None or not asker.sees(found.allocation):
+        held = self.partitions.get(name)
+        if held is None or not asker.sees(held.allocation):
             seen = [entry.name for entry in self.partitions.values() if asker.sees(entry.allocation)]
             raise unknown_name("partition", name, seen, "vipu create partition NAME --size N")
-        asker.check(name, found.owner)
-        return found
+        asker.check(name, held.owner)
+        return held
 
     def active_partition(self, name: str, asker: Asker | None = None) -> Partition:
         """A partition that is ACTIVE. Raises ConflictError for one in another state, and what `partition` raises."""
@@ -265,10 +265,10 @@ class Allocator:
 
     def find_cluster(self, name: str) -> Cluster:
         """A V-IPU cluster by name. Raises NotFoundError, which lists them."""
-        found = {cluster.name: cluster for cluster in self.cluster.clusters}
-        if name not in found:
-            raise unknown_name("cluster", name, found, "vipu-admin create cluster NAME --agents A,B")
-        return found[name]
+        by_name = {cluster.name: cluster for cluster in self.cluster.clusters}
+        if name not in by_name:
+            raise unknown_name("cluster", name, by_name, "vipu-admin create cluster NAME --agents A,B")
+        return by_name[name]
 
     def cluster_of_allocation(self, name: str) -> Cluster:
         """The V-IPU cluster in which an allocation lies."""

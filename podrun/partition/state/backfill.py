@@ -143,9 +143,9 @@ class Timeline:
             soonest = possible & (late == best_late)
             fewest = soonest & (held == held[soonest].min())
             group, offset = divmod(int(np.argmax(fewest)), domain // share)
-            found = (float(late[group, offset]), int(held[group, offset]), allocation)
-            if best is None or found[:2] < best[:2]:
-                best = (*found, place_at(cluster, request.size, request.ilds, group, offset))
+            candidate = (float(late[group, offset]), int(held[group, offset]), allocation)
+            if best is None or candidate[:2] < best[:2]:
+                best = (*candidate, place_at(cluster, request.size, request.ilds, group, offset))
         return None if best is None else (best[2], best[3], best[0])
 
 

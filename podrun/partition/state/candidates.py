@@ -68,13 +68,13 @@ def _clusters(draft: Allocator, asked: Requirements) -> list[Cluster]:
     if asked.allocation:
         check_allocation_seen(draft, asked.allocation)
         agent = draft.allocations[asked.allocation].agents[0]
-        found = draft.cluster.clusters_by_agent[agent]
-        if asked.cluster not in ("", found.name):
+        of_agent = draft.cluster.clusters_by_agent[agent]
+        if asked.cluster not in ("", of_agent.name):
             raise UsageError(
-                f"allocation {asked.allocation} is in cluster {found.name}, not in {asked.cluster}",
+                f"allocation {asked.allocation} is in cluster {of_agent.name}, not in {asked.cluster}",
                 hint="Leave out --cluster.",
             )
-        return [found]
+        return [of_agent]
     if asked.cluster:
         return [draft.find_cluster(asked.cluster)]
     return list(draft.cluster.clusters)
@@ -90,7 +90,7 @@ def _no_cluster(draft: Allocator) -> UsageError:
 def choices_of(draft: Allocator, needs: Requirements) -> list[Choice]:
     """The allocations that a request may use, each with the IPUs of its agents that are in service."""
     unavailable = draft.unavailable()
-    found = []
+    choices = []
     for name in _allocations(draft, needs):
         cluster = draft.cluster_of_allocation(name)
         mask = draft.table.of_allocation(draft.allocations[name], unavailable)
@@ -100,8 +100,8 @@ def choices_of(draft: Allocator, needs: Requirements) -> list[Choice]:
             mask &= there
         if needs.reservation:
             mask &= draft.table.of_agents(draft.reservations[needs.reservation].agents)
-        found.append((name, cluster, mask))
-    return found
+        choices.append((name, cluster, mask))
+    return choices
 
 
 def _allocations(draft: Allocator, needs: Requirements) -> list[str]:

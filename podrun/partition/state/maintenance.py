@@ -210,8 +210,8 @@ def create_cluster(draft: Allocator, event: ev.CreateCluster) -> list[Instructio
     if len(set(event.agents)) != len(event.agents):
         twice = next(agent for agent in event.agents if event.agents.count(agent) > 1)
         raise UsageError(f"agent {twice} is named twice", hint="Name each agent of a cluster once.")
-    made = (event.name, _links_of(event), event.agents)
-    draft.arrange(arrange_pod(pod, [*_described(pod), made], pod.agents))
+    description = (event.name, _links_of(event), event.agents)
+    draft.arrange(arrange_pod(pod, [*_described(pod), description], pod.agents))
     draft.allocations[event.name] = Allocation(event.name, event.agents)
     return []
 
@@ -219,15 +219,16 @@ def create_cluster(draft: Allocator, event: ev.CreateCluster) -> list[Instructio
 def _links_of(event: ev.CreateCluster) -> Topology:
     """The links of a new cluster. Raises UsageError if its agents cannot be joined so."""
     machines = len(event.agents)
-    each = machines // event.ilds if event.ilds > 0 else 0
-    if each < 1 or each * event.ilds != machines or not is_power_of_two(each):
+    per_domain = machines // event.ilds if event.ilds > 0 else 0
+    if per_domain < 1 or per_domain * event.ilds != machines or not is_power_of_two(per_domain):
         raise UsageError(
             f"{machines} agents do not make {event.ilds} equal IPU-Link domains of 1, 2, 4, 8 or 16 agents",
             hint="Use --num-ipulinkdomains N, and N times 1, 2, 4, 8 or 16 agents.",
         )
-    if each * IPUS_PER_MACHINE > MAX_ILD_IPUS:
+    if per_domain * IPUS_PER_MACHINE > MAX_ILD_IPUS:
         raise UsageError(
-            f"IPU-Links join at most {MAX_ILD_IPUS} IPUs, not the {each * IPUS_PER_MACHINE} of {each} agents",
+            f"IPU-Links join at most {MAX_ILD_IPUS} IPUs, "
+            f"not the {per_domain * IPUS_PER_MACHINE} of {per_domain} agents",
             hint=f"Use --num-ipulinkdomains {machines * IPUS_PER_MACHINE // MAX_ILD_IPUS}.",
         )
     if event.gateway is GatewayTopology.NONE and event.ilds > 1:
@@ -236,7 +237,7 @@ def _links_of(event: ev.CreateCluster) -> Topology:
             hint="Use --cluster-topology looped.",
         )
     gateway = GatewayTopology.LOOPED if event.ilds > 1 else GatewayTopology.NONE
-    return Topology(event.ipu_links, each * IPUS_PER_MACHINE, gateway)
+    return Topology(event.ipu_links, per_domain * IPUS_PER_MACHINE, gateway)
 
 
 def remove_cluster(draft: Allocator, event: ev.RemoveCluster) -> list[Instruction]:

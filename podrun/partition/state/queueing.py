@@ -91,8 +91,12 @@ def place_without_delay(draft: Allocator, needs: Requirements) -> Place | None:
     if not draft.queue and not draft.reservations:
         return free_place(draft, needs)
     last = Queued(needs, -(1 << 31), 1 << 62, draft.now)
-    found = {planned.name: planned for planned in planned_queue(draft, [last])}.get(needs.name)
-    return (found.allocation, found.ipus) if found is not None and found.starts else None
+    planned_last = {planned.name: planned for planned in planned_queue(draft, [last])}.get(needs.name)
+    return (
+        (planned_last.allocation, planned_last.ipus)
+        if planned_last is not None and planned_last.starts
+        else None
+    )
 
 
 def planned_queue(draft: Allocator, more: Sequence[Queued] = ()) -> list[PlannedStart]:

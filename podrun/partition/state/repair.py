@@ -72,10 +72,10 @@ def diagnose_rows(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
     if state is not None:
         users: dict[str, str] = dict(rows.users)
         return StateDiagnosis((), replace(state, users=users), _lease(rows))
-    found = _piece_by_piece(cluster, rows)
-    if found.problems or not whole:
-        return found
-    return replace(found, problems=(Problem(whole, "what holds together is kept"),))
+    diagnosis = _piece_by_piece(cluster, rows)
+    if diagnosis.problems or not whole:
+        return diagnosis
+    return replace(diagnosis, problems=(Problem(whole, "what holds together is kept"),))
 
 
 def _fits(cluster: Cluster, rows: StateRows) -> bool:
@@ -270,7 +270,7 @@ def read_rows(path: Path) -> StateRows:
         return rows_of(db)
 
 
-def repair(path: Path, cluster: Cluster, found: StateDiagnosis) -> Path:
+def repair(path: Path, cluster: Cluster, diagnosis: StateDiagnosis) -> Path:
     """Put the kept part into a new file in the place of the old one; returns the name under which the old one stays
     beside it. Raises ConflictError if a server uses the file.
     """
@@ -281,7 +281,7 @@ def repair(path: Path, cluster: Cluster, found: StateDiagnosis) -> Path:
         fresh.unlink(missing_ok=True)
         store = Store(fresh, cluster.name)
         try:
-            store.write(found.kept, cluster, found.lease)
+            store.write(diagnosis.kept, cluster, diagnosis.lease)
         finally:
             store.close()
         number = 1

@@ -148,11 +148,11 @@ def _dataclass(kind: type, value: Any, place: str) -> Any:
     hints = _hints(kind)
     if unknown := sorted(value.keys() - hints.keys()):
         raise ValueError(f"{inside}{unknown[0][:40]!r} is no field")
-    given = {name: checked(hints[name], entry, inside + name) for name, entry in value.items()}
+    arguments = {name: checked(hints[name], entry, inside + name) for name, entry in value.items()}
     required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
     if missing := sorted(required - value.keys()):
         raise ValueError(f"{inside}{missing[0]} is missing")
-    return kind(**given)
+    return kind(**arguments)
 
 
 @functools.cache
