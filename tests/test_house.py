@@ -117,7 +117,6 @@ LONG_FUNCTIONS = {
     "podrun.device.error_messages.as_poplar_error",
     "podrun.device.job._load",
     "podrun.device.job._run",
-    "podrun.monitor.exporter.make_server",
     "podrun.onnx_models.ops.matmul.onnx_attention",
     "podrun.partition.machines.ray_starts.start_together",
 }

@@ -3,8 +3,8 @@
 A `MachineReport` is a snapshot of one IPU-M2000 as one partition sees it: who is attached, what state its
 IPUs are in, how busy they are. It crosses processes as a JSON object (`MachineReport.to_json_dict`) that
 carries `SCHEMA_VERSION`; keys end in their unit, numbers are numbers, and ``null`` means unknown, which is
-not the same as zero. Power is modelled (`podrun.costmodel.target`); temperatures are ``null``: podrun does not invent
-sensor readings.
+not the same as zero. Power, temperatures, shares of time and counters of links are modelled (`podrun.costmodel.power`,
+`podrun.device.activity`).
 
 `ATTRIBUTES` is the vocabulary of device attributes under the names that gc-info, gc-inventory and gcipuinfo
 print.
@@ -54,8 +54,14 @@ class IpuReport:
     ``partition_ipu`` is its index in the partition; ``ipu`` its index at the machine's endpoint, from 0 in
     partition order (tools print the hardware's IPU# beside it, which runs the other way). ``error_state`` is
     `NO_ERRORS` or a phrase such as "tile parity error"; ``recovery_action`` then names what clears it
-    (RecoveryAction value) or None. ``utilisation_percent`` is the share of the last second spent computing,
-    ``utilisation_session_percent`` the share since the process attached. ``power_w`` is modelled.
+    (RecoveryAction value) or None. ``utilisation_percent`` is the share of the last second that the IPU was at work,
+    ``utilisation_session_percent`` the share since the process attached. It divides into ``compute_percent``,
+    ``exchange_percent``, ``sync_percent``, ``link_percent`` and ``host_percent`` (None: the program has no model);
+    ``podrun.device.activity`` defines them. ``power_w`` and ``die_temperature_c`` are modelled.
+
+    ``tile_bytes``: of the fullest tile of the loaded program, of ``tile_capacity_bytes``. Counters since the machine
+    joined the partition: ``link_bytes`` sent on IPU-Links and ``host_bytes`` both ways between it and the host, as the
+    model has them; ``parity_errors`` (corrected or not), ``link_correctable_errors`` (packets that were sent again).
     """
 
     partition_ipu: int
@@ -73,6 +79,28 @@ class IpuReport:
     links_down: tuple[int, ...] = ()
     """Partition indices of the IPUs to which its IPU-Link is down."""
     link_correctable_errors: int | None = None
+    compute_percent: float | None = None
+    exchange_percent: float | None = None
+    sync_percent: float | None = None
+    link_percent: float | None = None
+    host_percent: float | None = None
+    tile_bytes: int | None = None
+    tile_capacity_bytes: int | None = None
+    parity_errors: int | None = None
+    link_bytes: int | None = None
+    host_bytes: int | None = None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The parts of the utilisation by name, in percent; empty if they are unknown."""
+        parts = {
+            "compute": self.compute_percent,
+            "exchange": self.exchange_percent,
+            "sync": self.sync_percent,
+            "link": self.link_percent,
+            "host": self.host_percent,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     @property
     def has_error(self) -> bool:
@@ -215,8 +243,8 @@ ATTRIBUTES: tuple[ReportedAttribute, ...] = (
     ReportedAttribute("ipu error state", "", "'no errors' or what is wrong"),
     ReportedAttribute("ipu power", "W", "power of the IPU"),
     ReportedAttribute("total board power", "W", "power of the board"),
-    ReportedAttribute("ipu utilisation", "%", "share of the last second spent computing"),
-    ReportedAttribute("ipu utilisation (session)", "%", "share spent computing since the process attached"),
+    ReportedAttribute("ipu utilisation", "%", "share of the last second at work, without pauses"),
+    ReportedAttribute("ipu utilisation (session)", "%", "share at work since the process attached"),
     ReportedAttribute("ipuof host", "", "address of the IPU-Machine"),
     ReportedAttribute("ipuof partition id", "", "partition that holds the IPU"),
     ReportedAttribute("ipuof routing id", "", "index of the IPU in the partition"),

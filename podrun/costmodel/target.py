@@ -296,27 +296,3 @@ def _supposed(base: str, changes: str) -> Chip:
     name = f"{base}:{','.join(f'{word}={values[word]:.12g}' for word in sorted(values))}"
     base_chip = CHIPS[base]
     return Chip(name, f"{base_chip.title}, supposed", MappingProxyType({**base_chip.facts, **facts}))
-
-
-# --- power ---------------------------------------------------------------------------------------------------
-
-IDLE_WATTS, BUSY_WATTS = 48.25, 124.0
-"""An IPU of an IPU-M2000 at 1,330 MHz that is idle, and one under gc-powertest. Published: means of the tool's sample
-(47.5 to 49.0, 123.5 to 124.5 W)."""
-MEASURED_MHZ = 1330.0
-"""The sample's clock."""
-MEASURED_TARGETS = ("gc200",)
-"""Chips of which there is a sample."""
-
-
-def modelled_ipu_watts(target: str, busy_share: float, clock_mhz: float | None) -> float | None:
-    """Watts of an IPU that computes for ``busy_share`` (0 to 1) of its time.
-
-    Power above idle is taken to be proportional to that share and to the clock (switching power at a fixed voltage is).
-    There is no such model of temperatures: no figures are published that give power and a settled temperature together.
-
-    None for a chip without a published sample, or at an unknown clock.
-    """
-    if target not in MEASURED_TARGETS or clock_mhz is None:
-        return None
-    return IDLE_WATTS + (BUSY_WATTS - IDLE_WATTS) * busy_share * clock_mhz / MEASURED_MHZ

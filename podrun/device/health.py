@@ -8,7 +8,7 @@ Some faults raise no error. Slow and throttled IPUs, slow machines and degraded 
 batches (`LastingFaults`); the others, such as a flipped bit or a stopped host process, happen at the moment of the
 strike. `podrun.faults.DISTURBANCES` lists them.
 
-`Usage` and `WorkDone` are for reports: how busy something is, and what it has done.
+`WorkDone` is for reports: what a machine has done. `podrun.device.activity` says how busy it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import signal
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +26,7 @@ import numpy as np
 
 from podrun.core.errors import PoplarError, RecoveryAction, UsageError
 from podrun.core.executable import Executable
+from podrun.device.activity import LINK_CAUSES
 from podrun.faults import EFFECTS, FaultSpec, FaultTarget, Strike, error_for
 
 
@@ -109,40 +109,6 @@ class Health:
             self._machine = None
 
 
-_WINDOW = 1.0
-_KEPT = 256
-
-
-class Usage:
-    """Busy time since ``begin`` (seconds). Two shares: of the last second, and since the beginning."""
-
-    def __init__(self, begin: float) -> None:
-        self._begin = begin
-        self._total = 0.0
-        self._spans: deque[tuple[float, float]] = deque(maxlen=_KEPT)
-
-    def add(self, start: float, stop: float) -> None:
-        """Busy from ``start`` to ``stop``; spans come in order."""
-        self._total += max(stop - start, 0.0)
-        self._spans.append((start, stop))
-
-    def recent_percent(self, now: float, running_since: float | None = None) -> float:
-        """Of the last second (or of the time since the beginning, if that is less), 0 to 100."""
-        since = max(now - _WINDOW, self._begin)
-        spans = [*self._spans, (running_since, now)] if running_since is not None else self._spans
-        busy = sum(max(min(stop, now) - max(start, since), 0.0) for start, stop in spans)
-        return _percent(busy, now - since)
-
-    def session_percent(self, now: float, running_since: float | None = None) -> float:
-        """Since the beginning, 0 to 100."""
-        busy = self._total + (now - running_since if running_since is not None else 0.0)
-        return _percent(busy, now - self._begin)
-
-
-def _percent(busy: float, whole: float) -> float:
-    return min(max(100.0 * busy / whole, 0.0), 100.0) if whole > 0 else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class WorkDone:
     """The work of a machine. Modelled seconds are of the IPUs, emulation seconds of this host's clock.
@@ -188,8 +154,6 @@ def samples_per_pass(executable: Executable) -> int | None:
 
 log = logging.getLogger("podrun.device")
 
-LINK_CAUSES = ("copies", "all_reduce", "collectives")
-"""Causes of modelled time that are spent on links between IPUs."""
 LANES = 8
 """Lanes of an IPU-Link."""
 
@@ -222,6 +186,11 @@ class LastingFaults:
         """The lowest clock to which a fault throttles an IPU in a batch; None if none does."""
         throttled = [e.spec for e in self._found if e.spec.kind == "throttled" and e.covers(batch)]
         return min((spec.number("mhz") for spec in throttled if ipu in spec.indices), default=None)
+
+    def link_error_rate(self, ipu: int, batch: int) -> float:
+        """The largest share of packets that a degraded link of an IPU sends again in a batch."""
+        degraded = [e.spec for e in self._found if e.spec.kind == "degraded" and e.covers(batch)]
+        return max((spec.number("error-rate") for spec in degraded if ipu in spec.indices), default=0.0)
 
     def extra_seconds(self, executable: Executable, done: int, batches: int) -> float:
         """Modelled seconds that the faults add to ``batches`` batches after ``done``; 0 without a model."""

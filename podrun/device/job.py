@@ -18,6 +18,7 @@ from podrun.collectives import ClosedError, Group, create, join
 from podrun.core.errors import ApplicationRuntimeError, ErrorCause, PoplarError, error_to_dict
 from podrun.core.executable import AllReduce, Executable, ReduceScatter, numpy_dtype
 from podrun.core.layout import IpuRange
+from podrun.device.activity import BatchActivity, TrafficCounters, activity_of_batches
 from podrun.device.error_messages import (
     as_poplar_error,
     batches_in_words,
@@ -62,8 +63,8 @@ class MachineContext:
     """The services of a machine for its jobs. ``changed`` guards everything that changes, here and in jobs.
 
     ``clock``: wall time in seconds, for reports. ``grace``: see `Machine`. ``cores`` to choose from, and whether the
-    process is ``shared``: see `podrun.device.program.machine_groups`. ``batches``: done, by IPU. ``work``: done in
-    training (True) and inference.
+    process is ``shared``: see `podrun.device.program.machine_groups`. ``batches``: done, by IPU, and their ``traffic``.
+    ``work``: done in training (True) and inference.
     """
 
     place: MachinePlace
@@ -80,6 +81,7 @@ class MachineContext:
     changed: threading.Condition
     offers: OfferBook
     batches: dict[int, int]
+    traffic: dict[int, TrafficCounters]
     work: dict[bool, WorkDone]
     sleep: Callable[[float], None]
     lost: PoplarError | None = None
@@ -105,6 +107,8 @@ class Job:
         self.failed: PoplarError | None = None
         self.lists: tuple[ListPlaces, ...] = ()
         self._lasting = LastingFaults()
+        self._activity: tuple[BatchActivity, ...] | None = None
+        """Of a batch of the loaded program, for each IPU of a replica; None without a model."""
         self._struck: PoplarError | None = None
         """The error of the last fault that struck the job on this machine."""
         self._ended: PoplarError | None = None
@@ -221,7 +225,7 @@ class Job:
             check_executable(executable)
             self._check_fit(executable, machines)
             self.lists = self._lists(executable)
-            self._lasting = LastingFaults()
+            self._lasting, self._activity = LastingFaults(), activity_of_batches(executable)
             context.faults.check(self.who, self.lists, self._places(executable))
             self.strike_event("load")
             engine = Engine(
@@ -365,6 +369,7 @@ class Job:
             rendezvous = self._running = self._running or OwnerRendezvous()
             last = self._arrive(rendezvous, owner_id, call)
             owners = self._owners_of(rendezvous) if last else []
+            self._note_begin(engine, owners)
         if last:
             self._run(engine, rendezvous, owners)
         outcome: RunOutcome = rendezvous.outcome()
@@ -404,12 +409,11 @@ class Job:
                 self.failed = self.failed or reason
             engine.abort(error_to_dict(reason))
         with context.changed:
-            for owner in owners:
-                owner.usage.add(begin, context.clock())
-                if outcome is not None:
+            modelled = math.nan if outcome is None else outcome.modelled_seconds
+            self._note_run(owners, begin, engine.batches_done - before, modelled)
+            if outcome is not None:
+                for owner in owners:
                     owner.written.clear()
-            for ipu in self.ipus:
-                context.batches[ipu] += engine.batches_done - before
             kind, position = engine.executable.training, engine.groups.position
             if outcome is not None:
                 context.work[kind] = context.work[kind].and_a_run(
@@ -426,6 +430,37 @@ class Job:
             if self.engine is None:  # all owners left meanwhile
                 engine.close()
             self._end(rendezvous, outcome, error)
+
+    def activity(self) -> dict[int, BatchActivity]:
+        """Of a batch of the loaded program, for each of the job's IPUs on this machine; empty without a model."""
+        split = self._activity
+        if split is None or self.engine is None:
+            return {}
+        return {ipu: split[(ipu - self.range.first) % len(split)] for ipu in self.ipus}
+
+    def _note_begin(self, engine: Engine, owners: list[Owner]) -> None:
+        """Tell reports that a run has begun, and how far it is."""
+        before, split = engine.batches_done, self._activity
+        batch_s = None if split is None else sum(split[0].seconds)
+
+        def so_far() -> float | None:
+            return None if batch_s is None else (engine.batches_done - before) * batch_s
+
+        for owner in owners:
+            owner.usage.start(self._context.clock(), so_far, split)
+
+    def _note_run(self, owners: list[Owner], begin: float, batches: int, modelled_s: float) -> None:
+        """Note a run of ``batches`` batches that has just ended. ``modelled_s``: NaN: not known, or it failed."""
+        context, split = self._context, self._activity
+        known = None if split is None else batches * sum(split[0].seconds)
+        for owner in owners:
+            owner.usage.add(begin, context.clock(), known if math.isnan(modelled_s) else modelled_s, split)
+        done = 0 if self.engine is None else self.engine.batches_done
+        for ipu in self.ipus:
+            context.batches[ipu] += batches
+            if split is not None:
+                batch = split[(ipu - self.range.first) % len(split)]
+                context.traffic[ipu].add(batch, batches, self._lasting.link_error_rate(ipu, done))
 
     def loaded_engine(self, *, even_failed: bool = False) -> Engine:
         """The loaded program. Raises the error after which it has to be loaded again, unless ``even_failed``."""

@@ -30,13 +30,15 @@ from podrun.core.errors import (
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
+from podrun.device.activity import TrafficCounters, Usage
 from podrun.device.connection import AttachRequest
 from podrun.device.error_messages import ipus_in_words, process_ended
-from podrun.device.health import Condition, Health, Usage, WorkDone
+from podrun.device.health import Condition, Health, WorkDone
 from podrun.device.job import Job, MachineContext
 from podrun.device.owners import (
     HOST_SYNC_TIMEOUT,
     LoadCall,
+    MachineMoment,
     MachinePlace,
     Owner,
     RunCall,
@@ -102,6 +104,7 @@ class Machine:
             changed=threading.Condition(),
             offers=OfferBook(),
             batches=dict.fromkeys(place.range, 0),
+            traffic={ipu: TrafficCounters() for ipu in place.range},
             work={True: WorkDone(), False: WorkDone()},
             sleep=sleep,
         )
@@ -283,6 +286,7 @@ class Machine:
             if place.partition != self.place.partition or place.range != self.place.range:
                 self._context.health = Health(place.range, place.partition, self._agent)
                 self._context.batches = dict.fromkeys(place.range, 0)
+                self._context.traffic = {ipu: TrafficCounters() for ipu in place.range}
             if place.partition != self.place.partition or place.machine != self.place.machine:
                 self._context.faults = FaultPoint(
                     place.range, place.machine, self._claim, self._context.clock, place.leads_host
@@ -295,11 +299,16 @@ class Machine:
         with self._context.changed:
             return self._context.work[True] if self._context.work[True].batches else self._context.work[False]
 
-    def snapshot(self, read: Callable[[Health, Mapping[int, Owner], Mapping[int, int], float], Any]) -> Any:
-        """``read(health, owner by IPU, batches done by IPU, now)`` under the machine's lock: for reports."""
-        with self._context.changed:
+    def snapshot(self, read: Callable[[MachineMoment], Any]) -> Any:
+        """``read(moment)`` under the machine's lock: for reports."""
+        context = self._context
+        with context.changed:
             by_ipu = {ipu: owner for owner in self._owners.values() for ipu in owner.ipus}
-            return read(self._context.health, by_ipu, self._context.batches, self._context.clock())
+            activity = {ipu: one for job in self._by_range.values() for ipu, one in job.activity().items()}
+            moment = MachineMoment(
+                *(context.health, by_ipu, context.batches, context.traffic, activity, context.clock())
+            )
+            return read(moment)
 
     def throttled_mhz(self, ipu: int) -> float | None:
         """The clock to which a fault throttles an IPU now; None if none does."""

@@ -9,8 +9,9 @@ from typing import Any
 from podrun.core.errors import ApplicationRuntimeError, PoplarError, copy_error
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
+from podrun.device.activity import BatchActivity, TrafficCounters, Usage
 from podrun.device.connection import AttachRequest
-from podrun.device.health import Usage
+from podrun.device.health import Health
 
 HOST_SYNC_TIMEOUT = 300.0
 """Seconds; the SDK's default of the engine option target.hostSyncTimeout."""
@@ -84,6 +85,19 @@ class Owner:
     def instance(self) -> int:
         """The index of the owner's instance in its program: all instances hold equally many IPUs."""
         return (self.request.owned.first - self.request.job.first) // self.request.owned.count
+
+
+@dataclass(frozen=True, slots=True)
+class MachineMoment:
+    """What a report needs of a machine at ``now`` (its clock), by IPU of the partition: who holds it, batches done,
+    counters, and the activity of a batch of the program that is loaded (absent without a program or its model)."""
+
+    health: Health
+    owners: Mapping[int, Owner]
+    batches: Mapping[int, int]
+    traffic: Mapping[int, TrafficCounters]
+    activity: Mapping[int, BatchActivity]
+    now: float
 
 
 @dataclass(slots=True)

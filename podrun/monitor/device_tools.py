@@ -511,6 +511,13 @@ def _ipu(partition: str, device: Device) -> dict[str, Any]:
         "die_temperature_c": ipu.die_temperature_c,
         "power_w": ipu.power_w,
         "utilisation_percent": ipu.utilisation_percent,
+        "activity_percent": ipu.shares,
+        "tile_bytes": ipu.tile_bytes,
+        "tile_capacity_bytes": ipu.tile_capacity_bytes,
+        "parity_errors": ipu.parity_errors,
+        "link_correctable_errors": ipu.link_correctable_errors,
+        "link_bytes": ipu.link_bytes,
+        "host_bytes": ipu.host_bytes,
         "batches_done": ipu.batches_done,
     }
     if process is not None:

@@ -12,11 +12,14 @@ file ``exporter-key`` of the runtime directory. ``--public`` answers everybody. 
 
 from __future__ import annotations
 
+import functools
 import hmac
+import itertools
 import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,58 +62,83 @@ def may_read(connection: socket.socket, authorization: str, key: str) -> bool:
     return user_of_peer((peer[0], peer[1]), (here[0], here[1])) in (0, os.getuid())
 
 
-def make_server(client: VipuClient, host: str, port: int, key: str = "") -> ThreadingHTTPServer:
+def make_server(
+    client: VipuClient, host: str, port: int, key: str = "", *, dcgm_names: bool = False
+) -> ThreadingHTTPServer:
     """An HTTP server that answers /metrics; the caller runs ``serve_forever``. ``key``: see `may_read`; with an empty
-    key it answers everybody.
+    key it answers everybody. ``dcgm_names``: see `partition_families`.
     """
-    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-
     from podrun.monitor.devices import Followed
-    from podrun.monitor.metric_families import (
-        MetricsPage,
-        agent_families,
-        partition_families,
-        service_families,
-    )
 
-    ticks = iter(range(1, sys.maxsize))
     followed = Followed(client)
+    handler = functools.partial(_Handler, page=_MetricsSource(client, followed, dcgm_names).text, key=key)
+    return _Server((host, port), handler, followed)
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = PATIENCE_S
 
-        def do_GET(self) -> None:
-            from podrun.core.errors import PodrunError
+class _MetricsSource:
+    """Makes pages from a partition service."""
 
-            if key and not may_read(self.connection, self.headers.get("Authorization", ""), key):
-                self.send_response(401, "Who asks is unknown")
-                self.send_header("WWW-Authenticate", "Bearer")
-                self.end_headers()
-                self.wfile.write(f"Show the key of {KEY_FILE} (Authorization: Bearer KEY).\n".encode())
-                return
-            if self.path.split("?")[0] != "/metrics":
-                self.send_error(404, "There is only /metrics.")
-                return
-            try:
-                families = [
-                    *partition_families(followed.all("partition"), client.machine_reports(), next(ticks)),
-                    *agent_families(followed.all("machine"), followed.incidents),
-                    *service_families(client.service_metrics()),
-                ]
-            except PodrunError as error:
-                self.send_error(503, error.message)
-                return
-            body = MetricsPage(tuple(families)).text().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)
-            self.send_header("Content-Length", str(len(body)))
+    def __init__(self, client: VipuClient, followed: Followed, dcgm_names: bool) -> None:
+        self._client, self._followed, self._dcgm_names = client, followed, dcgm_names
+        self._ticks = itertools.count(1)
+
+    def text(self) -> str:
+        """A page. Raises PodrunError if the service does not answer."""
+        from podrun.monitor.metric_families import (
+            MetricsPage,
+            agent_families,
+            partition_families,
+            service_families,
+        )
+
+        client, followed = self._client, self._followed
+        partitions, reports = followed.all("partition"), client.machine_reports()
+        families = [
+            *partition_families(partitions, reports, next(self._ticks), dcgm_names=self._dcgm_names),
+            *agent_families(followed.all("machine"), followed.incidents),
+            *service_families(client.service_metrics()),
+        ]
+        return MetricsPage(tuple(families)).text()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one caller. ``page``: makes the text of /metrics."""
+
+    timeout = PATIENCE_S
+
+    def __init__(self, *args: Any, page: Callable[[], str], key: str) -> None:
+        self._page, self._key = page, key
+        super().__init__(*args)  # It answers within.
+
+    def do_GET(self) -> None:
+        """Answer, or say why not."""
+        from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+        from podrun.core.errors import PodrunError
+
+        key = self._key
+        if key and not may_read(self.connection, self.headers.get("Authorization", ""), key):
+            self.send_response(401, "Who asks is unknown")
+            self.send_header("WWW-Authenticate", "Bearer")
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(f"Show the key of {KEY_FILE} (Authorization: Bearer KEY).\n".encode())
+            return
+        if self.path.split("?")[0] != "/metrics":
+            self.send_error(404, "There is only /metrics.")
+            return
+        try:
+            body = self._page().encode()
+        except PodrunError as error:
+            self.send_error(503, error.message)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing: scrapes come every few seconds."""
-
-    return _Server((host, port), Handler, followed)
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: scrapes come every few seconds."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -121,7 +149,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(
-        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], followed: Followed
+        self, address: tuple[str, int], handler: Callable[..., BaseHTTPRequestHandler], followed: Followed
     ) -> None:
         self._room = threading.BoundedSemaphore(CALLERS)
         self._followed = followed
@@ -157,7 +185,8 @@ class _Server(ThreadingHTTPServer):
             from podrun.core.tls import credentials
 
             ours = credentials()
-            assert ours is not None
+            if ours is None:
+                raise OSError("TLS is asked for, and no certificate is there")
             sock = ours.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         return sock, peer
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import IpuReport
+    from podrun.costmodel.power import BoardHeat
     from podrun.monitor.devices import Device
     from podrun.monitor.tool_partition import ToolPartition
 
@@ -135,7 +136,7 @@ def gc_powertest_command(
 ) -> None:
     """Keep the IPUs of a device busy with matrix products until Ctrl-C and print a row of readings again and again.
 
-    Start it once for each device. Power is that of the published sample of an IPU-M2000; temperatures are not modelled.
+    Start it once for each device. Power and temperatures are modelled.
     Results are compared; a wrong value ends it with an error.
     """
     from podrun.monitor.tool_partition import find_partition
@@ -159,7 +160,7 @@ def burn(
     from podrun.partition.client.vipu_client import VipuClient
 
     ipus = partition.ipus_of(device)
-    boards = boards_of(partition, set(ipus))
+    boards, heat = boards_of(partition, set(ipus)), BoardHeats(partition.chip.name, list(ipus))
     where = partition.environ["IPUOF_VIPU_API_HOST"], int(partition.environ["IPUOF_VIPU_API_PORT"])
     with VipuClient(*where) as client, attach(partition, ipus, name="gc-powertest") as connection:
         test = ProductsRun(connection, partition.chip, ipus.count, "float16", PASSES)
@@ -182,7 +183,8 @@ def burn(
                 for report in client.machine_reports(partition.view.info.name)
                 for ipu in report.ipus
             }
-            click.echo(readings_row(number, boards, list(ipus), reports, partition.chip.name))
+            heat.update(boards, reports, clock())
+            click.echo(readings_row(number, boards, list(ipus), reports, heat))
             if seconds is not None and clock() - begin >= seconds:
                 return
 
@@ -191,12 +193,12 @@ def boards_of(partition: ToolPartition, ipus: set[int]) -> list[PowerBoard]:
     """The boards with any of ``ipus``."""
     from podrun.monitor.devices import attributes_of_ipus
 
-    found: dict[str, list[Device]] = {}
+    by_serial: dict[str, list[Device]] = {}
     for device, values in zip(partition.view.devices, attributes_of_ipus(partition.view), strict=True):
-        found.setdefault(values["board serial number"], []).append(device)
+        by_serial.setdefault(values["board serial number"], []).append(device)
     return [
         PowerBoard(serial, tuple(sorted(devices, key=lambda d: d.number)))
-        for serial, devices in found.items()
+        for serial, devices in by_serial.items()
         if any(d.ipu.partition_ipu in ipus for d in devices)
     ]
 
@@ -207,39 +209,72 @@ def header(boards: list[PowerBoard], ipus: list[int]) -> Iterator[str]:
         names = " ".join(f"IPU{d.number % 2}" for d in board.devices)
         yield f"CARD LEVEL {board.serial}: XDPE132G5C {names} total, {' '.join(SENSORS)}"
     for ipu in ipus:
-        yield f"IPU#{ipu}: {' '.join(f'0:{die}' for die in DIES)} CLOCK, utilisation of this emulation"
-    yield "Power is modelled (published sample); N/A is not modelled."
+        yield f"IPU#{ipu}: {' '.join(f'0:{die}' for die in DIES)} CLOCK, utilisation"
+    yield "Power and temperatures are modelled: the sensors of a board, and of a die, show one value. N/A: unknown."
 
 
 def readings_row(
-    number: int, boards: list[PowerBoard], ipus: list[int], reports: dict[int, IpuReport], chip: str
+    number: int, boards: list[PowerBoard], ipus: list[int], reports: dict[int, IpuReport], heat: BoardHeats
 ) -> str:
     """One row of readings."""
     cells = []
     for board in boards:
-        watts = [
-            _watts(reports[d.ipu.partition_ipu], d.ipu.partition_ipu in ipus, chip) for d in board.devices
-        ]
+        watts = heat.watts[board.serial]
         known = [w for w in watts if w is not None]
         total = f"T{sum(known):06.2f}W" if len(known) == len(watts) else f"T{NOT_KNOWN}"
-        cells += [NOT_KNOWN if w is None else f"{w:06.2f}W" for w in watts] + [total]
-        cells += [NOT_KNOWN] * len(SENSORS)
+        cells += [_reading(w, "{:06.2f}W") for w in watts] + [total]
+        cells += [_reading(heat.board_c(board), "{:03.0f}C")] * len(SENSORS)
     for ipu in ipus:
         report = reports[ipu]
-        clock = NOT_KNOWN if report.clock_mhz is None else f"{report.clock_mhz:.0f}MHz"
-        cells += [NOT_KNOWN] * len(DIES) + [clock, f"{report.utilisation_percent or 0:.1f}%"]
+        cells += [_reading(heat.die_c(boards, ipu), "{:05.1f}C")] * len(DIES)
+        cells += [_reading(report.clock_mhz, "{:.0f}MHz"), f"{report.utilisation_percent or 0:.1f}%"]
     return f"{number:04d}: {' '.join(cells)}"
 
 
-def _watts(report: IpuReport, ours: bool, chip: str) -> float | None:
-    """Modelled power of an IPU under this test or idle; None for another program's IPU and for a Bow."""
-    from podrun.costmodel.target import BUSY_WATTS, IDLE_WATTS
+class BoardHeats:
+    """Power and temperatures of the boards under test: IPUs of this test compute all the time, others that nobody holds
+    idle; what other programs' IPUs draw is not known, nor is their board's temperature."""
 
-    if chip != "gc200":
+    def __init__(self, chip: str, ours: Sequence[int]) -> None:
+        self._chip, self._ours = chip, frozenset(ours)
+        self.watts: dict[str, list[float | None]] = {}
+        self._heat: dict[str, BoardHeat] = {}
+
+    def update(self, boards: list[PowerBoard], reports: Mapping[int, IpuReport], now: float) -> None:
+        """Take the reports at ``now`` (seconds). At first boards are as warm as after long idling."""
+        from podrun.costmodel.power import BoardHeat, modelled_ipu_watts
+
+        for board in boards:
+            watts = []
+            for device in board.devices:
+                report, ours = reports[device.ipu.partition_ipu], device.ipu.partition_ipu in self._ours
+                known = ours or report.process is None
+                watts.append(modelled_ipu_watts(self._chip, float(ours), report.clock_mhz) if known else None)
+            self.watts[board.serial] = watts
+            if None in watts:
+                self._heat.pop(board.serial, None)
+                continue
+            drawn = tuple(w or 0.0 for w in watts)
+            idle = tuple(modelled_ipu_watts(self._chip, 0.0, 1.0) or 0.0 for _ in watts)
+            before = self._heat.get(board.serial, BoardHeat.settled(idle, now))
+            self._heat[board.serial] = before.after(drawn, now)
+
+    def board_c(self, board: PowerBoard) -> float | None:
+        """The board's temperature; None if it is not known."""
+        heat = self._heat.get(board.serial)
+        return None if heat is None else heat.board_c
+
+    def die_c(self, boards: list[PowerBoard], ipu: int) -> float | None:
+        """The temperature of an IPU of the partition; None if it is not known."""
+        for board in boards:
+            places = [device.ipu.partition_ipu for device in board.devices]
+            if ipu in places and board.serial in self._heat:
+                return self._heat[board.serial].dies_c[places.index(ipu)]
         return None
-    if ours:
-        return BUSY_WATTS
-    return IDLE_WATTS if report.process is None else None
+
+
+def _reading(value: float | None, form: str) -> str:
+    return NOT_KNOWN if value is None else form.format(value)
 
 
 def gc_powertest_main() -> None:

@@ -8,7 +8,7 @@ of the V-IPU exporter's families. Unknown values are left out, never written as 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +51,14 @@ class MetricsPage(Collector):
 
 
 def partition_families(
-    partitions: Mapping[str, Mapping[str, Any]], reports: Iterable[MachineReport], ticks: int
+    partitions: Mapping[str, Mapping[str, Any]],
+    reports: Iterable[MachineReport],
+    ticks: int,
+    *,
+    dcgm_names: bool = False,
 ) -> Iterator[Metric]:
     """Partitions, their machines and IPUs. ``partitions``: by name, as ``vipu list partitions --format json`` has them;
-    ``ticks``: how many pages were made so far.
+    ``ticks``: how many pages were made so far. ``dcgm_names``: with names of NVIDIA's DCGM exporter, too.
     """
     # The V-IPU exporter's name, without the ending that a counter's has: so its type is left open.
     yield UnknownMetricFamily("exporter_ticks", "Times this page was made.", value=ticks)
@@ -64,17 +68,30 @@ def partition_families(
     up = GaugeMetricFamily(
         "podrun_machine_up", "1 if the machine's process answers.", labels=["agent", "partition"]
     )
-    ipus = _IpuFamilies()
+    chassis = [
+        GaugeMetricFamily(name, text, labels=["agent", "partition"])
+        for name, text in (
+            ("chassis_power", "Watts of a machine's IPUs in the partition, by podrun's model."),
+            ("chassis_temperature", "Degrees Celsius of a machine's boards, by podrun's model."),
+            ("podrun_machine_report_age_seconds", "Age of what is known of the machine; 0: it answers."),
+        )
+    ]
+    ipus = _IpuFamilies(dcgm_names)
     described: set[str] = set()
     for report in reports:
         if report.agent_id not in described:  # Partitions of one or two IPUs may share a machine.
             described.add(report.agent_id)
             info.add_metric([report.agent_id, report.serial, report.target], 1)
         up.add_metric([report.agent_id, report.partition], float(report.state == "up"))
+        readings = (report.board_power_w, report.board_temperature_c, report.stale_seconds or 0.0)
+        for family, value in zip(chassis, readings, strict=True):
+            if value is not None:
+                family.add_metric([report.agent_id, report.partition], value)
         for ipu in report.ipus:
             ipus.add(report, ipu)
     yield info
     yield up
+    yield from (family for family in chassis if family.samples)
     yield from _states(partitions)
     yield from ipus.all
 
@@ -136,42 +153,115 @@ def service_families(service: ServiceMetrics) -> Iterator[Metric]:
         yield GaugeMetricFamily(name, text, value=value)
 
 
-class _IpuFamilies:
-    """Families with a sample for each IPU of a partition."""
+_IPU_LABELS = ("partition", "ipu", "agent")
+_IPU_GAUGES: tuple[tuple[str, str, Callable[[IpuReport], float | None]], ...] = (
+    ("ipu_attached", "1 if a process holds the IPU.", lambda ipu: float(ipu.process is not None)),
+    ("ipu_tile_clk_speed", "Tile clock in MHz.", lambda ipu: ipu.clock_mhz),
+    ("gcipuinfo_clock_frequency", "Tile clock in MHz.", lambda ipu: ipu.clock_mhz),
+    (
+        "podrun_ipu_error",
+        "1 if the IPU or one of its links is in error.",
+        lambda ipu: float(ipu.has_error),
+    ),
+    (
+        "podrun_ipu_utilisation_ratio",
+        "Share of the last second at work by podrun's model, 0 to 1.",
+        lambda ipu: _ratio(ipu.utilisation_percent),
+    ),
+    ("podrun_ipu_power_watts", "Power by podrun's model.", lambda ipu: ipu.power_w),
+    (
+        "podrun_ipu_temperature_celsius",
+        "Temperature of the die by podrun's model.",
+        lambda ipu: ipu.die_temperature_c,
+    ),
+    (
+        "podrun_ipu_tile_memory_ratio",
+        "Share of its memory that the fullest tile of the loaded program uses.",
+        lambda ipu: (
+            ipu.tile_bytes / ipu.tile_capacity_bytes
+            if ipu.tile_bytes is not None and ipu.tile_capacity_bytes
+            else None
+        ),
+    ),
+    ("podrun_ipu_batches", "Batches done since the program was loaded.", lambda ipu: ipu.batches_done),
+    ("podrun_ipu_links_down", "IPU-Links of the IPU that are down.", lambda ipu: len(ipu.links_down)),
+)
+"""Families with a sample for each IPU of a partition: name, help text, value (None: unknown)."""
+_DCGM_GAUGES: tuple[tuple[str, str, Callable[[IpuReport], float | None]], ...] = (
+    (
+        "DCGM_FI_DEV_GPU_UTIL",
+        "As podrun_ipu_utilisation_ratio, in percent.",
+        lambda ipu: ipu.utilisation_percent,
+    ),
+    ("DCGM_FI_DEV_POWER_USAGE", "As podrun_ipu_power_watts.", lambda ipu: ipu.power_w),
+    ("DCGM_FI_DEV_GPU_TEMP", "As podrun_ipu_temperature_celsius.", lambda ipu: ipu.die_temperature_c),
+    ("DCGM_FI_DEV_SM_CLOCK", "As ipu_tile_clk_speed.", lambda ipu: ipu.clock_mhz),
+)
+"""The same under the names of NVIDIA's DCGM exporter, for dashboards that expect them."""
+_IPU_COUNTERS: tuple[tuple[str, str, Callable[[IpuReport], float | None]], ...] = (
+    (
+        "podrun_ipu_link_sent_bytes",
+        "Bytes sent on IPU-Links by podrun's model, since the machine joined the partition.",
+        lambda ipu: ipu.link_bytes,
+    ),
+    (
+        "podrun_ipu_host_link_bytes",
+        "Bytes between IPU and host by podrun's model, since the machine joined the partition.",
+        lambda ipu: ipu.host_bytes,
+    ),
+    ("podrun_ipu_parity_errors", "Parity errors, corrected or not.", lambda ipu: ipu.parity_errors),
+    (
+        "podrun_ipu_link_correctable_errors",
+        "Packets that degraded IPU-Links sent again.",
+        lambda ipu: ipu.link_correctable_errors,
+    ),
+)
+_OPEN_FAMILIES: tuple[tuple[str, str, Callable[[IpuReport], float | None]], ...] = (
+    (
+        "ipu_link_err_cnt",
+        "As podrun_ipu_link_correctable_errors_total.",
+        lambda ipu: ipu.link_correctable_errors,
+    ),
+)
+"""Counters under names of the V-IPU exporter's, which have no counter's ending: their type is left open."""
 
-    def __init__(self) -> None:
-        labels = ["partition", "ipu", "agent"]
-        self._attached = GaugeMetricFamily("ipu_attached", "1 if a process holds the IPU.", labels=labels)
-        self._clock = GaugeMetricFamily("ipu_tile_clk_speed", "Tile clock in MHz.", labels=labels)
-        self._error = GaugeMetricFamily(
-            "podrun_ipu_error", "1 if the IPU or one of its links is in error.", labels=labels
+
+def _ratio(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+class _IpuFamilies:
+    """The families above, and the parts of the utilisation."""
+
+    def __init__(self, dcgm_names: bool) -> None:
+        kinds: tuple[tuple[type[Metric], Any], ...] = (
+            (GaugeMetricFamily, (*_IPU_GAUGES, *(_DCGM_GAUGES if dcgm_names else ()))),
+            (CounterMetricFamily, _IPU_COUNTERS),
+            (UnknownMetricFamily, _OPEN_FAMILIES),
         )
-        self._busy = GaugeMetricFamily(
-            "podrun_ipu_utilisation_ratio",
-            "Share of the last second spent computing, 0 to 1.",
-            labels=labels,
+        self._values = [
+            (kind(name, text, labels=_IPU_LABELS), value)  # type: ignore[call-arg]
+            for kind, rows in kinds
+            for name, text, value in rows
+        ]
+        self._parts = GaugeMetricFamily(
+            "podrun_ipu_activity_ratio",
+            "Share of the last second by podrun's model, by what the IPU does.",
+            labels=(*_IPU_LABELS, "activity"),
         )
-        self._watts = GaugeMetricFamily(
-            "podrun_ipu_power_watts",
-            "Power by podrun's model, from the utilisation and the clock.",
-            labels=labels,
-        )
-        self._batches = GaugeMetricFamily(
-            "podrun_ipu_batches", "Batches done since the program was loaded.", labels=labels
-        )
-        self.all = (self._attached, self._clock, self._error, self._busy, self._watts, self._batches)
+
+    @property
+    def all(self) -> Iterator[Metric]:
+        """The families of which something is known."""
+        families = [*(family for family, _ in self._values), self._parts]
+        yield from (family for family in families if family.samples)
 
     def add(self, report: MachineReport, ipu: IpuReport) -> None:
         """Add the samples of one IPU, without those that are unknown (None)."""
         labels = [report.partition, str(ipu.partition_ipu), report.agent_id]
-        busy = ipu.utilisation_percent
-        for family, value in (
-            (self._attached, float(ipu.process is not None)),
-            (self._clock, ipu.clock_mhz),
-            (self._error, float(ipu.has_error)),
-            (self._busy, None if busy is None else busy / 100),
-            (self._watts, ipu.power_w),
-            (self._batches, ipu.batches_done),
-        ):
+        for family, value_of in self._values:
+            value = value_of(ipu)
             if value is not None:
-                family.add_metric(labels, value)
+                family.add_metric(labels, value)  # type: ignore[attr-defined]
+        for name, percent in ipu.shares.items():
+            self._parts.add_metric([*labels, name], percent / 100)

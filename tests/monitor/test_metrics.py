@@ -124,3 +124,24 @@ def test_a_histogram_counts_all_calls_and_labels_are_escaped(pod: Pod) -> None:
     assert f"podrun_vipu_call_seconds_count{{{label}}} 5.0" in lines
     assert f"podrun_vipu_call_seconds_sum{{{label}}} 2.5" in lines
     assert f"podrun_vipu_call_errors_total{{{label}}} 1.0" in lines
+
+
+def test_names_of_dcgm_are_there_if_they_are_asked_for(pod: Pod) -> None:
+    pod.active("p", 4)
+    report = pod.client.machine_reports("p")[0]
+    busy = replace(
+        report.ipus[0], utilisation_percent=40.0, compute_percent=25.0, sync_percent=15.0, link_bytes=7
+    )
+
+    def page(**names: bool) -> list[str]:
+        families = partition_families({}, [replace(report, ipus=(busy,), board_power_w=90.0)], 1, **names)
+        return MetricsPage(tuple(families)).text().splitlines()
+
+    labels = 'agent="ipum1",ipu="0",partition="p"'
+    assert f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 40.0" in page(dcgm_names=True)
+    lines = page()
+    assert not any("DCGM" in line for line in lines)
+    assert f'podrun_ipu_activity_ratio{{activity="compute",{labels}}} 0.25' in lines
+    assert not any('activity="link"' in line for line in lines)  # Unknown.
+    assert f"podrun_ipu_link_sent_bytes_total{{{labels}}} 7.0" in lines
+    assert 'chassis_power{agent="ipum1",partition="p"} 90.0' in lines

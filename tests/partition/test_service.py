@@ -20,12 +20,13 @@ from podrun.core.errors import (
     DeadlineError,
     NotFoundError,
     ServiceError,
+    SilentMachineError,
     TakenBy,
     UsageError,
 )
-from podrun.core.telemetry import AttachedProcess, this_process
+from podrun.core.telemetry import AttachedProcess, MachineReport, this_process
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.machines.operations import Reporter, process_runs
+from podrun.partition.machines.operations import REPORT_SECONDS, SILENT_REPORT_SECONDS, Reporter, process_runs
 from podrun.partition.state.records import MachineUse
 from podrun.partition.state.values import AgentState, PartitionState, Requirements, SyncType, parse_sync_type
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
@@ -459,3 +460,22 @@ def test_processes_read_whether_their_partition_was_moved_or_removed(pod16: Pod)
     pod16.client.remove_partition("p")
     pod16.client.wait_for_state("p", {S.REMOVED}, 20)
     assert now.taken_by == [TakenBy.REMOVAL]
+
+
+def test_a_machine_known_to_be_silent_is_waited_for_briefly(
+    pod16: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first who looks waits for the deadline of a report; those after it do not."""
+    pod16.active("p", 8)
+    machine = pod16.pool.machine("ipum2", "p")
+    waits: list[float | None] = []
+
+    def telemetry(timeout: float | None = None) -> MachineReport:
+        waits.append(timeout)
+        raise SilentMachineError("no answer")
+
+    monkeypatch.setattr(machine, "telemetry", telemetry)
+    for _ in range(2):
+        answering, silent = pod16.client.machine_reports("p")
+        assert (answering.state, silent.state) == ("up", "no answer")
+    assert waits == [REPORT_SECONDS, SILENT_REPORT_SECONDS]

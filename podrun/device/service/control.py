@@ -1,7 +1,6 @@
 """MachineControl: the partition service's hold on one machine, over gRPC.
 
-`MachineHolder` keeps the machine behind a server and its report (`podrun.core.telemetry`): attached processes, errors,
-utilisation. Temperature and power stay unknown: podrun neither measures nor models them.
+`MachineHolder` keeps the machine behind a server; `podrun.device.service.reporting` makes its report.
 """
 
 from __future__ import annotations
@@ -9,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -18,12 +16,11 @@ import grpc
 from podrun.core.access import open_channel, why_unreachable
 from podrun.core.errors import ApplicationRuntimeError, ServiceError, SilentMachineError, TakenBy
 from podrun.core.identity import Caller
-from podrun.core.telemetry import NO_ERRORS, AttachedProcess, IpuReport, MachineReport
-from podrun.costmodel.target import modelled_ipu_watts
-from podrun.device.health import Health
+from podrun.core.telemetry import MachineReport
 from podrun.device.machine import Machine
-from podrun.device.owners import MachinePlace, Owner
+from podrun.device.owners import MachinePlace
 from podrun.device.service import wire
+from podrun.device.service.reporting import MachineHeat, report_and_heat
 from podrun.faults import FaultSpec
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
@@ -144,11 +141,6 @@ class MachineControl:
             ) from error
 
 
-CLOCK_MHZ = {"gc200": 1330.0, "bow": 1850.0}
-"""Tile clocks: GC200 1.33 GHz (Graphcore, IPU-M2000 datasheet), Bow 1.85 GHz (Graphcore, Bow-2000 datasheet).
-"""
-
-
 MakeMachine = Callable[[MachinePlace], Machine]
 
 
@@ -159,7 +151,8 @@ class MachineHolder:
         self._make = make
         self._bare = bare
         self.admins = tuple(admins)
-        self._lock = threading.Lock()
+        self._lock, self._reporting = threading.Lock(), threading.Lock()
+        self._heat: MachineHeat = ()
         self._machine: Machine | None = None
         self.target = bare.target
         self.owner = -1
@@ -196,74 +189,14 @@ class MachineHolder:
 
     def report(self) -> MachineReport:
         """The machine's report."""
-        return self._bare if self._machine is None else machine_report(self._machine, self._bare)
+        if self._machine is None:
+            return self._bare
+        with self._reporting:
+            report, self._heat = report_and_heat(self._machine, self._bare, self._heat)
+        return report
 
 
 def machine_report(machine: Machine, bare: MachineReport) -> MachineReport:
-    """``bare`` (the report of a machine in no partition) completed from the machine."""
-    place, usual = machine.place, CLOCK_MHZ.get(bare.target)
-
-    def clock(ipu: int) -> float | None:
-        throttled = machine.throttled_mhz(ipu)
-        return usual if usual is None or throttled is None else min(usual, throttled)
-
-    def with_power(ipu: IpuReport) -> IpuReport:
-        share = (ipu.utilisation_percent or 0.0) / 100
-        return replace(ipu, power_w=modelled_ipu_watts(bare.target, share, ipu.clock_mhz))
-
-    def read(
-        health: Health, owners: Mapping[int, Owner], batches: Mapping[int, int], now: float
-    ) -> tuple[IpuReport, ...]:
-        return tuple(
-            with_power(
-                _ipu(ipu, ipu - place.first_ipu, health, owners.get(ipu), batches[ipu], now, clock(ipu))
-            )
-            for ipu in place.range
-        )
-
-    work = machine.work()
-    ipus = machine.snapshot(read)
-    watts = [ipu.power_w for ipu in ipus if ipu.power_w is not None]
-    return replace(
-        bare,
-        board_power_w=sum(watts) if watts and len(watts) == len(ipus) else None,
-        batches_done=work.batches,
-        samples_done=work.samples,
-        modelled_s=work.modelled_s,
-        emulation_s=work.emulation_s,
-        planned_faults=machine.planned_faults(),
-        struck_faults=tuple(map(asdict, machine.struck_faults())),
-        partition=place.partition,
-        machine_index=place.machine,
-        endpoint=place.endpoint,
-        ipus=ipus,
-    )
-
-
-def _ipu(
-    ipu: int,
-    local: int,
-    health: Health,
-    owner: Owner | None,
-    batches: int,
-    now: float,
-    clock_mhz: float | None,
-) -> IpuReport:
-    condition = health.condition(ipu)
-    process = None
-    if owner is not None:
-        request = owner.request
-        process = AttachedProcess(request.pid, request.user, request.command, owner.started, owner.host)
-    return IpuReport(
-        partition_ipu=ipu,
-        ipu=local,
-        error_state=NO_ERRORS if condition is None else condition.state,
-        error_code="NONE" if condition is None else condition.error.code.name,
-        recovery_action=None if condition is None or condition.action is None else condition.action.value,
-        process=process,
-        clock_mhz=clock_mhz,
-        utilisation_percent=0.0 if owner is None else owner.usage.recent_percent(now),
-        utilisation_session_percent=None if owner is None else owner.usage.session_percent(now),
-        batches_done=batches,
-        links_down=health.links_down(ipu),
-    )
+    """``bare`` (the report of a machine in no partition) completed from the machine, as if it had been as busy as it is
+    now for long."""
+    return report_and_heat(machine, bare, ())[0]

@@ -7,7 +7,7 @@ recordings hold.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.cluster import ipu_number
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from podrun.core.telemetry import IpuReport, MachineReport
     from podrun.partition.client.vipu_client import VipuClient
     from podrun.partition.state.values import PartitionInfo, QueueInfo
+
+
+RECENT_FAULTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,15 @@ class IpuSight:
     batches: int
     process: str
     links_down: tuple[int, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """What it does, in percent of the last second: see `IpuReport.shares`."""
+    die_c: float | None = None
+    tile_bytes: int | None = None
+    tile_capacity_bytes: int | None = None
+    parity_errors: int | None = None
+    link_errors: int | None = None
+    link_bytes: int | None = None
+    host_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,9 @@ class MachineSight:
     emulation_s: float | None
     age_s: float | None
     ipus: tuple[IpuSight, ...]
+    board_c: float | None = None
+    faults: tuple[str, ...] = ()
+    """The last faults that struck it, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +150,8 @@ def _machine(report: MachineReport, health: str) -> MachineSight:
         report.emulation_s,
         report.stale_seconds,
         tuple(_ipu(ipu) for ipu in report.ipus),
+        report.board_temperature_c,
+        tuple(str(entry.get("fault", "")) for entry in report.struck_faults[-RECENT_FAULTS:]),
     )
 
 
@@ -151,6 +168,14 @@ def _ipu(ipu: IpuReport) -> IpuSight:
         ipu.batches_done,
         "" if process is None else f"{process.pid} {process.command} ({process.user})",
         ipu.links_down,
+        ipu.shares,
+        ipu.die_temperature_c,
+        ipu.tile_bytes,
+        ipu.tile_capacity_bytes,
+        ipu.parity_errors,
+        ipu.link_correctable_errors,
+        ipu.link_bytes,
+        ipu.host_bytes,
     )
 
 
@@ -179,10 +204,7 @@ def sighting_from_plain(plain: Mapping[str, Any]) -> PodSighting:
         return PodSighting(
             float(plain["time_s"]),
             str(plain["server"]),
-            tuple(
-                MachineSight(**{**machine, "ipus": tuple(_ipu_from(ipu) for ipu in machine["ipus"])})
-                for machine in plain["machines"]
-            ),
+            tuple(_machine_from(machine) for machine in plain["machines"]),
             tuple(JobSight(**{**job, "processes": tuple(job["processes"])}) for job in plain["jobs"]),
             tuple(WaitSight(**{**one, "blockers": tuple(one["blockers"])}) for one in plain["waiting"]),
             tuple(_problem_from(problem) for problem in plain["problems"]),
@@ -191,6 +213,11 @@ def sighting_from_plain(plain: Mapping[str, Any]) -> PodSighting:
         raise ConfigError(
             f"this is no sighting of a POD: {error}", hint="Recordings are written by: podrun record FILE"
         ) from error
+
+
+def _machine_from(plain: Mapping[str, Any]) -> MachineSight:
+    ipus = tuple(_ipu_from(ipu) for ipu in plain["ipus"])
+    return MachineSight(**{**plain, "ipus": ipus, "faults": tuple(plain.get("faults", ()))})
 
 
 def _ipu_from(plain: Mapping[str, Any]) -> IpuSight:

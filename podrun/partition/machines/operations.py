@@ -162,6 +162,8 @@ def reset_ipus(pool: MachinePool, partition: Partition, ipus: Sequence[int]) -> 
 
 REPORT_SECONDS = 2.0
 """Longest wait for a machine's report. Tools wait 10 s for the service, so one stopped machine does not fail them."""
+SILENT_REPORT_SECONDS = 0.1
+"""Longest wait, for those who look, for a machine that did not answer before: heartbeats find out when it does again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +224,11 @@ class Reporter:
         self._answers: dict[MachineUse, tuple[float, MachineReport]] = {}
         self._silent: set[MachineUse] = set()
 
-    def reports(self, partitions: Iterable[Partition], lost: set[str]) -> list[MachineReport]:
-        """A report for each machine of each partition, in partition order, after `REPORT_SECONDS` at the latest."""
+    def reports(
+        self, partitions: Iterable[Partition], lost: set[str], *, silent_s: float = REPORT_SECONDS
+    ) -> list[MachineReport]:
+        """A report for each machine of each partition, in partition order, after `REPORT_SECONDS` at the latest.
+        ``silent_s``: seconds for a machine that did not answer before."""
         uses = [
             _PartitionMachine(MachineUse(part.agent_id, partition.name), index, first, part.count)
             for partition in partitions
@@ -232,9 +237,9 @@ class Reporter:
         if not uses:
             return []
         with ThreadPoolExecutor(min(len(uses), 64), thread_name_prefix="podrun-telemetry") as threads:
-            return list(threads.map(lambda machine: self._ask(machine, lost), uses))
+            return list(threads.map(lambda machine: self._ask(machine, lost, silent_s), uses))
 
-    def _ask(self, machine: _PartitionMachine, lost: set[str]) -> MachineReport:
+    def _ask(self, machine: _PartitionMachine, lost: set[str], silent_s: float) -> MachineReport:
         use, first, count = machine.use, machine.first_ipu, machine.count
         agent = self.cluster.agents_by_id[use.agent_id]
         where = self._pool.endpoints().get(use, "")
@@ -254,7 +259,8 @@ class Reporter:
         if agent.id in lost or not where:
             return known
         try:
-            report = self._pool.control(use).telemetry(timeout=REPORT_SECONDS)
+            timeout = silent_s if use in self._silent else REPORT_SECONDS
+            report = self._pool.control(use).telemetry(timeout=timeout)
         except PodrunError as error:
             if use not in self._silent:  # Log it once, not with every heartbeat.
                 log.warning("machine %s does not report: %s", use.agent_id, error.message)

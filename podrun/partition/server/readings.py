@@ -249,6 +249,6 @@ class ServiceReadings:
                 partitions = [self._allocator.partition(name, asker)]
             else:
                 partitions = sorted(self._allocator.partitions.values(), key=lambda p: p.name)
-        reports = self._reporter.reports(partitions, lost)
+        reports = self._reporter.reports(partitions, lost, silent_s=operations.SILENT_REPORT_SECONDS)
         reports = [with_request_faults(r, self.request_faults, self.control_log) for r in reports]
         return reports if name else self._reporter.whole_pod(reports, lost)
