@@ -163,7 +163,7 @@ def reset_ipus(pool: MachinePool, partition: Partition, ipus: Sequence[int]) -> 
 REPORT_SECONDS = 2.0
 """Longest wait for a machine's report. Tools wait 10 s for the service, so one stopped machine does not fail them."""
 SILENT_REPORT_SECONDS = 0.1
-"""Longest wait, for those who look, for a machine that did not answer before: heartbeats find out when it does again."""
+"""Longest wait of those who look for a machine that did not answer before. Heartbeats learn when it does again."""
 
 
 @dataclass(frozen=True, slots=True)
