@@ -47,6 +47,11 @@ def poprt() -> int:
     return _run("podrun.serving.poprt_command")
 
 
+def poprt_exec() -> int:
+    """``poprt_exec``."""
+    return _run("podrun.serving.run_popef_command")
+
+
 def popef_dump() -> int:
     """``popef_dump``."""
     return _run("podrun.popef.dump")

@@ -38,7 +38,8 @@ ALLOWED: dict[str, set[str]] = {
     "poptorch": BASE
     | {"numerics", "runtime", "onnx_models", "popdist", "private_apis", "report.model", "popef"}
     | {"compiler.program", "costmodel.tile_memory"},
-    "serving": BASE | {"popef", "popart", "onnx_models", "runtime", "onnx_backend", "commands"},
+    "serving": BASE
+    | {"popef", "popart", "onnx_models", "runtime", "onnx_backend", "commands", "device.connection"},
     "tensorflow": BASE | {"numerics", "runtime", "popdist", "private_apis", "compiler"},
     "models": BASE | {"popart"},
     "popdist": BASE | {"device.connection", "collectives", "record", "faults"},
@@ -59,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "record": BASE | {"faults", "device.connection"},
     "checkpoint": BASE | {"popdist", "record", "faults"},
     "compat": BASE
-    | {"popef", "poptorch", "popart", "onnx_models", "popdist", "monitor", "report", "commands"},
+    | {"popef", "poptorch", "popart", "onnx_models", "popdist", "monitor", "report", "commands", "serving"},
 }
 
 

@@ -46,6 +46,7 @@ COMMANDS = (
     ("vipu-admin", "podrun.partition.commands.vipu_admin", "vipu_admin_command"),
     ("vipu-server", "podrun.partition.commands.vipu_server", "vipu_server_command"),
     ("poprt", "podrun.serving.poprt_command", "poprt_command"),
+    ("poprt_exec", "podrun.serving.run_popef_command", "exec_command"),
     ("popef_dump", "podrun.popef.dump", "dump_command"),
     *(
         (f"gc-{name}", f"podrun.monitor.{module}", f"gc_{name}_command")

@@ -24,6 +24,9 @@ from podrun.core.errors import UsageError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 
+MOST_IN_FLIGHT = 64
+"""Runs that may be in flight on a connection."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
@@ -50,6 +53,17 @@ class RunResult:
     modelled_seconds: float
     emulation_seconds: float
     details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RunInFlight(Protocol):
+    """A run that was started."""
+
+    @property
+    def done(self) -> bool:
+        """True iff the result, or the error, is known."""
+
+    def wait(self) -> RunResult:
+        """The result, when the run is done. Raises as `Connection.run` does; may be called more than once."""
 
 
 class Connection(Protocol):
@@ -98,8 +112,24 @@ class Connection(Protocol):
         these anchors. A run that fails may have written to some of them. For other anchors the result has new arrays.
         """
 
+    def start(
+        self,
+        batches: int,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray] | None = None,
+        *,
+        depth: int = 2,
+    ) -> RunInFlight:
+        """Start a run as `run` does, and return before it is done; runs are done in the order in which they start.
+
+        ``depth``: a power of two; runs that are in flight, this one included. Where there are as many already, this
+        waits for the oldest. Arrays must not change before the run is done. Other calls wait for all runs in flight.
+        On IPUs of several machines a run starts when the one before it is done.
+        One thread starts runs, any may wait for them.
+        """
+
     def detach(self) -> None:
-        """Release the IPUs. Idempotent."""
+        """Release the IPUs. Idempotent. Runs in flight end with an error."""
 
     def close(self) -> None:
         """Detach and end the connection. Idempotent."""

@@ -125,18 +125,22 @@ class ReadReply(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class BindRequest(_message.Message):
-    __slots__ = ("batches", "region", "inputs", "outputs", "doorbell")
+    __slots__ = ("batches", "region", "inputs", "outputs", "doorbell", "slots", "slot_bytes")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     DOORBELL_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     batches: int
     region: Region
     inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     doorbell: bool
-    def __init__(self, batches: _Optional[int] = ..., region: _Optional[_Union[Region, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., doorbell: _Optional[bool] = ...) -> None: ...
+    slots: int
+    slot_bytes: int
+    def __init__(self, batches: _Optional[int] = ..., region: _Optional[_Union[Region, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., doorbell: _Optional[bool] = ..., slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("batches", "inline", "inputs", "outputs")

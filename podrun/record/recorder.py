@@ -103,6 +103,21 @@ def digest_of_all(values: Mapping[str, np.ndarray[Any, Any]]) -> str:
     return whole.hexdigest()
 
 
+class FinishedRun:
+    """A run that is done: its result, or its error."""
+
+    done = True
+
+    def __init__(self, result: RunResult | PodrunError) -> None:
+        self._result = result
+
+    def wait(self) -> RunResult:
+        """The result. Raises the error."""
+        if isinstance(self._result, PodrunError):
+            raise self._result
+        return self._result
+
+
 class RecordedConnection:
     """A Connection that records the calls of another one."""
 
@@ -176,6 +191,20 @@ class RecordedConnection:
             output_digests = {name: array_digest(value) for name, value in result.anchors.items()}
             self._notes.note("ran", batch=first, batches=result.batches_done - first, outputs=output_digests)
         return result
+
+    def start(
+        self,
+        batches: int,
+        inputs: Mapping[str, np.ndarray[Any, Any]],
+        outputs: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        *,
+        depth: int = 2,
+    ) -> FinishedRun:
+        """A run that is done when this returns: recorded runs do not overlap, so that the record has them in order."""
+        try:
+            return FinishedRun(self.run(batches, inputs, outputs))
+        except PodrunError as error:
+            return FinishedRun(error)
 
     def detach(self) -> None:
         self._inner.detach()

@@ -71,7 +71,9 @@ class ExecutableFiles:
             if n not in self._built.derived and anchors.get(spec.name) == spec
         }
         options = self._settings.engine_options
-        return ExportedProgram(name, executable, self._plan.batches, outputs, values, options, blobs)
+        return ExportedProgram(
+            name, executable, self._plan.batches, outputs, values, options, blobs, self._weights.constant
+        )
 
     def check_can_save(self) -> None:
         """UsageError for a device whose executables cannot be saved."""

@@ -47,7 +47,8 @@ _VERSIONS = {"c600": "ipu21"}
 @dataclass(frozen=True, slots=True)
 class ExportedProgram:
     """What goes into a file. ``outputs``: tensors that come back, with the streams that carry them. ``variables``:
-    values that a run starts with. ``blobs``: bytes of the front end, by name.
+    values that a run starts with. ``blobs``: bytes of the front end, by name. ``constant``: no program writes or reads
+    the weights again.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ExportedProgram:
     variables: Mapping[str, np.ndarray]
     engine_options: Mapping[str, str]
     blobs: Mapping[str, bytes]
+    constant: bool = False
 
 
 def metadata_of(exported: ExportedProgram) -> PopefMetadata:
@@ -99,7 +101,7 @@ def _anchors(exported: ExportedProgram) -> Iterator[PopefAnchor]:
     for name, held in exported.outputs.items():
         form = _form(executable.streams[held].spec)
         yield PopefAnchor(name, ANCHOR_HANDLE + held, form, True, AnchorDirection.OUTPUT, main)
-    weights = (_INDEX["WeightsFromHost"], _INDEX["WeightsToHost"])
+    weights = () if exported.constant else (_INDEX["WeightsFromHost"], _INDEX["WeightsToHost"])
     programs = {
         VariableRole.WEIGHT: weights,
         VariableRole.OPTIMIZER_STATE: weights,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,16 +17,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from podrun.core.errors import PodrunError, PoplarError, RecoverableRuntimeError, UsageError
+from podrun.core.errors import (
+    PodrunError,
+    PoplarError,
+    RecoverableRuntimeError,
+    SystemRuntimeError,
+    UsageError,
+)
 from podrun.core.executable import Retrieval, StreamDirection
 from podrun.runtime.device_pool import DevicePool
 from podrun.runtime.model_export import ANCHOR_HANDLE
 from podrun.serving.compiler import ServedModel
 
 if TYPE_CHECKING:
+    from podrun.device.connection import RunInFlight
     from podrun.runtime.device import RunDevice
 
 NamedArrays = Mapping[str, np.ndarray]
+_locks: weakref.WeakKeyDictionary[RunDevice, threading.Lock] = weakref.WeakKeyDictionary()
+"""Of each device, whose models take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +68,35 @@ class ModelledTime:
     emulation_s: float
 
 
-class LoadedModel:
-    """See the module docstring. UsageError where no IPUs are free, with who holds them."""
+@dataclass(frozen=True, slots=True)
+class StartedSize:
+    """What was started: micro-batches, batches of the device, the load they belong to, and when."""
 
-    def __init__(self, model: ServedModel, device: RunDevice | None = None) -> None:
+    count: int
+    batches: int
+    loads: int
+    begin: float
+
+
+class StartedBatches:
+    """Micro-batches in flight."""
+
+    def __init__(self, loaded: LoadedModel, run: RunInFlight, size: StartedSize) -> None:
+        self._loaded, self._run, self._size = loaded, run, size
+
+    def wait(self) -> tuple[dict[str, np.ndarray], ModelledTime]:
+        """The results and what they cost, as `LoadedModel.run` gives them."""
+        return self._loaded.collected(self._run, self._size)
+
+
+class LoadedModel:
+    """See the module docstring. UsageError where no IPUs are free, with who holds them.
+
+    ``shared``: the caller holds ``device``, and other models may run on it: the program of the one that runs is loaded
+    when it runs.
+    """
+
+    def __init__(self, model: ServedModel, device: RunDevice | None = None, *, shared: bool = False) -> None:
         self.model, metadata = model, model.metadata
         self._program = model.program()
         self.inputs = {
@@ -78,8 +113,11 @@ class LoadedModel:
         self.group = metadata.replicationFactor * (max(1, self._overlap))
         """Micro-batches that the device takes at once."""
         self._device = device or acquire_device(self._program.layout.ipus)
-        self._lock = threading.Lock()
+        self._shared = shared
+        self._lock = _locks.setdefault(self._device, threading.Lock())
         self._loaded = False
+        self._loads = 0
+        self._variables = {n: v for n, v in model.variables().items() if n in self._program.variables}
         self.load()
 
     def load(self) -> None:
@@ -87,37 +125,73 @@ class LoadedModel:
         self._device.hold(self._program.layout.ipus)
         self._device.ensure_attached()
         self._device.connection.load(self._program)
-        self._device.connection.write_variables(
-            {n: v for n, v in self.model.variables().items() if n in self._program.variables}
-        )
+        self._device.connection.write_variables(self._variables)
         self._loaded = True
+        self._loads += 1
+        self._device.loaded = self
 
-    def run(self, inputs: NamedArrays, count: int) -> tuple[dict[str, np.ndarray], ModelledTime]:
+    def run(
+        self, inputs: NamedArrays, count: int, outputs: NamedArrays | None = None
+    ) -> tuple[dict[str, np.ndarray], ModelledTime]:
         """Run ``count`` micro-batches; arrays are ``[count * rows, ...]``, and so are the results.
 
+        ``outputs``: arrays that results are written to where nothing has to be filled up; the results have them then.
         PoplarError if the system reports one; the next run loads the program again if the IPUs were reset.
         """
+        return self.start(inputs, count, outputs, depth=1).wait()
+
+    def start(
+        self, inputs: NamedArrays, count: int, outputs: NamedArrays | None = None, *, depth: int = 2
+    ) -> StartedBatches:
+        """Start micro-batches and return before they are done. ``depth``: runs in flight, as the device connection
+        takes them; where there are as many already, this waits for the oldest.
+        """
         with self._lock:
-            if not self._loaded:
+            if not self._loaded or self._device.loaded is not self:
                 self.load()
             padded = -(-count // self.group) * self.group
             filled = {name: self._laid_out(name, value, count, padded) for name, value in inputs.items()}
             batches = 1 if self._overlap > 1 else padded // self.group
-            begin = time.perf_counter()
-            try:
-                result = self._device.connection.run(batches, filled)
-            except PoplarError as error:
-                self._loaded = not needs_reset(error)
-                raise
-            wall = time.perf_counter() - begin
+            targets = self._targets(outputs or {}, padded) if padded == count else {}
+            run = self._device.connection.start(batches, filled, targets, depth=depth)
+            return StartedBatches(self, run, StartedSize(count, batches, self._loads, time.perf_counter()))
+
+    def collected(self, run: RunInFlight, size: StartedSize) -> tuple[dict[str, np.ndarray], ModelledTime]:
+        """The results of a run that was started. For `StartedBatches`."""
+        try:
+            result = run.wait()
+        except PodrunError as error:
+            with self._lock:
+                if size.loads == self._loads:  # Another run's error may have had the program loaded again.
+                    self._loaded = not needs_reset(error)
+            raise
+        wall = time.perf_counter() - size.begin
         outputs = {
-            name: self._results(name, result.anchors[stream], count) for name, stream in self._streams.items()
+            name: self._results(name, result.anchors[stream], size.count)
+            for name, stream in self._streams.items()
         }
-        return outputs, self._cost(batches, result.modelled_seconds, wall)
+        return outputs, self._cost(size.batches, result.modelled_seconds, wall)
+
+    def write_variables(self, values: NamedArrays) -> None:
+        """Replace weights on the IPUs, and those that a later load writes. Waits for runs in flight."""
+        with self._lock:
+            if not self._loaded or self._device.loaded is not self:
+                self.load()
+            self._device.connection.write_variables(values)
+            self._variables.update({name: np.array(value) for name, value in values.items()})
+
+    @property
+    def variable_names(self) -> set[str]:
+        """Weights that the host may replace: those that were not compiled as constants."""
+        replaced = {a.name for a in self.model.metadata.anchors if a.programs}
+        return self._variables.keys() & replaced
 
     def close(self) -> None:
-        """Give the IPUs back. Idempotent."""
-        self._device.detach()
+        """Give the IPUs back, unless they are the caller's. Idempotent."""
+        if not self._shared:
+            self._device.detach()
+        elif self._device.loaded is self:
+            self._device.loaded = None
 
     def __enter__(self) -> LoadedModel:
         return self
@@ -160,6 +234,17 @@ class LoadedModel:
             value = whole
         return value.reshape(-1, self._overlap, self.model.metadata.replicationFactor, *shape)
 
+    def _targets(self, outputs: NamedArrays, padded: int) -> dict[str, np.ndarray]:
+        """The arrays of ``outputs`` as the device fills them, by stream; those that do not lie in one piece are
+        left.
+        """
+        replicas = self.model.metadata.replicationFactor
+        return {
+            self._streams[name]: value.reshape(-1, self._overlap, replicas, *self.outputs[name].shape)
+            for name, value in outputs.items()
+            if value.flags.c_contiguous and value.flags.writeable and value.flags.aligned
+        }
+
     def _results(self, name: str, value: np.ndarray, count: int) -> np.ndarray:
         shape = self.outputs[name].shape
         flat = value.reshape(-1, *shape)[:count]
@@ -167,19 +252,56 @@ class LoadedModel:
 
 
 def needs_reset(error: PodrunError) -> bool:
-    """True iff an error costs IPUs their memory and a reset makes them usable again."""
+    """True iff an error costs IPUs their memory and a reset of them makes them usable again: an application's error, or
+    a recoverable one whose action is IPU_RESET.
+    """
     if isinstance(error, RecoverableRuntimeError):
         return str(getattr(error.recovery_action, "value", "")) == "IPU_RESET"
-    return isinstance(error, PoplarError)
+    return isinstance(error, PoplarError) and not isinstance(error, SystemRuntimeError)
 
 
-def acquire_device(ipus: int, environ: Mapping[str, str] | None = None) -> RunDevice:
-    """A device of that many IPUs, attached. UsageError with who holds them."""
-    acquisition = DevicePool(environ).acquire(ipus)
-    if acquisition.device is None:
-        reasons: Sequence[str] = list(dict.fromkeys(acquisition.refusals)) or ["the partition is smaller"]
-        raise UsageError(
-            f"no device with {ipus} IPUs is free: {'; '.join(reasons)}",
-            hint="gc-monitor shows who holds them.",
-        )
-    return acquisition.device
+@dataclass(frozen=True, slots=True)
+class DeviceWait:
+    """How long a runner waits for IPUs that others hold, and between two attempts, seconds."""
+
+    timeout_s: float = 0.0
+    sleep_s: float = 1.0
+
+
+def acquire_device(
+    ipus: int,
+    environ: Mapping[str, str] | None = None,
+    wait: DeviceWait | None = None,
+    identifier: int | None = None,
+) -> RunDevice:
+    """A device of that many IPUs, attached: that of an id, or the first that is free. UsageError with who holds
+    them.
+    """
+    wait, pool = wait or DeviceWait(), DevicePool(environ)
+    end = time.monotonic() + wait.timeout_s
+    while True:
+        device, reasons = _attempt(pool, ipus, identifier)
+        if device is not None:
+            return device
+        left = end - time.monotonic()
+        if left <= 0:
+            named = "" if identifier is None else f" {identifier}"
+            raise UsageError(
+                f"no device{named} with {ipus} IPUs is free: {'; '.join(reasons)}",
+                hint="gc-monitor shows who holds them.",
+            )
+        time.sleep(min(wait.sleep_s, left))
+
+
+def _attempt(pool: DevicePool, ipus: int, identifier: int | None) -> tuple[RunDevice | None, Sequence[str]]:
+    """A device, or why there is none."""
+    if identifier is None:
+        acquisition = pool.acquire(ipus)
+        return acquisition.device, list(dict.fromkeys(acquisition.refusals)) or ["the partition is smaller"]
+    device = pool.acquire_by_id(identifier)
+    if device is None:
+        return None, ["it is taken"]
+    if device.ipu_count != ipus:
+        device.detach()
+        raise UsageError(f"device {identifier} has {device.ipu_count} IPUs; the model takes {ipus}")
+    return device, ()

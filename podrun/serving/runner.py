@@ -4,8 +4,11 @@
     future = runner.execute_async({"x": x}, {"y": y}); future.wait()        # y is filled in place
 
 Without batching (`RuntimeConfig.batching_dim` `OFF`) the rows of a request are a multiple of those that the model was
-compiled for. With it, requests of any size fill compiled batches together: a batch that is full runs at once, one that
-is not waits ``timeout_ns`` for other requests (0: for ever) and is then filled with zeros, which nobody sees.
+compiled for. With it, requests of any size fill compiled batches together: rows that fill batches run at once, the rest
+waits ``timeout_ns`` for other requests (0: for ever) and is then filled with zeros, which nobody sees.
+
+One thread starts runs, another one collects their results: while one run computes, the next one is put together and
+started. Requests are answered in the order in which they came.
 """
 
 from __future__ import annotations
@@ -13,94 +16,77 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
 
-from podrun.core.errors import CallError, DeadlineError, PodrunError, UsageError
+from podrun.core.errors import CallError, PodrunError, UsageError
+from podrun.runtime.device import RunDevice
+from podrun.serving.batching import BatchingRule
 from podrun.serving.compiler import ServedModel
-from podrun.serving.loaded_model import DataDescription, LoadedModel, ModelledTime, needs_reset
+from podrun.serving.loaded_model import (
+    DataDescription,
+    ModelledTime,
+    StartedBatches,
+    needs_reset,
+)
+from podrun.serving.runtime.config import FOREVER, OFF, RuntimeConfig
+from podrun.serving.runtime.requests import QueuedRequest, RequestPart, RequestQueue, RunFuture, whole_parts
 
-OFF = 0xFFFFFFFF
-"""`RuntimeConfig.batching_dim` of a runner that does not batch."""
-FOREVER = (1 << 64) - 1
+__all__ = ["FOREVER", "OFF", "ModelRunner", "QueuedRequest", "RunFuture", "RuntimeConfig"]
+
 _CLOSE_SECONDS = 30.0
 
 
-@dataclass(slots=True)
-class RuntimeConfig:
-    """How a runner works; names and defaults are the SDK's."""
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """When a request came, when its last run was started, and when it was answered: seconds on the monotonic clock."""
 
-    timeout_ns: int = 10_000_000
-    batching_dim: int = OFF
-    thread_safe: bool = True
-    validate_io_params: bool = True
-    check_package_hash: bool = True
-    ring_buffer_size_multiplier: int = 2
-    auto_reset: bool = False
-    flush_on_waiting_outputs: bool = False
-    batch_size_timeout_ns: int = FOREVER
-    data_parallel_timeout_ns: int = FOREVER
-    is_batch_size_timeout_enabled: bool = False
-    request_tracepoints_buffer_size: int = 1000
-
-
-class RunFuture:
-    """A request that was given to a runner."""
-
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-        self.modelled: ModelledTime | None = None
-        """What the run cost that answered the request, when it is done."""
-        self.queue_seconds = 0.0
-        """Seconds between the call and the run."""
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Return when the outputs are filled; raises the request's error, DeadlineError after ``seconds``."""
-        if not self._done.wait(seconds):
-            raise DeadlineError(f"the request was not answered within {seconds:g} s")
-        if self._error is not None:
-            raise self._error
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Mark the request as answered."""
-        self._error = error
-        self._done.set()
-
-
-@dataclass(slots=True)
-class QueuedRequest:
-    """A request in a runner's queue. ``rows``: along the first axis of its arrays."""
-
-    inputs: Mapping[str, np.ndarray]
-    outputs: Mapping[str, np.ndarray]
-    rows: int
-    future: RunFuture = field(default_factory=RunFuture)
-    since: float = field(default_factory=time.monotonic)
+    queued: float
+    started: float
+    answered: float
 
 
 class ModelRunner:
-    """See the module docstring. Takes a path or a `ServedModel`; `close` (or ``with``) gives the IPUs back."""
+    """See the module docstring. Takes a path or a `ServedModel`; `close` (or ``with``) gives the IPUs back.
+    ``device``: IPUs that the caller holds, else any that are free. ``options`` replace settings of ``config``.
+    """
 
     def __init__(
-        self, model: str | bytes | ServedModel, config: RuntimeConfig | None = None, **options: object
+        self,
+        model: str | bytes | ServedModel,
+        config: RuntimeConfig | None = None,
+        device: RunDevice | None = None,
+        **options: object,
     ) -> None:
-        self.config = config or RuntimeConfig()
-        for name, value in options.items():
-            setattr(self.config, name, value)
-        if self.config.batching_dim not in (0, OFF):
-            raise UsageError(f"batching_dim is 0 or off, not {self.config.batching_dim}")
-        compiled = model if isinstance(model, ServedModel) else ServedModel(model)
-        self._loaded = LoadedModel(compiled)
-        self._rows = _rows_of_batch(self._loaded.inputs)
-        self._queue: queue.Queue[QueuedRequest | None] = queue.Queue()
+        self.config = (config or RuntimeConfig()).changed(options)
+        self._loaded = self.config.put_on_ipus(model, device)
+        try:
+            self._rows = rows_of_batch(self._loaded.inputs)
+        except UsageError:
+            self._loaded.close()
+            raise
+        size = self._rows * self._loaded.group
+        self._waits = self.config.batching_dim != OFF or size > self._rows
+        divided = self.config.batching_dim != OFF and all(
+            d.shape[:1] == (self._rows,) for d in self._loaded.outputs.values()
+        )
+        rule = BatchingRule(size if self._waits else 1, whole_requests=not divided)
+        self._queue = RequestQueue(rule, self._delay)
+        self._in_flight: queue.SimpleQueue[tuple[list[RequestPart], StartedBatches] | None]
+        self._in_flight = queue.SimpleQueue()
+        self._times: deque[RequestTimes] = deque(maxlen=self.config.request_tracepoints_buffer_size or None)
         self._failed: PodrunError | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="podrun-model-runner", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=work, name=f"podrun-model-runner-{name}", daemon=True)
+            for name, work in (("starts", self._start_runs), ("collects", self._collect_runs))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def get_execute_inputs(self) -> list[DataDescription]:
         """The inputs of a request."""
@@ -117,6 +103,15 @@ class ModelRunner:
         """Rows of a compiled batch."""
         return self._rows
 
+    @property
+    def failure(self) -> PodrunError | None:
+        """The error that all requests get from now on; None if the runner works."""
+        return self._failed
+
+    def request_times(self) -> list[RequestTimes]:
+        """The times of the last requests, oldest first."""
+        return list(self._times)
+
     def execute(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
         """Run a request and fill the arrays of ``outputs``."""
         self.execute_async(inputs, outputs).wait()
@@ -127,28 +122,48 @@ class ModelRunner:
         The arrays must not change before the request is answered: they are used where they lie.
         """
         request = self.prepared(inputs, outputs)
-        self._queue.put(request)
+        self.enqueue(request)
         return request.future
 
+    executeAsync = execute_async
+
     def prepared(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> QueuedRequest:
-        """A checked request that is not queued, for `run_now`. UsageError as from `execute_async`."""
+        """A checked request that is not queued, for `enqueue` and `run_now`. UsageError as from `execute_async`."""
         if self._closed:
             raise CallError("the runner is closed")
-        return QueuedRequest(inputs, outputs, self._checked(inputs, outputs))
+        if not self.config.validate_io_params:
+            inputs = {name: value for name, value in inputs.items() if name in self._loaded.inputs}
+            outputs = {name: value for name, value in outputs.items() if name in self._loaded.outputs}
+        request = QueuedRequest(inputs, outputs, self._checked(inputs, outputs))
+        if self.config.flush_on_waiting_outputs:
+            request.future.on_wait = lambda: self._queue.flush(request)
+        return request
+
+    def enqueue(self, request: QueuedRequest) -> None:
+        """Queue a prepared request. CallError if the runner was closed meanwhile."""
+        request.since = time.monotonic()
+        if not self._queue.put(request):
+            raise CallError("the runner is closed")
 
     def run_now(self, requests: Sequence[QueuedRequest]) -> None:
         """Run requests together in this thread, without waiting for others; their futures have the results."""
-        self._run(requests)
+        parts = whole_parts(requests)
+        started = self._start(parts, depth=1)
+        if started is not None:
+            self._collect(parts, started)
 
-    executeAsync = execute_async
+    def flush(self) -> None:
+        """Run what waits without waiting for more."""
+        self._queue.flush()
 
     def close(self) -> None:
         """Answer what is queued, then give the IPUs back. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._queue.put(None)
-        self._thread.join(_CLOSE_SECONDS)
+        self._queue.close()
+        for thread in self._threads:
+            thread.join(_CLOSE_SECONDS)
         self._loaded.close()
 
     def __enter__(self) -> ModelRunner:
@@ -167,7 +182,10 @@ class ModelRunner:
             raise UsageError(f"the inputs are {sorted(self._loaded.inputs)}, not {sorted(inputs)}")
         if unknown := sorted(outputs.keys() - self._loaded.outputs.keys()):
             raise UsageError(f"there is no output {unknown[0]!r}: there are {sorted(self._loaded.outputs)}")
-        sizes = {_rows(name, value, self._loaded.inputs[name], self._rows) for name, value in inputs.items()}
+        sizes = {
+            rows_of_input(name, value, self._loaded.inputs[name], self._rows)
+            for name, value in inputs.items()
+        }
         if len(sizes) != 1:
             raise UsageError(f"the inputs have different numbers of rows: {sorted(sizes)}")
         rows = sizes.pop()
@@ -188,86 +206,90 @@ class ModelRunner:
                 )
         return rows
 
-    # -- the thread -------------------------------------------------------------------------------------------
+    # -- the threads ------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        waiting: list[QueuedRequest] = []
-        ended = False
-        while not ended or waiting:
-            if not waiting:
-                first = self._queue.get()
-                if first is None:
-                    return
-                waiting.append(first)
-            ended = self._gather(waiting) or ended
-            self._run(waiting)
-            waiting = []
+    def _delay(self, rows: int) -> float:
+        return self.config.delay_s(rows, self._rows) if self._waits else 0.0
 
-    def _gather(self, waiting: list[QueuedRequest]) -> bool:
-        """Take the requests that go into one run with the first. True if the runner was closed meanwhile."""
-        size = self._rows * self._loaded.group
-        if self.config.batching_dim == OFF and size == self._rows:
-            return False
-        seconds = self.config.timeout_ns / 1e9
-        end = waiting[0].since + seconds if seconds else None
-        while sum(request.rows for request in waiting) < size:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                request = self._queue.get(timeout=left)
-            except queue.Empty:
-                return False
-            if request is None:
-                return True
-            waiting.append(request)
-        return False
+    def _start_runs(self) -> None:
+        while (parts := self._queue.take()) is not None:
+            started = self._start(parts, depth=self.config.depth)
+            if started is not None:
+                self._in_flight.put((parts, started))
+        self._in_flight.put(None)
 
-    def _run(self, requests: Sequence[QueuedRequest]) -> None:
+    def _collect_runs(self) -> None:
+        while (run := self._in_flight.get()) is not None:
+            self._collect(*run)
+
+    def _start(self, parts: list[RequestPart], depth: int) -> StartedBatches | None:
+        """Start a run; None if it cannot be, which its requests are told."""
         try:
             if self._failed is not None:
                 raise self._failed
             begin = time.monotonic()
-            for request in requests:
-                request.future.queue_seconds = begin - request.since
-            rows = sum(request.rows for request in requests)
-            count = -(-rows // self._rows)
-            inputs = {name: self._joined(name, requests, count) for name in self._loaded.inputs}
-            results, modelled = self._loaded.run(inputs, count)
-        except PodrunError as error:
-            if not (self.config.auto_reset and needs_reset(error)):
-                self._failed = self._failed or error
-            for request in requests:
-                request.future.finish(error)
-        else:
-            self._hand_over(requests, results, modelled)
+            for part in parts:
+                part.request.future.queue_seconds = begin - part.request.since
+            count = -(-sum(part.rows for part in parts) // self._rows)
+            inputs = {name: self._joined(name, parts, count) for name in self._loaded.inputs}
+            direct = parts[0].request.outputs if len(parts) == 1 and parts[0].whole else {}
+            full = parts[0].rows == count * self._rows
+            return self._loaded.start(inputs, count, direct if full else {}, depth=depth)
+        except Exception as error:
+            self._fail(parts, error)
+        return None
 
-    def _joined(self, name: str, requests: Sequence[QueuedRequest], count: int) -> np.ndarray:
-        """The rows of all requests, those of one request as they lie; zeros behind them to full batches."""
+    def _collect(self, parts: list[RequestPart], started: StartedBatches) -> None:
+        try:
+            results, modelled = started.wait()
+        except Exception as error:
+            self._fail(parts, error)
+        else:
+            self._hand_over(parts, results, modelled)
+
+    def _fail(self, parts: list[RequestPart], error: Exception) -> None:
+        if isinstance(error, PodrunError) and not (self.config.auto_reset and needs_reset(error)):
+            self._failed = self._failed or error
+        for part in parts:
+            part.request.future.finish(error)
+
+    def _joined(self, name: str, parts: Sequence[RequestPart], count: int) -> np.ndarray:
+        """The rows of all parts, those of one part as they lie; zeros behind them to full batches."""
         whole = count * self._rows
-        if len(requests) == 1 and requests[0].rows == whole:
-            return requests[0].inputs[name]
-        parts = [request.inputs[name] for request in requests]
-        filled = sum(request.rows for request in requests)
-        shape = self._loaded.inputs[name].shape
-        if filled < whole:
-            parts.append(np.zeros((whole - filled, *shape[1:]), self._loaded.inputs[name].dtype))
-        return np.concatenate([part.reshape(-1, *shape[1:]) for part in parts])
+        values = [part.request.inputs[name][part.begin : part.end] for part in parts]
+        if len(parts) == 1 and parts[0].rows == whole:
+            return values[0]
+        missing = whole - sum(part.rows for part in parts)
+        if missing:
+            description = self._loaded.inputs[name]
+            values.append(np.zeros((missing, *description.shape[1:]), description.dtype))
+        return np.concatenate(values)
 
     def _hand_over(
-        self, requests: Sequence[QueuedRequest], results: Mapping[str, np.ndarray], modelled: ModelledTime
+        self, parts: Sequence[RequestPart], results: Mapping[str, np.ndarray], modelled: ModelledTime
     ) -> None:
         begin = 0
-        for request in requests:
+        for part in parts:
+            request = part.request
             for name, target in request.outputs.items():
                 value = results[name]
-                each_row = self._loaded.outputs[name].shape[:1] == (self._rows,)
-                part = value[begin : begin + request.rows] if each_row else value
-                target.reshape(-1)[...] = part.reshape(-1)
-            begin += request.rows
+                if np.shares_memory(target, value):  # The device has filled the caller's array.
+                    continue
+                if self._loaded.outputs[name].shape[:1] == (self._rows,):
+                    rows = target.reshape(request.rows, -1)[part.begin : part.end]
+                    rows[...] = value[begin : begin + part.rows].reshape(part.rows, -1)
+                else:
+                    target.reshape(-1)[...] = value.reshape(-1)
+            begin += part.rows
+            request.answered += part.rows
             request.future.modelled = modelled
-            request.future.finish()
+            if request.answered == request.rows:
+                started = request.since + request.future.queue_seconds
+                self._times.append(RequestTimes(request.since, started, time.monotonic()))
+                request.future.finish()
 
 
-def _rows_of_batch(inputs: Mapping[str, DataDescription]) -> int:
+def rows_of_batch(inputs: Mapping[str, DataDescription]) -> int:
     """The rows of a compiled batch, which all inputs share. UsageError where they do not."""
     sizes = {description.shape[0] if description.shape else 0 for description in inputs.values()}
     if len(sizes) != 1 or 0 in sizes:
@@ -275,7 +297,8 @@ def _rows_of_batch(inputs: Mapping[str, DataDescription]) -> int:
     return sizes.pop()
 
 
-def _rows(name: str, value: np.ndarray, description: DataDescription, batch: int) -> int:
+def rows_of_input(name: str, value: np.ndarray, description: DataDescription, batch: int) -> int:
+    """The rows of a request's input. UsageError for another type or shape; ``batch``: compiled rows."""
     if not isinstance(value, np.ndarray):
         raise UsageError(f"input {name!r} is {type(value).__name__}, not an array")
     if value.dtype != description.dtype:

@@ -6,6 +6,8 @@ reader.parseFile("executable.popef")
 [anchor.name for anchor in reader.metadata()[0].anchors]
 """
 
+from operator import attrgetter
+
 from podrun.popef.metadata import AnchorDirection as TensorType
 from podrun.popef.metadata import ElementType as DataType
 from podrun.popef.metadata import PopefAnchor as Anchor
@@ -17,6 +19,8 @@ from podrun.popef.reader import StoredBlob as OpaqueReader
 from podrun.popef.reader import StoredExecutable as ExecutableReader
 from podrun.popef.reader import StoredTensor as TensorReader
 from podrun.popef.writer import PopefWriter as Writer
+
+popefTypeToNumpyDType = attrgetter("numpy_dtype")
 
 __all__ = [
     "Anchor",
@@ -30,4 +34,5 @@ __all__ = [
     "TensorReader",
     "TensorType",
     "Writer",
+    "popefTypeToNumpyDType",
 ]

@@ -10,9 +10,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,10 +27,10 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.core.event_record import AttachedIpus, record_error
-from podrun.core.executable import Executable, Retrieval, Stream, numpy_dtype
+from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
-from podrun.device.connection import AttachRequest, RunResult
+from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest, RunResult
 from podrun.device.crash_records import report_fatal_signals
 from podrun.device.error_messages import LOST_HINT
 from podrun.device.host.ports import (
@@ -41,91 +40,21 @@ from podrun.device.host.ports import (
     RunArrays,
     Site,
     Wait,
-    replica_slices,
     sites_holding,
 )
+from podrun.device.host.run_plan import ArrayPlan
+from podrun.device.host.started_runs import RunsInFlight, StartedRun
 from podrun.device.machine import Machine
 from podrun.device.owners import HOST_SYNC_TIMEOUT, MachinePlace
 from podrun.device.program.fabric import LocalFabric, program_digest
 from podrun.device.program.machine_groups import home_of, parts_by_position
-from podrun.device.program.streams import (
-    anchor_shape,
-    anchors_of,
-    check_stream_arrays,
-    input_shape,
-    inputs_of,
-)
-from podrun.device.program.xla_memory import Array, aligned_empty
+from podrun.device.program.xla_memory import aligned_empty
 from podrun.device.xla.pieces import PieceCache, writable_cache
 from podrun.faults import ProcessPlan, hint_in_launch, process_plan, recovery_hint, validate
 
 T = TypeVar("T")
 _AFTER_ERROR = 5.0
 """Seconds that machines have to end a run after the first of them reported an error."""
-
-
-Index = tuple[slice, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _MachineArrays:
-    """One machine's part of the arrays of a run: the index of it in each input and in each anchor."""
-
-    inputs: Mapping[str, Index]
-    anchors: Mapping[str, Index]
-
-
-@dataclass(frozen=True, slots=True)
-class _RunPlan:
-    """The common part of all runs with one number of batches: shapes, dtypes, and each machine's part of the arrays."""
-
-    executable: Executable
-    batches: int
-    replicas: int
-    inputs: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
-    anchors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
-    machines: Sequence[_MachineArrays]
-
-    @staticmethod
-    def of(
-        executable: Executable,
-        owned: IpuRange,
-        batches: int,
-        sites: Sequence[Site],
-        parts: Sequence[Executable],
-    ) -> _RunPlan:
-        """``parts``: what the machine at each site runs."""
-        ipus_per_replica = executable.layout.ipus_per_replica
-        replicas = owned.count // ipus_per_replica
-        machines = []
-        for there, mine in zip(parts, replica_slices(sites, owned, ipus_per_replica), strict=True):
-            to_device = {n: _index(None if s.broadcast else 2, mine) for n, s in inputs_of(there).items()}
-            to_host = {n: _index(_replica_axis(s), mine) for n, s in anchors_of(there).items()}
-            machines.append(_MachineArrays(to_device, to_host))
-        inputs = {
-            name: (input_shape(executable, s, batches, replicas), numpy_dtype(s.spec.dtype))
-            for name, s in inputs_of(executable).items()
-        }
-        anchors = {
-            name: (anchor_shape(executable, s, batches, replicas), numpy_dtype(s.spec.dtype))
-            for name, s in anchors_of(executable).items()
-        }
-        return _RunPlan(executable, batches, replicas, inputs, anchors, machines)
-
-    def check_inputs(self, arrays: Mapping[str, Array]) -> None:
-        """Raises ApplicationRuntimeError that names the input that is missing, unknown or of the wrong form."""
-        fits = self.batches > 0 and arrays.keys() == self.inputs.keys()
-        if not fits or any((array.shape, array.dtype) != self.inputs[name] for name, array in arrays.items()):
-            check_stream_arrays(self.executable, self.batches, self.replicas, arrays)
-
-    def given_array(self, name: str, array: Array) -> Array:
-        """The caller's array for an anchor. Raises ApplicationRuntimeError if it has another form."""
-        shape, dtype = self.anchors[name]
-        if array.shape != shape or array.dtype != dtype:
-            raise ApplicationRuntimeError(
-                f"the array for anchor {name!r} is {array.dtype}{list(array.shape)}; {dtype}{list(shape)} was expected"
-            )
-        return array
 
 
 class PortConnection:
@@ -155,8 +84,9 @@ class PortConnection:
         self._owned: IpuRange | None = None
         self._executable: Executable | None = None
         self._parts: Mapping[int, Executable] = {}
-        self._plans: dict[int, _RunPlan] = {}
+        self._plans: dict[int, ArrayPlan] = {}
         self._process = os.getpid()
+        self._flight = RunsInFlight()
         self.host_sync_timeout = HOST_SYNC_TIMEOUT
 
     @property
@@ -190,6 +120,7 @@ class PortConnection:
 
     def load(self, executable: Executable) -> None:
         self._attached()
+        self._flight.make_room(1)
         data = executable_file.dumps(executable)
         own = executable_file.are_own(
             computation.stablehlo for computation in executable.computations.values()
@@ -201,6 +132,7 @@ class PortConnection:
 
     def write_variables(self, values: Mapping[str, np.ndarray]) -> None:
         executable, _ = self._loaded()
+        self._flight.make_room(1)
         arrays = {name: np.asarray(value) for name, value in values.items()}
         waits = []
         for place, port in enumerate(self._ports):
@@ -213,6 +145,7 @@ class PortConnection:
 
     def read_variables(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         executable, _ = self._loaded()
+        self._flight.make_room(1)
         wanted = list(names)
         places: dict[int, list[str]] = {}
         for name in wanted:
@@ -223,6 +156,7 @@ class PortConnection:
 
     def read_digests(self) -> list[tuple[int, int]]:
         self._loaded()
+        self._flight.make_room(1)
         per_port = self._all([port.read([DIGESTS]) for port in self._ports])
         return [(int(ipu), int(digest)) for values in per_port for ipu, digest in values[DIGESTS]]
 
@@ -232,6 +166,22 @@ class PortConnection:
         inputs: Mapping[str, np.ndarray],
         outputs: Mapping[str, np.ndarray] | None = None,
     ) -> RunResult:
+        return self.start(batches, inputs, outputs, depth=1).wait()
+
+    def start(
+        self,
+        batches: int,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray] | None = None,
+        *,
+        depth: int = 2,
+    ) -> StartedRun:
+        if depth < 1 or depth > MOST_IN_FLIGHT or depth & (depth - 1):
+            raise ApplicationRuntimeError(
+                f"{depth} runs in flight: a power of two to {MOST_IN_FLIGHT} is taken"
+            )
+        # Machines of one job have no barrier at the end of a run: their owner starts the next when all are done.
+        self._flight.make_room(depth if len(self._ports) == 1 else 1)
         begin = time.perf_counter()
         plan = self._plan(batches)
         arrays = {name: np.asarray(value) for name, value in inputs.items()}
@@ -248,31 +198,39 @@ class PortConnection:
                     {name: arrays[name][index] for name, index in machine.inputs.items()},
                     {name: anchors[name][index] for name, index in machine.anchors.items()},
                     machine,
+                    depth,
                 )
             )
             for port, machine in zip(self._ports, plan.machines, strict=True)
         ]
-        outcomes = self._all(waits)
-        return RunResult(
-            anchors=anchors,
-            batches_done=outcomes[0].batches_done,
-            modelled_seconds=max(outcome.modelled_seconds for outcome in outcomes),  # They run in lockstep.
-            emulation_seconds=time.perf_counter() - begin,
-            details={"machine_seconds": max(outcome.seconds for outcome in outcomes)},
-        )
 
-    def _plan(self, batches: int) -> _RunPlan:
+        def finish() -> RunResult:
+            outcomes = self._all(waits)
+            return RunResult(
+                anchors=anchors,
+                batches_done=outcomes[0].batches_done,
+                modelled_seconds=max(
+                    outcome.modelled_seconds for outcome in outcomes
+                ),  # They run in lockstep.
+                emulation_seconds=time.perf_counter() - begin,
+                details={"machine_seconds": max(outcome.seconds for outcome in outcomes)},
+            )
+
+        return self._flight.add(finish)
+
+    def _plan(self, batches: int) -> ArrayPlan:
         """The plan of runs with this number of batches, made once for a loaded program."""
         executable, owned = self._loaded()
         plan = self._plans.get(batches)
         if plan is None:
             parts = [self._part_on(place) for place in range(len(self._ports))]
-            plan = _RunPlan.of(executable, owned, batches, [port.site for port in self._ports], parts)
+            plan = ArrayPlan.of(executable, owned, batches, [port.site for port in self._ports], parts)
             self._plans = {batches: plan}
         return plan
 
     def detach(self) -> None:
         ports, self._ports = self._ports, []
+        self._flight.abandon()
         self._owned = self._executable = None
         self._parts, self._plans = {}, {}
         if self._is_here():
@@ -352,19 +310,10 @@ class PortConnection:
             told = self._with_names(errors[first])
             self._record(told)
             if any(isinstance(failure, IpusTakenError) for failure in errors.values()):
+                self._flight.abandon(told)
                 self.detach()
             raise told
         return [results[place] for place in range(len(waits))]
-
-
-def _index(axis: int | None, replicas: slice) -> Index:
-    """The index of some replicas along ``axis``. None: all replicas get the same array."""
-    return () if axis is None else (*(slice(None),) * axis, replicas)
-
-
-def _replica_axis(stream: Stream) -> int:
-    """Where the replicas are in an anchor's host array."""
-    return {Retrieval.ALL: 2, Retrieval.EVERY_N: 1}.get(stream.retrieval, 0)
 
 
 def _close(ports: Iterable[Port]) -> None:

@@ -83,13 +83,15 @@ class ProgramFile:
 class RunArrays:
     """One machine's part of a run: arrays to read inputs from and to write anchors to.
 
-    ``plan``: two runs with the same plan have arrays of the same names, shapes and dtypes.
+    ``plan``: two runs with the same plan have arrays of the same names, shapes and dtypes. ``depth``: runs that may be
+    in flight, this one included; with 1 the port may run in the calling thread.
     """
 
     batches: int
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
     plan: object = None
+    depth: int = 1
 
 
 class Port(Protocol):
@@ -124,8 +126,11 @@ class LocalPort:
     def __init__(self, site: Site, machine: Machine, *, threaded: bool) -> None:
         self._site = site
         self._machine = machine
-        self._threads = ThreadPoolExecutor(1, f"podrun-machine-{site.machine}") if threaded else None
+        self._threads = self._thread() if threaded else None
         self._owner: int | None = None
+
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, f"podrun-machine-{self._site.machine}")
 
     @property
     def site(self) -> Site:
@@ -152,6 +157,8 @@ class LocalPort:
 
     def run(self, arrays: RunArrays) -> Wait[RunOutcome]:
         checked = arrays.plan is not None  # the connection has checked them
+        if self._threads is None and arrays.depth > 1:
+            self._threads = self._thread()
         return self._start(
             lambda: self._machine.run(
                 self._id, arrays.batches, arrays.inputs, arrays.outputs, checked=checked

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import numpy as np
@@ -34,10 +34,11 @@ from podrun.device.connection import AttachRequest
 from podrun.device.crash_records import CrashReader
 from podrun.device.error_messages import batches_in_words, machine_lost
 from podrun.device.host.ports import ProgramFile, RunArrays, Site, Wait
+from podrun.device.host.run_memory import RunMemory
 from podrun.device.program.engine import RunOutcome
 from podrun.device.program.xla_memory import Array
 from podrun.device.service import wire
-from podrun.device.service.doorbell import BLOCK_BYTES, Doorbell, deadline, spin_seconds_for
+from podrun.device.service.doorbell import Doorbell, deadline, spin_seconds_for
 from podrun.device.service.handover import MemorySender, lay_out, view
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
@@ -220,7 +221,11 @@ class RemotePort:
         )
         self._probe = probe
         self._stream: _Stream | None = None
-        self._io: _RunMemory | None = None
+        self._io: RunMemory | None = None
+        self._last: tuple[Doorbell, int] | None = None
+        """The last run that was started by a doorbell."""
+        self._started = 0
+        """Runs in flight."""
         self._executable: Executable | None = None
         self._done = 0
         self._spin_seconds = 0.0
@@ -275,7 +280,8 @@ class RemotePort:
             region = SharedRegion.create("ipuof", len(data))
             region.bytes[: len(data)] = np.frombuffer(data, np.uint8)
             blob = pb.Blob(region=self._give(region), size=len(data))
-        self._io = None
+        self._io = self._last = None
+        self._started = 0
         self._executable, self._done = program.executable, 0
         self._note_batches(0)
         wait = self._send(
@@ -340,12 +346,14 @@ class RemotePort:
 
     def run(self, arrays: RunArrays) -> Wait[RunOutcome]:
         self._note_batches(arrays.batches)
+        self._started += 1
         wait = self._run_shared(arrays) if self._shared else self._run_inline(arrays)
 
         def finish(seconds: float | None) -> RunOutcome:
             outcome = wait(seconds)
             self._done = outcome.batches_done
-            self._note_batches(0)
+            self._started -= 1
+            self._note_batches(arrays.batches if self._started else 0)
             return outcome
 
         return finish
@@ -358,15 +366,19 @@ class RemotePort:
 
     def _run_shared(self, arrays: RunArrays) -> Wait[RunOutcome]:
         if self._io is None or not self._io.fits(arrays):
-            self._io = _RunMemory(arrays, self._give)
+            if (
+                self._last is not None
+            ):  # The machine forgets the memory of runs in flight when it gets another.
+                self._await_answer(*self._last, deadline(None))
+            self._io = RunMemory(arrays, self._give)
             self._send(pb.HostRequest(bind=self._io.bind))(_ANSWER_SECONDS)
         memory = self._io
-        memory.take_inputs(arrays)
-        number = memory.doorbell.ring()
+        number = memory.start(arrays)
+        self._last = memory.doorbell, number
 
         def finish(seconds: float | None) -> RunOutcome:
             outcome = self._answer(memory.doorbell, number, deadline(seconds))
-            memory.give_outputs(arrays)
+            memory.give_outputs(number, arrays)
             return outcome
 
         return finish
@@ -377,10 +389,10 @@ class RemotePort:
             with contextlib.suppress(PoplarError, DeadlineError):
                 stream.send(pb.HostRequest(detach=pb.Empty()))
             stream.close()
-        self._io = None
+        self._io = self._last = None
 
-    def _answer(self, doorbell: Doorbell, number: int, end: float) -> RunOutcome:
-        """The answer to a ring; the stream shows if the machine is gone."""
+    def _await_answer(self, doorbell: Doorbell, number: int, end: float) -> None:
+        """Wait for the answer to a ring; the stream shows if the machine is gone."""
         while not doorbell.answered(number, _CHECK_SECONDS, self._spin_seconds):
             if self._stream is None:
                 raise InternalError(f"machine {self._site.machine} was released during a run")
@@ -389,7 +401,11 @@ class RemotePort:
                 raise DeadlineError(
                     f"machine {self._site.machine} at {self._site.endpoint} did not end its run in time"
                 )
-        result = doorbell.result()
+
+    def _answer(self, doorbell: Doorbell, number: int, end: float) -> RunOutcome:
+        """The answer to a ring."""
+        self._await_answer(doorbell, number, end)
+        result = doorbell.result(number)
         if isinstance(result, str):
             wire.raise_error(result)
             raise InternalError("a machine answered with an empty error")
@@ -457,54 +473,6 @@ class RemotePorts:
             self._losses = JobLosses()
         self._last = site.machine
         return self._open(site, losses=self._losses)
-
-
-class _RunMemory:
-    """Where the tensors of one machine's runs lie, for runs of one shape; used again from run to run."""
-
-    def __init__(self, arrays: RunArrays, give: Callable[[SharedRegion], pb.Region]) -> None:
-        self._shape, self._plan = _shape_of(arrays), arrays.plan
-        tensors = [*arrays.inputs.items(), *arrays.outputs.items()]
-        offsets, size = lay_out([BLOCK_BYTES, *(array.nbytes for _, array in tensors)])
-        offsets = offsets[1:]
-        self._region = SharedRegion.create("ipuof", size)
-        self.doorbell = Doorbell(self._region.bytes[:BLOCK_BYTES])
-        views = [
-            view(self._region.bytes, offset, str(array.dtype), array.shape)
-            for (_, array), offset in zip(tensors, offsets, strict=True)
-        ]
-        wires = [wire.tensor_to_wire(n, a, offset=o) for (n, a), o in zip(tensors, offsets, strict=True)]
-        count = len(arrays.inputs)
-        self._inputs = dict(zip(arrays.inputs, views[:count], strict=True))
-        self._outputs = dict(zip(arrays.outputs, views[count:], strict=True))
-        self.bind = pb.BindRequest(
-            batches=arrays.batches,
-            region=give(self._region),
-            inputs=wires[:count],
-            outputs=wires[count:],
-            doorbell=True,
-        )
-
-    def fits(self, arrays: RunArrays) -> bool:
-        """True iff the run has the arrays this memory was made for."""
-        if self._plan is not None and self._plan is arrays.plan:
-            return True
-        return bool(self._shape == _shape_of(arrays))
-
-    def take_inputs(self, arrays: RunArrays) -> None:
-        """Copy inputs in."""
-        for name, place in self._inputs.items():
-            np.copyto(place, arrays.inputs[name])
-
-    def give_outputs(self, arrays: RunArrays) -> None:
-        """Copy anchors out."""
-        for name, place in self._outputs.items():
-            np.copyto(arrays.outputs[name], place)
-
-
-def _shape_of(arrays: RunArrays) -> Any:
-    tensors = [*arrays.inputs.items(), *arrays.outputs.items()]
-    return arrays.batches, [(name, array.shape, array.dtype) for name, array in tensors]
 
 
 def _all_of(

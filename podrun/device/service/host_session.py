@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from podrun.core.errors import (
     error_to_json,
 )
 from podrun.core.identity import Caller, user_name
-from podrun.device.connection import AttachRequest
+from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest
 from podrun.device.crash_records import own_crash_record
 from podrun.device.machine import Machine
 from podrun.device.program.xla_memory import Array
@@ -39,6 +39,9 @@ from podrun.device.service.wire import WHOLE_BYTES
 from podrun.protos import ipuof_pb2 as pb
 
 log = logging.getLogger("podrun.device")
+
+SlotArrays = tuple[dict[str, Array], dict[str, Array]]
+"""Inputs and anchors of a run in a bound region."""
 
 _LISTEN = 1.0
 """Seconds after which a thread that waits for a doorbell checks whether the doorbell is still in use."""
@@ -53,7 +56,7 @@ class HostSession:
         self._caller = caller or Caller(os.getuid(), own=True)
         self._machine: Machine | None = None
         self._owner: int | None = None
-        self._bound: tuple[int, dict[str, Array], dict[str, Array]] | None = None
+        self._bound: tuple[int, list[SlotArrays]] | None = None
         self._doorbell: Doorbell | None = None
         self._memory: MemoryReceiver | None = None
         self._spin_seconds = 0.0
@@ -181,10 +184,13 @@ class HostSession:
         machine, owner = self._hold()
         region = wire.region_bytes(message.region, self._region)
         self._use_doorbell(None)
-        inputs = wire.tensors_from_wire(message.inputs, region)
-        self._bound = (message.batches, inputs, wire.tensors_from_wire(message.outputs, region))
+        slots = [
+            (wire.tensors_from_wire(message.inputs, part), wire.tensors_from_wire(message.outputs, part))
+            for part in _slots(message, region)
+        ]
+        self._bound = (message.batches, slots)
         if message.doorbell:
-            doorbell = Doorbell(view(region, 0, "uint8", (BLOCK_BYTES,)))
+            doorbell = Doorbell([view(part, 0, "uint8", (BLOCK_BYTES,)) for part in _slots(message, region)])
             self._use_doorbell(doorbell)
             threading.Thread(
                 target=self._listen,
@@ -202,7 +208,7 @@ class HostSession:
         elif self._bound is None or self._bound[0] != message.batches:
             raise ApplicationRuntimeError("a run was requested before its tensors were bound")
         else:
-            _, inputs, outputs = self._bound
+            inputs, outputs = self._bound[1][0]
         outcome = machine.run(owner, message.batches, inputs, outputs)
         reply = pb.RunReply(
             batches_done=outcome.batches_done,
@@ -226,8 +232,7 @@ class HostSession:
         machine: Machine,
         owner: int,
         batches: int,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array],
+        slots: Sequence[SlotArrays],
     ) -> None:
         """The thread of a doorbell: runs whenever it rings, until another doorbell is used."""
         checked = False
@@ -235,7 +240,7 @@ class HostSession:
             if not doorbell.rung(_LISTEN, self._spin_seconds) or self._doorbell is not doorbell:
                 continue
             try:
-                outcome = machine.run(owner, batches, inputs, outputs, checked=checked)
+                outcome = machine.run(owner, batches, *slots[doorbell.slot], checked=checked)
                 checked = True
                 doorbell.answer(outcome)
             except PodrunError as error:
@@ -260,6 +265,21 @@ class HostSession:
 
 
 _DONE = pb.MachineReply(done=pb.Empty())
+
+
+def _slots(message: pb.BindRequest, region: Array) -> list[Array]:
+    """The part of a region from each slot on. Raises ApplicationRuntimeError."""
+    count, size = message.slots or 1, message.slot_bytes
+    if (
+        count & (count - 1)
+        or count > MOST_IN_FLIGHT
+        or size % BLOCK_BYTES
+        or (count - 1) * size > region.size
+    ):
+        raise ApplicationRuntimeError(
+            f"{count} slots of {size} bytes cannot be in {region.size} bytes of memory"
+        )
+    return [region[size * slot :] for slot in range(count)]
 
 
 def _fill(wanted: Mapping[str, Array], name: str, value: Array) -> None:
