@@ -69,12 +69,12 @@ def gc_reset() -> int:
 
 def gc_info() -> int:
     """``gc-info``."""
-    return _run("podrun.monitor.device_tools", "gc_info_main")
+    return _run("podrun.monitor.device_listing", "gc_info_main")
 
 
 def gc_inventory() -> int:
     """``gc-inventory``."""
-    return _run("podrun.monitor.device_tools", "gc_inventory_main")
+    return _run("podrun.monitor.device_listing", "gc_inventory_main")
 
 
 def gc_links() -> int:

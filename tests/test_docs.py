@@ -18,12 +18,8 @@ from podrun.core.errors import PodrunError
 from podrun.faults.short_form import parse_fault
 from podrun.launcher.commands.profile import read_words
 from podrun.launcher.options import parse_command_line
-from podrun.monitor.device_tools import (
-    gc_info_command,
-    gc_inventory_command,
-    gc_monitor_command,
-    gc_reset_command,
-)
+from podrun.monitor.device_listing import gc_info_command, gc_inventory_command
+from podrun.monitor.device_tools import gc_monitor_command, gc_reset_command
 from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest_command
 from podrun.monitor.host_tools import gc_hostsynclatencytest_command, gc_hosttraffictest_command
 from podrun.monitor.link_tools import gc_iputraffictest_command, gc_links_command

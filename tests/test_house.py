@@ -94,8 +94,6 @@ LONG_FILES = {
     "podrun.device.machine",
     "podrun.device.program.buffers",
     "podrun.device.program.engine",
-    "podrun.monitor.device_tools",
-    "podrun.monitor.tool_programs",
     "podrun.onnx_models.model_loader",
     "podrun.onnx_models.ops.control",
     "podrun.onnx_models.ops.sdk",
@@ -125,7 +123,6 @@ LONG_FUNCTIONS = {
 VAGUE_WORDS = {"found", "made", "given", "each"}
 VAGUE_RESULTS: dict[str, int] = {
     "estimate": 20,
-    "monitor": 19,
     "onnx_models": 54,
     "partition": 1,
     "popart": 45,
@@ -144,7 +141,6 @@ ASSERTS: dict[str, int] = {
     "estimate": 1,
     "faults": 1,
     "launcher": 17,
-    "monitor": 2,
     "onnx_models": 1,
     "partition": 6,
     "popart": 3,

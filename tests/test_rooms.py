@@ -198,7 +198,7 @@ TEST_TOOLS = ("link_tools", "host_tools", "load_tools", "gc_gwlinkstraffictest")
         "podrun.partition.commands.vipu",
         "podrun.partition.commands.vipu_admin",
         "podrun.partition.commands.vipu_server",
-        "podrun.monitor.device_tools",
+        "podrun.monitor.device_tools, podrun.monitor.device_listing",
         ", ".join(f"podrun.monitor.{name}" for name in TEST_TOOLS),
     ],
 )

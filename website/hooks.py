@@ -51,7 +51,8 @@ COMMANDS = (
     *(
         (f"gc-{name}", f"podrun.monitor.{module}", f"gc_{name}_command")
         for module, names in (
-            ("device_tools", ("monitor", "info", "inventory", "reset")),
+            ("device_tools", ("monitor", "reset")),
+            ("device_listing", ("info", "inventory")),
             ("link_tools", ("links", "iputraffictest")),
             ("load_tools", ("flops", "powertest")),
             ("host_tools", ("hosttraffictest", "hostsynclatencytest")),

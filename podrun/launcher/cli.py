@@ -24,7 +24,7 @@ RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
 UPKEEP_VERBS = ("doctor", "cache", "ps", "stop")
 SIMULATION_VERBS = ("simulate", "chaos", "scale")
 SERVING_VERBS = ("serve",)
-MONITOR_VERBS = ("top", "record", "health", "exporter", "dashboards")
+MONITOR_VERBS = ("top", "record", "health", "exporter", "dashboards", "schema")
 VERBS = (
     *("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS),
     *SIMULATION_VERBS,

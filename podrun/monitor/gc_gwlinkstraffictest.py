@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.machine_output import output_options, print_output
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
@@ -49,10 +51,10 @@ class GatewayTraffic:
     metavar="SECONDS",
     help="Wait for other GCDs' instances [60].",
 )
-@click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
+@output_options("-j", "--json-output")
 @server_options
 def gc_gwlinkstraffictest_command(
-    iterations: int, timeout: float, as_json: bool, api_host: str | None, api_port: int | None
+    iterations: int, timeout: float, form: str, api_host: str | None, api_port: int | None
 ) -> int:
     """Send data between the IPU-Link domains of the active partition and compare it.
 
@@ -71,19 +73,8 @@ def gc_gwlinkstraffictest_command(
             hint="Create one over two domains: vipu create partition NAME --size 8 --num-gcds 2 --num-ilds 2",
         )
     outcome = measure_gateways(partition, iterations, timeout)
-    gcds = f"{info.num_ilds} IPU-Link domains, {info.num_gcds} GCDs"
-    if as_json:
-        click.echo(json.dumps(gateway_traffic_json(partition, outcome), indent=2))
-    else:
-        click.echo(f"GW-Links of partition {info.name}: {gcds}")
-        click.echo(
-            f"{outcome.bytes_per_link / 2**20:.0f} MiB each way over every GW-Link in {outcome.modelled_s:.9f} s: "
-            f"{outcome.gbps:.3f} Gb/s each way"
-        )
-        for machine, count in outcome.wrong.items():
-            click.echo(f"machine {machine}: {count} of its blocks arrived wrong")
-        click.echo(f"Overall result: {'failed' if outcome.wrong else 'passed'}")
-        click.echo(f"Seconds and bandwidth are modelled. Emulation: {outcome.emulation_s:.2f} s.")
+    document = gateway_traffic_json(partition, outcome)
+    print_output(form, text=lambda: "\n".join(_lines(partition, outcome)), document=document, rows=[document])
     return 1 if outcome.wrong else 0
 
 
@@ -94,7 +85,7 @@ def measure_gateways(partition: ToolPartition, iterations: int, timeout: float) 
     from podrun.core.errors import ErrorCode, PoplarError
     from podrun.core.layout import IpuRange
     from podrun.monitor.tool_partition import Route, attach, route_seconds
-    from podrun.monitor.tool_programs import checksum, gather_over_gateways, pattern
+    from podrun.monitor.transfer_programs import checksum, gather_over_gateways, pattern
 
     info, chip = partition.view.info, partition.chip
     machines = 1 + max(device.machine.machine_index for device in partition.view.devices)
@@ -164,12 +155,25 @@ def own_ipus(partition: ToolPartition) -> IpuRange:
     return IpuRange(int(text) * share, share)
 
 
+def _lines(partition: ToolPartition, outcome: GatewayTraffic) -> Iterator[str]:
+    info = partition.view.info
+    yield f"GW-Links of partition {info.name}: {info.num_ilds} IPU-Link domains, {info.num_gcds} GCDs"
+    yield (
+        f"{outcome.bytes_per_link / 2**20:.0f} MiB each way over every GW-Link in {outcome.modelled_s:.9f} s: "
+        f"{outcome.gbps:.3f} Gb/s each way"
+    )
+    for machine, count in outcome.wrong.items():
+        yield f"machine {machine}: {count} of its blocks arrived wrong"
+    yield f"Overall result: {'failed' if outcome.wrong else 'passed'}"
+    yield f"Seconds and bandwidth are modelled. Emulation: {outcome.emulation_s:.2f} s."
+
+
 def gateway_traffic_json(partition: ToolPartition, outcome: GatewayTraffic) -> dict[str, Any]:
     """The JSON object, in podrun's own shape: no sample is published."""
     from podrun.monitor.tool_partition import strings
 
     info = partition.view.info
-    found = {
+    values = {
         "partition": info.name,
         "num_ilds": info.num_ilds,
         "num_gcds": info.num_gcds,
@@ -182,7 +186,7 @@ def gateway_traffic_json(partition: ToolPartition, outcome: GatewayTraffic) -> d
         "emulation_sec": f"{outcome.emulation_s:.3f}",
     }
     return {
-        **strings(found),
+        **strings(values),
         "modelled": ["duration_sec", "gbps_each_way"],
         "emulated": ["bytes_per_link", "errors", "overall_result", "emulation_sec"],
     }

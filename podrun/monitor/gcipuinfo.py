@@ -72,13 +72,13 @@ class gcipuinfo:
         """Take a new snapshot. False if the service does not answer; the old snapshot stays."""
         try:
             with connect_monitor() as client:
-                found = views(client, everything=self._everything)
+                shown = views(client, everything=self._everything)
         except NotFoundError:
             self._devices = []
             return True
         except PodrunError:
             return False
-        self._devices = [values for view in found for values in attributes_of_ipus(view)]
+        self._devices = [values for view in shown for values in attributes_of_ipus(view)]
         return True
 
     def setUpdateMode(self, automatic: bool) -> None:
@@ -103,11 +103,11 @@ class gcipuinfo:
         """JSON: ``{}`` if all IPUs are healthy, else errors by IPU-Machine; plain text if the check cannot run."""
         try:
             with connect_monitor() as client:
-                found = views(client, everything=self._everything)
+                shown = views(client, everything=self._everything)
         except PodrunError as error:
             return error.message
         hosts: dict[str, list[dict[str, str]]] = {}
-        for view in found:
+        for view in shown:
             for device in view.devices:
                 unreachable = device.machine.state in ("lost", NO_ANSWER)
                 if unreachable or device.ipu.error_state != NO_ERRORS:

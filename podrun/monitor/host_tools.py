@@ -5,7 +5,6 @@ The first moves data between host and IPU through the gateway's buffer, both leg
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.machine_output import output_options, print_output
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ class HostTraffic:
 @click.option(
     "-d", "--device-id", "device", type=click.IntRange(0), default=0, metavar="ID", help="One IPU [0]."
 )
-@click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
+@output_options("-j", "--json-output")
 @server_options
-def gc_hosttraffictest_command(device: int, as_json: bool, api_host: str | None, api_port: int | None) -> int:
+def gc_hosttraffictest_command(device: int, form: str, api_host: str | None, api_port: int | None) -> int:
     """Move data between the host and an IPU's tiles, in all four combinations of directions.
 
     Speeds are modelled. The emulation moves bytes over the connection that programs use and compares them; the exit
@@ -93,10 +93,12 @@ def gc_hosttraffictest_command(device: int, as_json: bool, api_host: str | None,
         )
     with attach(partition, ipus, name="gc-hosttraffictest") as connection:
         outcomes = [measure_host_traffic(partition, connection, leg) for leg in LEGS]
-    click.echo(
-        json.dumps(host_traffic_json(outcomes), indent=2)
-        if as_json
-        else "\n".join(host_traffic_lines(outcomes))
+    document = host_traffic_json(outcomes)
+    print_output(
+        form,
+        text=lambda: "\n".join(host_traffic_lines(outcomes)),
+        document=document,
+        rows=[{"test": name, **values} for name, values in document["repeat_0"].items()],
     )
     return 1 if any(outcome.wrong for outcome in outcomes) else 0
 
@@ -106,7 +108,7 @@ def measure_host_traffic(partition: ToolPartition, connection: Connection, leg: 
     import numpy as np
 
     from podrun.monitor import tool_partition as times
-    from podrun.monitor.tool_programs import host_traffic
+    from podrun.monitor.transfer_programs import host_traffic
 
     seconds = ITERATIONS * times.tile_round_seconds()
     tile_words = times.HOST_TILES * times.TILE_BYTES // 4
@@ -134,7 +136,7 @@ def _wrong_on_host(result: RunResult, down: np.ndarray, first: np.ndarray) -> in
     """Wrong words from the IPU, or batches to the IPU with a wrong checksum."""
     import numpy as np
 
-    from podrun.monitor.tool_programs import checksum
+    from podrun.monitor.transfer_programs import checksum
 
     if "up" in result.anchors:
         expected = first + np.arange(HOST_WORDS, dtype=np.uint32)
@@ -147,12 +149,12 @@ def _wrong_on_tiles(connection: Connection, result: RunResult, buffer: np.ndarra
     """Batches that tiles read with a wrong checksum, or words of the buffer that tiles wrote wrong."""
     import numpy as np
 
-    from podrun.monitor.tool_programs import checksum
+    from podrun.monitor.transfer_programs import checksum
 
     if "sum:buffer" in result.anchors:
         return int(np.count_nonzero(result.anchors["sum:buffer"] != checksum(buffer)))
-    found = connection.read_variables(["buffer"])["buffer"]
-    return int(np.count_nonzero(found != buffer + np.uint32(BATCHES)))
+    written = connection.read_variables(["buffer"])["buffer"]
+    return int(np.count_nonzero(written != buffer + np.uint32(BATCHES)))
 
 
 def host_traffic_json(outcomes: Sequence[HostTraffic]) -> dict[str, Any]:
@@ -240,10 +242,10 @@ EMULATED = 500
 @click.option("--num-delays", type=click.IntRange(0), default=32, metavar="N", help="Delays per sync [32].")
 @click.option("--mark-count", type=click.IntRange(1), default=MARKS, metavar="N", help="Syncs [4095].")
 @click.option("--split-increments", is_flag=True, help="Accepted: marks are not emulated one by one.")
-@click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
+@output_options("-j", "--json-output")
 @server_options
 def gc_hostsynclatencytest_command(
-    as_json: bool, api_host: str | None, api_port: int | None, **options: Any
+    form: str, api_host: str | None, api_port: int | None, **options: Any
 ) -> int:
     """Print the modelled time of a number of syncs between host and IPU, and what one costs the emulation.
 
@@ -277,7 +279,7 @@ def gc_hostsynclatencytest_command(
             "emulated_syncs": timed,
             "emulated_sync_us": f"{emulation / timed * 1e6:.1f}",
         },
-        as_json,
+        form,
     )
     return 0
 
@@ -288,7 +290,7 @@ def _emulated(
     """Run ``syncs`` syncs; returns the modelled and the emulation seconds of all."""
     from podrun.core.errors import ApplicationRuntimeError
     from podrun.monitor.tool_partition import attach
-    from podrun.monitor.tool_programs import host_syncs
+    from podrun.monitor.transfer_programs import host_syncs
 
     modelled = emulation = 0.0
     with attach(partition, ipus, name="gc-hostsynclatencytest") as connection:
@@ -302,20 +304,15 @@ def _emulated(
     return modelled, emulation
 
 
-def _show(found: dict[str, Any], as_json: bool) -> None:
+def _show(values: dict[str, Any], form: str) -> None:
     """Print the values, and say which of them are modelled."""
-    if as_json:
-        from podrun.monitor.tool_partition import strings
+    from podrun.monitor.tool_partition import strings
 
-        kinds = {
-            "modelled": ["time_to_sync_us"],
-            "emulated": ["result", "emulated_syncs", "emulated_sync_us"],
-        }
-        click.echo(json.dumps({**strings(found), **kinds}, indent=2))
-    else:
-        for key, value in found.items():
-            click.echo(f"o {key.replace('_', ' ')}: {value}")
-        click.echo("The time to sync is modelled; emulated syncs were timed on this host.")
+    kinds = {"modelled": ["time_to_sync_us"], "emulated": ["result", "emulated_syncs", "emulated_sync_us"]}
+    document = {**strings(values), **kinds}
+    lines = [f"o {key.replace('_', ' ')}: {value}" for key, value in values.items()]
+    lines.append("The time to sync is modelled; emulated syncs were timed on this host.")
+    print_output(form, text=lambda: "\n".join(lines), document=document, rows=[document])
 
 
 def gc_hostsynclatencytest_main() -> None:

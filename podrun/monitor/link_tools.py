@@ -6,7 +6,6 @@ the active partition are up and carry data.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.machine_output import is_for_people, output_options, print_output
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class PairTraffic:
 @click.option("--all-links", is_flag=True, help="All IPU-Links of the partition at once.")
 @click.option("--forever", is_flag=True, help="Until Ctrl-C; not with -j.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the progress.")
-@click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
+@output_options("-j", "--json-output")
 @server_options
 def gc_iputraffictest_command(**options: Any) -> int:
     """Send data between two IPUs of the active partition, both ways at once, and compare what arrives.
@@ -65,7 +65,7 @@ def gc_iputraffictest_command(**options: Any) -> int:
     from podrun.core.errors import UsageError
     from podrun.monitor.tool_partition import find_partition
 
-    if options["forever"] and options["as_json"]:
+    if options["forever"] and not is_for_people(options["form"]):
         raise UsageError("--forever has no end that -j could report", hint="Leave out one of them.")
     partition = find_partition(options["api_host"], options["api_port"])
     if options["all_links"]:
@@ -79,12 +79,14 @@ def gc_iputraffictest_command(**options: Any) -> int:
             "the partition has one IPU and no links", hint="Use a larger one: vipu create partition"
         )
     outcomes = measure_pairs(partition, pairs, options)
-    if options["as_json"]:
-        click.echo(
-            json.dumps(link_traffic_json(partition, outcomes, all_links=options["all_links"]), indent=2)
-        )
-    else:
-        click.echo("\n".join(link_traffic_lines(outcomes)))
+    document = link_traffic_json(partition, outcomes, all_links=options["all_links"])
+    traffic = document["tile_to_tile"]
+    print_output(
+        options["form"],
+        text=lambda: "\n".join(link_traffic_lines(outcomes)),
+        document=document,
+        rows=traffic if options["all_links"] else [traffic],
+    )
     return 1 if any(outcome.errors for outcome in outcomes) else 0
 
 
@@ -141,16 +143,16 @@ def measure_pairs(
 
 def _until_interrupt(test: LinkCheck, outcomes: Callable[[], list[PairTraffic]]) -> list[PairTraffic]:
     """Send and compare until Ctrl-C or an error."""
-    found: list[PairTraffic] = []
+    latest: list[PairTraffic] = []
     try:
         for progress in test.run(None):
-            found = outcomes()
+            latest = outcomes()
             click.echo(f"{progress.iterations} iterations", err=True)
-            if any(outcome.errors for outcome in found):
+            if any(outcome.errors for outcome in latest):
                 break
     except KeyboardInterrupt:
         pass  # This is the requested end; the current run is abandoned.
-    return found
+    return latest
 
 
 def link_traffic_json(
@@ -236,12 +238,12 @@ class LinkResult:
 
 @click.command(context_settings=HELP_OPTIONS)
 @click.version_option(package_name="podrun", prog_name="gc-links")
-@click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
+@output_options("-j", "--json-output")
 @click.option(
     "-i", "--iterations", type=click.IntRange(1), default=1, metavar="N", help="Times data is sent [1]."
 )
 @server_options
-def gc_links_command(as_json: bool, iterations: int, api_host: str | None, api_port: int | None) -> int:
+def gc_links_command(form: str, iterations: int, api_host: str | None, api_port: int | None) -> int:
     """Check every IPU-Link of the active partition: that it is up, and that data crosses it unharmed, both ways.
 
     Links are trained when a partition is created or reset. The IPUs must be free. The exit code is 1 if a link fails.
@@ -249,11 +251,17 @@ def gc_links_command(as_json: bool, iterations: int, api_host: str | None, api_p
     from podrun.monitor.tool_partition import find_partition
 
     links = [check_links(partition := find_partition(api_host, api_port)) for _ in range(iterations)]
-    failures = sum(any(link.error for link in found) for found in links)
-    if as_json:
-        click.echo(json.dumps(links_json(links, failures), indent=2))
-    else:
-        click.echo("\n".join(links_text(partition.view.info.name, links, failures)))
+    failures = sum(any(link.error for link in checked) for checked in links)
+    print_output(
+        form,
+        text=lambda: "\n".join(links_text(partition.view.info.name, links, failures)),
+        document=links_json(links, failures),
+        rows=[
+            {"iteration": k, "from": link.ends[0], "to": link.ends[1], "error": link.error or None}
+            for k, checked in enumerate(links)
+            for link in checked
+        ],
+    )
     return 1 if failures else 0
 
 

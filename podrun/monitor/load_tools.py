@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.machine_output import (
+    format_option,
+    is_for_people,
+    machine_lines,
+    output_options,
+    print_output,
+)
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
@@ -29,14 +36,14 @@ TYPES = {"FP16": "float16", "FP32": "float32"}
 @click.option(
     "-d", "--device-id", "device", type=click.IntRange(0), default=0, metavar="ID", help="Device [0]."
 )
-@click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
+@output_options("-j", "--json-output")
 @click.option("-l", "--low-clock-rate", is_flag=True, help="Accepted: emulated IPUs run at their full clock.")
 @click.version_option(None, "-v", "--version", package_name="podrun", prog_name="gc-flops")
 @server_options
 def gc_flops_command(
     fp: str,
     device: int,
-    as_json: bool,
+    form: str,
     low_clock_rate: bool,
     api_host: str | None,
     api_port: int | None,
@@ -55,7 +62,7 @@ def gc_flops_command(
         raise UnsupportedError(f"{chip.title} does not compute in {fp}", hint="Types: FP16, FP32.")
 
     def say(line: str) -> None:
-        if not as_json:
+        if is_for_people(form):
             click.echo(line)
 
     say("Testing may take up to a minute of this host's time.")
@@ -66,9 +73,9 @@ def gc_flops_command(
         done = test.run()
     tera, clock_mhz = done.flops / done.modelled_s / 1e12, chip.clock_hz / 1e6
     wrong = {str(ipu): words for ipu, words in zip(ipus, done.wrong, strict=True) if words}
-    if as_json:
+    if not is_for_people(form):
         result = _json(fp, device, ipus.count, done, tera, clock_mhz, wrong)
-        click.echo(json.dumps(result, indent=2))
+        print_output(form, text=str, document=result, rows=[result])
     else:
         say(f"Flops per IPU ({fp}): {tera:.4f} teraFLOPS (took: {done.modelled_s:.7f} seconds)")
         say(f"IPU clock speed: {clock_mhz:.0f} MHz")
@@ -130,9 +137,15 @@ class PowerBoard:
 @click.option(
     "--interval", type=click.FloatRange(0), default=1.0, metavar="SECONDS", help="Between two rows [1]."
 )
+@format_option
 @server_options
 def gc_powertest_command(
-    device: int, seconds: float | None, interval: float, api_host: str | None, api_port: int | None
+    device: int,
+    seconds: float | None,
+    interval: float,
+    form: str,
+    api_host: str | None,
+    api_port: int | None,
 ) -> None:
     """Keep the IPUs of a device busy with matrix products until Ctrl-C and print a row of readings again and again.
 
@@ -142,8 +155,20 @@ def gc_powertest_command(
     from podrun.monitor.tool_partition import find_partition
 
     partition = find_partition(api_host, api_port)
+    readings: list[dict[str, Any]] = []
+
+    def show(values: dict[str, Any]) -> None:
+        lines = list(machine_lines("csv" if form == "csv" else "jsonl", {}, [values]))
+        click.echo("\n".join(lines[1:] if readings and form == "csv" else lines))
+        readings.append(values)
+
     with contextlib.suppress(KeyboardInterrupt):  # The documented end.
-        burn(partition, device, seconds, interval)
+        if is_for_people(form):
+            burn(partition, device, seconds, interval)
+        else:
+            burn(partition, device, seconds, interval, show=readings.append if form == "json" else show)
+    if form == "json":
+        click.echo(json.dumps({"readings": readings}, indent=2))
 
 
 def burn(
@@ -152,8 +177,10 @@ def burn(
     seconds: float | None,
     interval: float,
     clock: Callable[[], float] = time.monotonic,
+    show: Callable[[dict[str, Any]], object] | None = None,
 ) -> None:
-    """Compute and print rows. Raises the IPUs' errors, and ApplicationRuntimeError for a wrong value."""
+    """Compute and print rows, or give their values to ``show``. Raises the IPUs' errors, and ApplicationRuntimeError
+    for a wrong value."""
     from podrun.core.errors import ApplicationRuntimeError
     from podrun.monitor.tool_partition import attach
     from podrun.monitor.tool_programs import ProductsRun
@@ -164,7 +191,8 @@ def burn(
     where = partition.environ["IPUOF_VIPU_API_HOST"], int(partition.environ["IPUOF_VIPU_API_PORT"])
     with VipuClient(*where) as client, attach(partition, ipus, name="gc-powertest") as connection:
         test = ProductsRun(connection, partition.chip, ipus.count, "float16", PASSES)
-        click.echo("\n".join(header(boards, list(ipus))))
+        if show is None:
+            click.echo("\n".join(header(boards, list(ipus))))
         begin, number = clock(), 0
         while True:
             due = clock() + interval
@@ -184,7 +212,10 @@ def burn(
                 for ipu in report.ipus
             }
             heat.update(boards, reports, clock())
-            click.echo(readings_row(number, boards, list(ipus), reports, heat))
+            if show is None:
+                click.echo(readings_row(number, boards, list(ipus), reports, heat))
+            else:
+                show(readings_values(number, boards, list(ipus), reports, heat))
             if seconds is not None and clock() - begin >= seconds:
                 return
 
@@ -229,6 +260,32 @@ def readings_row(
         cells += [_reading(heat.die_c(boards, ipu), "{:05.1f}C")] * len(DIES)
         cells += [_reading(report.clock_mhz, "{:.0f}MHz"), f"{report.utilisation_percent or 0:.1f}%"]
     return f"{number:04d}: {' '.join(cells)}"
+
+
+def readings_values(
+    number: int, boards: list[PowerBoard], ipus: list[int], reports: dict[int, IpuReport], heat: BoardHeats
+) -> dict[str, Any]:
+    """The same as plain data. IPUs and boards by name, so that each has columns of its own in a table."""
+    return {
+        "number": number,
+        "boards": {
+            board.serial: {
+                "board_temperature_c": heat.board_c(board),
+                "power_w": {
+                    str(d.number): w for d, w in zip(board.devices, heat.watts[board.serial], strict=True)
+                },
+            }
+            for board in boards
+        },
+        "ipus": {
+            str(ipu): {
+                "die_temperature_c": heat.die_c(boards, ipu),
+                "clock_mhz": reports[ipu].clock_mhz,
+                "utilisation_percent": reports[ipu].utilisation_percent,
+            }
+            for ipu in ipus
+        },
+    }
 
 
 class BoardHeats:

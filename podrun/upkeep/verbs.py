@@ -1,6 +1,6 @@
 """The verbs as users type them: `podrun doctor`, `cache`, `ps`, `stop_run`.
 
-Each prints a table or lines for people, and with ``--format json`` one object with a schema version.
+Each prints a table or lines for people, and with ``--format`` json, jsonl or csv what programs read.
 """
 
 from __future__ import annotations
@@ -9,26 +9,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, json_text, run_command
+from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION, run_command
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
+from podrun.core.machine_output import format_option, is_for_people, machine_lines, print_output
 from podrun.core.terminal import TONES, styled, terminal_columns, text_table
 
 if TYPE_CHECKING:
     from podrun.upkeep.cache import Cache
     from podrun.upkeep.running import Run
-
-FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    help="What to print [text].",
-)
 
 
 def _cache_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -51,7 +44,7 @@ def _launch_names(context: click.Context, parameter: click.Parameter, incomplete
 
 
 @click.command("podrun doctor", context_settings=HELP_OPTIONS)
-@FORMAT
+@format_option
 def doctor(form: str) -> int:
     """Check that podrun can work here: host, memory, files, network, packages, numbers.
 
@@ -62,19 +55,16 @@ def doctor(form: str) -> int:
     findings = []
     for finding in examine(HostFacts()):
         findings.append(finding)
-        if form == "text":
+        if is_for_people(form):
             state = styled(f"{finding.health.value:<8}", TONES[finding.health.value], sys.stdout)
             click.echo(f"{state} {finding.what:<16} {finding.found}", color=True)
             if finding.remedy:
                 click.echo(f"{'':8} {'':16} {finding.remedy}")
             sys.stdout.flush()
     wrong = sum(finding.health is Soundness.WRONG for finding in findings)
-    if form == "json":
-        click.echo(json_text("findings", [{**asdict(f), "health": f.health.value} for f in findings]))
-    elif wrong:
-        click.echo(f"{wrong} of {len(findings)} things are wrong.")
-    else:
-        click.echo("podrun can work here.")
+    summary = f"{wrong} of {len(findings)} things are wrong." if wrong else "podrun can work here."
+    plain = [{**asdict(f), "health": f.health.value} for f in findings]
+    print_output(form, text=lambda: summary, document=_document("findings", plain), rows=plain)
     return int(wrong > 0)
 
 
@@ -99,21 +89,22 @@ def _own_caches() -> list[Cache]:
 
 
 @cache.command("info")
-@FORMAT
+@format_option
 def cache_info(form: str) -> None:
     """Show the caches, where they are and how large."""
     present = _own_caches()
-    if form == "json":
-        keys = ("name", "meaning")
-        plain = [
-            {**{key: getattr(one, key) for key in keys}, "path": str(one.path), "files": len(one.files),
-             "size_bytes": one.size_bytes}
-            for one in present
-        ]  # fmt: skip
-        click.echo(json_text("caches", plain))
-        return
+    plain = [
+        {"name": one.name, "meaning": one.meaning, "path": str(one.path), "files": len(one.files),
+         "size_bytes": one.size_bytes}
+        for one in present
+    ]  # fmt: skip
     rows = [(c.name, str(len(c.files)), rounded_size(c.size_bytes), c.meaning, str(c.path)) for c in present]
-    click.echo(text_table(("Cache", "Files", "Size", "Holds", "Where"), rows), color=True)
+    print_output(
+        form,
+        text=lambda: text_table(("Cache", "Files", "Size", "Holds", "Where"), rows),
+        document=_document("caches", plain),
+        rows=plain,
+    )
 
 
 @cache.command("clear")
@@ -131,7 +122,7 @@ def cache_clear(names: Sequence[str], dry_run: bool) -> None:
 
 
 @click.command("podrun ps", context_settings=HELP_OPTIONS)
-@FORMAT
+@format_option
 @click.option("--watch", is_flag=True, help="Print again whenever something changes, until Ctrl-C.")
 def ps(form: str, watch: bool) -> None:
     """Show whose run holds which IPUs since when: your launches, and all partitions of your servers."""
@@ -155,14 +146,14 @@ def _shown_runs(form: str) -> str:
     runs, silent = _runs()
     for line in silent:
         click.echo(f"note: {line}", err=True)
-    if form == "json":
+    if not is_for_people(form):
         keys = ("name", "user", "ipus", "state", "since", "program", "server", "held_by")
         plain = [
             {**{key: getattr(one, key) for key in keys}, "launch": one.is_launch,
              "pid": one.owner.pid if one.owner else None}
             for one in runs
         ]  # fmt: skip
-        return json_text("runs", plain)
+        return "\n".join(machine_lines(form, _document("runs", plain), plain))
     if not runs:
         return "Nothing else is known to run." if silent else "Nothing runs."
     names = ("Run", "User", "IPUs", "State", "Since", "Program")
@@ -195,6 +186,10 @@ def stop(name: str, force: bool) -> None:
     run_ = running.find_run(runs, name)
     how = running.stop_run(run_, force=force)
     click.echo(f"{run_.name} {how}")
+
+
+def _document(key: str, value: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"schema_version": JSON_SCHEMA_VERSION, key: value}
 
 
 def _runs() -> tuple[list[Run], list[str]]:

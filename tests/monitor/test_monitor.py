@@ -12,20 +12,17 @@ from podrun.core.cluster import load_cluster
 from podrun.core.command_line import run_command
 from podrun.core.telemetry import ATTRIBUTES, UNRECOVERABLE, AttachedProcess, IpuReport, MachineReport
 from podrun.faults.effects import EFFECTS
-from podrun.monitor.device_tools import (
+from podrun.monitor.device_listing import gc_info_command, gc_info_main, gc_inventory_command
+from podrun.monitor.device_tools import gc_monitor_command, gc_reset_command
+from podrun.monitor.devices import Device, View, device_sets, diagnose_device
+from podrun.monitor.monitor_tables import (
     all_tables,
     device_table,
     duration,
     fit,
-    gc_info_command,
-    gc_info_main,
-    gc_inventory_command,
-    gc_monitor_command,
-    gc_reset_command,
     partition_headline,
     process_table,
 )
-from podrun.monitor.devices import Device, View, device_sets, diagnose_device
 from podrun.partition.state.values import IpuofConfig, PartitionInfo, PartitionState
 from tests.partition.conftest import Pod
 

@@ -23,7 +23,7 @@ from podrun.launcher.commands.click_verbs import RecordCommand, verb_command
 from podrun.launcher.commands.completion import completion_verb
 from podrun.launcher.own_streams import Log
 from podrun.launcher.spec import LaunchLayout
-from podrun.monitor import device_tools
+from podrun.monitor import monitor_tables
 from podrun.monitor.devices import views
 from podrun.report.__main__ import report_command
 from podrun.upkeep import verbs
@@ -163,12 +163,12 @@ def test_processes_and_errors_of_gc_monitor(pod: Pod) -> None:
     pod.pool.machine("ipum1", "p").process = AttachedProcess(4194304, "somebody", command, 1.0)
     pod.pool.machine("ipum2", "p").ipu_errors[0] = "tile parity"
     (view,) = views(pod.client)
-    processes = device_tools.process_table(view, 1000.0, COLUMNS)
+    processes = monitor_tables.process_table(view, 1000.0, COLUMNS)
     assert too_wide(processes) == []
     assert processes.count("train.py") == processes.count("4194304") == 4
-    errors = device_tools.error_table(view, COLUMNS)
+    errors = monitor_tables.error_table(view, COLUMNS)
     assert errors is not None
     assert too_wide(errors) == []
     assert "tile parity" in " ".join(errors.split())
-    assert device_tools.process_table(view, 1000.0) != processes, "a pipe gets the whole table"
-    assert command in device_tools.process_table(view, 1000.0)
+    assert monitor_tables.process_table(view, 1000.0) != processes, "a pipe gets the whole table"
+    assert command in monitor_tables.process_table(view, 1000.0)

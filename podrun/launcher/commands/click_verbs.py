@@ -24,6 +24,7 @@ ELSEWHERE = {
     "dashboards": "podrun.monitor.commands.dashboards",
     "exporter": "podrun.monitor.commands.exporter",
     "health": "podrun.monitor.commands.health",
+    "schema": "podrun.monitor.commands.schema",
     "record": "podrun.monitor.commands.record",
     "serve": "podrun.serving.commands.serve",
     "simulate": "podrun.simulate.commands.simulate",

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS
+from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
+from podrun.core.machine_output import format_option, is_for_people, print_output
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:
+    from podrun.monitor.live.sources import ReplaySource, ServiceSource
     from podrun.partition.client.vipu_client import VipuClient
 
 
@@ -38,12 +40,18 @@ if TYPE_CHECKING:
 @click.option(
     "--filter", "words", default="", metavar="WORDS", help="With --once: rows with all of these words."
 )
+@format_option
 @server_options
 def top_verb(
-    once: bool, replay: Path | None, speed: float, interval: float, words: str, **where: str | int | None
+    once: bool,
+    replay: Path | None,
+    speed: float,
+    interval: float,
+    words: str,
+    form: str,
+    **where: str | int | None,
 ) -> None:
     """Look at a POD: machines, IPUs, jobs, the queue, incidents. It changes nothing."""
-    from podrun.monitor.live.arrangement import SortKey, as_lines
     from podrun.monitor.live.recordings import read_recording
     from podrun.monitor.live.sources import ReplaySource, ServiceSource
 
@@ -61,16 +69,9 @@ def top_verb(
         source = ReplaySource(read_recording(replay), speed, time.monotonic)
     else:
         source = ServiceSource(connect, time.time)
-    streams = (sys.stdin, sys.stdout, sys.stderr)  # Textual reads the first and draws on the last.
-    plain = (
-        once or not all(stream.isatty() for stream in streams) or environment().get("TERM", "dumb") == "dumb"
-    )
     try:
-        if plain:
-            seen = source.look()
-            width = shutil.get_terminal_size((110, 24)).columns
-            if seen is not None:
-                click.echo("\n".join(as_lines(seen, SortKey.NAME, words, width)))
+        if once or not is_for_people(form) or not _has_screen():
+            _print_once(source, words, form)
         else:
             from podrun.monitor.live.screen import PodTop
 
@@ -78,3 +79,23 @@ def top_verb(
     finally:
         if isinstance(source, ServiceSource):
             source.close()
+
+
+def _has_screen() -> bool:
+    """Whether there is a terminal to fill. Textual reads the first stream and draws on the last."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return all(stream.isatty() for stream in streams) and environment().get("TERM", "dumb") != "dumb"
+
+
+def _print_once(source: ReplaySource | ServiceSource, words: str, form: str) -> None:
+    from podrun.monitor.live.arrangement import SortKey, as_lines, ipu_rows_of
+
+    seen = source.look()
+    width = shutil.get_terminal_size((110, 24)).columns
+    if seen is not None:
+        print_output(
+            form,
+            text=lambda: "\n".join(as_lines(seen, SortKey.NAME, words, width)),
+            document={"schema_version": JSON_SCHEMA_VERSION, "sighting": seen.plain()},
+            rows=ipu_rows_of(seen, words),
+        )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from podrun.core.telemetry import NOT_READY
 from podrun.monitor.live.sighting import IpuSight, MachineSight, PodSighting
@@ -108,6 +109,22 @@ def shown_machines(seen: PodSighting, order: SortKey, words: str) -> list[Machin
         SortKey.POWER: lambda machine: -(machine.power_w or 0.0),
     }
     return sorted(kept, key=keys[order])  # Stable: within equal ones the POD's order stays.
+
+
+def ipu_rows_of(seen: PodSighting, words: str) -> list[dict[str, Any]]:
+    """A row for each IPU of the machines that `shown_machines` keeps, as plain data."""
+    return [
+        {
+            "time_s": seen.time_s,
+            "agent": one.agent,
+            "partition": one.partition,
+            "state": one.state,
+            "age_s": one.age_s,
+        }
+        | asdict(ipu)
+        for one in shown_machines(seen, SortKey.NAME, words)
+        for ipu in one.ipus
+    ]
 
 
 def batch_rates(before: PodSighting | None, after: PodSighting) -> dict[str, float]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import json_text
+from podrun.core.command_line import JSON_SCHEMA_VERSION
 from podrun.core.errors import NotFoundError, PodrunError
+from podrun.core.machine_output import print_output
 from podrun.partition.commands.which_server import SYSTEM_CONFIG, Endpoint, find_server, read_hcl, use_tls
 from podrun.partition.state.codec import value_to_json
 
@@ -30,6 +31,7 @@ class CliContext:
     json: bool
     account: tuple[str, str] = ("", "")
     watch: bool = False
+    form: str = "table"
 
     def repeat(self, kinds: tuple[str, ...], once: Callable[[VipuClient], None], name: str = "") -> None:
         """Call ``once`` with a client; with --watch again after each change of some kinds, until Ctrl-C. ``name``: only
@@ -60,11 +62,15 @@ class CliContext:
         return settings.get("api-user-id", ""), settings.get("api-access-key", "")
 
     def show(self, key: str, value: Any, text: Callable[[], str]) -> None:
-        """Print ``text()``, or with --format json one object that holds ``value`` under ``key``."""
-        if self.json:
-            click.echo(json_text(key, value))
-        else:
-            click.echo(text())
+        """Print ``text()``, or with --format json one object that holds ``value`` under ``key``, and with other formats
+        for programs its rows."""
+        values = value if isinstance(value, list) else [value]
+        print_output(
+            "json" if self.json else self.form,
+            text=text,
+            document={"schema_version": JSON_SCHEMA_VERSION, key: value},
+            rows=[one if isinstance(one, dict) else {key: one} for one in values],
+        )
 
 
 def follow(
@@ -98,6 +104,7 @@ def open_context(ctx: click.Context, **options: Any) -> CliContext:
         config=options["config"],
         timeout=options["timeout"],
         json=options["output"] == "json" or options["showjson"],
+        form=options["output"],
         watch=options["watch"],
         account=(options["api_user_id"] or "", options["api_access_key"] or ""),
     )

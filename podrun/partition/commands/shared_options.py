@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from podrun.core.machine_output import FORMATS
 from podrun.partition.commands.context import CliContext
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ def global_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--format",
             "output",
-            type=click.Choice(["text", "json"]),
-            default="text",
-            help="What to print [text].",
+            type=click.Choice(FORMATS),
+            default="table",
+            help="What to print [table].",
         ),
         click.option("--showjson", is_flag=True, hidden=True),
         click.option(
