@@ -208,6 +208,14 @@ class ErrorCode(enum.Enum):
         return ErrorCode.TRAP.value <= self.value <= ErrorCode.INVALID_INSTRUCTION.value
 
 
+class Remains(enum.Enum):
+    """What of a failure is left for the next program: decides what a hint may recommend."""
+
+    UNKNOWN = "unknown"
+    NOTHING = "nothing once the launch has ended"
+    LOST_MACHINE = "the machine is gone"
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorCause:
     """What brought an error about, as a value: programs and podrun itself ask it instead of reading the message.
@@ -215,7 +223,7 @@ class ErrorCause:
     ``fault``: the planned fault that struck, in its short form without the launch (`podrun.faults.parse_fault` reads
     it); empty if none did. ``batch``: the batch of the program in which it struck. ``ipus``: partition indices of the
     IPUs that failed. ``machine``: the index in the partition of the machine that is gone. ``instances``: those that
-    ended or cannot be reached.
+    ended or cannot be reached. ``remains``: what is left for the next program.
     """
 
     fault: str = ""
@@ -223,6 +231,7 @@ class ErrorCause:
     ipus: tuple[int, ...] = ()
     machine: int | None = None
     instances: tuple[int, ...] = ()
+    remains: Remains = Remains.UNKNOWN
 
 
 class PoplarError(PodrunError):

@@ -13,6 +13,7 @@ from podrun.core.errors import (
     ErrorCode,
     PodrunError,
     PoplarError,
+    Remains,
     UnimplementedError,
     UnknownRuntimeError,
     UnrecoverableRuntimeError,
@@ -56,7 +57,7 @@ def machine_lost(
         f"the IPUoF server is unreachable since {now}{doing and f', {doing}'}",
         code=ErrorCode.HOST_LINK_DOWN,
         where=f"machine {machine}",
-        cause=ErrorCause(fault=fault, machine=machine),
+        cause=ErrorCause(fault=fault, machine=machine, remains=Remains.LOST_MACHINE),
         hint=LOST_HINT,
     )
 

@@ -7,7 +7,14 @@ strikes to the machine, which marks its IPUs or ends. `in_program` has the fault
 """
 
 from podrun.faults.effects import EFFECTS, Effect
-from podrun.faults.fault_errors import OF_A_LAUNCH, cause_of, error_for, hint_in_launch, recovery_hint
+from podrun.faults.fault_errors import (
+    OF_A_LAUNCH,
+    cause_of,
+    ends_with_launch,
+    error_for,
+    hint_in_launch,
+    recovery_hint,
+)
 from podrun.faults.in_program import PlanOfALaunch, ProgramFaults, program_faults
 from podrun.faults.kinds import DISTURBANCES
 from podrun.faults.plan_file import (
@@ -23,7 +30,7 @@ from podrun.faults.plan_file import (
     simulated_soc_errors,
 )
 from podrun.faults.point import FaultPoint, Strike, Struck
-from podrun.faults.short_form import is_strike_of, parse_fault, parse_faults
+from podrun.faults.short_form import is_strike_of, parse_fault, parse_faults, planned_in
 from podrun.faults.spec import OF_INSTANCES, FaultSpec, FaultTarget
 from podrun.faults.validity import WHOLE_MACHINES, ListPlaces, check_places, partition_links, validate
 
@@ -47,6 +54,7 @@ __all__ = [
     "Struck",
     "cause_of",
     "check_places",
+    "ends_with_launch",
     "error_for",
     "hint_in_launch",
     "is_strike_of",
@@ -56,6 +64,7 @@ __all__ = [
     "partition_links",
     "plan_in_process",
     "plan_schema",
+    "planned_in",
     "process_plan",
     "program_faults",
     "read_plan",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import (
@@ -13,6 +14,7 @@ from podrun.core.errors import (
     PoplarError,
     RecoverableRuntimeError,
     RecoveryAction,
+    Remains,
 )
 
 if TYPE_CHECKING:
@@ -29,10 +31,11 @@ SUPERVISED = "PODRUN_SUPERVISED"
 """Variable that ``podrun`` sets for instances that it starts again after errors (``--max-restarts``)."""
 
 
-def hint_in_launch(hint: str | None, environ: Mapping[str, str]) -> str | None:
+def hint_in_launch(error: PoplarError, environ: Mapping[str, str]) -> str | None:
     """The hint of an error as the program of a launch prints it: it does not recommend what the launch does already."""
-    if hint not in (NOTHING_BROKEN, ENDS_WITH_LAUNCH) or not environ.get(SUPERVISED):
-        return hint
+    nothing = error.cause is not None and error.cause.remains is Remains.NOTHING
+    if not nothing or not environ.get(SUPERVISED):
+        return error.hint
     return "podrun recovers by itself, and starts the program again while --max-restarts allows it."
 
 
@@ -49,10 +52,13 @@ def error_for(
     tile = spec.setting("tile", None)
     if tile is not None:
         message = message.replace(f"IPU {a}", f"tile {tile} of IPU {a}", 1)
-    where, cause = f"{spec.target.value} {'-'.join(map(str, spec.indices))}", cause_of(spec, struck)
-    hint = recovery_hint(effect.action, effect.error, where, partition, agent)
-    if not effect.state and effect.action is None:
-        hint = NOTHING_BROKEN
+    where = f"{spec.target.value} {'-'.join(map(str, spec.indices))}"
+    harmless = not effect.state and effect.action is None
+    hint = NOTHING_BROKEN
+    if not harmless:
+        hint = recovery_hint(effect.action, effect.error, where, partition, agent)
+    over = harmless or ends_with_launch(effect.action, effect.error, partition)
+    cause = replace(cause_of(spec, struck), remains=Remains.NOTHING if over else Remains.UNKNOWN)
     if effect.error is GraphMemoryAllocationError:
         return GraphMemoryAllocationError(message, where=where, cause=cause, hint=hint)
     if effect.error is RecoverableRuntimeError:
@@ -77,6 +83,12 @@ def cause_of(spec: FaultSpec, batch: int | None = None) -> ErrorCause:
 
 OF_A_LAUNCH = re.compile(r"podrun-\d+")
 """Names of partitions that podrun makes for one launch and removes at its end."""
+
+
+def ends_with_launch(action: RecoveryAction | None, error: type[PoplarError], partition: str) -> bool:
+    """True iff what is broken goes with the partition of the launch, and loading the program again does not mend it."""
+    by_loading = action is RecoveryAction.IPU_RESET or issubclass(error, ApplicationRuntimeError)
+    return not by_loading and OF_A_LAUNCH.fullmatch(partition) is not None
 
 
 def recovery_hint(

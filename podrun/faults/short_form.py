@@ -11,8 +11,9 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from podrun.core.errors import ErrorCause, UsageError
@@ -26,6 +27,9 @@ from podrun.faults.kinds import (
     strikes_in_batches,
 )
 from podrun.faults.spec import MOST_REPEATS, PAIRS, FaultSpec, FaultTarget, SettingValue
+
+if TYPE_CHECKING:
+    from podrun.core.telemetry import MachineReport
 
 _FORM = re.compile(
     r"(?P<target>[a-z-]+):(?P<where>\d{1,9}(?:-\d{1,9})?|vipu)@(?P<when>[^:\s]{1,400})"
@@ -105,6 +109,12 @@ def make_fault(
 def parse_faults(text: str) -> tuple[FaultSpec, ...]:
     """Faults separated by semicolons or white space; empty for empty text."""
     return tuple(parse_fault(part) for part in re.split(r"[;\s]+", text) if part)
+
+
+def planned_in(reports: Iterable[MachineReport]) -> tuple[FaultSpec, ...]:
+    """The faults that machines report as still planned, each once. Reports carry texts; this is where they are read."""
+    texts = dict.fromkeys(text for report in reports for text in report.planned_faults)
+    return tuple(dict.fromkeys(map(parse_fault, texts)))
 
 
 def is_strike_of(spec: FaultSpec, cause: ErrorCause) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import PodrunError, UsageError
 from podrun.core.telemetry import MachineReport
-from podrun.faults import WHOLE_MACHINES, FaultSpec, FaultTarget, parse_fault, validate
+from podrun.faults import WHOLE_MACHINES, FaultSpec, FaultTarget, parse_fault, planned_in, validate
 from podrun.launcher.own_streams import Log
 from podrun.launcher.spec import CurrentLaunch
 
@@ -40,8 +40,8 @@ class LaunchFaults:
         if not self.launch_id:
             return
         try:
-            texts = {text for report in client.machine_reports(partition) for text in report.planned_faults}
-            ours = sorted(text for text in texts if parse_fault(text).launch == self.launch_id)
+            planned = planned_in(client.machine_reports(partition))
+            ours = sorted(str(spec) for spec in planned if spec.launch == self.launch_id)
             if ours:
                 client.cancel_faults(partition, ours)
         except PodrunError as error:  # The partition is gone and its faults with it, or nobody answers.
@@ -51,12 +51,10 @@ class LaunchFaults:
 def planned_on(reports: Iterable[MachineReport]) -> dict[FaultSpec, FaultSpec]:
     """The faults that machines report as planned, by experiment, with the strikes that are left."""
     planned: dict[FaultSpec, FaultSpec] = {}
-    for report in reports:
-        for text in report.planned_faults:
-            spec = parse_fault(text)
-            known = planned.get(spec.experiment)
-            if known is None or spec.repeat < known.repeat:
-                planned[spec.experiment] = spec
+    for spec in planned_in(reports):
+        known = planned.get(spec.experiment)
+        if known is None or spec.repeat < known.repeat:
+            planned[spec.experiment] = spec
     return planned
 
 

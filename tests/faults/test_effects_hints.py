@@ -11,7 +11,7 @@ from podrun.core.errors import (
     RecoveryAction,
     UnrecoverableRuntimeError,
 )
-from podrun.faults import hint_in_launch, recovery_hint
+from podrun.faults import error_for, hint_in_launch, parse_fault, recovery_hint
 from podrun.faults.fault_errors import ENDS_WITH_LAUNCH, NOTHING_BROKEN, SUPERVISED
 
 A, R, U = ApplicationRuntimeError, RecoverableRuntimeError, UnrecoverableRuntimeError
@@ -60,13 +60,14 @@ def test_hints_can_be_followed(
 
 def test_no_hint_recommends_what_the_launch_does_already() -> None:
     supervised = {SUPERVISED: "1"}
-    for hint in (NOTHING_BROKEN, ENDS_WITH_LAUNCH):
-        assert hint_in_launch(hint, {}) == hint
-        told = hint_in_launch(hint, supervised)
-        assert told is not None
-        assert "podrun recovers by itself" in told
-    assert hint_in_launch("Load the program again.", supervised) == "Load the program again."
-    assert hint_in_launch(None, supervised) is None
+    for text, partition in (("ipu:0@during=load:out-of-memory", ""), ("link:0-1@batch=3:down", "podrun-4711")):
+        error = error_for(parse_fault(text), partition=partition)
+        assert error.hint in (NOTHING_BROKEN, ENDS_WITH_LAUNCH)
+        assert hint_in_launch(error, {}) == error.hint
+        assert "podrun recovers by itself" in str(hint_in_launch(error, supervised))
+    lasting = error_for(parse_fault("link:0-1@batch=3:down"), partition="mine")
+    assert hint_in_launch(lasting, supervised) == lasting.hint
+    assert hint_in_launch(ApplicationRuntimeError("a", hint="b"), supervised) == "b"
 
 
 def test_who_is_not_attached_cannot_load() -> None:

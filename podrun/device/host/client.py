@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from podrun.core.errors import (
     IpusTakenError,
     PodrunError,
     PoplarError,
+    Remains,
     UsageError,
 )
 from podrun.core.event_record import AttachedIpus, record_error
@@ -32,7 +34,6 @@ from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
 from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest, RunResult
 from podrun.device.crash_records import report_fatal_signals
-from podrun.device.error_messages import LOST_HINT
 from podrun.device.host.ports import (
     LocalPort,
     Port,
@@ -50,7 +51,7 @@ from podrun.device.program.fabric import LocalFabric, program_digest
 from podrun.device.program.machine_groups import home_of, parts_by_position
 from podrun.device.program.xla_memory import aligned_empty
 from podrun.device.xla.pieces import PieceCache, writable_cache
-from podrun.faults import ProcessPlan, hint_in_launch, process_plan, recovery_hint, validate
+from podrun.faults import ProcessPlan, ends_with_launch, hint_in_launch, process_plan, recovery_hint, validate
 
 T = TypeVar("T")
 _AFTER_ERROR = 5.0
@@ -254,12 +255,15 @@ class PortConnection:
 
     def _with_names(self, error: Exception) -> Exception:
         """An error of a lost machine whose hint names the machine's agent and the partition."""
-        if isinstance(error, PoplarError) and error.hint == LOST_HINT:
-            machine = None if error.cause is None else error.cause.machine
-            agent = "" if machine is None else self._agents.get(machine, "")
+        if not isinstance(error, PoplarError):
+            return error
+        cause = error.cause
+        if cause is not None and cause.remains is Remains.LOST_MACHINE:
+            agent = "" if cause.machine is None else self._agents.get(cause.machine, "")
             error.hint = recovery_hint(None, type(error), error.where, self._partition, agent)
-        if isinstance(error, PoplarError):
-            error.hint = hint_in_launch(error.hint, environment())
+            if ends_with_launch(None, type(error), self._partition):
+                error.cause = replace(cause, remains=Remains.NOTHING)
+        error.hint = hint_in_launch(error, environment())
         return error
 
     def _record(self, error: Exception) -> None:

@@ -31,11 +31,11 @@ def faults_verb() -> None:
 @_JSON
 def list_faults(job: str, api_host: str | None, api_port: int | None, as_json: bool) -> None:
     """List the faults that have still to strike. JOB is a partition or a process id."""
-    from podrun.faults import parse_fault
+    from podrun.faults import planned_in
 
     with job_at(job, api_host, api_port) as (client, name):
-        planned = {text: parse_fault(text) for r in client.machine_reports(name) for text in r.planned_faults}
-    rows = [(spec.text, spec.launch or "the job that runs, or the next") for spec in planned.values()]
+        planned = planned_in(client.machine_reports(name))
+    rows = [(spec.text, spec.launch or "the job that runs, or the next") for spec in planned]
     if as_json:
         click.echo(json_text("planned", [{"fault": text, "launch": launch} for text, launch in rows]))
     elif rows:

@@ -17,7 +17,7 @@ from typing import Any
 from podrun.core.cluster import Cluster, LinkTopology
 from podrun.core.errors import LostAnswerError, NotFoundError, UsageError
 from podrun.core.telemetry import MachineReport
-from podrun.faults import FaultSpec, FaultTarget, parse_fault, partition_links, validate
+from podrun.faults import FaultSpec, FaultTarget, partition_links, planned_in, validate
 from podrun.partition.state.placement import routing_of
 
 log = logging.getLogger("podrun.partition")
@@ -55,8 +55,7 @@ def planned_faults(
 ) -> tuple[str, ...]:
     """Of the faults planned on a partition those of these texts, or all. Raises NotFoundError for a text that is not
     planned."""
-    found = [parse_fault(text) for report in reports for text in report.planned_faults]
-    planned = {str(spec): spec for spec in found}
+    planned = {str(spec): spec for spec in planned_in(reports)}
     known = {text for spec in planned.values() for text in (spec.text, str(spec))}
     for text in texts:
         if text not in known:
