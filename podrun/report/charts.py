@@ -7,7 +7,7 @@ Drawings hold no text, so that they can be stretched to any width.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from podrun.report.chrome_trace import shown_micro_batches, stage_runs
@@ -46,6 +46,7 @@ COLOURS = {
 }
 IDLE_COLOUR = "#ececec"
 """On light paper; `page.css` darkens it on dark paper."""
+STRIPE = "#ffffffb0"
 LIMIT_COLOUR = "#d0342c"
 MICRO_BATCH_COLOURS = tuple(colour for name, colour in PALETTE.items() if name != "grey")
 """Grey is idle."""
@@ -69,10 +70,21 @@ def svg(height: float, content: Sequence[str], label: str, *, stretch: bool = Fa
     )
 
 
+def striped(names: Iterable[str]) -> frozenset[str]:
+    """The parts of a chart that share their colour with an earlier one: they are drawn with stripes."""
+    seen, again = set[str](), set[str]()
+    for name in names:
+        colour = COLOURS.get(name, OTHER)
+        (again if colour in seen else seen).add(name if colour in seen else colour)
+    return frozenset(again)
+
+
 def key(names: Sequence[str]) -> str:
     """A legend of the colours."""
+    stripes = striped(names)
     spans = (
-        f'<span><i style="background:{COLOURS.get(n, OTHER)}"></i>{escape(n.replace("_", " "))}</span>'
+        f'<span><i{" class=striped" if n in stripes else ""} style="background-color:{COLOURS.get(n, OTHER)}"></i>'
+        f"{escape(n.replace('_', ' '))}</span>"
         for n in names
     )
     return f'<p class="key">{"".join(spans)}</p>'
@@ -81,13 +93,16 @@ def key(names: Sequence[str]) -> str:
 def stacked_bar(parts: Mapping[str, float], unit: str, meaning: Mapping[str, str]) -> str:
     """One bar cut into shares, and a table of them with what each means."""
     total = sum(parts.values()) or 1.0
-    shapes, x = [], 0.0
+    shapes, x = list[str](), 0.0
+    stripes = striped(parts)
     digits = 0 if all(float(value).is_integer() for value in parts.values()) else 3
     for name, value in parts.items():
         width = WIDTH * value / total
         figure = byte_size(round(value)) if unit == "B" else f"{value:,.{digits}f} {unit}"
         tip = f"{name}: {figure} ({value / total:.1%})"
         shapes.append(rect(x, 0, width, 28, COLOURS.get(name, OTHER), tip))
+        if name in stripes:
+            shapes += [rect(x, y, width, 3, STRIPE, tip) for y in (4, 12, 20)]
         x += width
     rows = "".join(
         f"<tr><td>{escape(n.replace('_', ' '))}</td>"

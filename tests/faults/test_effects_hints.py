@@ -60,7 +60,10 @@ def test_hints_can_be_followed(
 
 def test_no_hint_recommends_what_the_launch_does_already() -> None:
     supervised = {SUPERVISED: "1"}
-    for text, partition in (("ipu:0@during=load:out-of-memory", ""), ("link:0-1@batch=3:down", "podrun-4711")):
+    for text, partition in (
+        ("ipu:0@during=load:out-of-memory", ""),
+        ("link:0-1@batch=3:down", "podrun-4711"),
+    ):
         error = error_for(parse_fault(text), partition=partition)
         assert error.hint in (NOTHING_BROKEN, ENDS_WITH_LAUNCH)
         assert hint_in_launch(error, {}) == error.hint

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from podrun.report.charts import COLOURS, DARK_PAPER, MICRO_BATCH_COLOURS, PALETTE
+from podrun.report.charts import (
+    COLOURS,
+    DARK_PAPER,
+    MICRO_BATCH_COLOURS,
+    OTHER,
+    PALETTE,
+    STRIPE,
+    stacked_bar,
+    striped,
+)
 from podrun.report.model import PHASES
 from podrun.report.text import BATCH, CONTENTS, CYCLES
 
@@ -93,6 +102,16 @@ def test_micro_batches_and_neighbours_in_memory_are_told_apart() -> None:
         *((COLOURS[a], COLOURS[b]) for a, b in pairwise(CONTENTS)),
     ]
     assert [pair for pair in pairs if _distance(*pair) < LEAST_DISTANCE] == []
+
+
+def test_contents_of_a_memory_with_one_colour_differ_by_stripes() -> None:
+    names = ["weights", "optimizer_state", *CONTENTS]
+    stripes = striped(names)
+    looks = [(COLOURS.get(name, OTHER), name in stripes) for name in names]
+    assert len(set(looks)) == len(names)
+    drawn = stacked_bar(dict.fromkeys(names, 8.0), "B", CONTENTS)
+    assert drawn.count(STRIPE) == 3 * len(stripes) > 0
+    assert drawn.count("class=striped") == len(stripes)
 
 
 @pytest.mark.parametrize("paper", ["#ffffff", DARK_PAPER])

@@ -103,6 +103,8 @@ class RayMachinePool(BasePool):
         with self._session_lock:
             if self._ray_is_closed:
                 raise ServiceError(_IS_CLOSED)
+            if self._session is not None:
+                self._session.head.check()
             if self._session is not None and not self._session.alive:
                 # Something else ended Ray, and its machines with it. Restarted machines get a new one.
                 self._session.close()
@@ -127,11 +129,11 @@ class RayMachinePool(BasePool):
         with self._session_lock:
             session, self._session, self._ray_is_closed = self._session, None, True
         if session is not None:
-            for group in self._groups.values() if self._address is not None else ():
+            for group in self._groups.values() if self._address is not None and session.alive else ():
                 from ray.util.placement_group import remove_placement_group
 
                 try:
-                    remove_placement_group(group)
+                    session.head.call(partial(remove_placement_group, group))
                 except Exception as error:  # Ray forgets its groups when it ends, in the next line.
                     log.debug("a placement group was not removed: %s", error)
             self._groups.clear()
@@ -199,9 +201,8 @@ class RayMachinePool(BasePool):
         for machine in machines:
             if machine.handle.name in listed - there:
                 self._gone(machine)
-            elif (
-                machine.handle.actor is None
-            ):  # Ray forgets the name of an actor that ends, and so why it did.
+            elif machine.handle.actor is None:
+                # Ray forgets the name of an actor that ends, and so why it did.
                 actor = ray.get_actor(machine.handle.name, self._namespace)
                 machine.handle = replace(machine.handle, actor=actor)
         for name in sorted(there - listed):
@@ -216,14 +217,15 @@ class RayMachinePool(BasePool):
         one, which ends machines when any process of the host takes memory."""
         ended = super()._why_ended(machine)
         session, actor = self._session, machine.handle.actor
+        if session is not None and self._address is not None and not session.alive:
+            return f"{ended} after the Ray cluster at {self._address} had stopped answering"
         if session is None or actor is None or not session.alive:
             return ended
         try:
             with self._using_ray():
                 return death_of_memory(session.ray, actor) or ended
-        except (
-            Exception
-        ) as error:  # The pool is closed, or Ray does not answer: the machine is lost in any case.
+        except Exception as error:
+            # The pool is closed, or Ray does not answer: the machine is lost in any case.
             log.debug("Ray does not say why the machine of %s ended: %s", machine.agent_id, error)
             return ended
 
@@ -298,7 +300,7 @@ class RayMachinePool(BasePool):
 
     def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
         with self._using_ray():
-            return self._start_actors(agents)
+            return self.session.head.call(partial(self._start_actors, agents))
 
     def _start_actors(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
         ray = self.session.ray
@@ -367,7 +369,7 @@ class RayMachinePool(BasePool):
                 int(node["Resources"].get("CPU", 1)),
                 int(node["Resources"].get("memory", 0)) or available_bytes(),
             )
-            for node in session.ray.nodes()
+            for node in session.head.call(session.ray.nodes)
             if node["Alive"]
         ]
 
@@ -440,14 +442,8 @@ class RayMachinePool(BasePool):
             session = self._session
             if session is None and machine_of_actor.actor is None:
                 session = self.session  # The machine was taken over before the server joined Ray.
-            if session is None or not session.alive:
-                return
-            actor = machine_of_actor.find(session.ray)
-            if (
-                machine_of_actor.alone
-                or session.ray.get(actor.stop.remote(machine_of_actor.agent), timeout=5.0) == 0
-            ):
-                session.ray.kill(actor)
+            if session is not None and session.alive:
+                session.head.call(partial(machine_of_actor.end, session.ray))
         except Exception as error:  # The actor may have ended already; Ray then raises.
             log.debug("the machine of %s was not ended: %s", machine_of_actor.agent, error)
 
@@ -472,3 +468,9 @@ class _ActorMachine:
     def find(self, ray: Any) -> Any:
         """Ray's handle of the actor."""
         return self.actor if self.actor is not None else ray.get_actor(self.name, self.namespace)
+
+    def end(self, ray: Any) -> None:
+        """End the machine, and its actor with the last one."""
+        actor = self.find(ray)
+        if self.alone or ray.get(actor.stop.remote(self.agent), timeout=5.0) == 0:
+            ray.kill(actor)

@@ -7,6 +7,7 @@ session directory is a scratch directory of podrun's, removed at the end; a guar
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -30,6 +31,7 @@ from podrun.partition.host.discovery import (
     remove_scratch,
 )
 from podrun.partition.host.guardian import Guardian
+from podrun.partition.machines.ray_head import RECONNECT_SECONDS, HeadWatch
 from podrun.partition.machines.ray_obstacles import (
     OBJECT_STORE_BYTES,
     RAY_DIRECTORY,
@@ -101,6 +103,7 @@ class RaySession:
         self._guardian: Guardian | None = None
         self._saved: dict[str, str | None] = {}
         self._closed = threading.Event()
+        self.head = HeadWatch(address or "", private_ray.head_at)
         with _one_at_a_time:
             self._begin(address, num_cpus)
 
@@ -132,8 +135,11 @@ class RaySession:
         if not self._owned:
             return
         self._owned = False
+        self.head.close()
         # If its GCS has ended, Ray waits a minute for it and then ends this process.
-        if _initialized() and all(process.alive for process in self._gcs):
+        if self.head.lost:
+            atexit.unregister(self.ray.shutdown)  # It would wait for the head, now or when this process ends.
+        elif _initialized() and all(process.alive for process in self._gcs):
             # Ray would replace the handler of SIGTERM. Its processes are ended below in any case.
             with _quiet_ray(), _keeping_sigterm(), contextlib.suppress(Exception):
                 self.ray.shutdown()
@@ -200,12 +206,14 @@ class RaySession:
 
     @property
     def alive(self) -> bool:
-        """False once our own Ray has lost its core: asking it anything would then wait for a minute."""
+        """False once Ray has lost its core, or the head that was joined: asking it anything would then wait."""
         kept = self._keeper is None or self._keeper.owner.alive
-        return kept and all(process.alive for process in self._core)
+        return kept and not self.head.lost and all(process.alive for process in self._core)
 
     def _join(self, address: str) -> None:
         self._set(_ENVIRONMENT)
+        if self._keeper is None:
+            self._set({"RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS)})
         if listens_on_loopback_only(address):
             self._set(_ON_LOOPBACK)
         if self._keeper is not None:
@@ -229,6 +237,8 @@ class RaySession:
             )
         for directory in self._keeper.directories if self._keeper is not None else ():
             private_ray.log_nowhere(directory)
+        if self._keeper is None:
+            self.head.start()
 
     def _start(self, num_cpus: int | None, parts: Parts) -> None:
         self._guardian = Guardian()

@@ -219,7 +219,7 @@ def _check_allocations(cluster: Cluster, allocations: Mapping[str, Allocation], 
     agents = [agent for allocation in allocations.values() for agent in allocation.agents]
     _require(len(agents) == len(set(agents)), "an agent is in two allocations")
     _require(set(agents) <= known, f"an allocation names an unknown agent: {sorted(set(agents) - known)}")
-    _require(lost <= known, f"an unknown agent is lost: {sorted(lost - known)}")
+    _require(lost <= known, f"an unknown agent is lost: {', '.join(sorted(lost - known))}")
     clusters = cluster.clusters_by_agent
     for allocation in allocations.values():
         first = clusters.get(allocation.agents[0]) if allocation.agents else None

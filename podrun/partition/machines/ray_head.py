@@ -1,0 +1,109 @@
+"""Watches the head of a Ray cluster that podrun joined, because Ray does not say when it is gone.
+
+Ray waits a minute for a head that has ended, without a word, and then ends the process that waits; a head that hangs
+is waited for without an end. The watch asks the head now and then. Once it has missed `PATIENCE_SECONDS` the cluster
+counts as lost: one line says so, calls that wait for Ray end with an error, and Ray is asked nothing more. Machines
+that run go on until their node ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from podrun.core.errors import ServiceError
+
+log = logging.getLogger("podrun.partition")
+
+T = TypeVar("T")
+
+ASK_SECONDS = 5.0
+"""Seconds between two questions, and the longest wait for an answer."""
+PATIENCE_SECONDS = 20.0
+"""A head that has answered nothing for so long is lost. Busy hosts answer within a few seconds."""
+RECONNECT_SECONDS = 7 * 24 * 3600
+"""For how long Ray itself looks for its head, instead of a minute: what ends then is podrun's to decide."""
+_STEP_SECONDS = 0.2
+
+
+class HeadWatch:
+    """Whether the head of the cluster at ``address`` is there. ``ask``: an empty text if it answered within so many
+    seconds. Raises nothing; `check` does.
+    """
+
+    def __init__(
+        self, address: str, ask: Callable[[str, float], str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._address, self._ask, self._clock = address, ask, clock
+        self._heard = clock()
+        self._lost, self._closed = threading.Event(), threading.Event()
+        self._watches = False
+
+    def start(self) -> None:
+        """Watch in a thread of its own, until `close`."""
+        self._watches = True
+        threading.Thread(target=self._watch, name="podrun-ray-head", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+    @property
+    def lost(self) -> bool:
+        """True once the head has been silent for too long. It stays true: a head that comes back is a new cluster."""
+        return self._lost.is_set()
+
+    def look(self) -> None:
+        """Ask the head once, and note what that says."""
+        if not self._ask(self._address, ASK_SECONDS):
+            self._heard = self._clock()
+        elif self._clock() - self._heard >= PATIENCE_SECONDS and not self._closed.is_set() and not self.lost:
+            self._lost.set()
+            log.error(
+                "the Ray cluster at %s does not answer any more: no machine can be started or ended there, and those "
+                "that run end with their node",
+                self._address,
+            )
+
+    def check(self) -> None:
+        """Raises ServiceError once the head is lost."""
+        if self.lost:
+            raise ServiceError(
+                f"the Ray cluster at {self._address} does not answer any more",
+                hint="Start it again (ray start --head), and then what used it: vipu-server, or the launch.",
+            )
+
+    def call(self, function: Callable[[], T]) -> T:
+        """What a function that asks Ray returns or raises. Raises ServiceError if the head is lost before it does.
+        Without a watch, as of a private Ray, the function is simply called.
+        """
+        self.check()
+        if not self._watches:
+            return function()
+        answers: queue.SimpleQueue[T] = queue.SimpleQueue()
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                answers.put(function())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=work, name="podrun-ask-ray", daemon=True)
+        thread.start()
+        while True:
+            thread.join(_STEP_SECONDS)
+            with contextlib.suppress(queue.Empty):
+                return answers.get_nowait()
+            if errors:
+                raise errors[0]
+            self.check()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(ASK_SECONDS) and not self.lost:
+            self.look()
