@@ -237,4 +237,6 @@ def run(
     sys.stdout.flush()
     if isinstance(code, str):
         sys.exit(code)
-    return code or int(loss_fails and output.failure is not None)
+    code = code or int(loss_fails and output.failure is not None)
+    terminal = sys.modules.get("podrun.core.terminal")  # Who wants an end at once has imported it.
+    return code if terminal is None else int(terminal.leave(code))

@@ -20,6 +20,7 @@ Quick work prints nothing. One preparation is reported at a time; of a preparati
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -356,3 +357,23 @@ def fields(pairs: Iterable[tuple[str, str]]) -> str:
     known = list(pairs)
     width = max(len(name) for name, _ in known)
     return "\n".join(f" {name.ljust(width)} | {value}".rstrip() for name, value in known)
+
+
+_ending_at_once = threading.Event()
+
+
+def end_at_once() -> None:
+    """Let the command that runs in this process end without unloading its libraries, one of which would crash. What was
+    registered with atexit runs, and output is written.
+    """
+    _ending_at_once.set()
+
+
+def leave(code: int, leave_now: Callable[[int], object] = os._exit) -> int:
+    """The exit code of a command, at its end. Ends the process here if `end_at_once` was called."""
+    if _ending_at_once.is_set():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        leave_now(code)
+    return code

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -89,3 +91,26 @@ def test_a_pool_asks_a_lost_cluster_nothing_and_says_why_machines_ended() -> Non
         pool.hosts()
     machine: Any = SimpleNamespace(handle=SimpleNamespace(actor=None), agent_id="ipum1", endpoint="h:1")
     assert pool._why_ended(machine).endswith("after the Ray cluster at head:6379 had stopped answering")
+
+
+def test_a_command_whose_cluster_is_lost_ends_with_its_own_exit_code() -> None:
+    """In a process of its own: its exit functions run, what it printed is written, and nothing is unloaded."""
+    program = (
+        "import atexit, sys\n"
+        "from types import SimpleNamespace\n"
+        "from podrun.commands import run\n"
+        "from podrun.partition.machines.ray_head import leave_without_ray\n"
+        "class Crashes:\n"
+        "    def __del__(self): print('unloaded')\n"
+        "kept = Crashes()\n"
+        "shutdown = lambda: print('asked Ray')\n"
+        "atexit.register(shutdown)\n"
+        "atexit.register(print, 'cleared up')\n"
+        "def main():\n"
+        "    leave_without_ray(SimpleNamespace(shutdown=shutdown))\n"
+        "    print('error')\n"
+        "    return 3\n"
+        "sys.exit(run(main))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (3, "error\ncleared up\n")

@@ -8,15 +8,17 @@ that run go on until their node ends them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from podrun.core.errors import ServiceError
+from podrun.core.terminal import end_at_once
 
 log = logging.getLogger("podrun.partition")
 
@@ -29,6 +31,14 @@ PATIENCE_SECONDS = 20.0
 RECONNECT_SECONDS = 7 * 24 * 3600
 """For how long Ray itself looks for its head, instead of a minute: what ends then is podrun's to decide."""
 _STEP_SECONDS = 0.2
+
+
+def leave_without_ray(ray: Any) -> None:
+    """Let this process end without Ray, whose head is lost: disconnecting would wait for the head, and Ray's library
+    crashes while it is unloaded (a segmentation fault, in the place of the command's own exit code).
+    """
+    atexit.unregister(ray.shutdown)
+    end_at_once()
 
 
 class HeadWatch:

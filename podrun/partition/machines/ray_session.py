@@ -7,7 +7,6 @@ session directory is a scratch directory of podrun's, removed at the end; a guar
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -31,7 +30,7 @@ from podrun.partition.host.discovery import (
     remove_scratch,
 )
 from podrun.partition.host.guardian import Guardian
-from podrun.partition.machines.ray_head import RECONNECT_SECONDS, HeadWatch
+from podrun.partition.machines.ray_head import RECONNECT_SECONDS, HeadWatch, leave_without_ray
 from podrun.partition.machines.ray_obstacles import (
     OBJECT_STORE_BYTES,
     RAY_DIRECTORY,
@@ -138,7 +137,7 @@ class RaySession:
         self.head.close()
         # If its GCS has ended, Ray waits a minute for it and then ends this process.
         if self.head.lost:
-            atexit.unregister(self.ray.shutdown)  # It would wait for the head, now or when this process ends.
+            leave_without_ray(self.ray)
         elif _initialized() and all(process.alive for process in self._gcs):
             # Ray would replace the handler of SIGTERM. Its processes are ended below in any case.
             with _quiet_ray(), _keeping_sigterm(), contextlib.suppress(Exception):
