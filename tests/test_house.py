@@ -127,7 +127,6 @@ VAGUE_RESULTS: dict[str, int] = {
     "partition": 1,
     "popart": 45,
     "popdist": 9,
-    "poptorch": 287,
     "runtime": 60,
     "upkeep": 1,
 }

@@ -16,11 +16,15 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
 from podrun.private_apis import find_name
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 REQUIRED: dict[str, str] = {
     "torch.utils._python_dispatch.TorchDispatchMode": "sees every operator that a forward pass calls",
@@ -68,9 +72,21 @@ FUNCTION_MODULES = ("torch.nn.functional", "torch._C._nn")
 """Modules that torch's functions name as theirs; saved programs may refer to these functions."""
 
 
-def fake_mode() -> Any:
+TorchOperator: TypeAlias = "OpOverload[..., Any]"
+"""One overload of an operator of torch: ``torch.ops.aten.add.Tensor``."""
+
+
+class FakeMode(AbstractContextManager["FakeMode"], Protocol):
+    """The part of torch's FakeTensorMode that a capture uses: a context in which new tensors have no data."""
+
+    def from_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor without data, of the same shape, strides and type."""
+
+
+def fake_mode() -> FakeMode:
     """A mode whose tensors have shapes, types and no data; all sizes are plain numbers."""
-    return FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+    mode: FakeMode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+    return mode
 
 
 @contextlib.contextmanager
@@ -101,8 +117,9 @@ def shown_device(shown: Callable[[], torch.device | None]) -> Iterator[None]:
     """
     before = _need("torch._subclasses.fake_tensor.FakeTensor.device")
 
-    def device(tensor: Any) -> Any:
-        return shown() or before.fget(tensor)
+    def device(tensor: torch.Tensor) -> torch.device:
+        kept: torch.device = before.fget(tensor)
+        return shown() or kept
 
     FakeTensor.device = property(device, before.fset)
     try:
@@ -127,14 +144,15 @@ def composites_whole() -> Iterator[None]:
         yield
 
 
-def is_composite(operator: Any) -> bool:
+def is_composite(operator: TorchOperator) -> bool:
     """Whether torch defines an operator by other operators, whatever the device."""
     has_kernel = _need("torch._C._dispatch_has_kernel_for_dispatch_key")
-    return bool(has_kernel(operator.name(), "CompositeImplicitAutograd"))
+    name: Callable[[], str] = operator.name
+    return bool(has_kernel(name(), "CompositeImplicitAutograd"))
 
 
 @functools.cache
-def decompositions() -> Mapping[Any, Any]:
+def decompositions() -> Mapping[TorchOperator, Callable[..., object]]:
     """Torch's decompositions, by operator. Collecting them takes 0.3 s."""
     tables = _need("torch._decomp.global_decomposition_table")
     return {**tables["post_autograd"], **_need("torch._decomp.core_aten_decompositions")()}
@@ -153,26 +171,27 @@ def unvalidated_distributions() -> Iterator[None]:
         distribution.set_default_validate_args(before)
 
 
-def note_step(optimizer: Any) -> None:
+def note_step(optimizer: object) -> None:
     """Let learning rate schedulers know that a step was made, as the IPU makes them: they warn of steps before it."""
-    optimizer._opt_called = True
+    optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def storage_of(tensor: Any) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
     """A number that tensors on one storage share."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def without_subclass_hooks() -> Any:
+def without_subclass_hooks() -> AbstractContextManager[None]:
     """A context in which torch's functions do not call the hooks of tensor subclasses."""
-    return _need("torch._C.DisableTorchFunctionSubclass")()
+    context: AbstractContextManager[None] = _need("torch._C.DisableTorchFunctionSubclass")()
+    return context
 
 
-_loading: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_loading: weakref.WeakKeyDictionary[Iterator[object], int] = weakref.WeakKeyDictionary()
 """Iterators over loaders, and the process that made each: a fork has its parent's in its memory as well."""
 
 
-def watch_workers(iterator: Any) -> None:
+def watch_workers(iterator: Iterator[object]) -> None:
     """Have `end_workers` end the workers of an iterator over a loader. An iterator without workers is left alone."""
     if not hasattr(iterator, "_shutdown_workers"):
         return
@@ -186,4 +205,4 @@ def end_workers() -> None:
     """Have the workers of all watched iterators of this process end by themselves. A program's end calls it."""
     for iterator, owner in list(_loading.items()):
         if owner == os.getpid():
-            iterator._shutdown_workers()
+            iterator._shutdown_workers()  # type: ignore[attr-defined]

@@ -8,22 +8,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from podrun.poptorch.api.signatures import checks_arguments, checks_arguments_but, checks_methods
 from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
+from podrun.poptorch.capture.graph import BlockPlacement
 from podrun.poptorch.errors import ArgumentError, Error
 
-
-@dataclass(frozen=True, slots=True)
-class BlockPlacement:
-    """Where the operators of a block run."""
-
-    ipu: int = 0
-    stage: int = 0
-    phase: int = 0
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(slots=True)
@@ -41,9 +35,9 @@ class CaptureAnnotations:
     """The last automatic block id; -1 before `Block.useAutoId`."""
     scopes: list[str] = field(default_factory=list)
     attributes: list[dict[str, Any]] = field(default_factory=list)
-    multi_convolution: Any = None
+    multi_convolution: torch.nn.Module | None = None
 
-    def enter(self, user_id: Any, ipu_id: int | None) -> None:
+    def enter(self, user_id: object, ipu_id: int | None) -> None:
         """Begin a block."""
         if user_id is None:
             self.automatic += 1
@@ -97,7 +91,7 @@ def isRunningOnIpu() -> bool:
 class Block(torch.nn.Module):
     """Operators called inside belong to one block: ``with poptorch.Block("encoder", ipu_id=1): ...``."""
 
-    def __init__(self, user_id: Any = None, ipu_id: int | None = None) -> None:
+    def __init__(self, user_id: object = None, ipu_id: int | None = None) -> None:
         super().__init__()
         self._user_id, self._ipu_id = user_id, ipu_id
         self._outer: BlockPlacement | None = None
@@ -123,7 +117,7 @@ class Block(torch.nn.Module):
 
     @staticmethod
     @checks_arguments
-    def start(user_id: Any = None, ipu_id: int | None = None) -> None:
+    def start(user_id: object = None, ipu_id: int | None = None) -> None:
         """Begin a block that lasts until the next one."""
         annotations = capturing()
         if annotations is not None:
@@ -133,10 +127,10 @@ class Block(torch.nn.Module):
 class _BeginBlockHook:
     """The hook by which a module begins a block."""
 
-    def __init__(self, user_id: Any, ipu_id: int | None) -> None:
+    def __init__(self, user_id: object, ipu_id: int | None) -> None:
         self.user_id, self.ipu_id = user_id, ipu_id
 
-    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+    def __call__(self, module: torch.nn.Module, args: object) -> None:
         Block.start(self.user_id, self.ipu_id)
 
     def __repr__(self) -> str:
@@ -147,19 +141,19 @@ class LegacyBeginBlockFn(torch.nn.Module):
     """A function that begins a block whenever it is called."""
 
     def __init__(
-        self, layer_to_call: Callable[..., Any], user_id: Any = None, ipu_id: int | None = None
+        self, layer_to_call: Callable[..., Any], user_id: object = None, ipu_id: int | None = None
     ) -> None:
         super().__init__()
         self._layer, self._user_id, self._ipu_id = layer_to_call, user_id, ipu_id
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: object) -> Any:
         """Begin the block and call the function."""
         Block.start(self._user_id, self._ipu_id)
         return self._layer(*args, **kwargs)
 
 
 @checks_arguments
-def BeginBlock(layer_to_call: Any, user_id: Any = None, ipu_id: int | None = None) -> Any:
+def BeginBlock(layer_to_call: F, user_id: object = None, ipu_id: int | None = None) -> F | LegacyBeginBlockFn:
     """Let a module begin a block whenever it is called; the block lasts until the next one. Returns the same module.
 
     Error for a module that begins a block already, and for an object that cannot be called.
@@ -193,12 +187,12 @@ def removeBlocks(module: torch.nn.Module) -> None:
 
 
 @checks_arguments
-def BlockFunction(user_id: Any = None, ipu_id: int | None = None) -> Callable[..., Any]:
+def BlockFunction(user_id: object = None, ipu_id: int | None = None) -> Callable[..., Any]:
     """A decorator: the function's operators belong to one block."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: object) -> Any:
             with Block(user_id, ipu_id):
                 return function(*args, **kwargs)
 

@@ -12,7 +12,7 @@ class _SavedByValue:
     Python 3.11.2 pickles a member of an enumeration as a call of getattr, which `poptorch.load` refuses to read.
     """
 
-    value: Any
+    value: Any  # Any, as in enum: each enumeration has values of its own type.
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return type(self), (self.value,)

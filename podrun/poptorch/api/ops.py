@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,8 @@ from podrun.poptorch.capture.graph import flatten, unflatten
 from podrun.poptorch.capture.recorder import line_of_user
 from podrun.poptorch.errors import ArgumentError, Error
 from podrun.private_apis.torch import FakeTensor
+
+T = TypeVar("T")
 
 NAMESPACE = "podrun"
 
@@ -47,11 +49,11 @@ def _identity_loss(x: torch.Tensor, reduction: int) -> torch.Tensor:
     return x.sum() if reduction == 0 else x.mean() if reduction == 1 else x.clone()
 
 
-def _same(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _same(x: torch.Tensor, *rest: object) -> torch.Tensor:
     return x.clone()
 
 
-def _matmul(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _matmul(a: torch.Tensor, b: torch.Tensor, *rest: object) -> torch.Tensor:
     return torch.matmul(a, b)
 
 
@@ -65,10 +67,10 @@ def _dynamic_slice(x: torch.Tensor, dim: int, start: torch.Tensor, size: int, st
 def _dynamic_update(
     x: torch.Tensor, part: torch.Tensor, dim: int, start: torch.Tensor, size: int
 ) -> torch.Tensor:
-    made = x.clone()
+    result = x.clone()
     if not isinstance(start, FakeTensor):
-        made.narrow(dim, int(start.reshape(-1)[0]), size).copy_(part)
-    return made
+        result.narrow(dim, int(start.reshape(-1)[0]), size).copy_(part)
+    return result
 
 
 def _custom(
@@ -79,7 +81,7 @@ def _custom(
     attributes: str,
     examples: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    return [torch.empty_like(each) for each in examples]
+    return [torch.empty_like(example) for example in examples]
 
 
 def _ctc_beam_search(
@@ -127,7 +129,7 @@ _HOST = {
 @functools.cache
 def operator_library() -> Any:
     """Register the operators with torch; returns the namespace that holds them."""
-    kind: Any = torch.library.Library
+    kind: Any = torch.library.Library  # Any: torch does not type its methods.
     library = kind(NAMESPACE, "DEF")
     for name, schema in SCHEMAS.items():
         library.define(name + schema)
@@ -148,12 +150,12 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
     if reduction not in REDUCTIONS:
         raise ArgumentError("Unsupported reduction type!")
     if isRunningOnIpu():
-        made: torch.Tensor = operator_library().identity_loss(x, REDUCTIONS[reduction])
-        return made
+        loss: torch.Tensor = operator_library().identity_loss(x, REDUCTIONS[reduction])
+        return loss
     return x.sum() if reduction == "sum" else x.mean() if reduction == "mean" else x
 
 
-def _marked(tensor: torch.Tensor, name: str, *settings: Any) -> torch.Tensor:
+def _marked(tensor: torch.Tensor, name: str, *settings: object) -> torch.Tensor:
     return getattr(operator_library(), name)(tensor, *settings) if isRunningOnIpu() else tensor
 
 
@@ -164,14 +166,16 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @checks_arguments
-def recomputationCheckpoint(*tensors: Any) -> Any:
+def recomputationCheckpoint(*tensors: object) -> Any:
     """Keep tensors for the backward pass instead of computing them again. ValueError unless they are tensors."""
     single = tensors[0] if len(tensors) == 1 else tensors
     if isinstance(single, torch.Tensor):
         return _marked(single, "recomputation_checkpoint")
-    if not isinstance(single, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in single):
+    if not isinstance(single, (list, tuple)) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in single
+    ):
         raise ValueError("poptorch.recomputationCheckpoint takes tensors")
-    return type(single)(_marked(each, "recomputation_checkpoint") for each in single)
+    return type(single)(_marked(tensor, "recomputation_checkpoint") for tensor in single)
 
 
 @checks_arguments
@@ -225,10 +229,10 @@ def serializedMatMul(
 ) -> torch.Tensor:
     """``lhs @ rhs``, computed in ``factor`` parts of one dimension."""
     if isRunningOnIpu():
-        made: torch.Tensor = operator_library().serialized_matmul(
+        product: torch.Tensor = operator_library().serialized_matmul(
             lhs, rhs, mode.value, factor, keep_precision
         )
-        return made
+        return product
     return torch.matmul(lhs, rhs)
 
 
@@ -254,8 +258,8 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     _check_slice("dynamic_slice", tensor, dim, start, size)
     if step <= 0:
         raise Error(f"poptorch.dynamic_slice: the step must be above 0, not {step}")
-    made: torch.Tensor = operator_library().dynamic_slice(tensor, dim, start, size, step)
-    return made
+    part: torch.Tensor = operator_library().dynamic_slice(tensor, dim, start, size, step)
+    return part
 
 
 @checks_arguments
@@ -270,18 +274,18 @@ def dynamic_update(
     wanted[dim] = size
     if list(src.shape) != wanted:
         raise Error(f"poptorch.dynamic_update: src has the shape {list(src.shape)}, {wanted} was expected")
-    made: torch.Tensor = operator_library().dynamic_update(input, src, dim, start, size)
-    return made
+    updated: torch.Tensor = operator_library().dynamic_update(input, src, dim, start, size)
+    return updated
 
 
-def _tensor_list(values: Any, name: str) -> list[torch.Tensor]:
-    if not isinstance(values, list) or not all(isinstance(each, torch.Tensor) for each in values):
+def _tensor_list(values: object, name: str) -> list[torch.Tensor]:
+    if not isinstance(values, list) or not all(isinstance(value, torch.Tensor) for value in values):
         raise ValueError(f"poptorch.{name} takes a list of tensors")
     return values
 
 
-def _results(made: Any) -> list[torch.Tensor]:
-    return list(made) if isinstance(made, (list, tuple)) else [made]
+def _results(returned: Any) -> list[torch.Tensor]:
+    return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
 @checks_arguments_but("inputs")
@@ -291,7 +295,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: list[torch.Tensor]) -
     ValueError if inputs is not a list of tensors; Error if the body returns other shapes or types than it takes, or
     writes to tensors from outside.
     """
-    values = [each.clone() for each in _tensor_list(inputs, "for_loop")]
+    values = [tensor.clone() for tensor in _tensor_list(inputs, "for_loop")]
     if isRunningOnIpu():
         return loop(count, body, values)
     for _ in range(count):
@@ -311,10 +315,10 @@ def cond(
 
     ValueError if the inputs are not lists of tensors; Error if the bodies return other shapes or types.
     """
-    given = (_tensor_list(then_inps, "cond"), _tensor_list(else_inps, "cond"))
+    inputs = (_tensor_list(then_inps, "cond"), _tensor_list(else_inps, "cond"))
     if isRunningOnIpu():
-        return branch(condition, (then_body, else_body), given)
-    return _results(then_body(*given[0]) if bool(condition) else else_body(*given[1]))
+        return branch(condition, (then_body, else_body), inputs)
+    return _results(then_body(*inputs[0]) if bool(condition) else else_body(*inputs[1]))
 
 
 @checks_arguments
@@ -329,21 +333,27 @@ def ctc_beam_search_decoder(
         raise Error(
             f"poptorch.ctc_beam_search_decoder: top_paths {top_paths} exceeds beam_width {beam_width}"
         )
-    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = operator_library().ctc_beam_search(
+    decoded: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = operator_library().ctc_beam_search(
         probs, lengths, blank, beam_width, top_paths
     )
-    return made
+    return decoded
+
+
+Samples = torch.Tensor | Sequence[int]
+"""The number of the sample to which each row belongs."""
 
 
 @checks_arguments
-def nearest(x: torch.Tensor, y: torch.Tensor, batch_x: Any = None, batch_y: Any = None) -> torch.Tensor:
+def nearest(
+    x: torch.Tensor, y: torch.Tensor, batch_x: Samples | None = None, batch_y: Samples | None = None
+) -> torch.Tensor:
     """For each row of x the index of the row of y that is nearest to it. ``batch_x`` and ``batch_y``, lists or tensors,
     say which sample a row belongs to; rows of other samples are not looked at."""
-    x, y = (each.unsqueeze(-1) if each.dim() == 1 else each for each in (x, y))
+    x, y = (points.unsqueeze(-1) if points.dim() == 1 else points for points in (x, y))
     away = torch.cdist(x.float(), y.float())
     if batch_x is not None and batch_y is not None:
         samples = [
-            torch.tensor(each) if isinstance(each, (list, tuple)) else each for each in (batch_x, batch_y)
+            batch if isinstance(batch, torch.Tensor) else torch.tensor(batch) for batch in (batch_x, batch_y)
         ]
         away = away.masked_fill(samples[0][:, None] != samples[1][None, :], float("inf"))
     return away.argmin(1)
@@ -357,13 +367,13 @@ def fps(
     begin at ``ptr``. Error for other types."""
     if not isinstance(src, torch.Tensor):
         raise Error("poptorch.fps takes a tensor of points")
-    if not isinstance(ptr, (list, tuple)) or not all(isinstance(each, int) for each in ptr):
+    if not isinstance(ptr, (list, tuple)) or not all(isinstance(start, int) for start in ptr):
         raise Error("poptorch.fps: ptr is a list of numbers")
     if not isinstance(ratio, float) or not 0 < ratio <= 1:
         raise Error("poptorch.fps: the ratio is a float above 0 and at most 1")
     points = src.unsqueeze(-1) if src.dim() == 1 else src
-    made: torch.Tensor = operator_library().fps(points, list(ptr), ratio, bool(random_start))
-    return made
+    indices: torch.Tensor = operator_library().fps(points, list(ptr), ratio, bool(random_start))
+    return indices
 
 
 @checks_methods()
@@ -377,17 +387,18 @@ class CPU:
     def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
         self._layer, self._id = layer_to_call, ID
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the function, or record the call while a model is compiled."""
         if not isRunningOnIpu():
             return self._layer(*args, **kwargs)
-        if not args or kwargs or not all(isinstance(each, torch.Tensor) for each in args):
+        tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
+        if not args or kwargs or len(tensors) != len(args):
             raise Error(
                 f"poptorch.CPU ({self._id!r}) takes tensors by position in a model that is compiled",
                 location=line_of_user(),
             )
-        made = host_call(self._layer, args)
-        return made[0] if len(made) == 1 else tuple(made)
+        results = host_call(self._layer, tensors)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def execute(self) -> None:
         """No-op: the SDK's machinery calls this."""
@@ -406,38 +417,39 @@ def custom_op(
     attributes: dict[str, Any] | None = None,
 ) -> list[torch.Tensor]:
     """An operator of the program's own, whose computation is registered with PODRUN_CUSTOM_OPS."""
-    given = attributes or {}
-    if not isinstance(given, Mapping) or not all(
-        isinstance(key, str) and key.isascii() and _plain(value) for key, value in given.items()
+    values = attributes or {}
+    if not isinstance(values, Mapping) or not all(
+        isinstance(key, str) and key.isascii() and _plain(value) for key, value in values.items()
     ):
         raise ValueError(
             "poptorch.custom_op: attributes are numbers, ASCII texts, or lists of one of them, by name"
         )
     if not isRunningOnIpu():
-        return [torch.zeros_like(each) for each in example_outputs]
-    examples = [torch.empty_like(each) for each in example_outputs]
+        return [torch.zeros_like(example) for example in example_outputs]
+    examples = [torch.empty_like(example) for example in example_outputs]
     return list(
-        operator_library().custom(list(inputs), name, domain, domain_version, json.dumps(given), examples)
+        operator_library().custom(list(inputs), name, domain, domain_version, json.dumps(values), examples)
     )
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     if isinstance(value, (list, tuple)):
-        return len({type(each) for each in value}) == 1 and all(_plain(each) for each in value)
+        return len({type(item) for item in value}) == 1 and all(_plain(item) for item in value)
     return isinstance(value, (int, float)) or (isinstance(value, str) and value.isascii())
 
 
-def _overlapped(tensors: Any, mode: OverlapMode, name: str) -> Any:
+def _overlapped(tensors: T, mode: OverlapMode, name: str) -> T:
     if not isRunningOnIpu():
         return tensors
     leaves, structure = flatten(tensors)
     operator = getattr(operator_library(), name)
     marked = [operator(x, mode.value) if isinstance(x, torch.Tensor) else x for x in leaves]
-    return unflatten(structure, marked)
+    result: T = unflatten(structure, marked)
+    return result
 
 
 @checks_arguments
-def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
+def set_overlap_for_input(input_tensors: T, mode: OverlapMode) -> T:
     """Let the transfer of inputs overlap with computing. Nothing else may use the inputs;
     `podrun.poptorch.compile.model_compiler` checks the options.
     """
@@ -445,7 +457,7 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 
 
 @checks_arguments
-def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
+def set_overlap_for_output(output_tensors: T, mode: OverlapMode) -> T:
     """Let the transfer of results overlap with computing. The returned tensor must be returned from forward, once."""
     return _overlapped(output_tensors, mode, "overlap_output")
 
@@ -469,14 +481,14 @@ class MultiConv(torch.nn.Module):
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         if not values:
             raise ArgumentError("availableMemoryProportions takes a number or a list that is not empty")
-        if not all(isinstance(each, float) for each in values):
+        if not all(isinstance(proportion, float) for proportion in values):
             raise ArgumentError("availableMemoryProportions takes numbers")
         return self._set("availableMemoryProportions", values)
 
     def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
         """Set the type in which convolutions add up: torch.float or torch.half. ValueError for another."""
         values = list(value) if isinstance(value, (list, tuple)) else [value]
-        if not values or any(each not in (torch.float32, torch.float16) for each in values):
+        if not values or any(dtype not in (torch.float32, torch.float16) for dtype in values):
             raise ValueError("Invalid partials types: use torch.float or torch.half")
         return self._set("partialsTypes", values)
 
@@ -499,12 +511,12 @@ class MultiConv(torch.nn.Module):
     def enableConvDithering(self, value: bool | Sequence[bool] | None) -> MultiConv:
         """Spread convolutions over tiles. ValueError unless it is a flag."""
         values = list(value) if isinstance(value, (list, tuple)) else [value]
-        flags = all(isinstance(each, bool) for each in values) and bool(values)
+        flags = all(isinstance(flag, bool) for flag in values) and bool(values)
         if value is not None and not flags:
             raise ValueError("enableConvDithering takes True, False or a list of these")
         return self._set("enableConvDithering", value)
 
-    def _set(self, name: str, value: Any) -> MultiConv:
+    def _set(self, name: str, value: object) -> MultiConv:
         if value is None:
             self._settings.pop(name, None)
         else:

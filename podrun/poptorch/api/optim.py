@@ -81,10 +81,12 @@ class TorchOptimizer:
     _group_vars: Sequence[str] = ()
     """Attributes that parameter groups may have of their own."""
     variable_attrs: VariableAttributes
+    param_groups: list[dict[str, Any]]
+    """Torch's: the parameters, with the values that they share."""
 
-    def _set_up(self, given: Mapping[str, Any]) -> None:
+    def _set_up(self, arguments: Mapping[str, Any]) -> None:
         names = [*self._child_vars, *self._group_vars]
-        self.variable_attrs = VariableAttributes([n for n in names if given.get(n) is not None], names)
+        self.variable_attrs = VariableAttributes([n for n in names if arguments.get(n) is not None], names)
         self.ipu_state: dict[str, torch.Tensor] | None = None
         self.ipu_param: dict[str, torch.Tensor] | None = None
         self._state_dirty = False
@@ -132,7 +134,11 @@ class TorchOptimizer:
         torch.optim.Optimizer.load_state_dict(self, rest)  # type: ignore[arg-type]
 
 
-def _checked(params: Any) -> list[Any]:
+ProgramOptimizer = torch.optim.Optimizer | TorchOptimizer
+"""An optimizer that a program gives: torch's own, or one of poptorch's."""
+
+
+def _checked(params: object) -> list[Any]:
     """The parameters or groups of an optimizer. TypeError for what is neither, where the program gives it."""
     if isinstance(params, (torch.Tensor, str)) or not isinstance(params, Iterable):
         raise TypeError(f"params is an iterable of tensors or of groups (model.parameters()), not {params!r}")
@@ -143,7 +149,7 @@ def _checked(params: Any) -> list[Any]:
     return listed
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _given(**values: object) -> dict[str, Any]:
     """The arguments that were given."""
     return {name: value for name, value in values.items() if value is not None}
 
@@ -174,9 +180,9 @@ class TorchSGD(TorchOptimizer, torch.optim.SGD):
         velocity_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        given = _given(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
-        torch.optim.SGD.__init__(self, _checked(params), **given, nesterov=bool(nesterov))
-        self._set_up({**given, "loss_scaling": loss_scaling, "velocity_scaling": velocity_scaling})
+        arguments = _given(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
+        torch.optim.SGD.__init__(self, _checked(params), **arguments, nesterov=bool(nesterov))
+        self._set_up({**arguments, "loss_scaling": loss_scaling, "velocity_scaling": velocity_scaling})
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self.use_combined_accum = bool(use_combined_accum)
         if velocity_scaling is not None and not self.use_combined_accum:
@@ -196,8 +202,8 @@ class _AdamBase(TorchOptimizer):
     _child_vars = ("loss_scaling",)
     _group_vars = ("lr", "betas", "weight_decay", "eps")
 
-    def _set_up_adam(self, given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        self._set_up({**given, "loss_scaling": options.get("loss_scaling")})
+    def _set_up_adam(self, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        self._set_up({**arguments, "loss_scaling": options.get("loss_scaling")})
         self.loss_scaling = 1.0 if options.get("loss_scaling") is None else options["loss_scaling"]
         self.accum_type = options.get("accum_type") or torch.float32
         self.first_order_momentum_accum_type = options.get("first_order_momentum_accum_type") or torch.float32
@@ -240,8 +246,8 @@ class TorchAdam(_AdamBase, torch.optim.Adam):
         max_grad_norm: float | None = None,
     ) -> None:
         _refuse_amsgrad(amsgrad)
-        given = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        torch.optim.Adam.__init__(self, _checked(params), **given)
+        arguments = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        torch.optim.Adam.__init__(self, _checked(params), **arguments)
         options = {
             "loss_scaling": loss_scaling,
             "accum_type": accum_type,
@@ -249,7 +255,7 @@ class TorchAdam(_AdamBase, torch.optim.Adam):
             "second_order_momentum_accum_type": second_order_momentum_accum_type,
             "max_grad_norm": max_grad_norm,
         }
-        self._set_up_adam(given, options)
+        self._set_up_adam(arguments, options)
 
 
 @checks_methods()
@@ -277,8 +283,8 @@ class AdamW(_AdamBase, torch.optim.AdamW):
         max_grad_norm: float | None = None,
     ) -> None:
         _refuse_amsgrad(amsgrad)
-        given = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        torch.optim.AdamW.__init__(self, _checked(params), **given)
+        arguments = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        torch.optim.AdamW.__init__(self, _checked(params), **arguments)
         options = {
             "loss_scaling": loss_scaling,
             "bias_correction": bias_correction,
@@ -287,7 +293,7 @@ class AdamW(_AdamBase, torch.optim.AdamW):
             "second_order_momentum_accum_type": second_order_momentum_accum_type,
             "max_grad_norm": max_grad_norm,
         }
-        self._set_up_adam(given, options)
+        self._set_up_adam(arguments, options)
 
 
 @checks_methods()
@@ -315,11 +321,11 @@ class RMSprop(TorchOptimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: torch.dtype | None = None,
         use_tf_variant: bool | None = None,
     ) -> None:
-        given = _given(
+        arguments = _given(
             lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
         )
-        torch.optim.RMSprop.__init__(self, _checked(params), **given)
-        self._set_up({**given, "loss_scaling": loss_scaling})
+        torch.optim.RMSprop.__init__(self, _checked(params), **arguments)
+        self._set_up({**arguments, "loss_scaling": loss_scaling})
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self.accum_type = accum_type or torch.float32
         self.first_order_momentum_accum_type = first_order_momentum_accum_type or torch.float32
@@ -348,14 +354,14 @@ class LAMB(TorchOptimizer, torch.optim.Optimizer):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
-        given = _given(
+        arguments = _given(
             lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_weight_norm=max_weight_norm
         )
         defaults = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
         torch.optim.Optimizer.__init__(
-            self, _checked(params), {**defaults, "max_weight_norm": LARGEST_WEIGHT_NORM, **given}
+            self, _checked(params), {**defaults, "max_weight_norm": LARGEST_WEIGHT_NORM, **arguments}
         )
-        self._set_up({**given, "loss_scaling": loss_scaling})
+        self._set_up({**arguments, "loss_scaling": loss_scaling})
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self.bias_correction = True if bias_correction is None else bias_correction
         self.accum_type = accum_type or torch.float32

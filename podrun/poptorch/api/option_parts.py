@@ -46,12 +46,12 @@ class OptionGroup:
         if self._is_frozen:
             raise AttributeError(f"{FROZEN}" + (f" (option {option})" if option else ""))
 
-    def set(self, **values: Any) -> None:
+    def set(self, **values: object) -> None:
         """Set values by name."""
         for name, value in values.items():
             self._set_checked(name, value)
 
-    def _set_checked(self, name: str, value: Any) -> None:
+    def _set_checked(self, name: str, value: object) -> None:
         self.checkIsFrozen(name)
         if name not in self._values:
             raise ArgumentError(f"Unknown option {name}")
@@ -89,12 +89,12 @@ class OptionGroup:
         return copy.deepcopy(self)
 
     def __deepcopy__(self: G, memo: dict[int, Any]) -> G:
-        made = object.__new__(type(self))
-        memo[id(self)] = made
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
         for name, value in self.__dict__.items():
-            made.__dict__[name] = copy.deepcopy(value, memo)
-        made.unfreeze()
-        return made
+            copied.__dict__[name] = copy.deepcopy(value, memo)
+        copied.unfreeze()
+        return copied
 
     def toDict(self) -> dict[str, Any]:
         """The values of the group itself."""
@@ -109,7 +109,7 @@ class OptionGroup:
             return self._values[name]
         raise AttributeError(f"{type(self).__name__} has no option {name!r}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in self.__dict__.get("_values", {}):
             self._set_checked(name, value)
         else:
@@ -128,7 +128,7 @@ class OptionGroup:
         return f"{type(self).__name__.lstrip('_')}({values}{parts})"
 
 
-def _bool_for_int(value: Any, kinds: tuple[type, ...]) -> bool:
+def _bool_for_int(value: object, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, bool) and bool not in kinds and int in kinds
 
 
@@ -142,7 +142,7 @@ class TensorLocationSettings:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
 
-    def _set(self, key: str, value: Any, kind: type) -> TensorLocationSettings:
+    def _set(self, key: str, value: object, kind: type) -> TensorLocationSettings:
         if not isinstance(value, kind):
             raise ArgumentError(f"{key} takes {kind.__name__}, not {value!r}")
         self._values[key] = value
@@ -280,7 +280,7 @@ class PrecisionOptions(OptionGroup):
         self.popart.set("convolutionOptions", {"partialsType": names[dtype]})
         return self
 
-    def halfFloatCasting(self, half_float_casting: Any) -> PrecisionOptions:
+    def halfFloatCasting(self, half_float_casting: object) -> PrecisionOptions:
         """Deprecated; types are promoted as torch does."""
         warnings.warn("halfFloatCasting has no effect: types are promoted as torch does", stacklevel=3)
         return self
@@ -400,7 +400,7 @@ class PopartOptions(OptionGroup):
         self.__dict__["patterns_level"] = 2
         self.__dict__["patterns"] = {}
 
-    def set(self, key: str, value: Any) -> PopartOptions:  # type: ignore[override]
+    def set(self, key: str, value: object) -> PopartOptions:  # type: ignore[override]
         """Set one option."""
         self.checkIsFrozen(key)
         if not isinstance(key, str):

@@ -358,13 +358,13 @@ class Options(OptionGroup):
         self._source_excludes = list(excludes)
         return self
 
-    def _set_extra(self, name: str, value: Any) -> Options:
+    def _set_extra(self, name: str, value: object) -> Options:
         self.checkIsFrozen(name)
         self._extra[name] = value
         return self
 
-    def extra(self, name: str, default: Any = None) -> Any:
-        """Set a value that has no default in `toDict`: ``random_seed``, ``ipu_id`` and the like."""
+    def extra(self, name: str, default: object = None) -> Any:
+        """A value that only programs set and that has no default: ``random_seed``, ``ipu_id`` and the like."""
         return self._extra.get(name, default)
 
     def __getattr__(self, name: str) -> Any:
@@ -377,18 +377,18 @@ class Options(OptionGroup):
     def from_json(self, string: str) -> None:
         """Set options from JSON: ``{"deviceIterations": 2, "Training.gradientAccumulation": 4}``. A list is several
         arguments; ``"OutputMode.All"`` is a member of an enumeration."""
-        given = parse_json(string, "the text of options")
-        if not isinstance(given, dict):
+        values = parse_json(string, "the text of options")
+        if not isinstance(values, dict):
             raise ConfigError("the text of options is no JSON object", hint='As in {"deviceIterations": 2}')
-        for accessor, value in given.items():
+        for accessor, value in values.items():
             *parts, name = accessor.split(".")
-            target: Any = self
+            target: object = self
             for part in parts:
                 target = getattr(target, part)
             if not hasattr(target, name):
                 raise AttributeError(f"There is no option {accessor!r}")
             arguments = value if isinstance(value, list) else [value]
-            getattr(target, name)(*[_member(each) for each in arguments])
+            getattr(target, name)(*[_member(argument) for argument in arguments])
 
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> None:
         """Set options from a file: one call a line, as ``deviceIterations(1)``; ``#`` begins a comment.
@@ -399,25 +399,25 @@ class Options(OptionGroup):
         """All values in one dictionary. AssertionError while the output mode is Default."""
         if self.output_mode == OutputMode.Default:
             raise ArgumentError("the output mode has to be chosen before toDict()")
-        made: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for group in (
             self._execution_strategy.backendOptions(),
             self._values,
             self._extra,
             *(part.toDict() for part in self._parts.values()),
         ):
-            shared = made.keys() & group.keys()
+            shared = merged.keys() & group.keys()
             if shared:
                 raise ArgumentError(f"options with the same names: {sorted(shared)}")
-            made.update(group)
-        return made
+            merged.update(group)
+        return merged
 
 
-def _member(value: Any) -> Any:
+def _member(value: object) -> object:
     """The member of an enumeration that a text like ``OutputMode.All`` names; anything else unchanged."""
     if isinstance(value, str) and "." in value:
         kind, _, name = value.partition(".")
-        found = getattr(enums, kind, None)
-        if found is not None and name in getattr(found, "__members__", {}):
-            return found[name]
+        enumeration = getattr(enums, kind, None)
+        if enumeration is not None and name in getattr(enumeration, "__members__", {}):
+            return enumeration[name]
     return value

@@ -35,7 +35,7 @@ class ConfigFileError(Exception):
     """A line of an options file that is not a call of an option."""
 
 
-def load_options(options: Any, path: Path) -> None:
+def load_options(options: object, path: Path) -> None:
     """Make the calls of a file on ``options``; ``#`` begins a comment. ConfigFileError for a line that is no call of an
     option. Its text counts lines with an option, as the SDK's does, and then names the line of the file.
     """
@@ -61,7 +61,7 @@ def _told(error: SyntaxError | ArgumentError) -> str:
     return "unexpected EOF while parsing" if any(part in message for part in _UNFINISHED) else message
 
 
-def _apply(options: Any, text: str) -> None:
+def _apply(options: object, text: str) -> None:
     tree = ast.parse(text.removeprefix("options.").removeprefix("opts."), mode="eval").body
     if not isinstance(tree, ast.Call):
         raise SyntaxError("a call of an option was expected")
@@ -69,11 +69,11 @@ def _apply(options: Any, text: str) -> None:
 
 
 def _called(function: Callable[..., Any], node: ast.Call) -> Any:
-    keywords = {each.arg: _value(each.value) for each in node.keywords if each.arg is not None}
-    return function(*[_value(each) for each in node.args], **keywords)
+    keywords = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+    return function(*[_value(argument) for argument in node.args], **keywords)
 
 
-def _target(options: Any, node: ast.expr) -> Any:
+def _target(options: object, node: ast.expr) -> Any:
     if isinstance(node, ast.Name):
         return _member(options, node.id)
     if isinstance(
@@ -85,7 +85,7 @@ def _target(options: Any, node: ast.expr) -> Any:
     raise SyntaxError("the name of an option was expected")
 
 
-def _member(owner: Any, name: str) -> Any:
+def _member(owner: object, name: str) -> Any:
     # `_Popart` is an option of one's own; what begins otherwise with an underscore is not.
     if (name.startswith("_") and name != "_Popart") or not hasattr(owner, name):
         raise SyntaxError(f"there is no option {name}")
@@ -98,7 +98,7 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Attribute):
         return _named(ast.unparse(node))
     if isinstance(node, (ast.List, ast.Tuple)):
-        return [_value(each) for each in node.elts]
+        return [_value(element) for element in node.elts]
     if isinstance(node, ast.Dict):
         return {_value(k): _value(v) for k, v in zip(node.keys, node.values, strict=True) if k is not None}
     try:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,11 @@ VARIABLE = "PVTI_OPTIONS"
 
 def _directory() -> Path | None:
     """The folder for traces, or None."""
-    given = environment().get(VARIABLE)
-    if not given:
+    text = environment().get(VARIABLE)
+    if not text:
         return None
     try:
-        settings = parse_json(given, VARIABLE)
+        settings = parse_json(text, VARIABLE)
     except ConfigError:
         settings = {}
     if not isinstance(settings, dict):
@@ -50,13 +50,15 @@ class Channel:
         if self._folder is not None:
             atexit.register(self._write)
 
-    def instrument(self, obj: Any, *methods: str) -> None:
+    def instrument(self, obj: object, *methods: str) -> None:
         """Trace calls of an object's methods. AttributeError for a method that it does not have."""
         for method in methods:
             plain = getattr(obj, method)
 
             @functools.wraps(plain)
-            def traced(*args: Any, _plain: Any = plain, _name: str = method, **kwargs: Any) -> Any:
+            def traced(
+                *args: object, _plain: Callable[..., Any] = plain, _name: str = method, **kwargs: object
+            ) -> Any:
                 with self.tracepoint(_name):
                     return _plain(*args, **kwargs)
 

@@ -28,6 +28,10 @@ R = TypeVar("R")
 C = TypeVar("C", bound=type)
 
 
+Annotation = Any
+"""An annotation as `typing.get_type_hints` gives it: a class, or a form of typing, which has no type of its own."""
+
+
 class ArgumentTypeError(ArgumentError, TypeError):
     """An argument of another type than the API takes."""
 
@@ -64,7 +68,7 @@ def _checked(function: Callable[P, R], apart: Sequence[str]) -> Callable[P, R]:
     return call
 
 
-def _refusal(name: str, parameter: str, hint: Any, value: Any) -> str:
+def _refusal(name: str, parameter: str, hint: Annotation, value: object) -> str:
     """What is wrong: for plain types first the SDK's words, which programs and tests look for, with podrun's behind."""
     ours = f"{name}: {parameter} is {_words(hint)}, not {value!r}"
     if hint not in (int, float, bool, str):
@@ -100,12 +104,13 @@ _NONE = inspect.Parameter("none", inspect.Parameter.POSITIONAL_ONLY)
 _SEQUENCES = (list, tuple, collections.abc.Sequence)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: object, hint: Annotation) -> bool:
     if hint is Any:
         return True
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    origin: Annotation = typing.get_origin(hint)
+    inner = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, each) for each in inner)
+        return any(_fits(value, choice) for choice in inner)
     if origin in _SEQUENCES or hint in _SEQUENCES:
         return isinstance(value, (list, tuple)) and _members_fit(value, origin, inner)
     if origin is collections.abc.Mapping or origin is dict:
@@ -122,10 +127,10 @@ def _fits(value: Any, hint: Any) -> bool:
     return not isinstance(hint, type) or origin is not None or isinstance(value, hint)
 
 
-def _members_fit(value: Sequence[Any], origin: Any, inner: tuple[Any, ...]) -> bool:
+def _members_fit(value: Sequence[object], origin: Annotation, inner: tuple[Any, ...]) -> bool:
     if origin is tuple and Ellipsis not in inner:
         return len(value) == len(inner) and all(map(_fits, value, inner))
-    return all(_fits(each, inner[0]) for each in value) if inner else True
+    return all(_fits(member, inner[0]) for member in value) if inner else True
 
 
 _PLAIN: dict[Any, str] = {
@@ -143,13 +148,14 @@ _PLAIN: dict[Any, str] = {
 }
 
 
-def _words(hint: Any) -> str:
+def _words(hint: Annotation) -> str:
     if hint in _PLAIN:
         return _PLAIN[hint]
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    origin: Annotation = typing.get_origin(hint)
+    inner = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         # What an optional argument may be besides None says what to give.
-        return " or ".join(_words(each) for each in inner if each is not type(None))
+        return " or ".join(_words(choice) for choice in inner if choice is not type(None))
     if origin in _SEQUENCES:
         return "a list"
     if origin is collections.abc.Mapping or origin is dict:

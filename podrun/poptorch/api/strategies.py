@@ -18,7 +18,7 @@ class Stage:
     """Blocks that run together: ``Stage("encoder", "head")``. AssertionError for ids that are not text."""
 
     def __init__(self, *block_ids: str) -> None:
-        if not all(isinstance(each, str) for each in block_ids):
+        if not all(isinstance(block, str) for block in block_ids):
             raise ArgumentError("block ids are text")
         self._blocks = tuple(block_ids)
         self._ipu: int | None = None
@@ -38,16 +38,16 @@ class Stage:
 class Phase:
     """Stages that run at the same time: ``Phase(Stage("a"), Stage("b"))``, or block ids, which form one stage."""
 
-    def __init__(self, *arg: Any) -> None:
+    def __init__(self, *arg: object) -> None:
         if len(arg) == 1 and isinstance(arg[0], (list, tuple)):
             arg = tuple(arg[0])
         if not arg:
             raise ArgumentError("a phase needs stages or block ids")
-        if all(isinstance(each, str) for each in arg):
-            arg = (Stage(*arg),)
-        if not all(isinstance(each, Stage) for each in arg):
+        blocks = [part for part in arg if isinstance(part, str)]
+        stages = (Stage(*blocks),) if len(blocks) == len(arg) else arg
+        self.stages = tuple(stage for stage in stages if isinstance(stage, Stage))
+        if len(self.stages) != len(stages):
             raise ArgumentError("a phase takes stages or block ids")
-        self.stages: tuple[Stage, ...] = arg
 
     def stage(self, idx: int) -> Stage:
         """The stage at a place. AssertionError for a place that the phase does not have."""
@@ -83,7 +83,7 @@ class PipelinedExecution(ExecutionStrategy):
     """Stages one after the other, micro-batches overlapping: ``PipelinedExecution(AutoStage.AutoIncrement)``, or with
     stages: ``PipelinedExecution(Stage("a").ipu(0), Stage("b").ipu(1))``, or block ids, one stage each."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         if len(args) == 1 and isinstance(args[0], (list, tuple)):
             args = tuple(args[0])
         self._auto = AutoStage.SameAsIpu
@@ -92,11 +92,11 @@ class PipelinedExecution(ExecutionStrategy):
         if len(args) == 1 and isinstance(args[0], AutoStage):
             self._auto = args[0]
         else:
-            for each in args:
-                self._add(Stage(each) if isinstance(each, str) else each)
+            for stage in args:
+                self._add(Stage(stage) if isinstance(stage, str) else stage)
         self._seen: dict[str, int] = {}
 
-    def _add(self, stage: Any) -> None:
+    def _add(self, stage: object) -> None:
         if not isinstance(stage, Stage):
             raise ArgumentError("PipelinedExecution takes stages, block ids or an AutoStage")
         for block in stage.blocks:
@@ -145,7 +145,7 @@ class _PhasedExecution(ExecutionStrategy):
     execution_mode = PHASED
     serial = True
 
-    def __init__(self, *phases: Any) -> None:
+    def __init__(self, *phases: object) -> None:
         if len(phases) == 1 and isinstance(phases[0], (list, tuple)):
             phases = tuple(phases[0])
         if not phases:
@@ -153,7 +153,7 @@ class _PhasedExecution(ExecutionStrategy):
         for phase in phases:
             if not isinstance(phase, (Phase, Stage, str, list, tuple)):
                 raise ArgumentError(f"a phase is a poptorch.Phase, stages or block ids, not {phase!r}")
-        self._phases = [each if isinstance(each, Phase) else Phase(*_together(each)) for each in phases]
+        self._phases = [phase if isinstance(phase, Phase) else Phase(*_together(phase)) for phase in phases]
         self._liveness = Liveness.AlwaysLive
         self._separate_backward = False
         self._places: dict[str, tuple[int, int, int | None]] = {}
@@ -195,8 +195,9 @@ class _PhasedExecution(ExecutionStrategy):
         }
 
 
-def _together(value: Any) -> Iterable[Any]:
-    return (value,) if isinstance(value, (str, Stage)) else value
+def _together(value: object) -> Iterable[object]:
+    """The stages or block ids of a phase that is given by one of them, or by several."""
+    return value if isinstance(value, (list, tuple)) else (value,)
 
 
 @checks_methods()

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import copyreg
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 import torch
 
@@ -32,6 +32,17 @@ if TYPE_CHECKING:
 EXECUTOR = "_poptorch_executor"
 """Name under which a wrapped module holds the executor that trains it."""
 
+
+class Trainer(Protocol):
+    """The executor that trains a wrapped module."""
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Bring the weights from the IPU if they are newer there. Returns whether they were."""
+
+    def destroy(self) -> None:
+        """Release the IPUs, and give the module its own class again."""
+
+
 _versions: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
 
@@ -45,12 +56,13 @@ def weights_changed(module: torch.nn.Module) -> None:
     _versions[module] = weights_version(module) + 1
 
 
-def trainer_of(module: torch.nn.Module) -> Any:
+def trainer_of(module: torch.nn.Module) -> Trainer | None:
     """The executor that trains a module; None if none does."""
-    return module.__dict__.get(EXECUTOR)
+    trainer: Trainer | None = module.__dict__.get(EXECUTOR)
+    return trainer
 
 
-def check_wrappable(module: Any) -> None:
+def check_wrappable(module: object) -> None:
     """RuntimeError for a module that is wrapped already; Error unless it is a module, and for buffers of other
     classes.
     """
@@ -67,7 +79,7 @@ def check_wrappable(module: Any) -> None:
             )
 
 
-def wrap(module: torch.nn.Module, executor: Any) -> None:
+def wrap(module: torch.nn.Module, executor: Trainer) -> None:
     """Give the module the class of wrapped ones."""
     plain = type(module)
     module.__dict__[EXECUTOR] = executor
@@ -91,25 +103,27 @@ def unwrap(module: torch.nn.Module) -> None:
         module.__class__ = plain
 
 
-def _copy_if_needed(self: Any) -> bool:
+def _copy_if_needed(self: torch.nn.Module) -> bool:
     """Bring the weights from the IPU if they are newer there. Returns whether they were."""
     executor = trainer_of(self)
     return executor is not None and bool(executor.copyWeightsToHostIfNeeded())
 
 
-def _destroy(self: Any) -> None:
+def _destroy(self: torch.nn.Module) -> None:
     """Destroy the wrapper that trains the module."""
     executor = trainer_of(self)
     if executor is not None:
         executor.destroy()
 
 
-def _reduce(self: Any, protocol: Any) -> Any:
+def _reduce(self: torch.nn.Module, protocol: SupportsIndex) -> tuple[Any, ...]:
     """The module as it was before it was wrapped, with the present weights."""
     _copy_if_needed(self)
-    plain = object.__new__(type(self)._poptorch_plain)
+    kind: type[torch.nn.Module] = type(self)._poptorch_plain  # type: ignore[attr-defined]
+    plain = object.__new__(kind)
     plain.__dict__.update({key: value for key, value in self.__dict__.items() if key != EXECUTOR})
-    _, _, state, *_ = plain.__reduce_ex__(2)
+    reduced: tuple[Any, ...] = plain.__reduce_ex__(2)  # type: ignore[assignment]
+    state = reduced[2]
     # By the function of protocol 1: that of protocol 2 insists on the class that the module has now.
     return copyreg._reconstructor, (type(plain), object, None), state  # type: ignore[attr-defined]
 
@@ -128,12 +142,12 @@ class _Tracker:
     group: Callable[..., Any]
 
 
-def _tracker(tensor: Any) -> _Tracker | None:
-    found: _Tracker | None = object.__getattribute__(tensor, "__dict__").get(_TRACKER)
-    return found
+def _tracker(tensor: torch.Tensor) -> _Tracker | None:
+    tracker: _Tracker | None = object.__getattribute__(tensor, "__dict__").get(_TRACKER)
+    return tracker
 
 
-def _pull(tensor: Any) -> None:
+def _pull(tensor: torch.Tensor) -> None:
     if not _paused:
         tracker = _tracker(tensor)
         if tracker is not None:
@@ -154,8 +168,10 @@ def untracked() -> Iterator[None]:
 class TrackedParameter(torch.nn.Parameter):
     """A parameter whose value may be newer on the IPU."""
 
-    def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
-        """See `parameter_groups.ParameterHandle`."""
+    def replicaGrouping(
+        self, comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
+    ) -> None:
+        """See `ParameterHandle.replicaGrouping`."""
         tracker = _tracker(self)
         if tracker is None:
             raise InternalError("a parameter has a tracker as long as it has this class")
@@ -167,10 +183,16 @@ class TrackedParameter(torch.nn.Parameter):
         return super().__getattribute__(name)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:
         return _plain_function(function, args, kwargs)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         _pull(self)
         with untracked():
             return _reduced(torch.nn.Parameter(self.data, self.requires_grad), protocol)
@@ -178,9 +200,9 @@ class TrackedParameter(torch.nn.Parameter):
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
         _pull(self)
         with untracked():
-            made = torch.nn.Parameter(self.data.clone(), self.requires_grad)
-        memo[id(self)] = made
-        return made
+            parameter = torch.nn.Parameter(self.data.clone(), self.requires_grad)
+        memo[id(self)] = parameter
+        return parameter
 
 
 class TrackedBuffer(torch.Tensor):
@@ -192,10 +214,16 @@ class TrackedBuffer(torch.Tensor):
         return super().__getattribute__(name)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:
         return _plain_function(function, args, kwargs)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         _pull(self)
         with untracked():
             return _reduced(self.as_subclass(torch.Tensor).clone(), protocol)
@@ -203,33 +231,35 @@ class TrackedBuffer(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         _pull(self)
         with untracked():
-            made = self.as_subclass(torch.Tensor).clone()
-        memo[id(self)] = made
-        return made
+            buffer = self.as_subclass(torch.Tensor).clone()
+        memo[id(self)] = buffer
+        return buffer
 
 
-def _reduced(tensor: Any, protocol: Any) -> Any:
-    return tensor.__reduce_ex__(protocol)
+def _reduced(tensor: torch.Tensor, protocol: SupportsIndex) -> Any:
+    return tensor.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
-def _set_class(tensor: Any, kind: type) -> None:
+def _set_class(tensor: torch.Tensor, kind: type) -> None:
     tensor.__class__ = kind
 
 
-def _plain_function(function: Any, args: Any, kwargs: Any) -> Any:
+def _plain_function(
+    function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object] | None
+) -> Any:
     """Call a function of torch on up-to-date values; the result is not tracked."""
-    for each in _tensors((args, kwargs or {})):
-        _pull(each)
+    for tensor in _tensors((args, kwargs or {})):
+        _pull(tensor)
     with untracked(), without_subclass_hooks():
         return function(*args, **(kwargs or {}))
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, (TrackedParameter, TrackedBuffer)):
         yield value
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
+        for item in value:
+            yield from _tensors(item)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
 
@@ -281,7 +311,13 @@ class ParameterHandle:
         return getattr(self._parameter, name)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:
         """Functions of torch's take the parameter itself."""
         return function(*_plain(args), **_plain(kwargs or {}))
 
@@ -289,13 +325,13 @@ class ParameterHandle:
         return repr(self._parameter)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, ParameterHandle):
         return value._parameter
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(each) for each in value)
+        return type(value)(_plain(item) for item in value)
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     return value
 
 

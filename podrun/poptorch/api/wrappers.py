@@ -14,6 +14,7 @@ import torch
 
 from podrun.poptorch.api.annotations import module_repr
 from podrun.poptorch.api.enums import ConnectionType
+from podrun.poptorch.api.optim import ProgramOptimizer
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.signatures import checks_arguments
 from podrun.poptorch.api.strategies import PIPELINED
@@ -21,8 +22,13 @@ from podrun.poptorch.errors import ArgumentError, Error
 from podrun.poptorch.executor.executor import PoplarExecutor
 from podrun.poptorch.executor.saved_models import EXPORT_VERSION, read_export, read_metadata
 
+ModelOrWrapper = torch.nn.Module | PoplarExecutor
+"""A module, or a wrapper whose module is wrapped once more."""
 
-def trainingModel(model: Any, options: Options | None = None, optimizer: Any = None) -> PoplarExecutor:
+
+def trainingModel(
+    model: ModelOrWrapper, options: Options | None = None, optimizer: ProgramOptimizer | None = None
+) -> PoplarExecutor:
     """Wrap a module for training on IPUs: forward, backward and update in one call. The default optimizer is SGD with a
     learning rate of 0.01.
 
@@ -32,7 +38,7 @@ def trainingModel(model: Any, options: Options | None = None, optimizer: Any = N
     return PoplarExecutor(_unwrapped(model), options, True, optimizer)
 
 
-def inferenceModel(model: Any, options: Options | None = None) -> PoplarExecutor:
+def inferenceModel(model: ModelOrWrapper, options: Options | None = None) -> PoplarExecutor:
     """Wrap a module whose forward pass runs on IPUs. Error for options that accumulate gradients."""
     if isinstance(options, Options) and options.Training.gradient_accumulation != 1:
         pipelined = options._execution_strategy.execution_mode == PIPELINED
@@ -51,15 +57,15 @@ def load(
 
     AssertionError for a file of another version and for one that was saved without the model.
     """
-    found = read_export(os.fspath(filename))
-    version = found.metadata.get("version")
+    exported = read_export(os.fspath(filename))
+    version = exported.metadata.get("version")
     if version != EXPORT_VERSION:
         raise ArgumentError(f"{filename} was written by version {version!r}; this is {EXPORT_VERSION!r}")
-    if not found.metadata.get("exported_model"):
+    if not exported.metadata.get("exported_model"):
         raise ArgumentError(
             f"{filename} was saved with export_model=False: use loadExecutable() of a wrapper that you make"
         )
-    payload = found.payload
+    payload = exported.payload
     options = payload["options"].clone()
     if options.connection_type == ConnectionType.Never:
         options.connectionType(ConnectionType.Always)
@@ -68,12 +74,12 @@ def load(
         edit_opts_fn(options)
     model = payload["model"]
     model.train(payload["model_training"])
-    made = PoplarExecutor(model, options, bool(found.metadata["training"]), payload["optimizer"])
-    made._take_export(found)
-    return made
+    executor = PoplarExecutor(model, options, bool(exported.metadata["training"]), payload["optimizer"])
+    executor._take_export(exported)
+    return executor
 
 
-def _unwrapped(model: Any) -> Any:
+def _unwrapped(model: ModelOrWrapper) -> torch.nn.Module:
     if isinstance(model, PoplarExecutor):
         return model._user_model
     if not callable(model):
@@ -85,22 +91,22 @@ BlockId = str
 """The identity of a block in stages and phases."""
 
 
-def print(m: Any) -> None:
+def print(m: object) -> None:
     """Print a module with the blocks that its parts begin, then the object itself."""
     if isinstance(m, torch.nn.Module):
         builtins.print(module_repr(m))
     builtins.print(m)
 
 
-def allclose(ref: Any, other: Any) -> bool:
+def allclose(ref: object, other: object) -> bool:
     """Whether two results have the same structure and are close. AssertionError for other types and lengths."""
     if type(ref) is not type(other):
         raise ArgumentError(f"{type(ref).__name__} and {type(other).__name__} cannot be compared")
-    if isinstance(ref, (list, tuple)):
+    if isinstance(ref, (list, tuple)) and isinstance(other, (list, tuple)):
         if len(ref) != len(other):
             raise ArgumentError(f"{len(ref)} and {len(other)} results")
         return all(allclose(a, b) for a, b in zip(ref, other, strict=True))
-    if not isinstance(ref, torch.Tensor):
+    if not isinstance(ref, torch.Tensor) or not isinstance(other, torch.Tensor):
         raise ArgumentError(f"results of type {type(ref).__name__} cannot be compared")
     return torch.allclose(ref, other)
 

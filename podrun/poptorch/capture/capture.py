@@ -15,6 +15,7 @@ import torch
 
 from podrun.poptorch.capture.graph import (
     HOST_CALL,
+    BlockPlacement,
     CapturedGraph,
     GraphNode,
     GraphValue,
@@ -49,11 +50,11 @@ class recording:
 def loop(count: int, body: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Record ``count`` rounds of a body. Error if its results do not fit its inputs."""
     recorder = _recording[-1]
-    values = tuple(recorder.value_of(each) for each in inputs)
-    graph, made = _captured(recorder, body, inputs)
+    values = tuple(recorder.value_of(tensor) for tensor in inputs)
+    graph, results = _captured(recorder, body, inputs)
     if [(v.shape, v.dtype) for v in graph.outputs] != [(v.shape, v.dtype) for v in values]:
         raise Error("poptorch.for_loop: the body must return tensors of the shapes and types that it takes")
-    return recorder.add_control_flow("podrun.for_loop.default", (count, graph, values, graph.outer), made)
+    return recorder.add_control_flow("podrun.for_loop.default", (count, graph, values, graph.outer), results)
 
 
 def branch(
@@ -63,15 +64,16 @@ def branch(
 ) -> list[torch.Tensor]:
     """Record two bodies, of which one runs. Error if their results do not fit each other."""
     recorder = _recording[-1]
-    values = [tuple(recorder.value_of(each) for each in given) for given in inputs]
+    values = [tuple(recorder.value_of(tensor) for tensor in tensors) for tensors in inputs]
     chosen = recorder.value_of(condition)
     graphs, results = zip(
-        *(_captured(recorder, body, given) for body, given in zip(bodies, inputs, strict=True)), strict=True
+        *(_captured(recorder, body, tensors) for body, tensors in zip(bodies, inputs, strict=True)),
+        strict=True,
     )
     shapes = [[(v.shape, v.dtype) for v in graph.outputs] for graph in graphs]
     if shapes[0] != shapes[1]:
         raise Error("poptorch.cond: both bodies must return as many tensors, of the same shapes and types")
-    parts = tuple((graph, given, graph.outer) for graph, given in zip(graphs, values, strict=True))
+    parts = tuple((graph, taken, graph.outer) for graph, taken in zip(graphs, values, strict=True))
     return recorder.add_control_flow("podrun.cond.default", (chosen, *parts), results[0])
 
 
@@ -80,20 +82,22 @@ def host_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> l
     results.
     """
     recorder = _recording[-1]
-    values = tuple(recorder.value_of(each) for each in inputs)
+    values = tuple(recorder.value_of(tensor) for tensor in inputs)
     try:
         with private.without_modes():
-            zeros = [torch.zeros(tuple(each.shape), dtype=each.dtype) for each in inputs]
-            given = function(*zeros)
+            zeros = [torch.zeros(tuple(tensor.shape), dtype=tensor.dtype) for tensor in inputs]
+            returned = function(*zeros)
     except RuntimeError:  # The function uses parameters of the model, which have no data during capture.
         with recorder.aside():
-            given = function(*(_like(recorder, each) for each in inputs))
-    results = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not results or not all(isinstance(each, torch.Tensor) for each in results):
+            returned = function(*(_like(recorder, tensor) for tensor in inputs))
+    results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+    if not results or not all(isinstance(result, torch.Tensor) for result in results):
         raise Error("the function of poptorch.CPU must return tensors")
     recorder.graph.functions.append(function)
     number = len(recorder.graph.functions) - 1
-    return recorder.add_control_flow(HOST_CALL, (number, values), [_like(recorder, each) for each in results])
+    return recorder.add_control_flow(
+        HOST_CALL, (number, values), [_like(recorder, result) for result in results]
+    )
 
 
 def _captured(
@@ -102,21 +106,21 @@ def _captured(
     """A body's graph, and tensors like its results."""
     with recorder.aside() as nodes:
         # Made inside, because a body may write in place to its own arguments: it has them by value.
-        fresh = [_like(recorder, each) for each in inputs]
-        values = tuple(recorder.value_of(each) for each in fresh)
-        given = body(*fresh)
-        results = list(given) if isinstance(given, (list, tuple)) else [given]
-        if not all(isinstance(each, torch.Tensor) for each in results):
+        fresh = [_like(recorder, tensor) for tensor in inputs]
+        values = tuple(recorder.value_of(tensor) for tensor in fresh)
+        returned = body(*fresh)
+        results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+        if not all(isinstance(result, torch.Tensor) for result in results):
             raise Error("the body of a poptorch loop or branch must return tensors")
-        outputs = tuple(recorder.value_of(each) for each in results)
+        outputs = tuple(recorder.value_of(result) for result in results)
     outer = _outer_values(nodes, values, outputs)
-    return Subgraph(tuple(nodes), values, outer, outputs), [_like(recorder, each) for each in results]
+    return Subgraph(tuple(nodes), values, outer, outputs), [_like(recorder, result) for result in results]
 
 
 def _like(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
-    made = recorder.fake_like(tensor)
-    recorder.bind(made, recorder.value_like(made))
-    return made
+    fake = recorder.fake_like(tensor)
+    recorder.bind(fake, recorder.value_like(fake))
+    return fake
 
 
 def _outer_values(
@@ -143,7 +147,7 @@ def capture(
     kwargs: dict[str, Any] | None = None,
     *,
     supported: Callable[[str], bool],
-    placement: Callable[[], Any] = lambda: None,
+    placement: Callable[[], BlockPlacement | None] = lambda: None,
 ) -> Capture:
     """Run ``module(*args, **kwargs)`` once on fake tensors and record it.
 
@@ -180,7 +184,7 @@ def capture(
             with _explained(modules, recorder):
                 returned = module(*arguments, **keywords)
             results, result = flatten(returned)
-            recorder.graph.outputs = [_returned(each, recorder) for each in results]
+            recorder.graph.outputs = [_returned(leaf, recorder) for leaf in results]
     _note_updates(recorder)
     return Capture(recorder.graph, result, dict(recorder.missing))
 
@@ -197,7 +201,7 @@ def _explained(modules: _ModuleNames, recorder: Recorder) -> Iterator[None]:
         raise shown from None
 
 
-def _returned(leaf: Any, recorder: Recorder) -> Any:
+def _returned(leaf: object, recorder: Recorder) -> object:
     """A leaf of forward's result: the value of a tensor of the IPU, or what it was."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
@@ -221,37 +225,36 @@ def _note_updates(recorder: Recorder) -> None:
             recorder.graph.input_updates[state.name] = state.value
 
 
-def _fake_input(place: int, leaf: Any, fake: Any, recorder: Recorder) -> Any:
+def _fake_input(place: int, leaf: object, fake: private.FakeMode, recorder: Recorder) -> object:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    made = fake.from_tensor(leaf.detach())
-    value = recorder.value_like(made)
+    faked = fake.from_tensor(leaf.detach())
+    value = recorder.value_like(faked)
     recorder.graph.inputs[place] = value
-    recorder.bind(made, value, place)
-    return made
+    recorder.bind(faked, value, place)
+    return faked
 
 
 @contextlib.contextmanager
-def _faked_parameters(module: torch.nn.Module, fake: Any, recorder: Recorder) -> Iterator[None]:
+def _faked_parameters(module: torch.nn.Module, fake: private.FakeMode, recorder: Recorder) -> Iterator[None]:
     """Put fake parameters and buffers in the places of the real ones. A parameter with two names keeps one value."""
     names = {id(t): name for name, t in reversed([*module.named_parameters(), *module.named_buffers()])}
     saved: list[tuple[dict[str, Any], str, Any]] = []
-    fakes: dict[int, Any] = {}
+    fakes: dict[int, torch.Tensor] = {}
     for part in module.modules():
-        for owned in (part._parameters, part._buffers):
-            for key, tensor in owned.items():
-                if tensor is not None:
-                    saved.append((owned, key, tensor))
+        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for table in tables:
+            saved += [(table, key, tensor) for key, tensor in table.items() if tensor is not None]
     for _, _, tensor in saved:
         if id(tensor) not in fakes:
-            made = fake.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
+            faked = fake.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
             if isinstance(tensor, torch.nn.Parameter):
-                made = torch.nn.Parameter(made, tensor.requires_grad)
-            fakes[id(tensor)] = made
-            value = recorder.value_like(made)
+                faked = torch.nn.Parameter(faked, tensor.requires_grad)
+            fakes[id(tensor)] = faked
+            value = recorder.value_like(faked)
             recorder.graph.parameters[names[id(tensor)]] = value
-            recorder.bind(made, value, names[id(tensor)])
-            recorder.let_stand_for(tensor, made)
+            recorder.bind(faked, value, names[id(tensor)])
+            recorder.let_stand_for(tensor, faked)
     for owned, key, tensor in saved:
         owned[key] = fakes[id(tensor)]
     try:
@@ -296,10 +299,10 @@ class _ModuleNames:
         """Keep `current` right while modules run."""
         hooks = torch.nn.modules.module
 
-        def enter(part: torch.nn.Module, args: Any) -> None:
+        def enter(part: torch.nn.Module, args: object) -> None:
             self._stack.append(self.names.get(id(part), self._stack[-1]))
 
-        def leave(part: torch.nn.Module, args: Any, result: Any) -> None:
+        def leave(part: torch.nn.Module, args: object, result: object) -> None:
             self._stack.pop()
 
         before = hooks.register_module_forward_pre_hook(enter)
@@ -314,4 +317,4 @@ class _ModuleNames:
 
 def tensors_returned(capture: Capture) -> list[GraphValue]:
     """The values that forward returned, in order."""
-    return [each for each in capture.graph.outputs if isinstance(each, GraphValue)]
+    return [leaf for leaf in capture.graph.outputs if isinstance(leaf, GraphValue)]

@@ -17,12 +17,15 @@ import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from podrun.poptorch.errors import Error
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,19 @@ class DTypeArgument:
     name: str
 
 
-Argument = Any
+Argument: TypeAlias = (
+    "bool | int | float | str | GraphValue | DTypeArgument | Subgraph | tuple[Argument, ...] | None"
+)
 """None, bool, int, float, str, `GraphValue`, `DTypeArgument`, `Subgraph`, or a tuple of arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlacement:
+    """Where the operators of a block run."""
+
+    ipu: int = 0
+    stage: int = 0
+    phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,7 @@ class Origin:
 
     module: str = ""
     line: str = ""
-    placement: Any = None
+    placement: BlockPlacement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +114,8 @@ def values_in(argument: Argument) -> Iterator[GraphValue]:
     if isinstance(argument, GraphValue):
         yield argument
     elif isinstance(argument, (tuple, list)):
-        for each in argument:
-            yield from values_in(each)
+        for part in argument:
+            yield from values_in(part)
 
 
 HOST_CALL = "podrun.host_call.default"
@@ -182,12 +196,12 @@ def adopt_parsers(parsers: Mapping[type, StructureParser]) -> None:
     _parsers.update(parsers)
 
 
-def has_parser(value: Any) -> bool:
+def has_parser(value: object) -> bool:
     """Whether a parser is registered for a value's type."""
     return _parser_of(value) is not None
 
 
-def _parser_of(value: Any) -> StructureParser | None:
+def _parser_of(value: object) -> StructureParser | None:
     for kind in type(value).__mro__:
         if kind in _parsers:
             return _parsers[kind]
@@ -199,14 +213,14 @@ class Structure:
     """A nested value without its leaves. ``rebuild(leaves)`` returns a value of the same types."""
 
     rebuild: Callable[[Iterator[Any]], Any]
-    description: Any
+    description: object
     """Types, lengths and keys: equal for values of the same structure, whatever the order of a dictionary's keys."""
     leaves: int
     paths: tuple[tuple[str, ...], ...] = ((),)
     """How each leaf is reached: ``("[0]", "['mask']")``. Leaves of equal structures have the same paths."""
 
 
-def flatten(value: Any) -> tuple[list[Any], Structure]:
+def flatten(value: object) -> tuple[list[Any], Structure]:
     """The leaves of a nested value, and its structure."""
     if (parser := _parser_of(value)) is not None:
         leaves = list(parser.yieldTensors(value))
@@ -218,14 +232,13 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
         )
     if isinstance(value, dict):
         keys = list(value)
-        leaves, structure = _of_children(
+        return _of_children(
             [value[key] for key in keys],
             [f"[{key!r}]" for key in keys],
             lambda items: _new_mapping(value, keys, items),
-            "",
+            type(value).__name__,
+            keys,
         )
-        named = frozenset(zip(keys, structure.description[1], strict=True))
-        return leaves, replace(structure, description=(type(value).__name__, named))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _of_children(
             list(value),
@@ -237,7 +250,7 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
         kind = type(value)
         return _of_children(list(value), [f"[{place}]" for place in range(len(value))], kind, kind.__name__)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [each.name for each in dataclasses.fields(value)]
+        names = [member.name for member in dataclasses.fields(value)]
         return _of_children(
             [getattr(value, name) for name in names],
             [f".{name}" for name in names],
@@ -247,31 +260,37 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
     return [value], Structure(next, "leaf", 1)
 
 
-def _new_mapping(original: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
-    made = dict(zip(keys, items, strict=True))
-    return made if type(original) is dict else type(original)(made)
+def _new_mapping(original: dict[Any, Any], keys: Sequence[object], items: Sequence[object]) -> object:
+    mapping = dict(zip(keys, items, strict=True))
+    return mapping if type(original) is dict else type(original)(mapping)
 
 
-def _with_fields(original: Any, names: Sequence[str], items: Sequence[Any]) -> Any:
+def _with_fields(original: object, names: Sequence[str], items: Sequence[object]) -> object:
     """A copy of a dataclass's value, frozen or not, with other fields."""
-    made = copy.copy(original)
+    copied = copy.copy(original)
     for name, item in zip(names, items, strict=True):
-        object.__setattr__(made, name, item)
-    return made
+        object.__setattr__(copied, name, item)
+    return copied
 
 
 def _of_children(
-    children: Sequence[Any], names: Sequence[str], make: Callable[[list[Any]], Any], kind: Any
+    children: Sequence[object],
+    names: Sequence[str],
+    make: Callable[[list[Any]], object],
+    kind: str,
+    keys: Sequence[object] | None = None,
 ) -> tuple[list[Any], Structure]:
+    """The leaves of all children, and the structure. ``keys``: of a dictionary, whose order does not count."""
     leaves: list[Any] = []
     structures = []
     for child in children:
-        found, structure = flatten(child)
-        leaves += found
+        own, structure = flatten(child)
+        leaves += own
         structures.append(structure)
+    inner = tuple(structure.description for structure in structures)
     return leaves, Structure(
         lambda items: make([structure.rebuild(items) for structure in structures]),
-        (kind, tuple(structure.description for structure in structures)),
+        (kind, inner if keys is None else frozenset(zip(keys, inner, strict=True))),
         len(leaves),
         tuple((name, *path) for name, child in zip(names, structures, strict=True) for path in child.paths),
     )
@@ -306,9 +325,9 @@ class ViewStep:
 class StorageState:
     """The present value of a storage. ``name``: of its parameter, buffer or argument, if any."""
 
-    root: Any
+    root: torch.Tensor
     value: GraphValue
-    name: Any = None
+    name: str | int | None = None
     version: int = 0
     reads: dict[tuple[int, ...], GraphValue] = field(default_factory=dict)
     """Values of views at the current version, by the identities of their steps."""
@@ -348,7 +367,7 @@ def read(view: TensorView, emitter: Emitter, depth: int | None = None) -> GraphV
     steps = view.steps if depth is None else view.steps[:depth]
     value = view.storage.value
     for count, step in enumerate(steps, 1):
-        key = tuple(id(each) for each in steps[:count])
+        key = tuple(id(step) for step in steps[:count])
         known = view.storage.reads.get(key)
         if known is None:
             known = emitter.new_value(step.shape, step.dtype)

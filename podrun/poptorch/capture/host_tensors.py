@@ -11,14 +11,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType, ModuleType
-from typing import Any
+from types import FrameType, ModuleType, TracebackType
+from typing import Any, TypeGuard
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from podrun.poptorch.errors import Error
 from podrun.private_apis import torch as private
+
+TorchFunction = Callable[..., Any]
+"""A function of torch, as modes of its functions get it."""
 
 IPU = torch.device("ipu:0")
 CPU = torch.device("cpu")
@@ -29,7 +32,7 @@ _NOT_USERS = (
     "<",
 )
 """Where code lies that is not the user's: torch, podrun, strings that were compiled."""
-_TENSOR: Any = torch.Tensor
+_TENSOR: Any = torch.Tensor  # Any: torch's types lack is_ipu and ipu().
 _ANSWERS = (
     (_TENSOR.device, IPU),
     (_TENSOR.is_cpu, False),
@@ -65,21 +68,27 @@ class IpuDevice(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         self._shown.__enter__()
-        enter: Any = super().__enter__
+        enter: Callable[[], Any] = super().__enter__
         return enter()
 
-    def __exit__(self, *error: Any) -> None:
-        leave: Any = super().__exit__
-        leave(*error)
-        self._shown.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave: Callable[..., None] = super().__exit__
+        leave(kind, error, trace)
+        self._shown.__exit__(kind, error, trace)
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: TorchFunction,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         keywords = dict(kwargs or {})
         first = args[0] if args else None
         if isinstance(first, private.FakeTensor):
-            asked = func.__self__ if getattr(func, "__name__", "") == "__get__" else func
+            asked = getattr(func, "__self__", func) if getattr(func, "__name__", "") == "__get__" else func
             for question, answer in _ANSWERS:
                 if asked is question:
                     return answer
@@ -96,43 +105,45 @@ class IpuDevice(TorchFunctionMode):
                     location=self._location(),
                     hint="Return the tensor, or call the function that needs it by poptorch.CPU (inference).",
                 )
-            if not any(isinstance(each, torch.Tensor) for each in (*args, *keywords.values())):
+            if not any(isinstance(argument, torch.Tensor) for argument in (*args, *keywords.values())):
                 with private.real_computation():
                     return func(*args, **keywords)
         return func(*args, **keywords)
 
-    def _on_ipu(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _on_ipu(self, func: TorchFunction, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call a function that names the IPU as its device."""
         if args and _is_real(args[0]):
             args = (self._moved(args[0]), *args[1:])
         if func is _TENSOR.ipu:
             return args[0]
-        return func(*map(_on_cpu, args), **{name: _on_cpu(each) for name, each in keywords.items()})
+        return func(*map(_on_cpu, args), **{name: _on_cpu(argument) for name, argument in keywords.items()})
 
 
-def _is_real(value: Any) -> bool:
+def _is_real(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and not isinstance(value, private.FakeTensor)
 
 
-def _device_named(func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+def _device_named(func: TorchFunction, args: tuple[Any, ...], keywords: dict[str, Any]) -> str:
     """The type of the device that a call of a function names; empty if it names none."""
     if func in (_TENSOR.cpu, _TENSOR.ipu):
-        return str(func.__name__)
+        return "cpu" if func is _TENSOR.cpu else "ipu"
     if func is torch.device:
         return ""
-    given = keywords.get("device")
-    if given is None and func in (_TENSOR.to, _TENSOR.type_as):
-        given = next((each for each in (*args[1:], *keywords.values()) if _names_device(each)), None)
-    if isinstance(given, private.FakeTensor):
+    device = keywords.get("device")
+    if device is None and func in (_TENSOR.to, _TENSOR.type_as):
+        device = next(
+            (argument for argument in (*args[1:], *keywords.values()) if _names_device(argument)), None
+        )
+    if isinstance(device, private.FakeTensor):
         return "ipu"
-    return torch.device(given).type if isinstance(given, (str, torch.device)) else ""
+    return torch.device(device).type if isinstance(device, (str, torch.device)) else ""
 
 
-def _names_device(value: Any) -> bool:
+def _names_device(value: object) -> bool:
     return isinstance(value, (str, torch.device, torch.Tensor))
 
 
-def _on_cpu(argument: Any) -> Any:
+def _on_cpu(argument: object) -> object:
     """An argument with the CPU in place of an IPU."""
     if isinstance(argument, torch.device):
         return CPU if argument.type == "ipu" else argument
@@ -150,14 +161,14 @@ def name_of(tensor: torch.Tensor) -> str:
             names = [*frame.f_code.co_names, *frame.f_code.co_freevars]
             outside = {name: frame.f_globals[name] for name in names if name in frame.f_globals}
             for name, value in {**outside, **frame.f_locals}.items():
-                for path, each in _inside(name, value, 3):
-                    if each is tensor or private.storage_of(each) == storage:
+                for path, inside in _inside(name, value, 3):
+                    if inside is tensor or private.storage_of(inside) == storage:
                         return path
         frame = frame.f_back
     return ""
 
 
-def _inside(path: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _inside(path: str, value: object, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
     """The real tensors that a value holds, with how a program reaches them."""
     if isinstance(value, torch.Tensor):
         if _is_real(value):
@@ -167,12 +178,12 @@ def _inside(path: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tens
         return
     parts: Iterator[tuple[str, Any]]
     if isinstance(value, dict):
-        parts = ((f"{path}[{key!r}]", each) for key, each in list(value.items()))
+        parts = ((f"{path}[{key!r}]", item) for key, item in list(value.items()))
     elif isinstance(value, (list, tuple)):
-        parts = ((f"{path}[{place}]", each) for place, each in enumerate(value))
+        parts = ((f"{path}[{place}]", item) for place, item in enumerate(value))
     else:
         own = dict(getattr(value, "__dict__", {}))
         own |= own.get("_modules", {}) if isinstance(value, torch.nn.Module) else {}
-        parts = ((f"{path}.{name}", each) for name, each in own.items())
-    for name, each in parts:
-        yield from _inside(name, each, depth - 1)
+        parts = ((f"{path}.{name}", item) for name, item in own.items())
+    for name, item in parts:
+        yield from _inside(name, item, depth - 1)

@@ -8,7 +8,6 @@ import dis
 import os
 from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
-from typing import Any
 
 import torch
 
@@ -22,9 +21,9 @@ _LONGEST = 400
 _MOST_TENSORS = 8
 
 
-def described(values: Any) -> str:
+def described(values: object) -> str:
     """The types and shapes of the tensors among an operator's arguments: ``float32 [4, 3], int64 [4]``."""
-    return ", ".join([_form(each) for each in _tensors(values)][:_MOST_TENSORS])
+    return ", ".join([_form(tensor) for tensor in _tensors(values)][:_MOST_TENSORS])
 
 
 def mistake(error: Exception, names: Mapping[int, str], operator: str) -> Error | None:
@@ -39,7 +38,7 @@ def mistake(error: Exception, names: Mapping[int, str], operator: str) -> Error 
         frames.pop()
     if not frames or _stays(*frames[-1], bool(operator)):
         return None
-    users = [each for each in frames if is_users(each[0])]
+    users = [entry for entry in frames if is_users(entry[0])]
     where = _module_of([frame for frame, _ in frames], names)
     place = _line_of(users[-1]) if users else ""
     text = str(error)
@@ -73,8 +72,8 @@ def _stays(frame: FrameType, trace: TracebackType, operator: bool) -> bool:
     return raised or (file.startswith(_PODRUN) and not operator)
 
 
-def _line_of(found: tuple[FrameType, TracebackType]) -> str:
-    return f"{found[0].f_code.co_filename}:{found[1].tb_lineno}"
+def _line_of(entry: tuple[FrameType, TracebackType]) -> str:
+    return f"{entry[0].f_code.co_filename}:{entry[1].tb_lineno}"
 
 
 def _module_of(frames: list[FrameType], names: Mapping[int, str]) -> str:
@@ -96,11 +95,11 @@ def _form(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def _tensors(values: object) -> Iterator[torch.Tensor]:
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, (list, tuple)):
-        for each in values:
-            yield from _tensors(each)
+        for value in values:
+            yield from _tensors(value)
     elif isinstance(values, dict):
         yield from _tensors(list(values.values()))

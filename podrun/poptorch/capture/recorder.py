@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -44,6 +44,7 @@ from podrun.poptorch.capture.torch_names import (
 )
 from podrun.poptorch.errors import Error
 from podrun.private_apis import torch as private
+from podrun.private_apis.torch import TorchOperator
 
 aten = torch.ops.aten
 
@@ -62,6 +63,10 @@ _CHECKING = frozenset({"gaussian_nll_loss"})
 """Functions of torch.nn.functional that read values only to refuse wrong ones."""
 
 
+Encoded = tuple[tuple[Argument, ...], dict[str, Argument]]
+"""Arguments and keywords of a call of an operator, as a node keeps them."""
+
+
 class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     """Records one forward pass into ``graph``.
 
@@ -73,7 +78,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     def __init__(
         self,
         supported: Callable[[str], bool],
-        fake: Any,
+        fake: private.FakeMode,
         origin: Callable[[], Origin],
         allowed_constants: frozenset[int] = frozenset(),
         location: Callable[[], str] = str,
@@ -104,7 +109,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         """A new value of a tensor's shape and type."""
         return self.new_value(tensor.shape, device_dtype(tensor.dtype))
 
-    def bind(self, tensor: torch.Tensor, value: GraphValue, name: Any = None) -> None:
+    def bind(self, tensor: torch.Tensor, value: GraphValue, name: str | int | None = None) -> None:
         """Let a tensor with a storage of its own stand for ``value``."""
         state = StorageState(tensor, value, name)
         self._storages[private.storage_of(tensor)] = state
@@ -174,15 +179,15 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor of the IPU that a real one becomes: a constant, unless it stands for a value of the model."""
         value = self._constant(tensor) if self.is_host(tensor) else self.value_of(tensor)
-        made = self.fake_like(tensor)
-        self.bind(made, value)
-        return made
+        fake = self.fake_like(tensor)
+        self.bind(fake, value)
+        return fake
 
     def _on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an operator's tensors are all the host's, so that it runs there, now."""
-        tensors = [each for each in _flat((args, kwargs)) if isinstance(each, torch.Tensor)]
-        return any(self.is_host(each) for each in tensors) and all(
-            self.is_host(each) or self._unchanged_number(each) for each in tensors
+        tensors = [leaf for leaf in _flat((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        return any(self.is_host(tensor) for tensor in tensors) and all(
+            self.is_host(tensor) or self._unchanged_number(tensor) for tensor in tensors
         )
 
     def _unchanged_number(self, tensor: torch.Tensor) -> bool:
@@ -210,7 +215,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
 
     def _follow_view(self, step: ViewStep, base: GraphValue, result: GraphValue) -> None:
         _, packet, overload = step.operator.split(".")
-        if any(isinstance(each, (GraphValue, DTypeArgument)) for each in step.arguments):
+        if any(isinstance(argument, (GraphValue, DTypeArgument)) for argument in step.arguments):
             return
         with private.real_computation():
             viewed = getattr(getattr(aten, packet), overload)(self._known[base.number], *step.arguments)
@@ -268,16 +273,20 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
             state.reads = reads
 
     def add_control_flow(
-        self, operator: str, arguments: tuple[Argument, ...], made: list[torch.Tensor]
+        self, operator: str, arguments: tuple[Argument, ...], results: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Add a node with bodies whose results are ``made``."""
-        self._add(operator, arguments, {}, tuple(self.value_of(each) for each in made))
-        return made
+        self._add(operator, arguments, {}, tuple(self.value_of(result) for result in results))
+        return results
 
     # --- Dispatch -----------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(
-        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        operator: TorchOperator,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         try:
             return self._dispatched(operator, args, dict(kwargs or {}))
@@ -294,7 +303,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         """The operator that raised an error, and its arguments; empty if none did."""
         return self._failed[1] if self._failed[0] is error else ""
 
-    def _dispatched(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _dispatched(self, operator: TorchOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operator is aten.detach_.default:
             return args[0]
         if operator not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
@@ -315,25 +324,27 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         name = operator_name(operator)
         form = functional_form(operator)
         if not self._supported(name) and not (form is not None and self._supported(operator_name(form))):
-            found = self._decomposed(operator, form, args, kwargs)
-            if found is not NotImplemented:
-                return found
+            decomposed = self._decomposed(operator, form, args, kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
             self.missing[name] += 1
         return self._record(operator, form, args, kwargs)
 
-    def _into_given(self, operator: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _into_given(
+        self, operator: TorchOperator, form: TorchOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Compute the results of an operator with ``out=`` by its functional form; write them into the tensors given.
 
         As in torch a tensor of another shape takes the result's; of a type that cannot hold it it is refused.
         """
-        names = [each.name for each in operator._schema.arguments if each.is_out]
-        given = [kwargs[name] for name in names]
-        rest = {name: each for name, each in kwargs.items() if name not in names}
-        if not any(isinstance(each, torch.Tensor) for each in _flat((args, rest))):
-            rest["dtype"] = given[0].dtype
+        names = [argument.name for argument in operator._schema.arguments if argument.is_out]
+        targets = [kwargs[name] for name in names]
+        rest = {name: argument for name, argument in kwargs.items() if name not in names}
+        if not any(isinstance(leaf, torch.Tensor) for leaf in _flat((args, rest))):
+            rest["dtype"] = targets[0].dtype
         with self:
             results = form(*args, **rest)
-        for out, result in zip(given, _flat(results), strict=True):
+        for out, result in zip(targets, _flat(results), strict=True):
             if not torch.can_cast(result.dtype, out.dtype):
                 raise Error(f"result type {result.dtype} can't be cast to the output type {out.dtype}")
             with self:
@@ -341,7 +352,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
                     aten.copy_.default(out, result)
                 else:
                     self._resize(out, aten._to_copy.default(result, dtype=out.dtype))
-        return tuple(given) if len(given) > 1 else given[0]
+        return tuple(targets) if len(targets) > 1 else targets[0]
 
     def _resize(self, out: torch.Tensor, result: torch.Tensor) -> None:
         """Let a tensor for results that has another shape be the result."""
@@ -368,16 +379,16 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         with private.real_computation():
             return known.item()
 
-    def _batch_norm(self, operator: Any, args: tuple[Any, ...]) -> Any:
+    def _batch_norm(self, operator: TorchOperator, args: tuple[Any, ...]) -> Any:
         """Batch normalisation, whose schema does not say that it updates the running statistics."""
         x, weight, bias, mean, variance, training, momentum, epsilon, *_ = args
-        values = tuple(self._encoded(each) for each in (x, weight, bias, mean, variance))
+        values = tuple(self._encoded(argument) for argument in (x, weight, bias, mean, variance))
         with self._fake:
-            made = aten.native_batch_norm.default(
+            normalised = aten.native_batch_norm.default(
                 x, weight, bias, mean, variance, training, momentum or 0.0, epsilon
             )[0]
-        self.bind(made, self.value_like(made))
-        results = [self.value_of(made)]
+        self.bind(normalised, self.value_like(normalised))
+        results = [self.value_of(normalised)]
         updates = training and mean is not None
         if updates:
             results += [self.value_like(mean), self.value_like(variance)]
@@ -387,9 +398,15 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         if updates:
             for statistic, value in zip((mean, variance), results[1:], strict=True):
                 write(self._view_of(statistic), value, self)
-        return made
+        return normalised
 
-    def _decomposed(self, operator: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _decomposed(
+        self,
+        operator: TorchOperator,
+        form: TorchOperator | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """The result of an operator by torch's own definition; NotImplemented if torch has none."""
         if private.is_composite(operator):
             with self:
@@ -405,10 +422,18 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         with self:
             return decomposition(*args, **kwargs)
 
-    def _record(self, operator: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record(
+        self,
+        operator: TorchOperator,
+        form: TorchOperator | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         constant = operator in (aten.lift_fresh.default, aten.lift_fresh_copy.default)
-        arguments = tuple(self._encoded(each, constant) for each in args)
-        keywords = {key: self._encoded(each) for key, each in kwargs.items() if key not in IGNORED_KEYWORDS}
+        arguments = tuple(self._encoded(argument, constant) for argument in args)
+        keywords = {
+            key: self._encoded(argument) for key, argument in kwargs.items() if key not in IGNORED_KEYWORDS
+        }
         try:
             with self._fake:
                 results = FAKE_RESULTS.get(operator_name(operator), operator)(*args, **kwargs)
@@ -419,40 +444,53 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
                 "model is compiled",
                 hint="Use torch.where, a mask, or an operator with a fixed size (minlength=, num_classes=).",
             ) from error
-        made = [each for each in _flat(results) if isinstance(each, torch.Tensor)]
+        tensors = [leaf for leaf in _flat(results) if isinstance(leaf, torch.Tensor)]
         if operator._schema.is_mutable:
-            self._record_write(operator, form, args, kwargs, (arguments, keywords), made)
-        elif not self._record_view(operator, args, (arguments, keywords), results, made):
-            self._record_values(operator, args, (arguments, keywords), made, kwargs)
+            self._record_write(operator, form, args, kwargs, (arguments, keywords), tensors)
+        elif not self._record_view(operator, args, (arguments, keywords), results, tensors):
+            self._record_values(operator, args, (arguments, keywords), tensors, kwargs)
         return results
 
-    def _record_view(self, operator: Any, args: Any, encoded: Any, results: Any, made: Any) -> bool:
+    def _record_view(
+        self,
+        operator: TorchOperator,
+        args: tuple[Any, ...],
+        encoded: Encoded,
+        results: object,
+        tensors: list[torch.Tensor],
+    ) -> bool:
         """Whether the operator's results are views of its first argument; if so, remember them as views."""
         views = operator.is_view or operator in VIEWS_BY_NAME
         if not views or not isinstance(args[0], torch.Tensor):
             return False
-        if any(private.storage_of(each) != private.storage_of(args[0]) for each in made):
+        if any(private.storage_of(tensor) != private.storage_of(args[0]) for tensor in tensors):
             return False
         base = self._view_of(args[0])
         arguments, keywords = encoded
         if operator is aten.as_strided.default:
             size, stride, *offset = arguments[1:]
-            first = offset[0] if offset and offset[0] is not None else args[0].storage_offset()
-            base, arguments = TensorView(base.storage), (arguments[0], size, stride, int(first))
-        for place, each in enumerate(made):
+            first = offset[0] if offset and isinstance(offset[0], int) else int(args[0].storage_offset())
+            base, arguments = TensorView(base.storage), (arguments[0], size, stride, first)
+        for place, tensor in enumerate(tensors):
             step = ViewStep(
                 operator_name(operator),
                 arguments[1:],
                 keywords,
-                tuple(each.shape),
-                device_dtype(each.dtype),
+                tuple(tensor.shape),
+                device_dtype(tensor.dtype),
                 None if isinstance(results, torch.Tensor) else place,
             )
-            self._remember(each, TensorView(base.storage, (*base.steps, step)))
+            self._remember(tensor, TensorView(base.storage, (*base.steps, step)))
         return True
 
     def _record_write(
-        self, operator: Any, form: Any, args: Any, kwargs: Any, encoded: Any, made: list[torch.Tensor]
+        self,
+        operator: TorchOperator,
+        form: TorchOperator | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        encoded: Encoded,
+        tensors: list[torch.Tensor],
     ) -> None:
         """Record an operator that writes into arguments: new values for these, after its fresh results."""
         schema = operator._schema
@@ -460,14 +498,16 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         for place, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 target = args[place] if place < len(args) else kwargs.get(argument.name)
-                targets += [each for each in _flat(target) if isinstance(each, torch.Tensor)]
+                targets += [leaf for leaf in _flat(target) if isinstance(leaf, torch.Tensor)]
         fresh = [
-            each for each, returned in zip(made, schema.returns, strict=False) if returned.alias_info is None
+            tensor
+            for tensor, returned in zip(tensors, schema.returns, strict=False)
+            if returned.alias_info is None
         ]
-        for each in fresh:
-            self.bind(each, self.value_like(each))
+        for tensor in fresh:
+            self.bind(tensor, self.value_like(tensor))
         written = [self.value_like(target) for target in targets]
-        results = (*(self.value_of(each) for each in fresh), *written)
+        results = (*(self.value_of(tensor) for tensor in fresh), *written)
         self._add(operator_name(form or operator), encoded[0], encoded[1], results)
         for target, value in zip(targets, written, strict=True):
             view = self._view_of(target)
@@ -486,82 +526,88 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         storage.replace(kept)
 
     def _record_values(
-        self, operator: Any, args: Any, encoded: Any, made: list[torch.Tensor], kwargs: dict[str, Any]
+        self,
+        operator: TorchOperator,
+        args: tuple[Any, ...],
+        encoded: Encoded,
+        tensors: list[torch.Tensor],
+        kwargs: dict[str, Any],
     ) -> None:
         """Record an operator whose results are values of their own, or the argument itself (``contiguous``)."""
         taken = {
-            private.storage_of(each): each for each in _flat((args, kwargs)) if isinstance(each, torch.Tensor)
+            private.storage_of(leaf): leaf for leaf in _flat((args, kwargs)) if isinstance(leaf, torch.Tensor)
         }
         results = []
-        for each in made:
-            value = self.value_like(each)
+        for tensor in tensors:
+            value = self.value_like(tensor)
             results.append(value)
-            same = taken.get(private.storage_of(each))
+            same = taken.get(private.storage_of(tensor))
             if same is None:
-                self.bind(each, value)
-            elif same.shape == each.shape and same.stride() == each.stride():
-                self._remember(each, self._view_of(same))
+                self.bind(tensor, value)
+            elif same.shape == tensor.shape and same.stride() == tensor.stride():
+                self._remember(tensor, self._view_of(same))
             else:
-                self._remember(each, TensorView(StorageState(each, value)))
+                self._remember(tensor, TensorView(StorageState(tensor, value)))
         self._add(operator_name(operator), encoded[0], encoded[1], tuple(results))
-        self._follow(operator, encoded, results, made)
+        self._follow(operator, encoded, results, tensors)
 
     def _follow(
-        self, operator: Any, encoded: Any, results: list[GraphValue], made: list[torch.Tensor]
+        self, operator: TorchOperator, encoded: Encoded, results: list[GraphValue], fakes: list[torch.Tensor]
     ) -> None:
         """Compute the data of results whose arguments' data are known, so that the program can ask for them."""
         arguments, keywords = encoded
-        values = [each for each in _flat((arguments, keywords)) if isinstance(each, GraphValue)]
+        values = [leaf for leaf in _flat((arguments, keywords)) if isinstance(leaf, GraphValue)]
         random = "nondeterministic_seeded" in str(operator.tags) or "empty" in operator_name(operator)
-        small = made and all(each.numel() <= LARGEST_KNOWN for each in made)
-        if random or not small or not all(each.number in self._known for each in values):
+        small = fakes and all(tensor.numel() <= LARGEST_KNOWN for tensor in fakes)
+        if random or not small or not all(value.number in self._known for value in values):
             return
         with private.real_computation():
-            given = [
-                torch.device("cpu") if each is None and str(of.type) == "Device" else each
-                for each, of in zip(
+            positional = [
+                torch.device("cpu") if argument is None and str(of.type) == "Device" else argument
+                for argument, of in zip(
                     _decoded(arguments, self._known), operator._schema.arguments, strict=False
                 )
             ]
-            real = operator(*given, **_decoded(keywords, self._known))
-        tensors = [each for each in _flat(real) if isinstance(each, torch.Tensor)]
-        self._known.update({v.number: each for v, each in zip(results, tensors, strict=True)})
+            real = operator(*positional, **_decoded(keywords, self._known))
+        tensors = [leaf for leaf in _flat(real) if isinstance(leaf, torch.Tensor)]
+        self._known.update({v.number: tensor for v, tensor in zip(results, tensors, strict=True)})
 
-    def _encoded(self, argument: Any, constant: bool = False) -> Argument:
+    def _encoded(self, argument: object, constant: bool = False) -> Argument:
+        """What torch's dispatcher gave, as a node keeps it."""
         if isinstance(argument, torch.Tensor):
             return read(self._view_of(argument, constant), self)
         if isinstance(argument, (list, tuple)):
-            return tuple(self._encoded(each, constant) for each in argument)
+            return tuple(self._encoded(item, constant) for item in argument)
         if isinstance(argument, torch.dtype):
             return DTypeArgument(device_dtype(argument))
         if isinstance(argument, (torch.device, torch.layout, torch.memory_format)):
             return None
         if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise Error("a size that depends on data is not known while the model is compiled")
-        return argument
+        return cast(Argument, argument)
 
 
 _TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int64, "bool": torch.bool}
 
 
-def _decoded(argument: Any, known: Mapping[int, torch.Tensor]) -> Any:
+def _decoded(argument: Argument | Mapping[str, Argument], known: Mapping[int, torch.Tensor]) -> Any:
     """An encoded argument with real tensors in place of known values."""
     if isinstance(argument, GraphValue):
         return known[argument.number]
     if isinstance(argument, DTypeArgument):
         return _TORCH_TYPES.get(argument.name) or getattr(torch, argument.name)
     if isinstance(argument, tuple):
-        return [_decoded(each, known) for each in argument]
+        return [_decoded(item, known) for item in argument]
     if isinstance(argument, dict):
-        return {key: _decoded(each, known) for key, each in argument.items()}
+        return {key: _decoded(item, known) for key, item in argument.items()}
     return argument
 
 
-def _flat(value: Any) -> list[Any]:
+def _flat(value: object) -> list[Any]:
     if isinstance(value, (list, tuple)):
-        return [leaf for each in value for leaf in _flat(each)]
+        return [leaf for item in value for leaf in _flat(item)]
     if isinstance(value, dict):
-        return [leaf for each in value.values() for leaf in _flat(each)]
+        return [leaf for item in value.values() for leaf in _flat(item)]
     return [value]
 
 

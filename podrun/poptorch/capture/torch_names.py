@@ -5,13 +5,14 @@ whose shapes torch cannot work out without data, although they do not depend on 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from podrun.poptorch.errors import Error
+from podrun.private_apis.torch import TorchOperator
 
 aten = torch.ops.aten
 
@@ -37,7 +38,7 @@ _SEPARATE_NAMES = {
 """Operators in place whose functional form has a name of its own."""
 
 
-def operator_name(operator: Any) -> str:
+def operator_name(operator: TorchOperator) -> str:
     """``aten.add.Tensor`` for an operator of torch's."""
     return f"{operator.namespace}.{str(operator).partition('.')[2]}"
 
@@ -61,41 +62,43 @@ def to_numpy(tensor: torch.Tensor, *, copy: bool = True) -> np.ndarray:
 
 
 @functools.cache
-def functional_form(operator: Any) -> Any:
+def functional_form(operator: TorchOperator) -> TorchOperator | None:
     """The functional operator that computes the values which an in-place operator writes; None if torch has none."""
     name = operator_name(operator)
     if name in _SEPARATE_NAMES:
         _, separate, form = _SEPARATE_NAMES[name].split(".")
-        return getattr(getattr(aten, separate, None), form, None)
+        named: TorchOperator | None = getattr(getattr(aten, separate, None), form, None)
+        return named
     base = name.split(".")[1]
     if operator.namespace != "aten" or not base.endswith("_") or base.endswith("__"):
         return None
-    found: Any = getattr(aten, base[:-1], None)
-    packet = found
+    packet = getattr(aten, base[:-1], None)
     if packet is None:
         return None
     wanted = [str(argument.type) for argument in operator._schema.arguments]
     for overload in (str(operator).rpartition(".")[2], *packet.overloads()):
-        found = getattr(packet, overload, None)
-        if found is None or found._schema.is_mutable:
+        candidate: TorchOperator | None = getattr(packet, overload, None)
+        if candidate is None or candidate._schema.is_mutable:
             continue
-        if [str(argument.type) for argument in found._schema.arguments[: len(wanted)]] == wanted:
-            return found
+        if [str(argument.type) for argument in candidate._schema.arguments[: len(wanted)]] == wanted:
+            return candidate
     return None
 
 
 @functools.cache
-def form_without_out(operator: Any) -> Any:
+def form_without_out(operator: TorchOperator) -> TorchOperator | None:
     """The functional operator that computes what an operator writes into ``out=``; None for one without it."""
-    wanted = [each for each in operator._schema.arguments if not each.is_out]
+    wanted = [argument for argument in operator._schema.arguments if not argument.is_out]
     if operator.namespace != "aten" or len(wanted) == len(operator._schema.arguments):
         return None
     packet = getattr(aten, operator_name(operator).split(".")[1])
     for name in packet.overloads():
-        form = getattr(packet, name)
-        given = form._schema.arguments
-        begins = [(each.name, str(each.type)) for each in given[: len(wanted)]]
-        if not form._schema.is_mutable and begins == [(each.name, str(each.type)) for each in wanted]:
+        form: TorchOperator = getattr(packet, name)
+        arguments = form._schema.arguments
+        begins = [(argument.name, str(argument.type)) for argument in arguments[: len(wanted)]]
+        if not form._schema.is_mutable and begins == [
+            (argument.name, str(argument.type)) for argument in wanted
+        ]:
             return form
     return None
 
@@ -103,8 +106,8 @@ def form_without_out(operator: Any) -> Any:
 def _ctc_loss(
     logs: torch.Tensor,
     targets: torch.Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: torch.Tensor | Sequence[int],
+    target_lengths: torch.Tensor | Sequence[int],
     blank: int = 0,
     reduction: int = 1,
     zero_infinity: bool = False,
@@ -114,7 +117,7 @@ def _ctc_loss(
     return logs.new_empty(logs.shape[1:2] if logs.dim() == 3 else ())
 
 
-def _of_rows(x: torch.Tensor, **keywords: Any) -> torch.Tensor:
+def _of_rows(x: torch.Tensor, **keywords: object) -> torch.Tensor:
     return x.new_empty((x.shape[0], x.shape[0]) if x.dim() == 2 and x.shape[0] > 1 else ())
 
 
@@ -138,7 +141,7 @@ def _least_squares(
 ) -> tuple[torch.Tensor, ...]:
     rows, columns = a.shape[-2:]
     vector = b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]
-    broadcast: Any = torch.broadcast_shapes
+    broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
     lead = list(broadcast(a.shape[:-2], b.shape[: -1 if vector else -2]))
     right = [] if vector else [b.shape[-1]]
     residuals = [*lead, *right] if rows > columns and driver not in (None, "gelsy") else [0]

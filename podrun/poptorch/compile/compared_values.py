@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from podrun.core.errors import InternalError
 from podrun.poptorch.capture.graph import COMPARED, GraphNode, GraphValue, Origin, Subgraph
 
 if TYPE_CHECKING:
@@ -72,12 +73,14 @@ def _control_flow(
     arguments: tuple[Argument, ...]
     if node.operator == _LOOP:
         count, body, inputs, outer = node.arguments
+        if not isinstance(body, Subgraph) or not isinstance(inputs, tuple):
+            raise InternalError("a loop takes a body and the body's inputs")
         start, carried = _add_check(before, (), numbers, node.origin), _scalar(numbers)
         body = _checking(body, numbers, (carried,))
         arguments = (count, replace(body, inputs=(*body.inputs, carried)), (*inputs, start), outer)
     else:
         condition, *parts = node.arguments
-        arguments = (condition, *((_checking(part[0], numbers), *part[1:]) for part in parts))
+        arguments = (condition, *(_checking_branch(part, numbers) for part in parts))
     return replace(node, arguments=arguments, results=(*node.results, result)), (result,)
 
 
@@ -88,8 +91,16 @@ def _checking(body: Subgraph, numbers: Iterator[int], carried: Sequence[GraphVal
     return replace(body, nodes=tuple(nodes), outputs=(*body.outputs, total))
 
 
+def _checking_branch(branch: Argument, numbers: Iterator[int]) -> Argument:
+    """A branch (its body, the body's inputs, the outer values) with one more result."""
+    if not isinstance(branch, tuple) or not isinstance(branch[0], Subgraph):
+        raise InternalError("a branch begins with its body")
+    return (_checking(branch[0], numbers), *branch[1:])
+
+
 def _bodies_of(node: GraphNode) -> list[Subgraph]:
-    parts = node.arguments if node.operator == _LOOP else [part[0] for part in node.arguments[1:]]
+    branches = [part for part in node.arguments if isinstance(part, tuple)]
+    parts = node.arguments if node.operator == _LOOP else [branch[0] for branch in branches]
     return [part for part in parts if isinstance(part, Subgraph)]
 
 

@@ -97,7 +97,7 @@ class ModuleSource:
 
 def _model(captured: Capture, module: torch.nn.Module, loss: bool) -> Any:
     wanted = [find_loss(captured.graph)] if loss else []
-    wanted += [each for each in captured.graph.outputs if isinstance(each, GraphValue)]
+    wanted += [leaf for leaf in captured.graph.outputs if isinstance(leaf, GraphValue)]
     if not wanted:
         raise UsageError("forward returns no tensor", hint="Return the logits or the loss.")
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -163,26 +163,26 @@ def module_source(path: Path, name: str, inputs: Sequence[str]) -> ModuleSource:
     wrong name or wrong inputs.
     """
     with _as_program(path, ()):
-        found: Mapping[str, Any] = _names(path)
-        made = found.get(name)
-        if made is None:
-            raise UsageError(f"{path} has no {name}", hint=_modules_in(found, name))
-        module = made if isinstance(made, torch.nn.Module) else _made(path, name, made)
+        names: Mapping[str, Any] = _names(path)
+        value = names.get(name)
+        if value is None:
+            raise UsageError(f"{path} has no {name}", hint=_modules_in(names, name))
+        module = value if isinstance(value, torch.nn.Module) else _made(path, name, value)
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"{name} of {path} gives a {type(module).__name__}, not a torch.nn.Module")
     if not inputs:
         raise UsageError(
             f"the inputs of {name} are not known", hint="Give one --input for each: --input 8x3x32x32"
         )
-    return ModuleSource(module, tuple(_input(each) for each in inputs), {}, Options())
+    return ModuleSource(module, tuple(_input(text) for text in inputs), {}, Options())
 
 
-def _modules_in(found: Mapping[str, Any], name: str) -> str:
+def _modules_in(names: Mapping[str, Any], name: str) -> str:
     """The modules of a file and its own classes of modules, and the one whose name is closest."""
-    own = found.get("__name__")
+    own = names.get("__name__")
     known = [
         key
-        for key, value in found.items()
+        for key, value in names.items()
         if isinstance(value, torch.nn.Module)
         or (isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == own)
     ]
@@ -191,7 +191,7 @@ def _modules_in(found: Mapping[str, Any], name: str) -> str:
     return f"{guess}Modules in it: {', '.join(known) or 'none'}."
 
 
-def _made(path: Path, name: str, make: Any) -> Any:
+def _made(path: Path, name: str, make: object) -> object:
     """The result of a class or function of a file. UsageError with the line of the file where it fails."""
     if not callable(make):
         raise UsageError(f"{name} of {path} is a {type(make).__name__}, not a torch.nn.Module")
@@ -208,7 +208,7 @@ def _made(path: Path, name: str, make: Any) -> Any:
 
 def _line_in(path: Path, error: Exception) -> str:
     """`` (FILE:LINE)`` of the innermost line of a file that an error went through."""
-    own = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename) == path]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     return f" ({path}:{own[-1].lineno})" if own else ""
 
 

@@ -8,7 +8,7 @@ the rules are the SDK's, so that a program that runs here runs there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from podrun.poptorch.api.enums import (
     OutputMode,
@@ -21,6 +21,9 @@ from podrun.poptorch.compile.session_model import (
     OVERLAPPED_OUTPUT,
 )
 from podrun.poptorch.errors import Error
+
+if TYPE_CHECKING:
+    from podrun.poptorch.api.options import Options
 
 IDENTITY_LOSS = "podrun.identity_loss.default"
 
@@ -95,7 +98,7 @@ def _leading_to_losses(graph: CapturedGraph, losses: set[int]) -> set[int]:
 LEAST_IO_TILES = 32
 
 
-def check_overlap(graph: CapturedGraph, options: Any) -> None:
+def check_overlap(graph: CapturedGraph, options: Options) -> None:
     """Error for marks in wrong places, and for options that marks do not go with."""
     marks = [node for node in graph.nodes if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT)]
     for node in marks:
@@ -104,7 +107,7 @@ def check_overlap(graph: CapturedGraph, options: Any) -> None:
         _check_options(options)
 
 
-def _check_options(options: Any) -> None:
+def _check_options(options: Options) -> None:
     if options._execution_strategy.execution_mode == PIPELINED:
         raise Error(
             "overlapped transfers need another execution strategy than PipelinedExecution",
@@ -123,12 +126,12 @@ def _check_options(options: Any) -> None:
 
 
 def _check_input(node: GraphNode, graph: CapturedGraph) -> None:
-    given = node.arguments[0]
-    if given.number not in {value.number for value in graph.inputs.values()}:
+    marked = node.arguments[0]
+    if not isinstance(marked, GraphValue) or marked not in graph.inputs.values():
         raise Error(
             f"poptorch.set_overlap_for_input takes inputs of the model as they are ({node.origin.line})"
         )
-    users = sum(given.number in {v.number for v in other.reads()} for other in graph.nodes)
+    users = sum(marked.number in {v.number for v in other.reads()} for other in graph.nodes)
     if users > 1:
         raise Error(
             f"an input is used beside poptorch.set_overlap_for_input ({node.origin.line})",
@@ -137,9 +140,9 @@ def _check_input(node: GraphNode, graph: CapturedGraph) -> None:
 
 
 def _check_output(node: GraphNode, graph: CapturedGraph) -> None:
-    made = node.results[0].number
-    returned = sum(isinstance(each, GraphValue) and each.number == made for each in graph.outputs)
-    used = any(made in {v.number for v in other.reads()} for other in graph.nodes)
+    marked = node.results[0].number
+    returned = sum(isinstance(leaf, GraphValue) and leaf.number == marked for leaf in graph.outputs)
+    used = any(marked in {v.number for v in other.reads()} for other in graph.nodes)
     if returned != 1 or used:
         raise Error(
             f"the result of poptorch.set_overlap_for_output must be returned once, and used nowhere else "

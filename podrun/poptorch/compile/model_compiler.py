@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from podrun.poptorch.api.annotations import BlockPlacement, CaptureAnnotations, following
+from podrun.poptorch.api.annotations import CaptureAnnotations, following
 from podrun.poptorch.api.enums import (
     CommGroupType,
     ConnectionType,
@@ -17,10 +17,11 @@ from podrun.poptorch.api.enums import (
     OverlapMode,
     VariableRetrievalMode,
 )
+from podrun.poptorch.api.optim import ProgramOptimizer
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.strategies import PHASED, PIPELINED, PipelinedExecution
 from podrun.poptorch.capture.capture import Capture, capture
-from podrun.poptorch.capture.graph import GraphNode, GraphValue
+from podrun.poptorch.capture.graph import BlockPlacement, GraphNode, GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile.computed_values import ValuesToCompute, values_to_compute
 from podrun.poptorch.compile.graph_checks import check_overlap
@@ -83,7 +84,7 @@ class CompileRequest:
     module: torch.nn.Module
     options: Options
     batches: BatchDimensions
-    optimizer: Any = None
+    optimizer: ProgramOptimizer | None = None
     groups: Mapping[str, ReplicaGroups] = field(default_factory=dict)
     executable: bytes | None = None
 
@@ -139,13 +140,13 @@ def check_pipeline(division: Division, options: Options, training: bool) -> None
         return
     if training:
         needed, name = 2 * division.stages - 1, "gradient accumulation"
-        given = options.Training.gradient_accumulation
+        batches = options.Training.gradient_accumulation
     else:
-        needed, name, given = division.stages, "deviceIterations", options.device_iterations
-    if given < needed:
+        needed, name, batches = division.stages, "deviceIterations", options.device_iterations
+    if batches < needed:
         raise Error(
             f"{name} must be greater than or equal to the number of pipeline stages ({needed}) when using "
-            f"poptorch.PipelinedExecution: it is {given}. Please note that a model which has multiple pipeline "
+            f"poptorch.PipelinedExecution: it is {batches}. Please note that a model which has multiple pipeline "
             "stages is run as a pipeline",
             hint="Use more micro-batches, or poptorch.ShardedExecution.",
         )
@@ -257,7 +258,7 @@ def _session(
 ) -> TorchSession:
     """A session with its program, compiled and on its device as the options say."""
     options, training = request.options, request.training
-    clips = training and clips_gradients(request.optimizer)
+    clips = request.optimizer is not None and clips_gradients(request.optimizer)
     log_options(options)
     settings = torch_settings(
         options, training=training, ipus=division.ipus, phases=division.phases, clips=clips
@@ -268,7 +269,7 @@ def _session(
     device = acquire(options, division.ipus * options.replication_factor)
     with translated("compiling the model"):
         optimizer = None
-        if loss is not None:
+        if loss is not None and request.optimizer is not None:
             names = {id(parameter): name for name, parameter in request.module.named_parameters()}
             optimizer = session_optimizer(request.optimizer, names)
             check_scaling(settings, optimizer)
@@ -318,12 +319,12 @@ def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     return tensors[name]
 
 
-def _trained(module: torch.nn.Module, optimizer: Any) -> frozenset[str]:
+def _trained(module: torch.nn.Module, optimizer: ProgramOptimizer | None) -> frozenset[str]:
     """The parameters that the optimizer changes: those of its groups that require a gradient, as in torch."""
     groups = [] if optimizer is None else optimizer.param_groups
-    given = {id(parameter) for group in groups for parameter in group["params"]}
+    optimized = {id(parameter) for group in groups for parameter in group["params"]}
     return frozenset(
         name
         for name, p in module.named_parameters()
-        if id(p) in given and p.requires_grad and p.is_floating_point()
+        if id(p) in optimized and p.requires_grad and p.is_floating_point()
     )

@@ -156,7 +156,7 @@ def _mean(settings: RunSettings, number: int) -> RunSettings:
 
 
 def _refused(reason: str) -> Change:
-    def changed(settings: RunSettings, value: Any) -> RunSettings:
+    def changed(settings: RunSettings, value: object) -> RunSettings:
         if value:
             raise ValueError(reason)
         return settings
@@ -165,7 +165,7 @@ def _refused(reason: str) -> Change:
 
 
 def _not_done(reason: str) -> Change:
-    def changed(settings: RunSettings, value: Any) -> RunSettings:
+    def changed(settings: RunSettings, value: object) -> RunSettings:
         if value:
             _log.warning("A PopART option has no effect: %s.", reason)
         return settings
@@ -304,7 +304,7 @@ def compiles_engine(values: PopartValues) -> bool:
 def requested_drawing(values: PopartValues) -> Drawing:
     """The drawings of the graph that ``dotChecks`` and its like ask for."""
 
-    def value(name: str, default: Any) -> Any:
+    def value(name: str, default: object) -> Any:
         return _converted(name, values[name]) if name in values else default
 
     return Drawing(

@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from podrun.compiler.program import Beside
 from podrun.core.errors import InternalError
-from podrun.poptorch.api.annotations import BlockPlacement
 from podrun.poptorch.api.enums import OverlapMode
-from podrun.poptorch.capture.graph import CapturedGraph, GraphNode, GraphValue
-from podrun.poptorch.operators.table import dtype_named, find, run_node
+from podrun.poptorch.capture.graph import BlockPlacement, CapturedGraph, GraphNode, GraphValue
+from podrun.poptorch.operators.table import Array, dtype_named, find, run_node
 from podrun.runtime.graph import (
     NOWHERE,
     Hints,
@@ -130,15 +128,15 @@ def overlaps(graph: CapturedGraph) -> dict[int, OverlapMode]:
     """The loops that transfers overlap with, by number of the input that a mark takes or of the output that it
     gives.
     """
-    found = {}
+    modes = {}
     for node in graph.nodes:
         if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT):
             value, mode = node.arguments
             if not isinstance(value, GraphValue):
                 raise InternalError("isinstance(value, GraphValue) does not hold")
             marked = value if node.operator == OVERLAPPED_INPUT else node.results[0]
-            found[marked.number] = OverlapMode(mode)
-    return found
+            modes[marked.number] = OverlapMode(mode)
+    return modes
 
 
 def _marks(nodes: Sequence[GraphNode]) -> dict[int, Hints]:
@@ -149,12 +147,14 @@ def _marks(nodes: Sequence[GraphNode]) -> dict[int, Hints]:
     for node in nodes:
         if node.operator not in (SET_MEMORY, CHECKPOINT):
             continue
-        value, *share = node.arguments
+        value, share = (*node.arguments, None)[:2]
         if not isinstance(value, GraphValue):
             raise InternalError("isinstance(value, GraphValue) does not hold")
         before = marks.get(value.number, Hints())
         marks[value.number] = (
-            replace(before, available_memory=float(share[0])) if share else replace(before, recompute=False)
+            replace(before, available_memory=float(share))
+            if isinstance(share, (int, float))
+            else replace(before, recompute=False)
         )
     return marks
 
@@ -245,7 +245,8 @@ def _indices(node: GraphNode) -> tuple[int, ...] | None:
     if short not in _LOSSES or "float" in second.dtype:
         return None
     ignored = node.keywords.get("ignore_index", (*node.arguments, *[_IGNORED] * 5)[4])
-    return (first.shape[1 if len(first.shape) > 1 else 0], int(ignored))
+    classes = first.shape[1 if len(first.shape) > 1 else 0]
+    return (classes, ignored if isinstance(ignored, int) else _IGNORED)
 
 
 _FLOAT_FORMATS = {"auto": 0, "fixed": 1, "scientific": 2, "none": 3}
@@ -254,20 +255,20 @@ _FLOAT_FORMATS = {"auto": 0, "fixed": 1, "scientific": 2, "none": 3}
 def _print(node: GraphNode, names: _Names, source: PlacedGraph) -> Node:
     """PopART's PrintTensor, which the session looks for by its name."""
     value, settings = node.arguments
-    if not isinstance(value, GraphValue):
-        raise InternalError("isinstance(value, GraphValue) does not hold")
-    given = json.loads(settings)
+    if not isinstance(value, GraphValue) or not isinstance(settings, str):
+        raise InternalError(f"{PRINT} takes a tensor and its settings as text")
+    chosen = json.loads(settings)
     layout = {
-        "title": given["title"],
-        "print_gradient": int(given["print_gradient"]),
-        "summariseThreshold": given["summarise_threshold"],
-        "edgeItems": given["edge_items"],
-        "maxLineWidth": given["max_line_width"],
-        "digits": given["digits"],
-        "floatFormat": _FLOAT_FORMATS[given["float_format"]],
-        "separator": given["separator"],
-        "openBracket": given["open_bracket"],
-        "closeBracket": given["close_bracket"],
+        "title": chosen["title"],
+        "print_gradient": int(chosen["print_gradient"]),
+        "summariseThreshold": chosen["summarise_threshold"],
+        "edgeItems": chosen["edge_items"],
+        "maxLineWidth": chosen["max_line_width"],
+        "digits": chosen["digits"],
+        "floatFormat": _FLOAT_FORMATS[chosen["float_format"]],
+        "separator": chosen["separator"],
+        "openBracket": chosen["open_bracket"],
+        "closeBracket": chosen["close_bracket"],
     }
     result = names[node.results[0].number]
     place = _placed(node.origin.placement, source)
@@ -309,19 +310,19 @@ def _placed(place: BlockPlacement | None, source: PlacedGraph) -> Place:
     return Place(ipu, phase=phase) if source.phased else Place(ipu, number)
 
 
-def _run(ctx: Context, node: Node, *tensors: Any) -> tuple[Any, ...]:
+def _run(ctx: Context, node: Node, *tensors: Array) -> tuple[Array, ...]:
     """One captured operator."""
     captured: GraphNode = node[CAPTURED]
     values = {value.number: tensor for value, tensor in zip(captured.reads(), tensors, strict=True)}
     return run_node(captured, values, ctx.key, ctx.training)
 
 
-def _run_update(ctx: Context, node: Node, old: Any, new: Any) -> tuple[Any, ...]:
+def _run_update(ctx: Context, node: Node, old: Array, new: Array) -> tuple[Array, ...]:
     ctx.state_update(0, 0)
     return (new.astype(old.dtype),)
 
 
-def _run_print(ctx: Context, node: Node, value: Any) -> Any:
+def _run_print(ctx: Context, node: Node, value: Array) -> Array:
     return value
 
 

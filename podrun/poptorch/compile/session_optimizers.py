@@ -74,7 +74,7 @@ _RMSPROP_NAMES = {
 _TYPES = {torch.float32: "float32", torch.float16: "float16"}
 
 
-def check_supported(optimizer: Any) -> None:
+def check_supported(optimizer: object) -> None:
     """AssertionError for an optimizer that does not run on IPUs."""
     names = ", ".join(kind.__name__ for kind in SUPPORTED)
     if not isinstance(optimizer, SUPPORTED):
@@ -86,7 +86,7 @@ def check_supported(optimizer: Any) -> None:
         raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
 
 
-def warn_of_subclass(optimizer: Any) -> None:
+def warn_of_subclass(optimizer: optim.ProgramOptimizer) -> None:
     """Warn of an optimizer whose class is the program's own: its attributes count, its Python code does not run."""
     if type(optimizer).__module__.startswith(("torch.optim", "podrun.poptorch")):
         return
@@ -95,18 +95,18 @@ def warn_of_subclass(optimizer: Any) -> None:
     warnings.warn(f"{name} is run as {base}: the Python code of {name} does not run on the IPU", stacklevel=4)
 
 
-def needs_running_mean(optimizer: Any) -> bool:
+def needs_running_mean(optimizer: optim.ProgramOptimizer) -> bool:
     """Whether gradients are accumulated in half precision apart from the velocity."""
     combined = getattr(optimizer, "use_combined_accum", False)
     return getattr(optimizer, "accum_type", torch.float32) == torch.float16 and not combined
 
 
-def clips_gradients(optimizer: Any) -> bool:
+def clips_gradients(optimizer: optim.ProgramOptimizer) -> bool:
     """Whether an optimizer bounds the norm of the gradients."""
     return not math.isinf(getattr(optimizer, "max_grad_norm", math.inf))
 
 
-def attributes_of(optimizer: Any) -> set[str]:
+def attributes_of(optimizer: optim.ProgramOptimizer) -> set[str]:
     """The names of everything that an optimizer and its groups have."""
     return {*vars(optimizer), *(key for group in optimizer.param_groups for key in group)}
 
@@ -180,7 +180,7 @@ def check_scaling(settings: RunSettings, optimizer: TorchUpdate) -> None:
 _Values = Callable[[Mapping[str, Any]], dict[str, tuple[str, float]]]
 
 
-def session_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> TorchUpdate:
+def session_optimizer(optimizer: optim.ProgramOptimizer, names: Mapping[int, str]) -> TorchUpdate:
     """The update that a torch optimizer stands for. ``names``: of parameters, by ``id``. Groups become values of their
     own weights.
     """
@@ -221,7 +221,9 @@ _LEFT_OUT: Mapping[str, Mapping[str, Hyperparameter]] = {
 """Values that some optimizers of a family do not have."""
 
 
-def _family(optimizer: Any) -> tuple[SgdForm | AdamForm | AdaptiveForm, _Values, ValueLimits]:
+def _family(
+    optimizer: optim.ProgramOptimizer,
+) -> tuple[SgdForm | AdamForm | AdaptiveForm, _Values, ValueLimits]:
     if isinstance(optimizer, torch.optim.SGD):
         return _sgd_form(optimizer), _sgd_values, SGD_LIMITS
     if isinstance(optimizer, torch.optim.RMSprop):
@@ -229,14 +231,16 @@ def _family(optimizer: Any) -> tuple[SgdForm | AdamForm | AdaptiveForm, _Values,
     return _adam_form(optimizer), _adam_values, ADAM_LIMITS
 
 
-def _value(optimizer: Any, attribute: str, value: float) -> Hyperparameter:
+def _value(optimizer: optim.ProgramOptimizer, attribute: str, value: float) -> Hyperparameter:
     value = float(value)
     return Hyperparameter(
         value, _is_constant(optimizer, attribute, value, _REFERENCE_CONSTANTS.get(attribute, ()))
     )
 
 
-def _is_constant(optimizer: Any, attribute: str, value: float, reference: tuple[float, ...]) -> bool:
+def _is_constant(
+    optimizer: optim.ProgramOptimizer, attribute: str, value: float, reference: tuple[float, ...]
+) -> bool:
     marks = getattr(optimizer, "variable_attrs", None)
     if marks is not None:
         return attribute not in marks._variable
@@ -252,25 +256,24 @@ def _sgd_values(group: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
 
 
 def _adam_values(group: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
-    found = {name: (key, group[key]) for key, name in _ADAM_NAMES.items() if key in group}
-    return found | {"beta1": ("betas", group["betas"][0]), "beta2": ("betas", group["betas"][1])}
+    values = {name: (key, group[key]) for key, name in _ADAM_NAMES.items() if key in group}
+    return values | {"beta1": ("betas", group["betas"][0]), "beta2": ("betas", group["betas"][1])}
 
 
 def _rmsprop_values(group: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
     return {name: (key, group[key]) for key, name in _RMSPROP_NAMES.items()}
 
 
-def _clipping(optimizer: Any) -> tuple[Clipping, ...]:
-    if isinstance(optimizer, torch.optim.RMSprop) or not clips_gradients(optimizer):
-        return ()
-    return (Clipping(float(optimizer.max_grad_norm)),)
+def _clipping(optimizer: optim.ProgramOptimizer) -> tuple[Clipping, ...]:
+    norm = float(getattr(optimizer, "max_grad_norm", math.inf))
+    return () if isinstance(optimizer, torch.optim.RMSprop) or math.isinf(norm) else (Clipping(norm),)
 
 
-def _type(optimizer: Any, name: str) -> str:
+def _type(optimizer: optim.ProgramOptimizer, name: str) -> str:
     return _TYPES[getattr(optimizer, name, torch.float32)]
 
 
-def _sgd_form(optimizer: Any) -> SgdForm:
+def _sgd_form(optimizer: optim.ProgramOptimizer) -> SgdForm:
     return SgdForm(
         combined=getattr(optimizer, "use_combined_accum", False),
         clips_gradient=clips_gradients(optimizer),
@@ -279,7 +282,7 @@ def _sgd_form(optimizer: Any) -> SgdForm:
     )
 
 
-def _adam_form(optimizer: Any) -> AdamForm:
+def _adam_form(optimizer: optim.ProgramOptimizer) -> AdamForm:
     largest, lamb = isinstance(optimizer, torch.optim.Adamax), isinstance(optimizer, optim.LAMB)
     return AdamForm(
         corrected=largest or getattr(optimizer, "bias_correction", True),
@@ -293,7 +296,7 @@ def _adam_form(optimizer: Any) -> AdamForm:
     )
 
 
-def _rmsprop_form(optimizer: Any) -> AdaptiveForm:
+def _rmsprop_form(optimizer: optim.ProgramOptimizer) -> AdaptiveForm:
     centered = bool(optimizer.param_groups[0]["centered"])
     if not all(bool(group["centered"]) == centered for group in optimizer.param_groups):
         raise ArgumentError("RMSprop: centered has to be the same for all parameter groups")
@@ -312,14 +315,14 @@ def shown_scalars(scalars: Mapping[str, Any], parameters: Sequence[str]) -> dict
     """Variable hyper-parameters under the SDK's names: ``learningRate___specific___<parameter>`` for each parameter,
     and ``lossScaling_FLOAT``."""
     ending = "___default___FLOAT"
-    made = {}
+    shown = {}
     for name, value in scalars.items():
         kind = name.removesuffix(ending)
         if kind == name:
-            made[name] = value
+            shown[name] = value
         elif kind == "lossScaling":
-            made["lossScaling_FLOAT"] = value
+            shown["lossScaling_FLOAT"] = value
         else:
-            each = [f"{kind}___specific___{parameter}" for parameter in parameters]
-            made |= {key: value for key in each if key not in scalars}
-    return made
+            names = [f"{kind}___specific___{parameter}" for parameter in parameters]
+            shown |= {key: value for key in names if key not in scalars}
+    return shown

@@ -15,9 +15,11 @@ import multiprocessing.util  # Registers its own exit function: ours, registered
 import os
 import pickle
 import weakref
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from multiprocessing import connection, reduction
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ import torch
 from podrun.poptorch.api.enums import SharingStrategy
 from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.capture import graph
-from podrun.poptorch.data.data_feeder import FeederPlan, SharedRing, assembled, feed
+from podrun.poptorch.data.data_feeder import FeederPlan, ProgramDataset, SharedRing, assembled, feed
 from podrun.poptorch.data.forking import forking, prepare_copy
 from podrun.poptorch.errors import ArgumentError, Error
 
@@ -59,7 +61,7 @@ class PartitionSampler(torch.utils.data.Sampler[int]):
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        order: Any = range(self._total)
+        order: Sequence[int] = range(self._total)
         if self._generator is not None:
             order = torch.randperm(self._total, generator=self._generator).tolist()
         start = self._start + (self._left_over if self._epoch % 2 else 0)
@@ -70,7 +72,7 @@ class PartitionSampler(torch.utils.data.Sampler[int]):
 class JoinedBatches(torch.utils.data.Sampler[list[int]]):
     """``count`` batches of another sampler as one. ``drop_last``: leave out the last one if it has fewer."""
 
-    def __init__(self, batches: Any, count: int, drop_last: bool) -> None:
+    def __init__(self, batches: Collection[list[int]], count: int, drop_last: bool) -> None:
         self._batches, self._count, self._drop_last = batches, count, drop_last
 
     def __len__(self) -> int:
@@ -90,10 +92,10 @@ class JoinedBatches(torch.utils.data.Sampler[list[int]]):
             yield joined
 
 
-def element_count(data: Any) -> int | None:
+def element_count(data: object) -> int | None:
     """The number of elements of a data set; None if the data set does not know it."""
     try:
-        return len(data)
+        return len(data)  # type: ignore[arg-type]  # A TypeError is the answer.
     except (TypeError, NotImplementedError):
         return None
 
@@ -128,7 +130,7 @@ class AsynchronousDataAccessor:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: ProgramDataset,
         buffer_size: int = 3,
         miss_sleep_time_in_ms: float = 0.1,
         load_indefinitely: bool = True,
@@ -171,6 +173,8 @@ class AsynchronousDataAccessor:
         os.close(descriptor)
 
     def __len__(self) -> int:
+        if not isinstance(self._dataset, Sized):
+            raise TypeError(f"object of type {type(self._dataset).__name__!r} has no len()")
         return len(self._dataset)
 
     def __iter__(self) -> Iterator[Any]:
@@ -198,7 +202,7 @@ class AsynchronousDataAccessor:
                     continue
                 tensors = self._ring.tensors(slot)
                 if size >= 0:
-                    tensors = [each[:size] if each.dim() else each for each in tensors]
+                    tensors = [tensor[:size] if tensor.dim() else tensor for tensor in tensors]
                 return assembled(self._layout, tensors)
             if kind == "end" and rest[0] == self._epoch:
                 self._in_epoch, self._ended = False, True
@@ -234,7 +238,7 @@ class AsynchronousDataAccessor:
         return message
 
 
-def _check_whole_batches(dataset: Any, rebatched_size: int | None) -> None:
+def _check_whole_batches(dataset: object, rebatched_size: int | None) -> None:
     if not isinstance(dataset, torch.utils.data.DataLoader) or rebatched_size is not None:
         return
     count, size = element_count(dataset.dataset), getattr(dataset, "combinedBatchSize", dataset.batch_size)
@@ -246,7 +250,7 @@ def _check_whole_batches(dataset: Any, rebatched_size: int | None) -> None:
         )
 
 
-def _started(method: str, plan: FeederPlan) -> tuple[Any, Any]:
+def _started(method: str, plan: FeederPlan) -> tuple[BaseProcess, Connection]:
     """The process, and our end of its pipe. Error if it cannot start."""
     context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe(duplex=True)
@@ -268,7 +272,7 @@ def _started(method: str, plan: FeederPlan) -> tuple[Any, Any]:
     return process, ours
 
 
-def _feed_in_copy(pipe: Any, plan: FeederPlan, other_end: Any) -> None:
+def _feed_in_copy(pipe: Connection, plan: FeederPlan, other_end: Connection) -> None:
     """`feed` in a copy of the program, which has the program's end of the pipe as well."""
     prepare_copy()
     other_end.close()
@@ -278,7 +282,7 @@ def _feed_in_copy(pipe: Any, plan: FeederPlan, other_end: Any) -> None:
 class _Ending:
     """Ends the process: by a message first, then with SIGTERM, then with SIGKILL. May be called again."""
 
-    def __init__(self, pipe: Any, process: Any) -> None:
+    def __init__(self, pipe: Connection, process: BaseProcess) -> None:
         self._pipe, self._process, self.done = pipe, process, False
         self._owner = os.getpid()
 
@@ -293,7 +297,8 @@ class _Ending:
         except (OSError, ValueError):
             _log.debug("The process that loads data has ended by itself")
         self._pipe.close()
-        for end in (lambda: None, self._process.terminate, self._process.kill):
+        ends: tuple[Callable[[], object], ...] = (lambda: None, self._process.terminate, self._process.kill)
+        for end in ends:
             end()
             self._process.join(STOP_SECONDS)
             if self._process.exitcode is not None:

@@ -13,10 +13,10 @@ import mmap
 import os
 import signal
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process, reduction
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -38,10 +38,10 @@ class TensorForm:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The type as torch's."""
-        found = getattr(torch, self.dtype)
-        if not isinstance(found, torch.dtype):
+        dtype = getattr(torch, self.dtype)
+        if not isinstance(dtype, torch.dtype):
             raise InternalError("isinstance(found, torch.dtype) does not hold")
-        return found
+        return dtype
 
     @property
     def elements(self) -> int:
@@ -89,10 +89,10 @@ class SharedRing:
 
     def tensors(self, slot: int) -> list[torch.Tensor]:
         """The tensors of a slot: views of the memory."""
-        made = []
+        tensors = []
         for form, offset in zip(self._forms, self._offsets, strict=True):
             if not form.elements:
-                made.append(torch.empty(form.shape, dtype=form.torch_dtype))
+                tensors.append(torch.empty(form.shape, dtype=form.torch_dtype))
                 continue
             flat = torch.frombuffer(
                 self._memory,
@@ -100,8 +100,22 @@ class SharedRing:
                 count=form.elements,
                 offset=slot * self._slot_bytes + offset,
             )
-            made.append(flat.reshape(form.shape))
-        return made
+            tensors.append(flat.reshape(form.shape))
+        return tensors
+
+
+class IndexedDataset(Protocol):
+    """A data set of the program's with a length and indices."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+ProgramDataset = Iterable[Any] | IndexedDataset
+"""A loader, an iterable, or a data set with a length."""
+Layout = tuple[Any, ...]
+"""How the tensors of an element form it: a kind, and what the kind needs (`flattened`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +124,20 @@ class FeederPlan:
     passed on unchanged. ``random_state``: torch's, so that samplers draw the same numbers as in the caller.
     """
 
-    dataset: Any
+    dataset: ProgramDataset
     load_indefinitely: bool
     early_preload: bool
     rebatched: int | None
     drop_last: bool
     random_state: torch.Tensor
-    parsers: Mapping[type, Any]
+    parsers: Mapping[type, graph.StructureParser]
 
 
 class WrongElement(AssertionError):
     """An element that cannot go through the ring."""
 
 
-def flattened(element: Any, layout: Any = None) -> tuple[list[torch.Tensor], Any]:
+def flattened(element: object, layout: Layout | None = None) -> tuple[list[torch.Tensor], Layout]:
     """The tensors of an element, and its layout: ``("tensor",)``, ``("dict", keys)``, ``("tuple", length)``, the same
     for a list, or ``("custom", element)`` for a type with a registered parser. WrongElement for anything else.
 
@@ -160,7 +174,7 @@ def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
     return leaves
 
 
-def assembled(layout: Any, tensors: list[torch.Tensor]) -> Any:
+def assembled(layout: Layout, tensors: list[torch.Tensor]) -> Any:
     """The element of a layout with these tensors."""
     kind = layout[0]
     if kind == "tensor":
@@ -224,7 +238,7 @@ class _Feeder:
         if first is None:
             raise WrongElement("The data set is empty: AsynchronousDataAccessor has nothing to load.")
         tensors, layout = flattened(first)
-        forms = [form_of(each) for each in tensors]
+        forms = [form_of(tensor) for tensor in tensors]
         self._pipe.send(("first", layout, forms))
         while self._ring is None:
             self._receive(forms)
@@ -239,7 +253,7 @@ class _Feeder:
                 pass
             again = self._elements()
 
-    def _epoch_of(self, elements: Iterator[Any], forms: list[Any], layout: Any) -> None:
+    def _epoch_of(self, elements: Iterator[Any], forms: list[TensorForm], layout: Layout) -> None:
         while not self._started:
             self._receive(forms)
         for element in elements:
@@ -258,23 +272,23 @@ class _Feeder:
         self._pipe.send(("end", self._epoch))
         self._epoch += 1
 
-    def _size_of(self, tensors: list[torch.Tensor], forms: list[Any]) -> int:
+    def _size_of(self, tensors: list[torch.Tensor], forms: list[TensorForm]) -> int:
         """-1 for an element like the first one, else the length of its dimension 0."""
-        found = [form_of(each) for each in tensors]
-        if found == forms:
+        own = [form_of(tensor) for tensor in tensors]
+        if own == forms:
             return -1
-        partial = len(found) == len(forms) and all(
+        partial = len(own) == len(forms) and all(
             a.dtype == b.dtype and a.shape[1:] == b.shape[1:] and (a.shape < b.shape or not b.shape)
-            for a, b in zip(found, forms, strict=True)
+            for a, b in zip(own, forms, strict=True)
         )
         if partial and self._plan.rebatched is not None:
-            return next(a.shape[0] for a in found if a.shape)
+            return next(a.shape[0] for a in own if a.shape)
         raise WrongElement(
             f"All elements must have the shapes and types of the first one, {_told(forms)}; there is one with "
-            f"{_told(found)}. Use drop_last=True, or DataLoaderMode.AsyncRebatched."
+            f"{_told(own)}. Use drop_last=True, or DataLoaderMode.AsyncRebatched."
         )
 
-    def _receive(self, forms: list[Any]) -> None:
+    def _receive(self, forms: list[TensorForm]) -> None:
         waited: list[Any] = [self._pipe] if self._parent is None else [self._pipe, self._parent]
         ready = connection.wait(waited)
         if self._pipe not in ready:
@@ -302,20 +316,20 @@ class _Feeder:
         return _rebatched(elements, self._plan.rebatched, self._plan.drop_last)
 
 
-def _in_order(dataset: Any) -> Iterator[Any]:
+def _in_order(dataset: ProgramDataset) -> Iterator[Any]:
     """The elements of a loader, an iterable, or a data set with a length, whose indices need not end in IndexError."""
-    if hasattr(dataset, "__iter__"):
+    if isinstance(dataset, Iterable):
         iterator: Iterator[Any] = iter(dataset)
         watch_workers(iterator)
         return iterator
     return (dataset[index] for index in range(len(dataset)))
 
 
-def _told(forms: list[Any]) -> str:
+def _told(forms: list[TensorForm]) -> str:
     return ", ".join(f"{form.dtype} {list(form.shape)}" for form in forms)
 
 
-def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+def _chained(first: object, rest: Iterator[object]) -> Iterator[object]:
     yield first
     yield from rest
 
@@ -323,15 +337,16 @@ def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 def _rebatched(elements: Iterator[Any], size: int, drop_last: bool) -> Iterator[Any]:
     """Elements of ``size`` along dimension 0, whatever the sizes of the incoming ones."""
     waiting: list[list[torch.Tensor]] = []
-    held, layout = 0, None
+    held = 0
+    layout: Layout | None = None
     for element in elements:
         tensors, layout = flattened(element, layout)
         waiting.append(tensors)
         held += tensors[0].shape[0]
         while held >= size:
             joined = [torch.cat(parts) for parts in zip(*waiting, strict=True)]
-            yield assembled(layout, [each[:size] for each in joined])
+            yield assembled(layout, [tensor[:size] for tensor in joined])
             held -= size
-            waiting = [[each[size:] for each in joined]] if held else []
-    if held and not drop_last:
+            waiting = [[tensor[size:] for tensor in joined]] if held else []
+    if layout is not None and held and not drop_last:
         yield assembled(layout, [torch.cat(parts) for parts in zip(*waiting, strict=True)])

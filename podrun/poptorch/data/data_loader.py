@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __init__(
         self,
         options: Options,
-        dataset: Any,
+        dataset: torch.utils.data.Dataset[Any],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         num_workers: int = 0,
@@ -51,7 +51,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         mode: DataLoaderMode = DataLoaderMode.Sync,
         async_options: Mapping[str, Any] | None = None,
         rebatched_worker_size: int | None = None,
-        batch_sampler: Any = None,
+        batch_sampler: Collection[list[int]] | None = None,
         **kwargs: Any,
     ) -> None:
         options.freeze()
@@ -103,7 +103,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return DataLoaderMode.Async if mode == DataLoaderMode.AsyncRebatched and not several else mode
 
     def _ordering(
-        self, dataset: Any, iterable: bool, shuffle: bool | None, drop_last: bool, automatic: bool, given: Any
+        self,
+        dataset: torch.utils.data.Dataset[Any],
+        iterable: bool,
+        shuffle: bool | None,
+        drop_last: bool,
+        automatic: bool,
+        loader_arguments: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Arguments of torch's loader that select the elements and their order."""
         distributed = self._options.Distributed
@@ -115,8 +121,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 )
             return {} if shuffle is None else {"shuffle": shuffle}
         if distributed.numProcesses == 1 or not automatic:
-            return {"shuffle": bool(shuffle)} if given.get("sampler") is None else {}
-        if given.get("sampler") is not None:
+            return {"shuffle": bool(shuffle)} if loader_arguments.get("sampler") is None else {}
+        if loader_arguments.get("sampler") is not None:
             raise ArgumentError("A sampler needs auto_distributed_partitioning=False with several processes")
         seed = self._options.extra("random_seed")
         if shuffle and seed is None:
@@ -125,7 +131,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         return {
             "sampler": PartitionSampler(
-                dataset,
+                dataset,  # type: ignore[arg-type]  # A data set that is not iterable has a length.
                 distributed.processId,
                 distributed.numProcesses,
                 self._combined_batch_size or 1,
@@ -194,7 +200,11 @@ def _check_batch_sampler(
 
 
 def _warn(
-    dataset: Any, iterable: bool, combined: int | None, drop_last: bool, chosen: Mapping[str, Any]
+    dataset: torch.utils.data.Dataset[Any],
+    iterable: bool,
+    combined: int | None,
+    drop_last: bool,
+    chosen: Mapping[str, Any],
 ) -> None:
     if iterable:
         if chosen["num_workers"] > 1 and chosen.get("worker_init_fn") is None:

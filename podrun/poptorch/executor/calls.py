@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +21,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from podrun.poptorch.api.enums import CommGroupType, OutputMode
 from podrun.poptorch.capture.graph import Structure, arranged, flatten, unflatten
 from podrun.poptorch.errors import ArgumentError, Error
+
+if TYPE_CHECKING:
+    from podrun.poptorch.api.options import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +70,15 @@ class CallArguments:
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
+_signatures: WeakKeyDictionary[Callable[..., object], inspect.Signature] = WeakKeyDictionary()
 
 
-def _signature(function: Any) -> inspect.Signature:
+def _signature(function: Callable[..., object]) -> inspect.Signature:
     """The signature of a function, worked out once."""
-    found = _signatures.get(function)
-    if found is None:
-        found = _signatures[function] = inspect.signature(function)
-    return found
+    signature = _signatures.get(function)
+    if signature is None:
+        signature = _signatures[function] = inspect.signature(function)
+    return signature
 
 
 def bind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
@@ -95,8 +98,8 @@ def bind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         if text.startswith("missing a required"):
             raise Error(f"The arguments of forward do not fit: {text}") from error
         raise ArgumentError(f"The arguments of forward do not fit: {text}") from error
-    given = bound.args if owner is None else bound.args[1:]
-    leaves, structure = flatten((given, bound.kwargs))
+    forwarded = bound.args if owner is None else bound.args[1:]
+    leaves, structure = flatten((forwarded, bound.kwargs))
     positional = [p.name for p in signature.parameters.values() if p.kind in _BY_POSITION]
     names = tuple(positional if owner is None else positional[1:])
     return CallArguments([_prepared(leaf) for leaf in leaves], structure, names)
@@ -111,7 +114,7 @@ def _warn_once(text: str) -> None:
         warnings.warn(text, stacklevel=5)
 
 
-def _prepared(leaf: Any) -> Any:
+def _prepared(leaf: object) -> object:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.numel() == 0:
@@ -128,17 +131,17 @@ def _prepared(leaf: Any) -> Any:
 _OTHER_INPUTS = "Call destroy() on the model, or make a new wrapper, to use other inputs."
 
 
-def check_same(compiled: CallArguments, given: CallArguments) -> CallArguments:
+def check_same(compiled: CallArguments, call: CallArguments) -> CallArguments:
     """The arguments of a call in the order of those for which the model was compiled. Error, which names the argument,
     if they differ in anything but their values.
     """
-    if compiled.structure.description != given.structure.description:
+    if compiled.structure.description != call.structure.description:
         raise Error(
             "The structure of the inputs is not the one that the model was compiled for"
-            + _difference(compiled.names, given.names),
+            + _difference(compiled.names, call.names),
             hint=_OTHER_INPUTS,
         )
-    ordered = given.arranged_like(compiled)
+    ordered = call.arranged_like(compiled)
     for place, (before, now) in enumerate(zip(compiled.leaves, ordered.leaves, strict=True)):
         what = _change(before, now)
         if what:
@@ -146,20 +149,20 @@ def check_same(compiled: CallArguments, given: CallArguments) -> CallArguments:
     return ordered
 
 
-def _difference(compiled: Sequence[str], given: Sequence[str]) -> str:
+def _difference(compiled: Sequence[str], call: Sequence[str]) -> str:
     """Which inputs are missing and which are new, in words; empty if the types of collections differ alone."""
-    missing = [name for name in compiled if name not in given]
-    added = [name for name in given if name not in compiled]
+    missing = [name for name in compiled if name not in call]
+    added = [name for name in call if name not in compiled]
     parts = [f"missing: {', '.join(missing)}"] if missing else []
     parts += [f"new: {', '.join(added)}"] if added else []
     return f" ({'; '.join(parts)})" if parts else " (the types of its lists, tuples or dictionaries differ)"
 
 
-def _change(before: Any, now: Any) -> str:
+def _change(before: object, now: object) -> str:
     """How an input differs from the one that the model was compiled for; empty if it does not."""
     if isinstance(before, torch.Tensor) != isinstance(now, torch.Tensor):
         return f"has changed its type from {type(before)} to {type(now)}"
-    if not isinstance(before, torch.Tensor):
+    if not isinstance(before, torch.Tensor) or not isinstance(now, torch.Tensor):
         same = type(before) is type(now) and before == now
         return "" if same else f"was {before!r} when the model was compiled and is {now!r} now"
     if before.shape == now.shape and before.dtype == now.dtype:
@@ -230,7 +233,7 @@ class BatchDimensions:
         return tensor.narrow(0, 0, size // self.inputs)
 
 
-def batch_dimensions(options: Any, training: bool) -> BatchDimensions:
+def batch_dimensions(options: Options, training: bool) -> BatchDimensions:
     """The factors that options set. Inference does not accumulate."""
     return BatchDimensions(
         iterations=options.device_iterations,
@@ -241,21 +244,21 @@ def batch_dimensions(options: Any, training: bool) -> BatchDimensions:
     )
 
 
-_returned: Any = WeakIdKeyDictionary()
+_returned: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @functools.cache
 def _install() -> None:
-    plain: Any = torch.Tensor.backward
+    plain: Callable[..., None] = torch.Tensor.backward
 
     @functools.wraps(plain)
-    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if self in _returned:
             raise Error(
                 "backward() cannot be called on a tensor that a poptorch wrapper has returned",
                 hint="A poptorch.trainingModel computes the backward pass and the weight update in its call.",
             )
-        return plain(self, *args, **kwargs)
+        plain(self, *args, **kwargs)
 
     torch.Tensor.backward = backward  # type: ignore[method-assign]
 

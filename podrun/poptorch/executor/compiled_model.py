@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from podrun.poptorch.api.enums import OutputMode
+from podrun.poptorch.api.optim import ProgramOptimizer
 from podrun.poptorch.capture.capture import Capture
-from podrun.poptorch.capture.graph import GraphValue
+from podrun.poptorch.capture.graph import CapturedGraph, GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile.session_model import SessionModel
 from podrun.poptorch.compile.session_optimizers import session_optimizer, shown_scalars
@@ -46,7 +47,7 @@ class CompiledModel:
     stamps: CallStamps | None = None
 
     @property
-    def graph(self) -> Any:
+    def graph(self) -> CapturedGraph:
         """The captured graph."""
         return self.captured.graph
 
@@ -61,7 +62,7 @@ class CompiledModel:
         self.last_anchors = {
             short: arrays[name] for short, (name, _, _) in self.anchors.items() if name in arrays
         }
-        leaves = [self._output(each, arrays) for each in self.graph.outputs]
+        leaves = [self._output(leaf, arrays) for leaf in self.graph.outputs]
         self._update_inputs(inputs, arrays)
         self._note_stamps(request, arrived, ready)
         return leaves
@@ -75,7 +76,7 @@ class CompiledModel:
             data = data[:, :, batches.group_of_replica]
         return np.asarray(data, order="C")
 
-    def _output(self, leaf: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    def _output(self, leaf: object, arrays: Mapping[str, np.ndarray]) -> object:
         if not isinstance(leaf, GraphValue):
             return leaf
         name = self.model.outputs[leaf.number]
@@ -102,7 +103,7 @@ class CompiledModel:
 
     def _note_stamps(self, request: float, arrived: float, ready: float) -> None:
         batches = self.batches
-        outputs = sum(isinstance(each, GraphValue) for each in self.graph.outputs)
+        outputs = sum(isinstance(leaf, GraphValue) for leaf in self.graph.outputs)
         self.stamps = CallStamps(
             *((0.0,) * 4 if self.synthetic else (request, arrived, ready, time.monotonic())),
             inputs=len(self.model.inputs),
@@ -156,7 +157,7 @@ class CompiledModel:
 
     # --- Optimizer ----------------------------------------------------------------------------------------------------
 
-    def change_optimizer(self, optimizer: Any, names: Mapping[int, str]) -> None:
+    def change_optimizer(self, optimizer: ProgramOptimizer, names: Mapping[int, str]) -> None:
         """Use other hyper-parameters from the next run on. Error if a constant one differs."""
         with translated("changing the optimizer"):
             self.session.change_optimizer(session_optimizer(optimizer, names))

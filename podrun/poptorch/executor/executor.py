@@ -16,10 +16,10 @@ from podrun.core.errors import InternalError
 from podrun.poptorch.api import user_modules
 from podrun.poptorch.api.annotations import module_repr
 from podrun.poptorch.api.enums import ConnectionType, OutputMode
-from podrun.poptorch.api.optim import SGD
+from podrun.poptorch.api.optim import SGD, ProgramOptimizer
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.user_modules import ParameterHandle, one_row_each, track, trainer_of, untracked
-from podrun.poptorch.capture.graph import unflatten
+from podrun.poptorch.capture.graph import CapturedGraph, unflatten
 from podrun.poptorch.compile.model_compiler import (
     CompileRequest,
     ReplicaGroups,
@@ -49,6 +49,7 @@ from podrun.poptorch.executor.saved_models import (
     write_export,
 )
 from podrun.poptorch.executor.watching import Latency, latency, logger, no_counters
+from podrun.report.model import Profile
 
 DEFAULT_LEARNING_RATE = 0.01
 
@@ -61,7 +62,11 @@ class PoplarExecutor(ExecutorState):
     """
 
     def __init__(
-        self, model: torch.nn.Module, options: Options | None, training: bool, optimizer: Any = None
+        self,
+        model: torch.nn.Module,
+        options: Options | None,
+        training: bool,
+        optimizer: ProgramOptimizer | None = None,
     ) -> None:
         options = Options() if options is None else options
         if not isinstance(options, Options):
@@ -73,7 +78,7 @@ class PoplarExecutor(ExecutorState):
         self._user_model = model
         self._model = copy.copy(model)
         self._training = training
-        self._optimizer: Any = None
+        self._optimizer = None
         self._compiled: CompiledModel | ChainedModel | None = None
         self._arguments: CallArguments | None = None
         self._executable: bytes | None = None
@@ -98,7 +103,7 @@ class PoplarExecutor(ExecutorState):
 
     # --- Compiling ----------------------------------------------------------------------------------------------------
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: object, **kwargs: object) -> None:
         """Compile for inputs like these, without running."""
         if self.isCompiled():
             logger.warning("Call to compile() ignored: model has already been compiled.")
@@ -135,7 +140,7 @@ class PoplarExecutor(ExecutorState):
         if self._random_state is not None and self._options.connection_type != ConnectionType.Never:
             self._compiled.random_state = self._random_state
 
-    def _check_buffers(self, graph: Any) -> None:
+    def _check_buffers(self, graph: CapturedGraph) -> None:
         buffers = dict(self._model.named_buffers())
         written = [n for n in graph.updates if n in buffers]
         groups = self._options.replication_factor > self._options.input_group_size
@@ -168,7 +173,7 @@ class PoplarExecutor(ExecutorState):
 
     # --- Running ------------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run forward (and in training the backward pass and the update) on inputs with all micro-batches.
 
         Error if the inputs differ in shape, type or structure from those the model was compiled for.
@@ -199,7 +204,7 @@ class PoplarExecutor(ExecutorState):
         mark_returned(leaves)
         return unflatten(self._compiled.captured.result, leaves)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """The same as calling the executor."""
         return self(*args, **kwargs)
 
@@ -240,7 +245,7 @@ class PoplarExecutor(ExecutorState):
         """Least, greatest and average seconds from the request for an input to the result's arrival on the host."""
         return latency(self.getPerfCounters(), "input", "output_complete")
 
-    def getReport(self) -> Any:
+    def getReport(self) -> Profile:
         """The tile model's report of the compiled model: time by operator and module, memory by tile: a
         `podrun.report.Profile`.
 
@@ -274,7 +279,9 @@ class PoplarExecutor(ExecutorState):
         metadata = {"version": EXPORT_VERSION, "training": self._training, "exported_model": export_model}
         write_export(path, ExportedModel(metadata, compiled.executable(), payload))
 
-    def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
+    def compileAndExport(
+        self, filename: str, *args: object, export_model: bool = True, **kwargs: object
+    ) -> None:
         """`compile` for these inputs, then `save`."""
         self.compile(*args, **kwargs)
         self.save(filename, export_model=export_model)
@@ -285,20 +292,20 @@ class PoplarExecutor(ExecutorState):
         """
         if self.isCompiled():
             raise Error("loadExecutable() comes before the model is compiled")
-        found = read_export(filename)
-        if found.metadata.get("version") != EXPORT_VERSION:
+        exported = read_export(filename)
+        if exported.metadata.get("version") != EXPORT_VERSION:
             raise Error(
-                f"{filename} was written by version {found.metadata.get('version')!r}; this is {EXPORT_VERSION!r}",
+                f"{filename} was written by version {exported.metadata.get('version')!r}; this is {EXPORT_VERSION!r}",
                 hint="Compile the model again with compileAndExport.",
             )
-        if bool(found.metadata.get("training")) != self._training:
+        if bool(exported.metadata.get("training")) != self._training:
             raise Error(f"{filename} holds {'an inference' if self._training else 'a training'} model")
-        self._take_export(found)
+        self._take_export(exported)
 
-    def _take_export(self, found: ExportedModel) -> None:
-        self._executable = found.executable
-        self._random_state = found.payload.get("rng_state")
-        self._compile(bind(self._model, found.payload["args"], found.payload["kwargs"]))
+    def _take_export(self, exported: ExportedModel) -> None:
+        self._executable = exported.executable
+        self._random_state = exported.payload.get("rng_state")
+        self._compile(bind(self._model, exported.payload["args"], exported.payload["kwargs"]))
 
     def _checkpoint_state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The state that `podrun.checkpoint` saves."""
@@ -356,16 +363,16 @@ class PoplarExecutor(ExecutorState):
 
     def _debugGetPopartIR(self) -> str:
         """The compiled forward graph as JSON: ``{"maingraph": [...]}``."""
-        found = json.loads(self._need_compiled("_debugGetPopartIR").ir_text())
-        return json.dumps({"maingraph" if len(found) == 1 else name: ops for name, ops in found.items()})
+        graphs = json.loads(self._need_compiled("_debugGetPopartIR").ir_text())
+        return json.dumps({"maingraph" if len(graphs) == 1 else name: ops for name, ops in graphs.items()})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_user_model" not in self.__dict__:
             raise AttributeError(name)
-        found = getattr(self._user_model, name)
-        if isinstance(found, torch.nn.Parameter):
-            return ParameterHandle(found, self._group_parameter)
-        return found
+        attribute = getattr(self._user_model, name)
+        if isinstance(attribute, torch.nn.Parameter):
+            return ParameterHandle(attribute, self._group_parameter)
+        return attribute
 
     def __repr__(self) -> str:
         return module_repr(self._model)

@@ -15,8 +15,13 @@ import torch
 
 from podrun.core.errors import InternalError
 from podrun.poptorch.api import user_modules
-from podrun.poptorch.api.enums import ConnectionType, MeanReductionStrategy
-from podrun.poptorch.api.optim import TorchOptimizer
+from podrun.poptorch.api.enums import (
+    CommGroupType,
+    ConnectionType,
+    MeanReductionStrategy,
+    VariableRetrievalMode,
+)
+from podrun.poptorch.api.optim import ProgramOptimizer, TorchOptimizer
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.user_modules import trainer_of, untrack, untracked
 from podrun.poptorch.capture.torch_names import to_numpy
@@ -43,7 +48,7 @@ class ExecutorState:
     _user_model: torch.nn.Module
     _model: torch.nn.Module
     _training: bool
-    _optimizer: Any
+    _optimizer: ProgramOptimizer | None
     _compiled: CompiledModel | ChainedModel | None
     _arguments: CallArguments | None
     _executable: bytes | None
@@ -139,7 +144,9 @@ class ExecutorState:
             self.copyWeightsToDevice()
         return result
 
-    def _group_parameter(self, parameter: torch.Tensor, *settings: Any) -> None:
+    def _group_parameter(
+        self, parameter: torch.Tensor, kind: CommGroupType, shards: int, retrieval: VariableRetrievalMode
+    ) -> None:
         """`ParameterHandle.replicaGrouping`."""
         name = next(n for n, p in self._model.named_parameters() if p is parameter)
         if self._compiled is not None:
@@ -147,9 +154,9 @@ class ExecutorState:
         with untracked():
             if not parameter.dim():
                 raise Error(f"replicaGrouping: {name!r} has no dimension for the groups")
-        self._groups[name] = ReplicaGroups(*settings)
+        self._groups[name] = ReplicaGroups(kind, shards, retrieval)
 
-    def _choose_mean_strategy(self, optimizer: Any) -> None:
+    def _choose_mean_strategy(self, optimizer: ProgramOptimizer) -> None:
         """Average gradients that are accumulated in half precision as they arrive, unless the options choose
         otherwise.
         """
@@ -173,7 +180,7 @@ class ExecutorState:
 
     # --- Optimizer ----------------------------------------------------------------------------------------------------
 
-    def setOptimizer(self, optimizer: Any) -> None:
+    def setOptimizer(self, optimizer: ProgramOptimizer) -> None:
         """Use another optimizer, or the same one with other attributes (after a scheduler's step)."""
         check_supported(optimizer)
         if not self._training:
@@ -193,7 +200,7 @@ class ExecutorState:
             self._compiled.change_optimizer(optimizer, self._parameter_names())
         self._connect_optimizer()
 
-    def _warn_of_ignored(self, optimizer: Any) -> None:
+    def _warn_of_ignored(self, optimizer: ProgramOptimizer) -> None:
         """Warn that attributes which the optimizer got since the model was compiled have no effect."""
         level = logging.DEBUG if self._options.extra("relax_optimizer_checks") else logging.WARNING
         for name in sorted(attributes_of(optimizer) - self._attributes):
@@ -205,21 +212,21 @@ class ExecutorState:
 
     def _connect_optimizer(self) -> None:
         """Let the optimizer's ``state_dict`` read the IPU's state, and send state that was loaded before."""
-        private.note_step(self._optimizer)
-        self._attributes |= attributes_of(self._optimizer)
-        if (
-            not isinstance(self._optimizer, TorchOptimizer)
-            or self._options.connection_type == ConnectionType.Never
-        ):
+        optimizer = self._optimizer
+        if optimizer is None:
+            raise InternalError("a model that is trained has no optimizer")
+        private.note_step(optimizer)
+        self._attributes |= attributes_of(optimizer)
+        if not isinstance(optimizer, TorchOptimizer) or self._options.connection_type == ConnectionType.Never:
             return
-        if self._optimizer._state_dirty:
+        if optimizer._state_dirty:
             self._send_optimizer_state()
-        self._optimizer._read_state = self._read_optimizer_state
+        optimizer._read_state = self._read_optimizer_state
 
     def _send_optimizer_state(self) -> None:
         optimizer, compiled = self._optimizer, self._compiled
-        if not isinstance(compiled, CompiledModel):
-            raise InternalError("isinstance(compiled, CompiledModel) does not hold")
+        if not isinstance(compiled, CompiledModel) or not isinstance(optimizer, TorchOptimizer):
+            raise InternalError("only a compiled model with an optimizer of poptorch's has state to send")
         optimizer._state_dirty = False
         if optimizer.ipu_state is None:
             return
@@ -231,13 +238,16 @@ class ExecutorState:
 
     def _read_optimizer_state(self) -> None:
         """Put the IPU's state into the optimizer, unless it has it already."""
-        if self._compiled is None or self._detached or self._optimizer._state_dirty:
+        optimizer = self._optimizer
+        if not isinstance(optimizer, TorchOptimizer):
+            raise InternalError("only optimizers of poptorch's hold state of the IPU")
+        if self._compiled is None or self._detached or optimizer._state_dirty:
             return
         if self._state_is_newer:
             if not isinstance(self._compiled, CompiledModel):
                 raise InternalError("isinstance(self._compiled, CompiledModel) does not hold")
             with untracked():
-                self._optimizer.ipu_state, self._optimizer.ipu_param = self._compiled.optimizer_values()
+                optimizer.ipu_state, optimizer.ipu_param = self._compiled.optimizer_values()
             self._state_is_newer = False
 
     # --- Device -------------------------------------------------------------------------------------------------------
@@ -307,9 +317,9 @@ class ExecutorState:
 def _fill(tensor: torch.Tensor, value: np.ndarray) -> None:
     """Copy what was read into a tensor's storage; into a new one if all replicas' values were read."""
     source = value.astype(np.float32) if value.dtype.name == "bfloat16" else np.array(value)
-    found = torch.from_numpy(source)
-    if found.numel() != tensor.numel():
-        tensor.data = found.to(tensor.dtype)
+    read = torch.from_numpy(source)
+    if read.numel() != tensor.numel():
+        tensor.data = read.to(tensor.dtype)
         return
     plain = tensor.detach()
-    plain.copy_(found.reshape(plain.shape).to(plain.dtype))
+    plain.copy_(read.reshape(plain.shape).to(plain.dtype))

@@ -57,11 +57,11 @@ def parts_of(captured: Capture) -> Iterator[GraphPart]:
     final = [v for v in graph.outputs if isinstance(v, GraphValue)]
     final += [*graph.updates.values(), *graph.input_updates.values()]
     for place, nodes in enumerate(runs):
-        made = {v.number: v for node in nodes for v in node.results}
+        computed = {v.number: v for node in nodes for v in node.results}
         later = [v for run in runs[place + 1 :] for node in run for v in node.reads()]
         later += [v for call in calls[place:] for v in values_in(call.arguments)] + final
         last = place == len(runs) - 1
-        crossing = [] if last else list({v.number: v for v in later if v.number in made}.values())
+        crossing = [] if last else list({v.number: v for v in later if v.number in computed}.values())
         yield GraphPart(
             Capture(_graph_of(graph, nodes, graph.outputs if last else crossing), captured.result, {}),
             tuple(crossing),
@@ -70,8 +70,8 @@ def parts_of(captured: Capture) -> Iterator[GraphPart]:
 
 
 def _graph_of(graph: CapturedGraph, nodes: Sequence[GraphNode], outputs: Sequence[Any]) -> CapturedGraph:
-    made = {v.number for node in nodes for v in node.results}
-    known = {v.number for v in graph.parameters.values()} | set(graph.constants) | made
+    computed = {v.number for node in nodes for v in node.results}
+    known = {v.number for v in graph.parameters.values()} | set(graph.constants) | computed
     places = {v.number: place for place, v in graph.inputs.items()}
     read = [v for node in nodes for v in node.reads()] + [v for v in outputs if isinstance(v, GraphValue)]
     taken = {v.number: v for v in read if v.number not in known}
@@ -81,8 +81,8 @@ def _graph_of(graph: CapturedGraph, nodes: Sequence[GraphNode], outputs: Sequenc
         dict(graph.parameters),
         dict(graph.constants),
         list(outputs),
-        {name: v for name, v in graph.updates.items() if v.number in made},
-        {place: v for place, v in graph.input_updates.items() if v.number in made},
+        {name: v for name, v in graph.updates.items() if v.number in computed},
+        {place: v for place, v in graph.input_updates.items() if v.number in computed},
     )
 
 
@@ -137,12 +137,12 @@ class ChainedModel:
             raise InternalError("isinstance(number, int) does not hold")
         count = self.batches.inputs
         rows = [held[FIRST_CROSSING + v.number].reshape(count, *v.shape).unbind(0) for v in values_in(taken)]
-        made: list[list[torch.Tensor]] = []
+        outputs: list[list[torch.Tensor]] = []
         for tensors in zip(*rows, strict=True):
             with torch.no_grad():
-                made.append(results_of(self.functions[number], tensors))
-        for value, results in zip(call.results, zip(*made, strict=True), strict=True):
-            if any(tuple(each.shape) != value.shape for each in results):
+                outputs.append(results_of(self.functions[number], tensors))
+        for value, results in zip(call.results, zip(*outputs, strict=True), strict=True):
+            if any(tuple(result.shape) != value.shape for result in results):
                 raise Error(
                     f"poptorch.CPU gave a tensor of shape {list(results[0].shape)}; it gave {list(value.shape)} while "
                     "the model was compiled",
@@ -198,8 +198,8 @@ class ChainedModel:
 
     def cycles(self) -> int | None:
         """Modelled cycles of the last run, of all parts; None before one."""
-        found = [model.cycles() for model in self.models]
-        return None if None in found else sum(each or 0 for each in found)
+        counts = [model.cycles() for model in self.models]
+        return None if None in counts else sum(count or 0 for count in counts)
 
     def tensor_names(self) -> list[str]:
         """All tensors of all parts."""
@@ -214,8 +214,8 @@ class ChainedModel:
 
     def ir_text(self) -> str:
         """The forward graphs of the parts as JSON."""
-        found = [next(iter(json.loads(model.ir_text()).values())) for model in self.models]
-        return json.dumps({f"part{i}": graph for i, graph in enumerate(found)})
+        graphs = [next(iter(json.loads(model.ir_text()).values())) for model in self.models]
+        return json.dumps({f"part{i}": graph for i, graph in enumerate(graphs)})
 
     def executable(self) -> bytes:
         """Error: functions of the host are not part of a file."""
@@ -226,8 +226,8 @@ class ChainedModel:
 
 def results_of(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results of a host function for copies of tensors, as a list. Error for anything but tensors."""
-    made = function(*(each.detach().clone() for each in tensors))
-    listed = list(made) if isinstance(made, (tuple, list)) else [made]
-    if not all(isinstance(each, torch.Tensor) for each in listed):
+    returned = function(*(tensor.detach().clone() for tensor in tensors))
+    listed = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+    if not all(isinstance(result, torch.Tensor) for result in listed):
         raise Error("the function of poptorch.CPU must return tensors")
-    return [each.detach() for each in listed]
+    return [result.detach() for result in listed]

@@ -19,7 +19,7 @@ import copyreg
 import io
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from podrun.core.documents import parse_json
 from podrun.core.errors import ConfigError
 from podrun.popef.reader import PopefReader
 from podrun.popef.writer import write_with_blobs
+from podrun.poptorch.api.optim import ProgramOptimizer
 from podrun.poptorch.api.user_modules import weights_changed
 from podrun.poptorch.errors import Error, translated
 from podrun.poptorch.executor.torch_session import PROGRAM_NAME
@@ -76,20 +77,20 @@ def export_path(filename: str) -> Path:
     return path
 
 
-def write_export(path: Path, made: ExportedModel) -> None:
+def write_export(path: Path, exported: ExportedModel) -> None:
     """Write a file. Error for a model that torch cannot save."""
     model = io.BytesIO()
     try:
-        torch.save(dict(made.payload), model)
+        torch.save(dict(exported.payload), model)
     except (TypeError, AttributeError, RuntimeError) as error:
         raise Error(
             f"The model cannot be saved: {error}",
             hint="export_model=False saves the program alone; PoplarExecutor.loadExecutable reads it.",
         ) from error
-    metadata = json.dumps(dict(made.metadata), indent=1).encode()
+    metadata = json.dumps(dict(exported.metadata), indent=1).encode()
     with translated("saving the model"):
         blobs = {_METADATA: metadata, _MODEL: model.getvalue()}
-        write_with_blobs(made.executable, blobs, path, executable=PROGRAM_NAME)
+        write_with_blobs(exported.executable, blobs, path, executable=PROGRAM_NAME)
 
 
 def read_metadata(filename: str) -> bytes:
@@ -108,7 +109,7 @@ def read_export(filename: str) -> ExportedModel:
         raise Error(f"{filename} is damaged: {error}") from error
     model = _blob(reader, _MODEL, filename)
     executable = Path(filename).expanduser().read_bytes()
-    allowed = [
+    allowed: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
         _allowed(name, filename)
         for name in torch.serialization.get_unsafe_globals_in_checkpoint(_file(model))
     ]
@@ -137,22 +138,22 @@ def _file(data: bytes) -> Any:
     return io.BytesIO(data)
 
 
-def _allowed(name: str, filename: str) -> Any:
+def _allowed(name: str, filename: str) -> Callable[..., Any]:
     """The object that a name in a file stands for. Error unless it is an allowed class, or a function of torch.nn."""
     module, _, attribute = name.rpartition(".")
     while module and module not in sys.modules and not module.startswith(("torch.nn", "podrun.poptorch")):
         module, _, last = module.rpartition(".")
         attribute = f"{last}.{attribute}"
-    found: Any = sys.modules.get(module)
+    owner: object = sys.modules.get(module)
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type) and _harmless(found):
-        return found
-    if found is copyreg._reconstructor:  # type: ignore[attr-defined]  # It makes an object of an allowed class.
-        return found
-    if module in FUNCTION_MODULES and callable(found):
-        return found
-    if found is None:
+        owner = getattr(owner, part, None)
+    if isinstance(owner, type) and _harmless(owner):
+        return owner
+    # copyreg's function makes an object of an allowed class.
+    makes_objects = owner is copyreg._reconstructor  # type: ignore[attr-defined]
+    if callable(owner) and (makes_objects or module in FUNCTION_MODULES):
+        return owner
+    if owner is None:
         hint = f"Import {module or name} before poptorch.load."
     else:
         hint = "PoplarExecutor.loadExecutable reads the program alone, into a wrapper of the module that you make."
@@ -213,7 +214,7 @@ def _session(executor: PoplarExecutor, doing: str) -> TorchSession:
     return session
 
 
-def _groups(optimizer: Any) -> list[dict[str, Any]]:
+def _groups(optimizer: ProgramOptimizer | None) -> list[dict[str, Any]]:
     return [] if optimizer is None else list(optimizer.param_groups)
 
 

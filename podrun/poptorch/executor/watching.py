@@ -68,11 +68,11 @@ def log_options(options: Options) -> None:
 def option_lines(name: str, value: object) -> Iterator[str]:
     """What the log says of an option: a value, or each entry of a dictionary, or each element that a list adds."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield f"{_PREFIX} set {name}[{key}] to {_logged(each)}"
+        for key, entry in value.items():
+            yield f"{_PREFIX} set {name}[{key}] to {_logged(entry)}"
     elif isinstance(value, (list, tuple, set, frozenset)):
-        for each in sorted(value, key=str) if isinstance(value, (set, frozenset)) else value:
-            yield f"{_PREFIX} added {_logged(each)} to {name}"
+        for entry in sorted(value, key=str) if isinstance(value, (set, frozenset)) else value:
+            yield f"{_PREFIX} added {_logged(entry)} to {name}"
     elif value is not None:
         yield f"{_PREFIX} set {name} to value {_logged(value)}"
 
@@ -164,13 +164,13 @@ class CallStamps:
     def counters(self) -> dict[str, list[list[float]]]:
         """The stamps by counter: a list for each tensor."""
         values = (self.asked, self.arrived, self.ready, self.returned)
-        made = {}
+        stamps = {}
         for name, value in zip(COUNTERS, values, strict=True):
             incoming = name.startswith("input")
             tensors = self.inputs if incoming else self.outputs
             crossings = self.input_crossings if incoming else self.output_crossings
-            made[name] = [[value] * crossings for _ in range(tensors)]
-        return made
+            stamps[name] = [[value] * crossings for _ in range(tensors)]
+        return stamps
 
 
 def no_counters() -> dict[str, list[list[float]]]:

@@ -48,7 +48,7 @@ class _State:
     up = False
 
 
-def init(*args: Any, **kwargs: Any) -> None:
+def init(*args: object, **kwargs: object) -> None:
     """Start. May be called again."""
     _State.up = True
     collectives.init()
@@ -113,7 +113,7 @@ def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = None,
+    compression: object = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -123,13 +123,13 @@ def allreduce(
     if chosen.averaged and not tensor.is_floating_point():
         raise ValueError("Averaging is not supported for integer tensors: use op=hvd.Sum")
     array = _array(tensor * prescale_factor if prescale_factor != 1.0 else tensor)
-    made = np.empty_like(array)
+    combined = np.empty_like(array)
     _started(0)
-    mpi.COMM_WORLD.Allreduce(array, made, chosen.combine)
+    mpi.COMM_WORLD.Allreduce(array, combined, chosen.combine)
     if chosen.averaged:
-        made = (made / size()).astype(array.dtype)
-    found = _tensor(made, tensor)
-    return found * postscale_factor if postscale_factor != 1.0 else found
+        combined = (combined / size()).astype(array.dtype)
+    reduced = _tensor(combined, tensor)
+    return reduced * postscale_factor if postscale_factor != 1.0 else reduced
 
 
 def allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -153,9 +153,9 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     other differences.
     """
     _started(0)
-    given = tensor.reshape(1) if not tensor.dim() else tensor
-    array = _array(given)
-    shapes = mpi.COMM_WORLD.allgather([list(given.shape), str(given.dtype)])
+    rows_here = tensor.reshape(1) if not tensor.dim() else tensor
+    array = _array(rows_here)
+    shapes = mpi.COMM_WORLD.allgather([list(rows_here.shape), str(rows_here.dtype)])
     if any(shape[1:] != shapes[0][0][1:] or kind != shapes[0][1] for shape, kind in shapes):
         raise ValueError(f"allgather: tensors may differ in dimension 0 alone; they are {shapes}")
     longest = max(shape[0] for shape, _ in shapes)
@@ -201,13 +201,13 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
             broadcast_(tensor, root_rank)
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(obj: object, root_rank: int = 0, name: str | None = None) -> Any:
     """The root's object, in every instance: numbers, text, lists, dictionaries, arrays. UnsupportedError for others."""
     _check_root(root_rank)
     return mpi.COMM_WORLD.bcast(obj, root_rank)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(obj: object, name: str | None = None) -> list[Any]:
     """All instances' objects in their order. UnsupportedError for objects that would have to be pickled."""
     _started(0)
     return mpi.COMM_WORLD.allgather(obj)
@@ -241,7 +241,7 @@ def join(device: int = -1) -> int:
 
 @dataclass(slots=True)
 class _Done:
-    result: Any
+    result: object
 
 
 def _at_once(call: Callable[..., Any]) -> Callable[..., _Done]:
@@ -260,12 +260,12 @@ broadcast_async_ = _at_once(broadcast_)
 grouped_allreduce_async = _at_once(grouped_allreduce)
 
 
-def synchronize(handle: Any) -> Any:
+def synchronize(handle: _Done) -> object:
     """The result of an asynchronous call."""
     return handle.result
 
 
-def poll(handle: Any) -> bool:
+def poll(handle: _Done) -> bool:
     """Always True: calls are complete when they return."""
     return True
 
@@ -283,7 +283,7 @@ def _false() -> bool:
 mpi_built = mpi_enabled = gloo_built = nccl_built = cuda_built = rocm_built = ccl_built = ddl_built = _false
 
 
-def DistributedOptimizer(*args: Any, **kwargs: Any) -> NoReturn:
+def DistributedOptimizer(*args: object, **kwargs: object) -> NoReturn:
     """Refused: gradients are reduced on the IPUs."""
     raise UnsupportedError(
         "horovod.torch.DistributedOptimizer reduces gradients on the host; poptorch.trainingModel does it on the IPUs",
@@ -346,7 +346,7 @@ class InstanceOptions(Options):
 
     def toDict(self) -> dict[str, Any]:
         """All values in one dictionary, with the device of this instance where the number of its IPUs is known."""
-        made = super().toDict()
+        values = super().toDict()
         if core.isPopdistEnvSet():
-            made["ipu_id"] = core.getDeviceId(self._ipus_per_replica or 0)
-        return made
+            values["ipu_id"] = core.getDeviceId(self._ipus_per_replica or 0)
+        return values

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from podrun.numerics.gradients import absolute
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.table import Array, Call, aten, axis
+from podrun.poptorch.capture.graph import DTypeArgument
+from podrun.poptorch.operators.table import Array, Call, Operand, aten, axis
 
 
 @aten("relu")
@@ -87,21 +86,7 @@ def leaky_relu(call: Call, x: Array, slope: float = 0.01) -> Array:
 
 
 @aten("rrelu_with_noise", "rrelu_with_noise_functional")
-def randomised_relu_and_noise(call: Call, *arguments: Any) -> tuple[Array, Array]:
-    """`randomised_relu` and the noise, which is left as it is."""
-    return randomised_relu(call, *arguments), arguments[1]
-
-
-@aten("_safe_softmax", kind="Softmax")
-def safe_softmax(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
-    """Softmax; zeros where a whole row is minus infinity."""
-    wide = _as_float(call, x)
-    empty = jnp.all(jnp.isneginf(wide), dim, keepdims=True) if x.ndim else jnp.isneginf(wide)
-    made = jax.nn.softmax(jnp.where(empty, 0, wide), dim) if x.ndim else jnp.ones_like(wide)
-    return jnp.where(empty, 0, made)
-
-
-def randomised_relu(
+def randomised_relu_and_noise(
     call: Call,
     x: Array,
     noise: Array,
@@ -109,14 +94,21 @@ def randomised_relu(
     upper: float = 1 / 3,
     training: bool = False,
     *rest: object,
-) -> Array:
-    """Leaky ReLU whose slope is random while training, the mean of its bounds otherwise."""
-    slope = (
-        jax.random.uniform(call.key(), x.shape, minval=lower, maxval=upper)
-        if training
-        else (lower + upper) / 2
-    )
-    return jnp.where(x > 0, x, x * slope).astype(x.dtype)
+) -> tuple[Array, Array]:
+    """Leaky ReLU whose slope is random while training, the mean of its bounds otherwise; and the noise, as it is."""
+    slope: Operand = (lower + upper) / 2
+    if training:
+        slope = jax.random.uniform(call.key(), x.shape, minval=lower, maxval=upper)
+    return jnp.where(x > 0, x, x * slope).astype(x.dtype), noise
+
+
+@aten("_safe_softmax", kind="Softmax")
+def safe_softmax(call: Call, x: Array, dim: int, dtype: DTypeArgument | None = None) -> Array:
+    """Softmax; zeros where a whole row is minus infinity."""
+    wide = _as_float(call, x)
+    empty = jnp.all(jnp.isneginf(wide), dim, keepdims=True) if x.ndim else jnp.isneginf(wide)
+    shares = jax.nn.softmax(jnp.where(empty, 0, wide), dim) if x.ndim else jnp.ones_like(wide)
+    return jnp.where(empty, 0, shares)
 
 
 @aten("_prelu_kernel")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podrun.numerics.norms import dropped
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.table import Array, Call, aten
+from podrun.poptorch.operators.table import Array, Call, Operand, PythonNumber, Sizes, aten
 
 
 @aten(
@@ -29,50 +28,54 @@ def ones(call: Call, *rest: object, **keywords: object) -> Array:
 
 
 @aten("new_full", kind="Constant")
-def full_of_size(call: Call, like: Array, size: Any, value: Any, **keywords: object) -> Array:
+def full_of_size(call: Call, like: Array, size: Sizes, value: Operand, **keywords: object) -> Array:
     """One value everywhere, in the type of another tensor."""
     return full(call, like, value)
 
 
 @aten("full", "full_like", "fill", "fill_", kind="Constant")
-def full(call: Call, like: Any, value: Any, **keywords: object) -> Array:
+def full(call: Call, like: Array | Sizes, value: Operand, **keywords: object) -> Array:
     """One value everywhere."""
     return jnp.broadcast_to(jnp.asarray(value).astype(call.dtype), call.shape)
 
 
 @aten("scalar_tensor", kind="Constant")
-def scalar(call: Call, value: Any, **keywords: object) -> Array:
+def scalar(call: Call, value: Operand, **keywords: object) -> Array:
     """A number as a tensor."""
     return jnp.asarray(value).astype(call.dtype)
 
 
 @aten("arange.default", kind="Constant")
-def count_to(call: Call, end: Any, **keywords: object) -> Array:
+def count_to(call: Call, end: PythonNumber, **keywords: object) -> Array:
     """0, 1, 2 ... below ``end``."""
     return jnp.arange(end).astype(call.dtype)
 
 
 @aten("arange.start", kind="Constant")
-def count_from(call: Call, start: Any, end: Any, **keywords: object) -> Array:
+def count_from(call: Call, start: PythonNumber, end: PythonNumber, **keywords: object) -> Array:
     """``start``, ``start + 1`` ... below ``end``."""
     return jnp.arange(start, end).astype(call.dtype)
 
 
 @aten("arange.start_step", kind="Constant")
-def count_by(call: Call, start: Any, end: Any, step: Any = 1, **keywords: object) -> Array:
+def count_by(
+    call: Call, start: PythonNumber, end: PythonNumber, step: PythonNumber = 1, **keywords: object
+) -> Array:
     """``start``, ``start + step`` ... below ``end``."""
     return (start + step * jnp.arange(call.shape[0])).astype(call.dtype)
 
 
 @aten("linspace", kind="Constant")
-def evenly_spaced(call: Call, start: Any, end: Any, steps: int, **keywords: object) -> Array:
+def evenly_spaced(
+    call: Call, start: PythonNumber, end: PythonNumber, steps: int, **keywords: object
+) -> Array:
     """``steps`` numbers from ``start`` to ``end``."""
     return jnp.linspace(start, end, steps).astype(call.dtype)
 
 
 @aten("logspace", kind="Constant")
 def evenly_spaced_powers(
-    call: Call, start: Any, end: Any, steps: int, base: float = 10.0, **keywords: object
+    call: Call, start: PythonNumber, end: PythonNumber, steps: int, base: float = 10.0, **keywords: object
 ) -> Array:
     """``base`` to the power of ``steps`` numbers from ``start`` to ``end``."""
     return jnp.logspace(start, end, steps, base=base).astype(call.dtype)
@@ -129,7 +132,7 @@ def bernoulli(call: Call, probabilities: Array, **keywords: object) -> Array:
 
 
 @aten("bernoulli.p", "bernoulli.Tensor", kind="RandomUniform")
-def bernoulli_of(call: Call, x: Array, probability: Any = 0.5, **keywords: object) -> Array:
+def bernoulli_of(call: Call, x: Array, probability: float | Array = 0.5, **keywords: object) -> Array:
     """1 with a given probability."""
     return jax.random.bernoulli(call.key(), probability, call.shape).astype(call.dtype)
 
@@ -159,7 +162,7 @@ def normal_like(call: Call, x: Array, mean: float = 0.0, deviation: float = 1.0,
 
 
 @aten("normal", kind="RandomNormal")
-def normal(call: Call, mean: Any, deviation: Any = 1.0, *rest: object, **keywords: object) -> Array:
+def normal(call: Call, mean: Operand, deviation: Operand = 1.0, *rest: object, **keywords: object) -> Array:
     """Normal numbers of given means and deviations."""
     return mean + deviation * jax.random.normal(call.key(), call.shape, jnp.float32)
 
@@ -170,18 +173,32 @@ def exponential(call: Call, x: Array, rate: float = 1.0, **keywords: object) -> 
     return jax.random.exponential(call.key(), call.shape, jnp.float32) / rate
 
 
-@aten("randint.default", "randint_like.default")
-def integers_below(call: Call, *arguments: Any, **keywords: object) -> Array:
+@aten("randint.default")
+def integers_below(call: Call, high: int, *rest: object, **keywords: object) -> Array:
     """Integers from 0 on, below a bound."""
-    high = arguments[1] if hasattr(arguments[0], "shape") else arguments[0]
-    return jax.random.randint(call.key(), call.shape, 0, high).astype(call.dtype)
+    return integers_between(call, 0, high)
 
 
-@aten("randint.low", "randint_like.low_dtype")
-def integers_between(call: Call, *arguments: Any, **keywords: object) -> Array:
+@aten("randint_like.default")
+def integers_below_like(call: Call, x: Array, high: int, **keywords: object) -> Array:
+    """Integers from 0 on, below a bound, in the shape of x."""
+    return integers_between(call, 0, high)
+
+
+@aten("randint.low")
+def integers_between(call: Call, low: int, high: int, *rest: object, **keywords: object) -> Array:
     """Integers between two bounds, the upper one left out."""
-    low, high = arguments[1:3] if hasattr(arguments[0], "shape") else arguments[:2]
     return jax.random.randint(call.key(), call.shape, low, high).astype(call.dtype)
+
+
+@aten("randint_like.low_dtype")
+def integers_between_like(call: Call, x: Array, low: int, high: int, **keywords: object) -> Array:
+    """Integers between two bounds, the upper one left out, in the shape of x."""
+    return integers_between(call, low, high)
+
+
+_WHOLE_NUMBERS = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
+"""The greatest number below which a floating type holds all whole ones: two to the bits of its significand."""
 
 
 @aten("random.default", "random.to", "random.from")
@@ -193,14 +210,13 @@ def integers_in_place(call: Call, x: Array, *bounds: int | None, **keywords: obj
     low = low or 0
     if high is not None:
         return jax.random.randint(call.key(), call.shape, low, high).astype(call.dtype)
-    finfo: Any = jnp.finfo
-    iinfo: Any = jnp.iinfo
     if jnp.issubdtype(call.dtype, jnp.floating):
-        last = 2 ** (finfo(call.dtype).nmant + 1)
+        last = _WHOLE_NUMBERS[call.dtype.name]
     else:
-        last = 1 if call.dtype == jnp.bool_ else iinfo(call.dtype).max
-    bits = jax.random.bits(call.key(), call.shape, jnp.uint32)
-    return ((bits % jnp.uint32(last - low + 1)).astype(jnp.int32) + low).astype(call.dtype)
+        last = 1 if call.dtype == jnp.bool_ else int(np.iinfo(call.dtype).max)
+    bits: Array = jax.random.bits(call.key(), call.shape, jnp.uint32)
+    numbers: Array = (bits % jnp.uint32(last - low + 1)).astype(jnp.int32) + low
+    return numbers.astype(call.dtype)
 
 
 @aten("randperm")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from podrun.numerics.shared_places import combined, element_places
-from podrun.poptorch.operators.table import Array, Call, aten, axis
+from podrun.poptorch.operators.table import Array, Call, Operand, PythonNumber, aten, axis
 
 
 @aten("embedding", kind="Gather")
@@ -43,28 +43,34 @@ def take(call: Call, x: Array, indices: Array) -> Array:
     return jnp.take(x.reshape(-1), indices)
 
 
-def _full_index(indices: Any) -> tuple[Any, ...]:
-    return tuple(slice(None) if each is None else each for each in indices)
+def _full_index(indices: Sequence[Array | None]) -> tuple[Array | slice, ...]:
+    return tuple(slice(None) if index is None else index for index in indices)
 
 
 @aten("index.Tensor", "_unsafe_index.Tensor", kind="GatherND")
-def index(call: Call, x: Array, indices: Any) -> Array:
+def index(call: Call, x: Array, indices: Sequence[Array | None]) -> Array:
     """``x[indices]`` with tensors of integers as indices."""
     return x[_full_index(indices)]
 
 
 @aten("index_put", "_unsafe_index_put", "_index_put_impl", kind="ScatterND")
 def index_put(
-    call: Call, x: Array, indices: Any, values: Array, accumulate: bool = False, unsafe: bool = False
+    call: Call,
+    x: Array,
+    indices: Sequence[Array | None],
+    values: Array,
+    accumulate: bool = False,
+    unsafe: bool = False,
 ) -> Array:
     """x with ``x[indices] = values``, or with values added to the elements there."""
     values = values.astype(x.dtype)
-    if len(indices) == 1 and indices[0].dtype == jnp.bool_ and values.size == 1:
-        mask = indices[0].reshape(indices[0].shape + (1,) * (x.ndim - indices[0].ndim))
+    first = indices[0]
+    if len(indices) == 1 and first is not None and first.dtype == jnp.bool_ and values.size == 1:
+        mask = first.reshape(first.shape + (1,) * (x.ndim - first.ndim))
         filled = values.reshape(())
         return jnp.where(mask, x + filled if accumulate else filled, x)
-    if indices[0] is not None and indices[0].dtype == jnp.bool_:
-        return _masked_put(x, indices[0], values, accumulate)
+    if first is not None and first.dtype == jnp.bool_:
+        return _masked_put(x, first, values, accumulate)
     target = x.at[_full_index(indices)]
     return target.add(values) if accumulate else target.set(values)
 
@@ -103,7 +109,7 @@ _REDUCTIONS = {
 
 
 def _scattered(
-    x: Array, dim: int, indices: Array, source: Any, reduce: str | None, include: bool = True
+    x: Array, dim: int, indices: Array, source: Operand, reduce: str | None, include: bool = True
 ) -> Array:
     if not x.ndim:
         line = jnp.asarray(source).reshape(-1)
@@ -112,11 +118,14 @@ def _scattered(
     part = tuple(slice(0, n) for n in indices.shape)
     values = values[part] if values.ndim else jnp.broadcast_to(values, indices.shape)
     places = element_places(indices, axis(dim, x.ndim))
-    return combined(x, places, values, _REDUCTIONS[reduce], include=include)
+    result: Array = combined(x, places, values, _REDUCTIONS[reduce], include=include)
+    return result
 
 
 @aten("scatter", kind="ScatterElements")
-def scatter(call: Call, x: Array, dim: int, indices: Array, source: Any, reduce: str | None = None) -> Array:
+def scatter(
+    call: Call, x: Array, dim: int, indices: Array, source: Operand, reduce: str | None = None
+) -> Array:
     """x with ``x[i, indices[i, j]] = source[i, j]``, or reduced with the elements there."""
     return _scattered(x, dim, indices, source, reduce)
 
@@ -150,7 +159,9 @@ def index_reduce(
 
 
 @aten("index_add", kind="ScatterElements")
-def index_add(call: Call, x: Array, dim: int, indices: Array, source: Array, alpha: Any = 1) -> Array:
+def index_add(
+    call: Call, x: Array, dim: int, indices: Array, source: Array, alpha: PythonNumber = 1
+) -> Array:
     """x with ``alpha * source`` added to elements of one dimension."""
     if not x.ndim:
         return x + jnp.sum(source.astype(x.dtype) * alpha)
@@ -167,7 +178,7 @@ def index_copy(call: Call, x: Array, dim: int, indices: Array, source: Array) ->
 
 
 @aten("index_fill.int_Scalar", "index_fill.int_Tensor", kind="ScatterElements")
-def index_fill(call: Call, x: Array, dim: int, indices: Array, value: Any) -> Array:
+def index_fill(call: Call, x: Array, dim: int, indices: Array, value: Operand) -> Array:
     """x with elements of one dimension set to a value."""
     if not x.ndim:
         return jnp.asarray(value).astype(x.dtype).reshape(())
@@ -217,8 +228,8 @@ def one_hot(call: Call, x: Array, classes: int = -1) -> Array:
 @aten("nonzero_static")
 def places_of_nonzero(call: Call, x: Array, size: int, fill_value: int = -1) -> Array:
     """The places of the first ``size`` elements that are not 0, a row each."""
-    found = jnp.nonzero(x.reshape(x.shape or (1,)), size=size, fill_value=fill_value)
-    return jnp.stack(found, -1)[:, : call.shape[1]]
+    places = jnp.nonzero(x.reshape(x.shape or (1,)), size=size, fill_value=fill_value)
+    return jnp.stack(places, -1)[:, : call.shape[1]]
 
 
 @aten("narrow.Tensor", kind="DynamicSlice")
@@ -254,14 +265,14 @@ def embedding_bag(
     count = jax.ops.segment_sum(counted.astype(rows.dtype), bag_of, bags)
     if mode == EMBEDDING_BAG_MAX:
         lowest = jnp.where(counted[:, None], rows, -jnp.inf)
-        made = jax.ops.segment_max(lowest, bag_of, bags)
-        made = jnp.where(count[:, None] > 0, made, 0)
+        pooled = jax.ops.segment_max(lowest, bag_of, bags)
+        pooled = jnp.where(count[:, None] > 0, pooled, 0)
     else:
         rows = jnp.where(counted[:, None], rows, 0)
         if per_sample_weights is not None:
             rows = rows * per_sample_weights[:, None]
-        made = jax.ops.segment_sum(rows, bag_of, bags)
+        pooled = jax.ops.segment_sum(rows, bag_of, bags)
         if mode == EMBEDDING_BAG_MEAN:
-            made = made / jnp.maximum(count, 1)[:, None]
-    others = [jnp.zeros(each.shape, each.dtype) for each in call.results[1:]]
-    return made, *others
+            pooled = pooled / jnp.maximum(count, 1)[:, None]
+    others = [jnp.zeros(result.shape, result.dtype) for result in call.results[1:]]
+    return pooled, *others

@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from podrun.numerics.gradients import with_gradient
 from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import COMPARED, Subgraph
 from podrun.poptorch.operators.products import product
-from podrun.poptorch.operators.table import Array, Call, aten, axis
+from podrun.poptorch.operators.table import Array, Call, Sizes, aten, axis
 
 SUM, MEAN = 0, 1
 
@@ -35,7 +35,8 @@ def written_without_gradient(call: Call, before: Array, after: Array) -> Array:
     """Values written in place under ``no_grad``. Torch's gradient goes to the values before, as if nothing had been
     written.
     """
-    return with_gradient(after, before)
+    result: Array = with_gradient(after, before)
+    return result
 
 
 @aten("podrun.nop.default", kind="Nop")
@@ -73,8 +74,8 @@ def serialized_matmul(call: Call, a: Array, b: Array, mode: str, factor: int, ke
 def dynamic_slice(call: Call, x: Array, dim: int, start: Array, size: int, step: int) -> Array:
     """``size`` elements of a dimension from a place that data determine."""
     where = axis(dim, x.ndim)
-    made = lax.dynamic_slice_in_dim(x, start.reshape(-1)[0], size, where)
-    return lax.slice_in_dim(made, 0, size, step, where)
+    part = lax.dynamic_slice_in_dim(x, start.reshape(-1)[0], size, where)
+    return lax.slice_in_dim(part, 0, size, step, where)
 
 
 @aten("podrun.dynamic_update.default", kind="DynamicUpdate")
@@ -86,20 +87,28 @@ def dynamic_update(call: Call, x: Array, part: Array, dim: int, start: Array, si
 @aten(COMPARED)
 def compared(call: Call, *operands: Array) -> Array:
     """No number if one of the operands has a value that is none, 0 otherwise."""
-    wrong = functools.reduce(jnp.logical_or, [jnp.isnan(each).any() for each in operands], jnp.array(False))
+    wrong = functools.reduce(
+        jnp.logical_or, [jnp.isnan(operand).any() for operand in operands], jnp.array(False)
+    )
     return jnp.where(wrong, jnp.nan, 0.0).astype(jnp.float32)
 
 
 @aten("podrun.custom.default", kind="CustomOp")
 def custom(
-    call: Call, inputs: Any, name: str, domain: str, version: int, attributes: str, examples: Any
+    call: Call,
+    inputs: Sequence[Array],
+    name: str,
+    domain: str,
+    version: int,
+    attributes: str,
+    examples: Sequence[Array],
 ) -> tuple[Array, ...]:
     """An operator that was registered with PODRUN_CUSTOM_OPS or ``podrun.popart.register_op``, or one of PopART's."""
     return registered(call, name, domain, version, json.loads(attributes), inputs)
 
 
 def registered(
-    call: Call, name: str, domain: str, version: int, attributes: dict[str, Any], inputs: Any
+    call: Call, name: str, domain: str, version: int, attributes: dict[str, Any], inputs: Sequence[Array]
 ) -> tuple[Array, ...]:
     """The results of an operator of the session's registry."""
     from podrun.onnx_models.ops import registry
@@ -108,8 +117,8 @@ def registered(
     outputs = tuple(f"output:{i}" for i in range(len(call.results)))
     names = tuple(f"input:{i}" for i in range(len(inputs)))
     node = Node(name, domain, name, names, outputs, attributes, version)
-    made = registry.lookup(node).function(_CustomContext(call), node, *inputs)
-    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+    results = registry.lookup(node).function(_CustomContext(call), node, *inputs)
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 class _CustomContext:
@@ -129,7 +138,7 @@ def print_tensor(call: Call, x: Array, settings: str) -> Array:
 
 
 @aten("podrun.fps.default")
-def farthest_points(call: Call, points: Array, begins: Any, ratio: float, random_start: bool) -> Array:
+def farthest_points(call: Call, points: Array, begins: Sizes, ratio: float, random_start: bool) -> Array:
     """Indices of points that are far from each other, for each part of ``points [N, D]``.
 
     Part i is ``begins[i]`` to ``begins[i + 1]``. The first point is the part's first, or a random one; each next point
@@ -143,7 +152,7 @@ def farthest_points(call: Call, points: Array, begins: Any, ratio: float, random
         if random_start:
             start = jax.random.randint(jax.random.fold_in(call.key(), part), (), 0, end - first)
 
-        def choose(i: Array, state: Any, inside: Array = inside) -> Any:
+        def choose(i: Array, state: tuple[Array, Array], inside: Array = inside) -> tuple[Array, Array]:
             chosen, nearest = state
             away = jnp.sum(jnp.square(inside - inside[chosen[i - 1]]), -1)
             nearest = jnp.minimum(nearest, away)
@@ -155,27 +164,29 @@ def farthest_points(call: Call, points: Array, begins: Any, ratio: float, random
     return jnp.concatenate(parts)
 
 
-def _runner(call: Call, body: Subgraph, outer: Any) -> Callable[..., tuple[Array, ...]]:
+def _runner(call: Call, body: Subgraph, outer: Sequence[Array]) -> Callable[..., tuple[Array, ...]]:
     """A captured body as a function of its inputs and of a value that makes its random keys different."""
     from podrun.poptorch.operators.table import run_node
 
-    def run(inputs: Any, round_: Any) -> tuple[Array, ...]:
+    def run(inputs: Sequence[Array], round_: Array | int) -> tuple[Array, ...]:
         values = {v.number: a for v, a in zip(body.outer, outer, strict=True)}
         values.update({v.number: a for v, a in zip(body.inputs, inputs, strict=True)})
         for place, node in enumerate(body.nodes):
 
-            def key(place: int = place) -> Any:
+            def key(place: int = place) -> Array:
                 return jax.random.fold_in(jax.random.fold_in(call.key(), round_), place)
 
-            made = run_node(node, values, key, call.training)
-            values.update({v.number: a for v, a in zip(node.results, made, strict=True)})
+            results = run_node(node, values, key, call.training)
+            values.update({v.number: a for v, a in zip(node.results, results, strict=True)})
         return tuple(values[v.number] for v in body.outputs)
 
     return run
 
 
 @aten("podrun.for_loop.default", kind="Loop")
-def for_loop(call: Call, count: int, body: Subgraph, inputs: Any, outer: Any) -> tuple[Array, ...]:
+def for_loop(
+    call: Call, count: int, body: Subgraph, inputs: Sequence[Array], outer: Sequence[Array]
+) -> tuple[Array, ...]:
     """The results of a body after ``count`` rounds, each of which takes the results of the previous one."""
     run = _runner(call, body, outer)
 
@@ -185,13 +196,16 @@ def for_loop(call: Call, count: int, body: Subgraph, inputs: Any, outer: Any) ->
     return tuple(lax.fori_loop(0, count, round_, tuple(inputs)))
 
 
-@aten("podrun.cond.default", kind="If")
-def cond(
-    call: Call, condition: Array, then: tuple[Any, Any, Any], otherwise: tuple[Any, Any, Any]
-) -> tuple[Array, ...]:
-    """The results of one of two bodies. Each is the body, its inputs and the outer values that it reads."""
+Branch = tuple[Subgraph, Sequence[Array], Sequence[Array]]
+"""A body, its inputs and the outer values that it reads."""
 
-    def branch(body: Subgraph, inputs: Any, outer: Any, place: int) -> Callable[[], tuple[Array, ...]]:
+
+@aten("podrun.cond.default", kind="If")
+def cond(call: Call, condition: Array, then: Branch, otherwise: Branch) -> tuple[Array, ...]:
+    """The results of one of two bodies."""
+
+    def branch(taken: Branch, place: int) -> Callable[[], tuple[Array, ...]]:
+        body, inputs, outer = taken
         return lambda: _runner(call, body, outer)(inputs, place)
 
-    return tuple(lax.cond(condition.reshape(()) != 0, branch(*then, 0), branch(*otherwise, 1)))
+    return tuple(lax.cond(condition.reshape(()) != 0, branch(then, 0), branch(otherwise, 1)))

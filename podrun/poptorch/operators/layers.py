@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from podrun.numerics.recurrence import (
     recurrence,
 )
 from podrun.numerics.windows import Window
-from podrun.poptorch.operators.table import Array, Call, aten, spread
+from podrun.poptorch.operators.table import Array, Call, PerDimension, Sizes, aten, spread
 
 
 @aten("convolution", "_convolution", kind="Conv")
@@ -33,11 +32,11 @@ def convolution(
     x: Array,
     weight: Array,
     bias: Array | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: PerDimension,
+    padding: PerDimension,
+    dilation: PerDimension,
     transposed: bool,
-    output_padding: Any,
+    output_padding: PerDimension,
     groups: int,
     *rest: object,
 ) -> Array:
@@ -48,13 +47,13 @@ def convolution(
     image = widen(x if x.ndim == weight.ndim else x[None])
     window = _window(weight.shape[2:], stride, padding, dilation)
     added = spread(output_padding, count)
-    result = turned(image, widen(weight), groups, window, added, one_by_one=False)
+    result: Array = turned(image, widen(weight), groups, window, added, one_by_one=False)
     if bias is not None:
         result = result + along_channels(widen(bias), image.ndim)
     return result if x.ndim == weight.ndim else result[0]
 
 
-def _window(kernel: Any, stride: Any, padding: Any, dilation: Any) -> Window:
+def _window(kernel: Sizes, stride: PerDimension, padding: PerDimension, dilation: PerDimension) -> Window:
     """A window of torch's arguments: one number for all dimensions or one for each."""
     count = len(kernel)
     pads = tuple((p, p) for p in spread(padding, count))
@@ -66,9 +65,9 @@ def _forward(
     x: Array,
     weight: Array,
     bias: Array | None = None,
-    stride: Any = (1,),
-    padding: Any = (0,),
-    dilation: Any = (1,),
+    stride: PerDimension = (1,),
+    padding: PerDimension | str = (0,),
+    dilation: PerDimension = (1,),
     groups: int = 1,
 ) -> Array:
     """A convolution by its own overloads, whose padding may be ``valid`` or ``same``."""
@@ -76,9 +75,9 @@ def _forward(
     if padding == "same":
         totals = [extent - 1 for extent in window.extents()]
         window = replace(window, pads=tuple((total // 2, total - total // 2) for total in totals))
-    if x.ndim == weight.ndim:
-        return convolved(x, weight, bias, groups, window)
-    return convolved(x[None], weight, bias, groups, window)[0]
+    images = x if x.ndim == weight.ndim else x[None]
+    result: Array = convolved(images, weight, bias, groups, window)
+    return result if x.ndim == weight.ndim else result[0]
 
 
 aten("conv1d", "conv2d", "conv3d", kind="Conv")(_forward)
@@ -90,32 +89,47 @@ def transposed_convolution(
     x: Array,
     weight: Array,
     bias: Array | None = None,
-    stride: Any = (1,),
-    padding: Any = (0,),
-    output_padding: Any = (0,),
+    stride: PerDimension = (1,),
+    padding: PerDimension = (0,),
+    output_padding: PerDimension = (0,),
     groups: int = 1,
-    dilation: Any = (1,),
+    dilation: PerDimension = (1,),
 ) -> Array:
     """The transpose of convolution."""
     return convolution(call, x, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
 @aten("im2col", kind="Gather")
-def columns(call: Call, x: Array, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Array:
+def columns(
+    call: Call,
+    x: Array,
+    kernel: PerDimension,
+    dilation: PerDimension,
+    padding: PerDimension,
+    stride: PerDimension,
+) -> Array:
     """Every window of an image as a column: ``[N, C * window, places]``."""
     if not x.size:
         return jnp.zeros(call.results[0].shape, x.dtype)
     window = _window(spread(kernel, 2), stride, padding, dilation)
-    return columns_of(x, window) if x.ndim == 4 else columns_of(x[None], window)[0]
+    result: Array = columns_of(x if x.ndim == 4 else x[None], window)
+    return result if x.ndim == 4 else result[0]
 
 
 @aten("col2im", kind="Scatter")
 def image_of_columns(
-    call: Call, x: Array, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
+    call: Call,
+    x: Array,
+    size: Sizes,
+    kernel: PerDimension,
+    dilation: PerDimension,
+    padding: PerDimension,
+    stride: PerDimension,
 ) -> Array:
     """Columns added back to where they came from."""
     window = _window(spread(kernel, 2), stride, padding, dilation)
-    return image_of(x, size, window) if x.ndim == 3 else image_of(x[None], size, window)[0]
+    result: Array = image_of(x if x.ndim == 3 else x[None], size, window)
+    return result if x.ndim == 3 else result[0]
 
 
 def _network(kind: str, gates: str, *activations: Activation) -> Callable[..., tuple[Array, ...]]:
@@ -125,8 +139,8 @@ def _network(kind: str, gates: str, *activations: Activation) -> Callable[..., t
     def run(
         call: Call,
         x: Array,
-        start: Any,
-        parameters: Any,
+        start: Array | Sequence[Array],
+        parameters: Sequence[Array],
         has_biases: bool,
         layers: int,
         dropout: float,
@@ -135,9 +149,9 @@ def _network(kind: str, gates: str, *activations: Activation) -> Callable[..., t
         batch_first: bool,
     ) -> tuple[Array, ...]:
         x = widen(x)
-        starts = [widen(each) for each in (start if isinstance(start, (tuple, list)) else (start,))]
+        starts = [widen(state) for state in (start if isinstance(start, (tuple, list)) else (start,))]
         if single := x.ndim == 2:
-            x, starts = x[:, None], [each[:, None] for each in starts]
+            x, starts = x[:, None], [state[:, None] for state in starts]
         elif batch_first:
             x = x.swapaxes(0, 1)
         directions = 2 if bidirectional else 1
@@ -148,7 +162,7 @@ def _network(kind: str, gates: str, *activations: Activation) -> Callable[..., t
             for direction in range(directions):
                 at = layer * directions + direction
                 weights = _weights(parameters[at * count : (at + 1) * count])
-                state = tuple(each[at] for each in starts)
+                state = tuple(begin[at] for begin in starts)
                 output, ended = recurrence(cell, weights, Sequences(x), state, backward=bool(direction))
                 outputs.append(output)
                 final.append(ended)
@@ -157,7 +171,7 @@ def _network(kind: str, gates: str, *activations: Activation) -> Callable[..., t
                 x = dropped(call.key(), x, dropout, x.shape, below=True)[0]
         states = [jnp.stack([state[i] for state in final]) for i in range(len(starts))]
         if single:
-            return x[:, 0], *(each[:, 0] for each in states)
+            return x[:, 0], *(ended[:, 0] for ended in states)
         return (x.swapaxes(0, 1) if batch_first else x), *states
 
     return run
@@ -165,7 +179,7 @@ def _network(kind: str, gates: str, *activations: Activation) -> Callable[..., t
 
 def _weights(parameters: Sequence[Array]) -> CellWeights:
     """Torch's parameters of one layer in one direction: weights, two biases or none, and a projection or none."""
-    entering, recurrent, *rest = (widen(each) for each in parameters)
+    entering, recurrent, *rest = (widen(parameter) for parameter in parameters)
     biases, projection = (rest[:2], rest[2:]) if len(rest) > 1 else ([], rest)
     leaving = projection[0] if projection else None
     return CellWeights(entering, recurrent, tuple(biases[:1]), biases[1] if biases else None, leaving=leaving)

@@ -6,15 +6,13 @@ NaN here and ``info`` is 0: a compiled program does not stop for data.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.table import Array, Call, aten
+from podrun.poptorch.operators.table import Array, Call, Operand, aten
 
 
 def _transposed(x: Array) -> Array:
@@ -88,17 +86,17 @@ def product_of_reflections(call: Call, vectors: Array, factors: Array) -> Array:
     """The first columns of the product of reflections ``I - factor * v @ v.T``."""
     count, columns = factors.shape[-1], vectors.shape[-1]
     rows = jnp.arange(vectors.shape[-2])
-    made = jnp.broadcast_to(jnp.eye(vectors.shape[-2], columns), vectors.shape)
+    product = jnp.broadcast_to(jnp.eye(vectors.shape[-2], columns), vectors.shape)
     for i in reversed(range(count)):
         v = jnp.where(rows > i, widen(vectors)[..., i], 0) + (rows == i)
-        along = jnp.einsum("...r,...rc->...c", v, made)
-        made = made - widen(factors)[..., i, None, None] * v[..., :, None] * along[..., None, :]
-    return made
+        along = jnp.einsum("...r,...rc->...c", v, product)
+        product = product - widen(factors)[..., i, None, None] * v[..., :, None] * along[..., None, :]
+    return product
 
 
 @aten("_linalg_svd")
 def singular_values(
-    call: Call, x: Array, full_matrices: bool = False, compute_uv: bool = True, driver: Any = None
+    call: Call, x: Array, full_matrices: bool = False, compute_uv: bool = True, driver: str | None = None
 ) -> tuple[Array, ...]:
     """Singular vectors and values. Values alone have a gradient if the vectors are not used."""
     if not compute_uv:
@@ -128,7 +126,7 @@ def inverse(call: Call, x: Array, check_errors: bool = False) -> tuple[Array, Ar
 
 @aten("linalg_pinv.atol_rtol_tensor")
 def pseudo_inverse(
-    call: Call, x: Array, atol: Any = None, rtol: Any = None, hermitian: bool = False
+    call: Call, x: Array, atol: Operand | None = None, rtol: Operand | None = None, hermitian: bool = False
 ) -> Array:
     """The inverse on the singular values that exceed ``max(atol, rtol * greatest)``."""
     wide = widen(x)
@@ -195,7 +193,7 @@ def unpack_lu(
     call: Call, packed: Array, pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Array, ...]:
     """``P``, ``L`` and ``U`` of what `lu_factors` gave."""
-    empty = [jnp.zeros(each.shape) for each in call.results]
+    empty = [jnp.zeros(result.shape) for result in call.results]
     order = _permutation(_order_of(pivots, packed.shape[-2])) if unpack_pivots else empty[0]
     return order, *(_triangles(widen(packed)) if unpack_data else empty[1:])
 
@@ -245,8 +243,8 @@ def solve(
     lead = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = jnp.broadcast_to(a, lead + a.shape[-2:]), jnp.broadcast_to(b, lead + b.shape[-2:])
     from_left = left or vector
-    made = jnp.linalg.solve(a, b) if from_left else jnp.linalg.solve(_transposed(a), _transposed(b))
-    made = made if from_left else _transposed(made)
+    solution = jnp.linalg.solve(a, b) if from_left else jnp.linalg.solve(_transposed(a), _transposed(b))
+    solution = solution if from_left else _transposed(solution)
     kept = call.results[1]
     packed, pivots, _ = _lu(
         lax.stop_gradient(
@@ -255,7 +253,12 @@ def solve(
             else a[(0,) * (a.ndim - len(kept.shape))]
         )
     )
-    return (made[..., 0] if vector else made), packed, pivots, jnp.zeros(call.results[3].shape, jnp.int32)
+    return (
+        (solution[..., 0] if vector else solution),
+        packed,
+        pivots,
+        jnp.zeros(call.results[3].shape, jnp.int32),
+    )
 
 
 @aten("linalg_solve_triangular")
@@ -283,10 +286,10 @@ def solve_triangle_and_keep(
     unitriangular: bool = False,
 ) -> tuple[Array, Array]:
     """x of ``a @ x = b`` (``a.T @ x = b``) for a triangle a, and a."""
-    made = solve_triangle(
+    solution = solve_triangle(
         call, _transposed(a) if transpose else a, b, upper != transpose, True, unitriangular
     )
-    return made, jnp.broadcast_to(a, call.results[1].shape)
+    return solution, jnp.broadcast_to(a, call.results[1].shape)
 
 
 @aten("linalg_matrix_exp")
@@ -294,7 +297,8 @@ def matrix_exponential(call: Call, x: Array) -> Array:
     """``I + x + x @ x / 2 + ...``."""
     wide = widen(x)
     flat = wide.reshape(-1, *wide.shape[-2:])
-    return jax.vmap(jax.scipy.linalg.expm)(flat).reshape(wide.shape)
+    powers: Array = jax.vmap(jax.scipy.linalg.expm)(flat)
+    return powers.reshape(wide.shape)
 
 
 @aten("linalg_lstsq")
@@ -312,13 +316,13 @@ def least_squares(
     right = right[..., None] if vector else right
     if rows >= columns:
         q, r = jnp.linalg.qr(wide)
-        made = jax.scipy.linalg.solve_triangular(r, _transposed(q) @ right)
+        best = jax.scipy.linalg.solve_triangular(r, _transposed(q) @ right)
     else:
         q, r = jnp.linalg.qr(_transposed(wide))
-        made = q @ jax.scipy.linalg.solve_triangular(r, right, trans=1)
-    error = jnp.sum(jnp.square(wide @ made - right), -2)
+        best = q @ jax.scipy.linalg.solve_triangular(r, right, trans=1)
+    error = jnp.sum(jnp.square(wide @ best - right), -2)
     shape = call.results[1].shape
     residuals = jnp.zeros(shape) if 0 in shape else error.reshape(shape)
     rank = jnp.full(call.results[2].shape, min(rows, columns), jnp.int32)
-    solution = made[..., 0] if vector else made
+    solution = best[..., 0] if vector else best
     return solution.reshape(call.results[0].shape), residuals, rank, jnp.zeros(call.results[3].shape)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -13,7 +11,7 @@ from podrun.numerics.ctc import alignment_losses, best_label_sequences, without_
 from podrun.numerics.gradients import absolute
 from podrun.numerics.loss_functions import class_losses, weighted_reduction
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.table import Array, Call, aten
+from podrun.poptorch.operators.table import Array, Call, Sizes, aten
 
 NONE, MEAN, SUM = 0, 1, 2
 """Torch's numbers for ``reduction``."""
@@ -23,7 +21,8 @@ HOW = ("none", "mean", "sum")
 
 def reduced(losses: Array, reduction: int) -> Array:
     """All losses, their mean or their sum."""
-    return loss_functions.reduced(losses, HOW[reduction])
+    result: Array = loss_functions.reduced(losses, HOW[reduction])
+    return result
 
 
 @aten("nll_loss_forward", "nll_loss2d_forward", kind="Nll")
@@ -71,16 +70,15 @@ def cross_entropy(
     losses, weights = class_losses(logs, target, widen(weight), ignore, by_product=True)
     if smoothing:
         classes = logs.shape[1]
-        by_class = _along_classes(weight, logs.ndim)
         counted = (target != ignore).astype(logs.dtype)
-        smooth = -jnp.sum(logs if weight is None else logs * by_class, 1) * counted
+        smooth = -jnp.sum(logs if weight is None else logs * _along_classes(weight, logs.ndim), 1) * counted
         losses = (1 - smoothing) * losses + smooth * (smoothing / classes)
-    result = weighted_reduction(losses, weights, HOW[reduction])
+    result: Array = weighted_reduction(losses, weights, HOW[reduction])
     return result[0] if single and reduction == NONE else result
 
 
-def _along_classes(weight: Array | None, rank: int) -> Any:
-    return None if weight is None else widen(weight).reshape((1, -1) + (1,) * (rank - 2))
+def _along_classes(weight: Array, rank: int) -> Array:
+    return jnp.reshape(widen(weight), (1, -1) + (1,) * (rank - 2))
 
 
 def _soft_cross_entropy(
@@ -193,8 +191,8 @@ def ctc_loss(
     call: Call,
     logs: Array,
     targets: Array,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Array | Sizes,
+    target_lengths: Array | Sizes,
     blank: int = 0,
     reduction: int = MEAN,
     zero_infinity: bool = False,
@@ -202,7 +200,7 @@ def ctc_loss(
     """Minus the log probability of each target; their mean divides each by its target's length first."""
     single = logs.ndim == 2
     wide = widen(logs)[:, None] if single else widen(logs)
-    ends, lengths = (jnp.atleast_1d(jnp.asarray(each)) for each in (input_lengths, target_lengths))
+    ends, lengths = (jnp.atleast_1d(jnp.asarray(counts)) for counts in (input_lengths, target_lengths))
     rows = targets[None] if single and targets.ndim == 1 else targets
     labels = _rows_of(rows, lengths)
     losses = alignment_losses(wide, labels, ends, lengths, blank, pairwise=False)
@@ -214,7 +212,7 @@ def ctc_loss(
     if zero_infinity:
         losses = without_infinity(losses)
     if reduction == NONE:
-        return losses.reshape(call.shape)
+        return jnp.reshape(losses, call.shape)
     if reduction == MEAN:
         return jnp.mean(losses / jnp.maximum(lengths, 1))
     return jnp.sum(losses)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,10 +17,10 @@ from podrun.numerics.norms import (
     standardised_groups,
 )
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.table import Array, Call, aten
+from podrun.poptorch.operators.table import Array, Call, Sizes, aten
 
 
-def _along_channels(values: Array | None, rank: int) -> Array:
+def _along_channels(values: Array | None, rank: int) -> Array | None:
     return None if values is None else along_channels(widen(values), rank)
 
 
@@ -36,46 +35,46 @@ def batch_norm(
     training: bool,
     momentum: float,
     epsilon: float,
-) -> Any:
+) -> Array | tuple[Array, ...]:
     """Normalise each channel of ``[N, C, ...]``; in training also the new running statistics.
 
     The running variance takes the unbiased variance of the micro-batch, as torch's does.
     """
-    wide = widen(x)
+    wide: Array = widen(x)
     if training or mean is None:
         others = tuple(i for i in range(x.ndim) if i != 1)
         now, spread = jnp.mean(wide, others), jnp.var(wide, others)
     else:
         now, spread = widen(mean), widen(variance)
-    made = wide - along_channels(now, x.ndim)
-    made = made * along_channels(inverse_deviation(spread, epsilon), x.ndim)
-    made = rescaled(made, _along_channels(weight, x.ndim), _along_channels(bias, x.ndim))
+    centred = wide - along_channels(now, x.ndim)
+    scaled = centred * along_channels(inverse_deviation(spread, epsilon), x.ndim)
+    normalised: Array = rescaled(scaled, _along_channels(weight, x.ndim), _along_channels(bias, x.ndim))
     if len(call.results) == 1:
-        return made
+        return normalised
     count = x.size // x.shape[1]
     unbiased = spread * (count / max(count - 1, 1))
     updated = [
         lax.stop_gradient((1 - momentum) * widen(before) + momentum * measured)
         for before, measured in ((mean, now), (variance, unbiased))
     ]
-    return made, *updated
+    return normalised, *updated
 
 
 @aten("native_layer_norm", kind="LayerNormalization")
 def layer_norm_with_statistics(
-    call: Call, x: Array, shape: Any, weight: Array | None, bias: Array | None, epsilon: float
+    call: Call, x: Array, shape: Sizes, weight: Array | None, bias: Array | None, epsilon: float
 ) -> tuple[Array, Array, Array]:
     """Normalise over the last dimensions, whose sizes are ``shape``."""
     where = tuple(range(x.ndim - len(shape), x.ndim))
-    made, mean, variance = standardised(widen(x), where, epsilon, own_mean=True)
-    return rescaled(made, widen(weight), widen(bias)), mean, inverse_deviation(variance, epsilon)
+    normalised, mean, variance = standardised(widen(x), where, epsilon, own_mean=True)
+    return rescaled(normalised, widen(weight), widen(bias)), mean, inverse_deviation(variance, epsilon)
 
 
 @aten("layer_norm", kind="LayerNormalization")
 def layer_norm(
     call: Call,
     x: Array,
-    shape: Any,
+    shape: Sizes,
     weight: Array | None = None,
     bias: Array | None = None,
     epsilon: float = 1e-5,
@@ -87,14 +86,14 @@ def layer_norm(
 
 @aten("rms_norm", "_fused_rms_norm", kind="LayerNormalization")
 def rms_norm(
-    call: Call, x: Array, shape: Any, weight: Array | None = None, epsilon: float | None = None
-) -> Any:
+    call: Call, x: Array, shape: Sizes, weight: Array | None = None, epsilon: float | None = None
+) -> Array | tuple[Array, ...]:
     """x over the root of its mean square, over the last dimensions."""
     where = tuple(range(x.ndim - len(shape), x.ndim))
     epsilon = float(np.finfo(x.dtype).eps) if epsilon is None else epsilon
-    made, scale = over_root_mean_square(widen(x), where, epsilon)
-    made = rescaled(made, widen(weight), None)
-    return made if len(call.results) == 1 else (made, scale)
+    normalised, scale = over_root_mean_square(widen(x), where, epsilon)
+    normalised = rescaled(normalised, widen(weight), None)
+    return normalised if len(call.results) == 1 else (normalised, scale)
 
 
 @aten("native_group_norm", kind="GroupNormalization")
@@ -110,9 +109,9 @@ def group_norm_with_statistics(
     epsilon: float,
 ) -> tuple[Array, Array, Array]:
     """Normalise groups of channels of each sample."""
-    made, mean, variance = standardised_groups(widen(x), groups, epsilon, own_mean=True)
-    made = rescaled(made, _along_channels(weight, x.ndim), _along_channels(bias, x.ndim))
-    return made, mean[..., 0], inverse_deviation(variance, epsilon)[..., 0]
+    normalised, mean, variance = standardised_groups(widen(x), groups, epsilon, own_mean=True)
+    normalised = rescaled(normalised, _along_channels(weight, x.ndim), _along_channels(bias, x.ndim))
+    return normalised, mean[..., 0], inverse_deviation(variance, epsilon)[..., 0]
 
 
 @aten("group_norm", kind="GroupNormalization")
@@ -133,12 +132,12 @@ def group_norm(
 
 
 @aten("_weight_norm_interface", "_weight_norm")
-def weight_norm(call: Call, direction: Array, size: Array, dim: int = 0) -> Any:
+def weight_norm(call: Call, direction: Array, size: Array, dim: int = 0) -> Array | tuple[Array, ...]:
     """``size * direction / |direction|``, the norm taken over all dimensions but one."""
     others = tuple(i for i in range(direction.ndim) if i != dim % direction.ndim)
     norm = jnp.sqrt(jnp.sum(jnp.square(widen(direction)), others, keepdims=True))
-    made = direction * (size / norm)
-    return made if len(call.results) == 1 else (made, norm)
+    scaled = direction * (size / norm)
+    return scaled if len(call.results) == 1 else (scaled, norm)
 
 
 @aten("local_response_norm", kind="LRN")

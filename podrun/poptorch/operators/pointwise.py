@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, scipy
 from jax.scipy import special, stats
 
 from podrun.numerics.gradients import absolute
 from podrun.numerics.precision import is_array, widen
-from podrun.poptorch.operators.table import Array, Call, aten
+from podrun.poptorch.operators.table import Array, Call, Operand, aten
 
 
-def promoted(call: Call, *operands: Any) -> list[Array]:
+def _is_tensor(operand: Operand) -> TypeGuard[Array]:
+    return is_array(operand)
+
+
+def promoted(call: Call, *operands: Operand) -> list[Array]:
     """Operands in the type that torch computes in: the result's, or for a comparison the operands' common one."""
     if call.dtype != jnp.bool_:
-        return [jnp.asarray(each).astype(call.dtype) for each in operands]
-    common = functools.reduce(jnp.promote_types, [each.dtype for each in operands if is_array(each)])
-    if any(isinstance(each, float) for each in operands) and not jnp.issubdtype(common, jnp.floating):
+        return [jnp.asarray(operand).astype(call.dtype) for operand in operands]
+    common = functools.reduce(
+        jnp.promote_types, [operand.dtype for operand in operands if _is_tensor(operand)]
+    )
+    if any(isinstance(operand, float) for operand in operands) and not jnp.issubdtype(common, jnp.floating):
         common = jnp.dtype(jnp.float32)
-    return [jnp.asarray(each).astype(common) for each in operands]
+    return [jnp.asarray(operand).astype(common) for operand in operands]
 
 
 def _elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
-    def apply(call: Call, *operands: Any) -> Array:
+    def apply(call: Call, *operands: Operand) -> Array:
         return function(*promoted(call, *operands))
 
     return apply
@@ -125,32 +132,32 @@ def round_half_even(call: Call, x: Array, decimals: int = 0) -> Array:
     return jnp.round(x, decimals)
 
 
-def _scaled_by(number: Any, x: Array, dtype: Any) -> Array:
+def _scaled_by(number: Operand, x: Array, dtype: np.dtype[Any]) -> Array:
     return x if isinstance(number, (int, float)) and number == 1 else x * jnp.asarray(number, dtype)
 
 
 @aten("add")
-def add(call: Call, a: Any, b: Any, alpha: Any = 1) -> Array:
+def add(call: Call, a: Operand, b: Operand, alpha: Operand = 1) -> Array:
     """``a + alpha * b``."""
     a, b = promoted(call, a, b)
     return a | b if call.dtype == jnp.bool_ else a + _scaled_by(alpha, b, call.dtype)
 
 
 @aten("sub", "subtract")
-def subtract(call: Call, a: Any, b: Any, alpha: Any = 1) -> Array:
+def subtract(call: Call, a: Operand, b: Operand, alpha: Operand = 1) -> Array:
     """``a - alpha * b``."""
     a, b = promoted(call, a, b)
     return a - _scaled_by(alpha, b, call.dtype)
 
 
 @aten("rsub")
-def reverse_subtract(call: Call, a: Any, b: Any, alpha: Any = 1) -> Array:
+def reverse_subtract(call: Call, a: Operand, b: Operand, alpha: Operand = 1) -> Array:
     """``b - alpha * a``."""
     return subtract(call, b, a, alpha)
 
 
 @aten("div", "true_divide", "divide")
-def divide(call: Call, a: Any, b: Any, rounding_mode: str | None = None) -> Array:
+def divide(call: Call, a: Operand, b: Operand, rounding_mode: str | None = None) -> Array:
     """``a / b``, rounded towards minus infinity (``floor``), towards zero (``trunc``) or not at all."""
     a, b = promoted(call, a, b)
     if rounding_mode is None:
@@ -163,7 +170,7 @@ def divide(call: Call, a: Any, b: Any, rounding_mode: str | None = None) -> Arra
 
 
 @aten("floor_divide")
-def floor_divide(call: Call, a: Any, b: Any) -> Array:
+def floor_divide(call: Call, a: Operand, b: Operand) -> Array:
     """``a / b`` rounded towards minus infinity."""
     return divide(call, a, b, "floor")
 
@@ -173,40 +180,40 @@ LARGEST_PRODUCT_POWER = 8
 
 
 @aten("pow")
-def power(call: Call, base: Any, exponent: Any) -> Array:
+def power(call: Call, base: Operand, exponent: Operand) -> Array:
     """``base ** exponent``."""
-    whole = isinstance(exponent, (int, float)) and float(exponent).is_integer()
-    if whole and abs(exponent) <= LARGEST_PRODUCT_POWER and is_array(base):
-        return lax.integer_pow(base.astype(call.dtype), int(exponent))
-    if isinstance(exponent, (int, float)) and exponent == 0.5:
-        return jnp.sqrt(base.astype(call.dtype))
+    if isinstance(exponent, (int, float)) and _is_tensor(base):
+        if float(exponent).is_integer() and abs(exponent) <= LARGEST_PRODUCT_POWER:
+            return lax.integer_pow(base.astype(call.dtype), int(exponent))
+        if exponent == 0.5:
+            return jnp.sqrt(base.astype(call.dtype))
     base, exponent = promoted(call, base, exponent)
     return jnp.power(base, exponent)
 
 
 @aten("addcmul")
-def add_product(call: Call, x: Array, a: Array, b: Array, value: Any = 1) -> Array:
+def add_product(call: Call, x: Array, a: Array, b: Array, value: Operand = 1) -> Array:
     """``x + value * a * b``."""
     x, a, b = promoted(call, x, a, b)
     return x + _scaled_by(value, a, call.dtype) * b
 
 
 @aten("addcdiv")
-def add_quotient(call: Call, x: Array, a: Array, b: Array, value: Any = 1) -> Array:
+def add_quotient(call: Call, x: Array, a: Array, b: Array, value: Operand = 1) -> Array:
     """``x + value * a / b``."""
     x, a, b = promoted(call, x, a, b)
     return x + _scaled_by(value, a, call.dtype) / b
 
 
 @aten("lerp")
-def interpolate(call: Call, a: Array, b: Array, weight: Any) -> Array:
+def interpolate(call: Call, a: Array, b: Array, weight: Operand) -> Array:
     """``a + weight * (b - a)``, from the nearer end as torch does."""
     weight = jnp.asarray(weight).astype(call.dtype)
     return jnp.where(jnp.abs(weight) < 0.5, a + weight * (b - a), b - (b - a) * (1 - weight))
 
 
 @aten("clamp", "clip")
-def clamp(call: Call, x: Array, min: Any = None, max: Any = None) -> Array:
+def clamp(call: Call, x: Array, min: Operand | None = None, max: Operand | None = None) -> Array:
     """x, no less than ``min`` and no more than ``max``; where x is at a bound, the gradient goes to x."""
     x = x.astype(call.dtype)
     if min is not None:
@@ -219,25 +226,25 @@ def clamp(call: Call, x: Array, min: Any = None, max: Any = None) -> Array:
 
 
 @aten("clamp_min")
-def clamp_min(call: Call, x: Array, least: Any) -> Array:
+def clamp_min(call: Call, x: Array, least: Operand) -> Array:
     """x, no less than ``least``."""
     return clamp(call, x, least)
 
 
 @aten("clamp_max")
-def clamp_max(call: Call, x: Array, most: Any) -> Array:
+def clamp_max(call: Call, x: Array, most: Operand) -> Array:
     """x, no more than ``most``."""
     return clamp(call, x, None, most)
 
 
 @aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
-def where(call: Call, condition: Array, a: Any, b: Any) -> Array:
+def where(call: Call, condition: Array, a: Operand, b: Operand) -> Array:
     """a where the condition holds, b elsewhere."""
     return jnp.where(condition, jnp.asarray(a).astype(call.dtype), jnp.asarray(b).astype(call.dtype))
 
 
 @aten("masked_fill")
-def masked_fill(call: Call, x: Array, mask: Array, value: Any) -> Array:
+def masked_fill(call: Call, x: Array, mask: Array, value: Operand) -> Array:
     """x with ``value`` where the mask holds."""
     return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)
 
@@ -281,8 +288,8 @@ def _of_one(function: Callable[[Array], Array]) -> Callable[[Call, Array], Array
 def _trigamma(x: Array) -> Array:
     """The derivative of digamma. JAX's is right for positive numbers; others are reflected."""
     positive = jnp.where(x < 0, 1 - x, x)
-    made = special.polygamma(jnp.int32(1), positive)
-    return jnp.where(x < 0, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - made, made)
+    value = special.polygamma(jnp.int32(1), positive)
+    return jnp.where(x < 0, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - value, value)
 
 
 @jax.custom_jvp
@@ -311,8 +318,8 @@ for _names, _function in (
 @aten("angle")
 def angle(call: Call, x: Array) -> Array:
     """0, pi for negative numbers."""
-    made = jnp.where(x < 0, jnp.asarray(jnp.pi, call.dtype), jnp.zeros((), call.dtype))
-    return jnp.where(jnp.isnan(x), x, made) if jnp.issubdtype(x.dtype, jnp.floating) else made
+    turned = jnp.where(x < 0, jnp.asarray(jnp.pi, call.dtype), jnp.zeros((), call.dtype))
+    return jnp.where(jnp.isnan(x), x, turned) if jnp.issubdtype(x.dtype, jnp.floating) else turned
 
 
 @aten("polygamma")

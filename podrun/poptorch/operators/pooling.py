@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,11 +25,16 @@ from podrun.numerics.pools import (
 )
 from podrun.numerics.precision import widen
 from podrun.numerics.windows import Window, fitted_window
-from podrun.poptorch.operators.table import Array, Call, aten, spread
+from podrun.poptorch.operators.table import Array, Call, Operand, PerDimension, Sizes, aten, spread
 
 
 def _window(
-    sizes: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+    sizes: tuple[int, ...],
+    kernel: PerDimension,
+    stride: PerDimension,
+    padding: PerDimension,
+    dilation: PerDimension,
+    ceil: bool,
 ) -> Window:
     count = len(sizes)
     strides = spread(stride, count) if stride else spread(kernel, count)
@@ -46,15 +50,15 @@ def _max_pool(count: int) -> Callable[..., Array]:
     def pool(
         call: Call,
         x: Array,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = (0,),
-        dilation: Any = (1,),
+        kernel: PerDimension,
+        stride: PerDimension = (),
+        padding: PerDimension = (0,),
+        dilation: PerDimension = (1,),
         ceil_mode: bool = False,
     ) -> Array:
         image = _batched(x, count)
         window = _window(image.shape[2:], kernel, stride, padding, dilation, ceil_mode)
-        return maximum_of_windows(image, window).reshape(call.shape)
+        return jnp.reshape(maximum_of_windows(image, window), call.shape)
 
     return pool
 
@@ -63,10 +67,10 @@ def _max_pool_with_indices(count: int) -> Callable[..., tuple[Array, Array]]:
     def pool(
         call: Call,
         x: Array,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = (0,),
-        dilation: Any = (1,),
+        kernel: PerDimension,
+        stride: PerDimension = (),
+        padding: PerDimension = (0,),
+        dilation: PerDimension = (1,),
         ceil_mode: bool = False,
     ) -> tuple[Array, Array]:
         image = _batched(x, count)
@@ -83,16 +87,17 @@ def _average_pool(count: int) -> Callable[..., Array]:
     def pool(
         call: Call,
         x: Array,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = (0,),
+        kernel: PerDimension,
+        stride: PerDimension = (),
+        padding: PerDimension = (0,),
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Array:
         image = widen(_batched(x, count))
         window = _window(image.shape[2:], kernel, stride, padding, (1,), ceil_mode)
-        return average_of_windows(image, window, count_include_pad, divisor_override).reshape(call.shape)
+        means = average_of_windows(image, window, count_include_pad, divisor_override)
+        return jnp.reshape(means, call.shape)
 
     return pool
 
@@ -101,7 +106,7 @@ def _adaptive_average(count: int) -> Callable[..., Array]:
     return lambda call, x, size: adaptive_average(widen(x), call.shape[-count:])
 
 
-def _adaptive_maximum(count: int) -> Callable[..., Any]:
+def _adaptive_maximum(count: int) -> Callable[..., tuple[Array, Array]]:
     return lambda call, x, size: adaptive_maximum(x, call.shape[-count:])
 
 
@@ -111,7 +116,7 @@ def max_unpool(call: Call, x: Array, places: Array, *rest: object) -> Array:
     count = len(call.shape) - (2 if call.shape[:2] == x.shape[:2] and x.ndim > 3 else 1)
     rows = math.prod(x.shape[: x.ndim - count])
     flat, where = x.reshape(rows, -1), places.reshape(rows, -1)
-    return unpooled(flat, where, math.prod(call.shape[x.ndim - count :])).reshape(call.shape)
+    return jnp.reshape(unpooled(flat, where, math.prod(call.shape[x.ndim - count :])), call.shape)
 
 
 for _count in (1, 2, 3):
@@ -124,16 +129,19 @@ for _count in (1, 2, 3):
     aten(f"adaptive_max_pool{_count}d", kind="MaxPool")(_adaptive_maximum(_count))
 
 
-def _scales(scales: tuple[Any, ...], count: int) -> tuple[float | None, ...]:
+Scale = float | Sequence[float] | None
+"""Of a resizing: the overloads give one for all dimensions, one each, or none."""
+
+
+def _scales(scales: tuple[Scale, ...], count: int) -> tuple[float | None, ...]:
     """One scale a dimension; ``upsample`` overloads give a list or one argument each."""
-    if len(scales) == 1 and isinstance(scales[0], (tuple, list)):
-        scales = tuple(scales[0])
-    found = tuple(scales[:count])
-    return found + (None,) * (count - len(found))
+    inner = scales[0] if len(scales) == 1 and isinstance(scales[0], (tuple, list)) else scales
+    known = tuple(inner[:count])
+    return known + (None,) * (count - len(known))
 
 
 def _nearest_resize(count: int, exact: bool) -> Callable[..., Array]:
-    def resize(call: Call, x: Array, size: Any, *scales: Any, **keywords: Any) -> Array:
+    def resize(call: Call, x: Array, size: Sizes | None, *scales: Scale, **keywords: Scale) -> Array:
         for place, (out, scale) in enumerate(
             zip(call.shape[-count:], _scales(scales or tuple(keywords.values()), count), strict=True)
         ):
@@ -145,7 +153,9 @@ def _nearest_resize(count: int, exact: bool) -> Callable[..., Array]:
 
 
 def _smooth_resize(count: int, how: Resizing) -> Callable[..., Array]:
-    def resize(call: Call, x: Array, size: Any, align: bool = False, *scales: Any, **keywords: Any) -> Array:
+    def resize(
+        call: Call, x: Array, size: Sizes | None, align: bool = False, *scales: Scale, **keywords: Scale
+    ) -> Array:
         x = widen(x)
         for place, (out, scale) in enumerate(
             zip(call.shape[-count:], _scales(scales or tuple(keywords.values()), count), strict=True)
@@ -182,37 +192,40 @@ def sample_volume(
     if interpolation == 1:
         return _voxels(volume, [jnp.round(p) for p in places])
     lower = [jnp.floor(p) for p in places]
-    total: Any = 0.0
+    total: Operand = 0.0
     for corner in np.ndindex(2, 2, 2):
-        weight: Any = 1.0
+        weight: Operand = 1.0
         for place, low, up in zip(places, lower, corner, strict=True):
             weight = weight * (place - low if up else 1.0 - (place - low))
         total = (
             total
-            + _voxels(volume, [low + up for low, up in zip(lower, corner, strict=True)]) * weight[:, None]
+            + _voxels(volume, [low + up for low, up in zip(lower, corner, strict=True)])
+            * jnp.asarray(weight)[:, None]
         )
-    return total
+    return jnp.asarray(total)
 
 
 def _place(position: Array, size: int, padding: int, align_corners: bool) -> Array:
     """A position from -1 to 1 as an index of a dimension, by torch's rules for what lies outside."""
-    found = (position + 1) / 2 * (size - 1) if align_corners else ((position + 1) * size - 1) / 2
+    index = (position + 1) / 2 * (size - 1) if align_corners else ((position + 1) * size - 1) / 2
     if padding == 2:
         low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
         if span == 0:
-            return jnp.zeros_like(found)
-        away = jnp.abs(found - low)
+            return jnp.zeros_like(index)
+        away = jnp.abs(index - low)
         turns, extra = jnp.floor(away / span), jnp.mod(away, span)
-        found = jnp.where(jnp.mod(turns, 2) == 0, extra + low, span - extra + low)
-    return jnp.clip(found, 0, size - 1) if padding else found
+        index = jnp.where(jnp.mod(turns, 2) == 0, extra + low, span - extra + low)
+    return jnp.clip(index, 0, size - 1) if padding else index
 
 
 def _voxels(volume: Array, index: list[Array]) -> Array:
     """Elements ``[N, C, ...]`` at indices of the last three dimensions, last one first; 0 outside."""
     sizes = volume.shape[:1:-1]
-    inside: Any = True
-    for each, size in zip(index, sizes, strict=True):
-        inside = inside & (each >= 0) & (each < size)
-    w, h, d = (jnp.clip(each, 0, size - 1).astype(jnp.int32) for each, size in zip(index, sizes, strict=True))
+    inside: Operand = True
+    for place, size in zip(index, sizes, strict=True):
+        inside = inside & (place >= 0) & (place < size)
+    w, h, d = (
+        jnp.clip(place, 0, size - 1).astype(jnp.int32) for place, size in zip(index, sizes, strict=True)
+    )
     n = jnp.arange(volume.shape[0]).reshape(-1, 1, 1, 1)
-    return jnp.where(inside[:, None], jnp.moveaxis(volume[n, :, d, h, w], -1, 1), 0)
+    return jnp.where(jnp.asarray(inside)[:, None], jnp.moveaxis(volume[n, :, d, h, w], -1, 1), 0)

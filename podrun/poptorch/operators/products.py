@@ -8,7 +8,7 @@ pass, once for each micro-batch of a pipeline.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from podrun.numerics.gradients import absolute
 from podrun.numerics.norms import dropped
 from podrun.numerics.precision import product_with_rows, type_of_sums, widen
-from podrun.poptorch.operators.table import Array, Call, aten
+from podrun.poptorch.operators.table import Array, Call, PythonNumber, Sizes, aten
 
 
 def product(a: Array, b: Array) -> Array:
@@ -39,32 +39,40 @@ def inner_product(call: Call, a: Array, b: Array) -> Array:
 @aten("linear", kind="MatMul")
 def linear(call: Call, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """``x @ weight.T + bias``."""
-    made = product_with_rows(x, weight) if weight.ndim > 1 else product(x, weight)
-    return made if bias is None else made + widen(bias)
+    projected = product_with_rows(x, weight) if weight.ndim > 1 else product(x, weight)
+    return projected if bias is None else projected + widen(bias)
 
 
-def _sum_of(call: Call, x: Array, made: Array, beta: Any, alpha: Any) -> Array:
+def _sum_of(call: Call, x: Array, term: Array, beta: PythonNumber, alpha: PythonNumber) -> Array:
     """``beta * x + alpha * made``; x is not read where beta is 0."""
-    made = made if alpha == 1 else alpha * made
+    if alpha != 1:
+        term = alpha * term
     if beta == 0:
-        return made
-    return (widen(x) if beta == 1 else beta * widen(x)) + made
+        return term
+    wide: Array = widen(x)
+    return (wide if beta == 1 else beta * wide) + term
 
 
 @aten("addmm", "addmv", "baddbmm", kind="MatMul")
-def add_product(call: Call, x: Array, a: Array, b: Array, beta: Any = 1, alpha: Any = 1) -> Array:
+def add_product(
+    call: Call, x: Array, a: Array, b: Array, beta: PythonNumber = 1, alpha: PythonNumber = 1
+) -> Array:
     """``beta * x + alpha * a @ b``."""
     return _sum_of(call, x, product(a, b), beta, alpha)
 
 
 @aten("addbmm", kind="MatMul")
-def add_sum_of_products(call: Call, x: Array, a: Array, b: Array, beta: Any = 1, alpha: Any = 1) -> Array:
+def add_sum_of_products(
+    call: Call, x: Array, a: Array, b: Array, beta: PythonNumber = 1, alpha: PythonNumber = 1
+) -> Array:
     """``beta * x + alpha * sum(a[i] @ b[i])``."""
     return _sum_of(call, x, jnp.sum(product(a, b), 0), beta, alpha)
 
 
 @aten("addr", kind="MatMul")
-def add_outer_product(call: Call, x: Array, a: Array, b: Array, beta: Any = 1, alpha: Any = 1) -> Array:
+def add_outer_product(
+    call: Call, x: Array, a: Array, b: Array, beta: PythonNumber = 1, alpha: PythonNumber = 1
+) -> Array:
     """``beta * x + alpha * outer(a, b)``."""
     return _sum_of(call, x, jnp.outer(widen(a), widen(b)), beta, alpha)
 
@@ -76,16 +84,16 @@ def outer_product(call: Call, a: Array, b: Array) -> Array:
 
 
 @aten("einsum", kind="MatMul")
-def einsum(call: Call, equation: str, operands: Any, path: Any = None) -> Array:
+def einsum(call: Call, equation: str, operands: Sequence[Array], path: Sizes | None = None) -> Array:
     """Sums of products, as an equation says."""
-    return jnp.einsum(equation.replace(" ", ""), *[widen(each) for each in operands])
+    return jnp.einsum(equation.replace(" ", ""), *[widen(operand) for operand in operands])
 
 
 @aten("bilinear", kind="MatMul")
 def bilinear(call: Call, a: Array, b: Array, weight: Array, bias: Array | None = None) -> Array:
     """``a @ weight[k] @ b`` for each k."""
-    made = jnp.einsum("...i,kij,...j->...k", widen(a), widen(weight), widen(b))
-    return made if bias is None else made + widen(bias)
+    forms = jnp.einsum("...i,kij,...j->...k", widen(a), widen(weight), widen(b))
+    return forms if bias is None else forms + widen(bias)
 
 
 @aten("cdist", "_cdist_forward", kind="MatMul")
@@ -122,7 +130,7 @@ def attention(
 ) -> Array:
     """``softmax(scale * query @ key.T + mask) @ value``. A boolean mask is True where attention is allowed."""
     if enable_gqa:
-        key, value = (jnp.repeat(each, query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+        key, value = (jnp.repeat(heads, query.shape[-3] // heads.shape[-3], -3) for heads in (key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = jnp.einsum("...qd,...kd->...qk", query, key, preferred_element_type=jnp.float32) * scale
     if is_causal:
@@ -156,6 +164,6 @@ def correlation(call: Call, x: Array) -> Array:
     """Correlations of the rows of x, within -1 and 1."""
     if not call.shape:
         return jnp.ones((), jnp.float32) + 0 * jnp.sum(x)
-    found = jnp.cov(widen(x))
-    scale = jnp.sqrt(jnp.diagonal(found))
-    return jnp.clip(found / scale[:, None] / scale, -1, 1)
+    covariances = jnp.cov(widen(x))
+    scale = jnp.sqrt(jnp.diagonal(covariances))
+    return jnp.clip(covariances / scale[:, None] / scale, -1, 1)

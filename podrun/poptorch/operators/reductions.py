@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,16 @@ from podrun.core.errors import InternalError
 from podrun.numerics.gradients import absolute
 from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import DTypeArgument
-from podrun.poptorch.operators.table import Array, Call, aten, axes, axis, dtype_named
+from podrun.poptorch.operators.table import (
+    Array,
+    Call,
+    Dimensions,
+    PythonNumber,
+    aten,
+    axes,
+    axis,
+    dtype_named,
+)
 
 
 def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -23,7 +31,11 @@ def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
     """
 
     def reduce(
-        call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: DTypeArgument | None = None
+        call: Call,
+        x: Array,
+        dim: Dimensions = None,
+        keepdim: bool = False,
+        dtype: DTypeArgument | None = None,
     ) -> Array:
         if dtype is not None:
             x = x.astype(dtype_named(dtype.name))
@@ -35,7 +47,9 @@ def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 @aten("sum", kind="ReduceSum")
-def total(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+def total(
+    call: Call, x: Array, dim: Dimensions = None, keepdim: bool = False, dtype: DTypeArgument | None = None
+) -> Array:
     """The sum over dimensions; integers and booleans in the result's type."""
     floating = jnp.issubdtype(x.dtype, jnp.floating) and dtype is None
     x = widen(x) if floating else widen(x.astype(call.dtype))
@@ -51,24 +65,26 @@ aten("nanmean", kind="ReduceMean")(_reduction(jnp.nanmean))
 
 
 @aten("prod", kind="ReduceProd")
-def product(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+def product(
+    call: Call, x: Array, dim: Dimensions = None, keepdim: bool = False, dtype: DTypeArgument | None = None
+) -> Array:
     """The product over dimensions."""
     return _reduction(jnp.prod)(call, x.astype(call.dtype), dim, keepdim)
 
 
 @aten("any", "any.dims", kind="ReduceMax")
-def any_of(call: Call, x: Array, dim: Any = None, keepdim: bool = False) -> Array:
+def any_of(call: Call, x: Array, dim: Dimensions = None, keepdim: bool = False) -> Array:
     """Whether any element is not 0."""
     return jnp.any(x != 0, axis=axes(dim, x.ndim) if x.ndim else None, keepdims=keepdim and x.ndim > 0)
 
 
 @aten("all", "all.dims", kind="ReduceMin")
-def all_of(call: Call, x: Array, dim: Any = None, keepdim: bool = False) -> Array:
+def all_of(call: Call, x: Array, dim: Dimensions = None, keepdim: bool = False) -> Array:
     """Whether no element is 0."""
     return jnp.all(x != 0, axis=axes(dim, x.ndim) if x.ndim else None, keepdims=keepdim and x.ndim > 0)
 
 
-def _extreme(best: Callable[..., Array], where: Callable[..., Array]) -> Callable[..., Any]:
+def _extreme(best: Callable[..., Array], where: Callable[..., Array]) -> Callable[..., tuple[Array, Array]]:
     """Value and place of an extreme along one dimension; the gradient goes to the first place alone."""
 
     def reduce(call: Call, x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
@@ -108,29 +124,33 @@ def place_of_least(call: Call, x: Array, dim: int | None = None, keepdim: bool =
     return jnp.argmin(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros(call.shape, jnp.int32)
 
 
-def _variance(x: Array, dim: Any, correction: Any, keepdim: bool) -> Array:
+def _variance(x: Array, dim: Dimensions, correction: int | None, keepdim: bool) -> Array:
     if isinstance(dim, bool):
-        dim, correction = None, int(dim)
+        correction, dim = int(dim), None
     return jnp.var(
         widen(x), axis=axes(dim, x.ndim), ddof=1 if correction is None else correction, keepdims=keepdim
     )
 
 
 @aten("var.correction", "var.default", "var.dim", kind="ReduceMean")
-def variance(call: Call, x: Array, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Array:
+def variance(
+    call: Call, x: Array, dim: Dimensions = None, correction: int | None = 1, keepdim: bool = False
+) -> Array:
     """The variance, divided by the count less ``correction``."""
     return _variance(x, dim, correction, keepdim)
 
 
 @aten("std.correction", "std.default", "std.dim", kind="ReduceMean")
-def deviation(call: Call, x: Array, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Array:
+def deviation(
+    call: Call, x: Array, dim: Dimensions = None, correction: int | None = 1, keepdim: bool = False
+) -> Array:
     """The standard deviation."""
     return jnp.sqrt(_variance(x, dim, correction, keepdim))
 
 
 @aten("var_mean.correction", kind="ReduceMean")
 def variance_and_mean(
-    call: Call, x: Array, dim: Any = None, correction: Any = 1, keepdim: bool = False
+    call: Call, x: Array, dim: Dimensions = None, correction: int | None = 1, keepdim: bool = False
 ) -> tuple[Array, Array]:
     """Variance and mean."""
     return _variance(x, dim, correction, keepdim), jnp.mean(widen(x), axes(dim, x.ndim), keepdims=keepdim)
@@ -138,21 +158,21 @@ def variance_and_mean(
 
 @aten("std_mean.correction", kind="ReduceMean")
 def deviation_and_mean(
-    call: Call, x: Array, dim: Any = None, correction: Any = 1, keepdim: bool = False
+    call: Call, x: Array, dim: Dimensions = None, correction: int | None = 1, keepdim: bool = False
 ) -> tuple[Array, Array]:
     """Standard deviation and mean."""
-    found, mean = variance_and_mean(call, x, dim, correction, keepdim)
-    return jnp.sqrt(found), mean
+    variances, mean = variance_and_mean(call, x, dim, correction, keepdim)
+    return jnp.sqrt(variances), mean
 
 
 @aten("cumsum", kind="CumSum")
-def running_sum(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
+def running_sum(call: Call, x: Array, dim: int, dtype: DTypeArgument | None = None) -> Array:
     """Sums of all elements up to each."""
     return jnp.cumsum(widen(x.astype(call.dtype)), dim) if x.ndim else x.astype(call.dtype)
 
 
 @aten("cumprod", kind="CumSum")
-def running_product(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
+def running_product(call: Call, x: Array, dim: int, dtype: DTypeArgument | None = None) -> Array:
     """Products of all elements up to each."""
     return jnp.cumprod(x.astype(call.dtype), dim) if x.ndim else x.astype(call.dtype)
 
@@ -170,8 +190,8 @@ def _running_extreme(better: Callable[[Array, Array], Array]) -> Callable[..., t
             later = better(b[0], a[0]) | (b[0] == a[0]) | (b[0] != b[0])
             return jnp.where(later, b[0], a[0]), jnp.where(later, b[1], a[1])
 
-        _, found = jax.lax.associative_scan(combine, (jax.lax.stop_gradient(x), places), axis=where)
-        return jnp.take_along_axis(x, found, where), found
+        _, best = jax.lax.associative_scan(combine, (jax.lax.stop_gradient(x), places), axis=where)
+        return jnp.take_along_axis(x, best, where), best
 
     return reduce
 
@@ -196,7 +216,7 @@ def most_frequent(call: Call, x: Array, dim: int = -1, keepdim: bool = False) ->
     return (value, place) if keepdim else (jnp.squeeze(value, where), jnp.squeeze(place, where))
 
 
-def _greatest(x: Array) -> Any:
+def _greatest(x: Array) -> float | int:
     return jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).max
 
 
@@ -208,7 +228,12 @@ def running_log_sum(call: Call, x: Array, dim: int) -> Array:
 
 @aten("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar", kind="ReduceL2")
 def vector_norm(
-    call: Call, x: Array, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
+    call: Call,
+    x: Array,
+    ord: PythonNumber | None = 2,
+    dim: Dimensions = None,
+    keepdim: bool = False,
+    dtype: DTypeArgument | None = None,
 ) -> Array:
     """The norm of the elements along dimensions; its gradient at 0 is 0."""
     where, x = axes(dim, x.ndim), absolute(widen(x))
@@ -228,13 +253,15 @@ def vector_norm(
 
 
 @aten("count_nonzero", kind="ReduceSum")
-def count_nonzero(call: Call, x: Array, dim: Any = None) -> Array:
+def count_nonzero(call: Call, x: Array, dim: Dimensions = None) -> Array:
     """How many elements are not 0."""
     return jnp.sum((x != 0).astype(jnp.int32), axes(dim, x.ndim) if x.ndim else None)
 
 
 @aten("median", "nanmedian", kind="TopK")
-def median(call: Call, x: Array, dim: int | None = None, keepdim: bool = False) -> Any:
+def median(
+    call: Call, x: Array, dim: int | None = None, keepdim: bool = False
+) -> Array | tuple[Array, Array]:
     """The lower median; with a dimension, its place as well."""
     if dim is None:
         flat = jnp.sort(x.reshape(-1))
@@ -302,7 +329,7 @@ def kth_smallest(call: Call, x: Array, k: int, dim: int = -1, keepdim: bool = Fa
         return x, jnp.zeros((), jnp.int32)
     values, places = _sorted(x, dim, False)
     where = axis(dim, x.ndim)
-    value, place = (lax.index_in_dim(each, k - 1, where, keepdims=keepdim) for each in (values, places))
+    value, place = (lax.index_in_dim(ordered, k - 1, where, keepdims=keepdim) for ordered in (values, places))
     return value, place
 
 
@@ -375,5 +402,5 @@ def segment_reduce(
         return jnp.sum(chosen, axis + 1) + start
     if reduce == "prod":
         return jnp.prod(chosen, axis + 1) * start
-    found = (jnp.max if reduce == "max" else jnp.min)(chosen, axis + 1)
-    return (jnp.maximum if reduce == "max" else jnp.minimum)(found, start)
+    extreme = (jnp.max if reduce == "max" else jnp.min)(chosen, axis + 1)
+    return (jnp.maximum if reduce == "max" else jnp.minimum)(extreme, start)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from podrun.poptorch.capture.graph import DTypeArgument
-from podrun.poptorch.operators.table import Array, Call, aten, axis, dtype_named
+from podrun.poptorch.operators.table import Array, Call, Operand, PerDimension, Sizes, aten, axis, dtype_named
 
 
 @aten(
@@ -43,13 +43,13 @@ def transpose(call: Call, x: Array, first: int, second: int) -> Array:
 
 
 @aten("permute", "permute_copy", kind="Transpose")
-def permute(call: Call, x: Array, order: Any) -> Array:
+def permute(call: Call, x: Array, order: Sizes) -> Array:
     """x with its dimensions in another order."""
     return jnp.transpose(x, [axis(d, x.ndim) for d in order])
 
 
 @aten("movedim", kind="Transpose")
-def move_dimension(call: Call, x: Array, source: Any, destination: Any) -> Array:
+def move_dimension(call: Call, x: Array, source: PerDimension, destination: PerDimension) -> Array:
     """x with some dimensions moved to other places."""
     return jnp.moveaxis(x, source, destination)
 
@@ -117,16 +117,16 @@ def narrow(call: Call, x: Array, dim: int, start: int, length: int) -> Array:
 
 
 @aten("cat", "concat", "concatenate", kind="Concat")
-def concatenate(call: Call, tensors: Any, dim: int = 0) -> Array:
+def concatenate(call: Call, tensors: Sequence[Array], dim: int = 0) -> Array:
     """Tensors one behind the other; empty ones of one dimension are left out, as torch does."""
-    parts = [each.astype(call.dtype) for each in tensors if each.shape != (0,) or len(call.shape) == 1]
+    parts = [tensor.astype(call.dtype) for tensor in tensors if tensor.shape != (0,) or len(call.shape) == 1]
     return jnp.concatenate(parts, dim)
 
 
 @aten("stack", kind="Concat")
-def stack(call: Call, tensors: Any, dim: int = 0) -> Array:
+def stack(call: Call, tensors: Sequence[Array], dim: int = 0) -> Array:
     """Tensors side by side along a new dimension."""
-    return jnp.stack([each.astype(call.dtype) for each in tensors], dim)
+    return jnp.stack([tensor.astype(call.dtype) for tensor in tensors], dim)
 
 
 @aten("split.Tensor", "split_copy.Tensor", kind="Split")
@@ -136,7 +136,7 @@ def split(call: Call, x: Array, size: int, dim: int = 0) -> tuple[Array, ...]:
 
 
 @aten("split_with_sizes", "split.sizes", "split_with_sizes_copy", kind="Split")
-def split_by_sizes(call: Call, x: Array, sizes: Any, dim: int = 0) -> tuple[Array, ...]:
+def split_by_sizes(call: Call, x: Array, sizes: Sizes, dim: int = 0) -> tuple[Array, ...]:
     """Parts of given sizes."""
     return tuple(jnp.split(x, list(np.cumsum(sizes))[:-1], dim))
 
@@ -154,13 +154,13 @@ def unbind(call: Call, x: Array, dim: int = 0) -> tuple[Array, ...]:
 
 
 @aten("flip", kind="Reverse")
-def flip(call: Call, x: Array, dims: Any) -> Array:
+def flip(call: Call, x: Array, dims: Sizes) -> Array:
     """x with some dimensions the other way round."""
     return jnp.flip(x, dims)
 
 
 @aten("roll", kind="Concat")
-def roll(call: Call, x: Array, shifts: Any, dims: Any = ()) -> Array:
+def roll(call: Call, x: Array, shifts: Sizes, dims: Sizes = ()) -> Array:
     """Elements moved along dimensions; those that fall out come in at the other end."""
     if not dims:
         return jnp.roll(x, shifts[0])
@@ -168,7 +168,7 @@ def roll(call: Call, x: Array, shifts: Any, dims: Any = ()) -> Array:
 
 
 @aten("repeat", "tile", kind="Tile")
-def repeat(call: Call, x: Array, counts: Any) -> Array:
+def repeat(call: Call, x: Array, counts: Sizes) -> Array:
     """x repeated along each dimension."""
     return jnp.tile(x, tuple(counts))
 
@@ -184,7 +184,8 @@ def repeat_elements(
 @aten("diagonal", "diagonal_copy", kind="Gather")
 def diagonal(call: Call, x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
     """The diagonal of two dimensions, as the last one."""
-    return jnp.diagonal(x, offset, dim1, dim2)
+    elements: Array = jnp.diagonal(x, offset, dim1, dim2)
+    return elements
 
 
 @aten("diag_embed")
@@ -193,8 +194,8 @@ def diagonal_matrix(call: Call, x: Array, offset: int = 0, dim1: int = -2, dim2:
     size = x.shape[-1] + abs(offset)
     rows = np.arange(x.shape[-1]) + max(-offset, 0)
     columns = np.arange(x.shape[-1]) + max(offset, 0)
-    made = jnp.zeros((*x.shape[:-1], size, size), x.dtype).at[..., rows, columns].set(x)
-    return jnp.moveaxis(made, (-2, -1), (dim1, dim2))
+    matrix = jnp.zeros((*x.shape[:-1], size, size), x.dtype).at[..., rows, columns].set(x)
+    return jnp.moveaxis(matrix, (-2, -1), (dim1, dim2))
 
 
 @aten("tril")
@@ -221,12 +222,12 @@ def unfold(call: Call, x: Array, dim: int, size: int, step: int) -> Array:
 
 
 @aten("as_strided", "as_strided_copy", kind="Gather")
-def as_strided(call: Call, x: Array, size: Any, stride: Any, offset: int | None = None) -> Array:
+def as_strided(call: Call, x: Array, size: Sizes, stride: Sizes, offset: int | None = None) -> Array:
     """Elements of x, read one behind the other, by strides."""
     return x.reshape(-1)[strided_places(size, stride, offset)]
 
 
-def strided_places(size: Any, stride: Any, offset: int | None) -> np.ndarray:
+def strided_places(size: Sizes, stride: Sizes, offset: int | None) -> np.ndarray:
     """The elements that strides select, where x is read row by row."""
     where = np.asarray(offset or 0)
     for dimension, (count, step) in enumerate(zip(size, stride, strict=True)):
@@ -235,27 +236,27 @@ def strided_places(size: Any, stride: Any, offset: int | None) -> np.ndarray:
     return where.astype(np.int32).reshape(tuple(size))
 
 
-def _pairs(padding: Any, rank: int) -> list[tuple[int, int]]:
+def _pairs(padding: Sizes, rank: int) -> list[tuple[int, int]]:
     """Torch's padding, last dimension first, as (before, after) for each dimension."""
     count = len(padding) // 2
-    given = [(padding[2 * i], padding[2 * i + 1]) for i in reversed(range(count))]
-    return [(0, 0)] * (rank - count) + given
+    pairs = [(padding[2 * i], padding[2 * i + 1]) for i in reversed(range(count))]
+    return [(0, 0)] * (rank - count) + pairs
 
 
 @aten("constant_pad_nd", kind="Pad")
-def pad_constant(call: Call, x: Array, padding: Any, value: Any = 0) -> Array:
+def pad_constant(call: Call, x: Array, padding: Sizes, value: Operand = 0) -> Array:
     """A constant around x; negative padding cuts."""
     return lax.pad(x, jnp.asarray(value).astype(x.dtype), [(*pair, 0) for pair in _pairs(padding, x.ndim)])
 
 
 @aten("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", kind="Pad")
-def pad_reflected(call: Call, x: Array, padding: Any) -> Array:
+def pad_reflected(call: Call, x: Array, padding: Sizes) -> Array:
     """x around itself, mirrored without its edge."""
     return _padded(x, padding, "reflect")
 
 
 @aten("replication_pad1d", "replication_pad2d", "replication_pad3d", kind="Pad")
-def pad_edge(call: Call, x: Array, padding: Any) -> Array:
+def pad_edge(call: Call, x: Array, padding: Sizes) -> Array:
     """The edge of x around it; negative padding cuts."""
     for where, (before, after) in enumerate(_pairs(padding, x.ndim)):
         size = x.shape[where]
@@ -264,7 +265,7 @@ def pad_edge(call: Call, x: Array, padding: Any) -> Array:
     return x
 
 
-def _padded(x: Array, padding: Any, mode: str) -> Array:
+def _padded(x: Array, padding: Sizes, mode: str) -> Array:
     pairs = _pairs(padding, x.ndim)
     for where, (before, after) in enumerate(pairs):
         x = lax.slice_in_dim(x, max(-before, 0), x.shape[where] - max(-after, 0), 1, where)
@@ -272,7 +273,7 @@ def _padded(x: Array, padding: Any, mode: str) -> Array:
 
 
 @aten("_pad_circular", kind="Pad")
-def pad_circular(call: Call, x: Array, padding: Any) -> Array:
+def pad_circular(call: Call, x: Array, padding: Sizes) -> Array:
     """x around itself, from the other end."""
     return _padded(x, padding, "wrap")
 
@@ -296,16 +297,20 @@ def pixel_unshuffle(call: Call, x: Array, factor: int) -> Array:
 
 
 @aten("meshgrid", "meshgrid.indexing")
-def mesh_grid(call: Call, tensors: Any, indexing: str = "ij") -> tuple[Array, ...]:
+def mesh_grid(call: Call, tensors: Sequence[Array], indexing: str = "ij") -> tuple[Array, ...]:
     """Coordinates of a grid."""
-    return tuple(jnp.meshgrid(*[each.reshape(-1) for each in tensors], indexing=indexing))
+    return tuple(jnp.meshgrid(*[tensor.reshape(-1) for tensor in tensors], indexing=indexing))
 
 
 @aten("cartesian_prod")
-def cartesian_product(call: Call, tensors: Any) -> Array:
+def cartesian_product(call: Call, tensors: Sequence[Array]) -> Array:
     """Every combination of one element of each tensor, a row each."""
-    grid = jnp.meshgrid(*[each.reshape(-1) for each in tensors], indexing="ij")
-    return jnp.stack([each.reshape(-1) for each in grid], -1).reshape(call.shape).astype(call.dtype)
+    grid = jnp.meshgrid(*[tensor.reshape(-1) for tensor in tensors], indexing="ij")
+    return (
+        jnp.stack([coordinates.reshape(-1) for coordinates in grid], -1)
+        .reshape(call.shape)
+        .astype(call.dtype)
+    )
 
 
 @aten("diagonal_scatter", kind="ScatterElements")
@@ -316,13 +321,13 @@ def replace_diagonal(
     moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
     count = source.shape[-1]
     rows, columns = np.arange(count) + max(-offset, 0), np.arange(count) + max(offset, 0)
-    made = moved.at[..., rows, columns].set(source.astype(x.dtype))
-    return jnp.moveaxis(made, (-2, -1), (dim1, dim2))
+    replaced = moved.at[..., rows, columns].set(source.astype(x.dtype))
+    return jnp.moveaxis(replaced, (-2, -1), (dim1, dim2))
 
 
 @aten("as_strided_scatter", kind="ScatterElements")
 def replace_strided(
-    call: Call, x: Array, source: Array, size: Any, stride: Any, offset: int | None = None
+    call: Call, x: Array, source: Array, size: Sizes, stride: Sizes, offset: int | None = None
 ) -> Array:
     """x with the elements that `as_strided` shows replaced; of equal places the last one stays."""
     places = strided_places(size, stride, offset).reshape(-1)

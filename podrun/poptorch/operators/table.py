@@ -24,8 +24,18 @@ from jax import lax
 from podrun.poptorch.capture.graph import Argument, CapturedGraph, GraphNode, GraphValue
 from podrun.poptorch.errors import Error
 
-Array = Any
-"""A ``jax.Array`` or tracer."""
+Array = jax.Array
+"""An array, or a tracer that stands for one."""
+PythonNumber = bool | int | float
+"""A number that the program's Python code gave, known while the model is compiled."""
+Operand = Array | PythonNumber
+"""An element-wise operator takes tensors and Python's numbers alike."""
+Sizes = Sequence[int]
+"""Torch's ``int[]``: a number for each dimension, or the numbers of dimensions."""
+PerDimension = int | Sequence[int]
+"""Torch's ``int[N]``: one number for all dimensions, or one for each (`spread`)."""
+Dimensions = int | Sequence[int] | None
+"""Dimensions counted from either end (`axes`); None for all of them."""
 
 FAMILIES = (
     "pointwise",
@@ -50,7 +60,7 @@ class Call:
     """One use of an operator: its results at capture, and a source of random keys."""
 
     results: tuple[GraphValue, ...]
-    key: Callable[[], Any]
+    key: Callable[[], Array]
     """Gives a JAX random key; every use of an operator has one of its own."""
     training: bool = False
 
@@ -65,8 +75,11 @@ class Call:
         return dtype_named(self.results[0].dtype)
 
 
-Function = Callable[..., Any]
-F = TypeVar("F", bound=Function)
+AtenResult = Array | Sequence[Array]
+"""The result of an operator, or its results."""
+AtenFunction = Callable[..., AtenResult]
+"""``function(call, *arguments, **keywords)``: torch's arguments, tensors as arrays. Traceable by JAX."""
+F = TypeVar("F", bound=AtenFunction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +89,7 @@ class AtenOperator:
     """
 
     name: str
-    function: Function
+    function: AtenFunction
     kind: str
 
 
@@ -120,13 +133,12 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(jnp.dtype(name))
 
 
-def axes(dimensions: Any, rank: int) -> tuple[int, ...] | None:
+def axes(dimensions: Dimensions, rank: int) -> tuple[int, ...] | None:
     """Dimensions counted from the front; None (all) if none are given."""
     if dimensions is None or (isinstance(dimensions, (tuple, list)) and not dimensions):
         return None
-    if not isinstance(dimensions, (tuple, list)):
-        dimensions = (dimensions,)
-    return tuple(int(d) % max(rank, 1) for d in dimensions)
+    chosen = dimensions if isinstance(dimensions, (tuple, list)) else (dimensions,)
+    return tuple(int(d) % max(rank, 1) for d in chosen)
 
 
 def axis(dimension: int, rank: int) -> int:
@@ -134,20 +146,19 @@ def axis(dimension: int, rank: int) -> int:
     return dimension % max(rank, 1)
 
 
-def spread(values: Any, count: int) -> tuple[int, ...]:
+def spread(values: PerDimension, count: int) -> tuple[int, ...]:
     """One number for each of ``count`` dimensions; a single one stands for all."""
-    if isinstance(values, int):
-        values = (values,)
-    return tuple(values) * count if len(values) == 1 else tuple(values)
+    numbers = (values,) if isinstance(values, int) else tuple(values)
+    return numbers * count if len(numbers) == 1 else numbers
 
 
 def replay(
     graph: CapturedGraph,
     parameters: Mapping[str, Array],
     inputs: Mapping[int, Array],
-    key: Any = None,
+    key: Array,
     training: bool = False,
-) -> tuple[list[Any], dict[str, Array]]:
+) -> tuple[list[object], dict[str, Array]]:
     """The results of forward (leaves in order) and the new values of parameters and buffers."""
     values: dict[int, Array] = {}
     for name, value in graph.parameters.items():
@@ -158,13 +169,13 @@ def replay(
         values[number] = jnp.asarray(data)
     for place, node in enumerate(graph.nodes):
         results = run_node(node, values, functools.partial(jax.random.fold_in, key, place), training)
-        values.update({value.number: made for value, made in zip(node.results, results, strict=True)})
-    outputs = [values[each.number] if isinstance(each, GraphValue) else each for each in graph.outputs]
+        values.update({value.number: array for value, array in zip(node.results, results, strict=True)})
+    outputs = [values[leaf.number] if isinstance(leaf, GraphValue) else leaf for leaf in graph.outputs]
     return outputs, {name: values[value.number] for name, value in graph.updates.items()}
 
 
 def run_node(
-    node: GraphNode, values: Mapping[int, Array], key: Callable[[], Any], training: bool = False
+    node: GraphNode, values: Mapping[int, Array], key: Callable[[], Array], training: bool = False
 ) -> tuple[Array, ...]:
     """The results of one node. Raises `Error`, which names operator, module and line, if the table lacks it, or if a
     result's shape differs from torch's.
@@ -175,25 +186,26 @@ def run_node(
             f"operator {node.operator} is not supported on the IPU (module '{node.origin.module}', "
             f"{node.origin.line})"
         )
-    arguments = _resolved(node.arguments, values)
-    keywords = {name: _resolved(each, values) for name, each in node.keywords.items()}
+    arguments = [_resolved(argument, values) for argument in node.arguments]
+    keywords = {name: _resolved(argument, values) for name, argument in node.keywords.items()}
     if node.writes:
-        made: Any = (_written(operator.function, node, arguments, keywords, key),)
+        results: AtenResult = (_written(operator.function, node, arguments, keywords, key),)
     else:
         call = Call(node.results, key, training)
-        made = operator.function(call, *arguments, **keywords)
+        results = operator.function(call, *arguments, **keywords)
         if node.item is not None:
-            made = (made[node.item],)
-    if not isinstance(made, (tuple, list)):
-        made = (made,)
-    return tuple(_checked(node, value, array) for value, array in zip(node.results, made, strict=False))
+            results = (results[node.item],)
+    if not isinstance(results, (tuple, list)):
+        results = (jnp.asarray(results),)
+    return tuple(_checked(node, value, array) for value, array in zip(node.results, results, strict=False))
 
 
 def _resolved(argument: Argument, values: Mapping[int, Array]) -> Any:
+    """An argument as operators take it, of any of the types of `Argument`, with arrays in place of values."""
     if isinstance(argument, GraphValue):
         return values[argument.number]
     if isinstance(argument, (tuple, list)):
-        return tuple(_resolved(each, values) for each in argument)
+        return tuple(_resolved(item, values) for item in argument)
     return argument
 
 
@@ -211,18 +223,19 @@ def _checked(node: GraphNode, value: GraphValue, array: Array) -> Array:
 
 
 def _written(
-    function: Any,
+    function: AtenFunction,
     node: GraphNode,
     arguments: Sequence[Any],
     keywords: Mapping[str, Any],
-    key: Callable[[], Any],
+    key: Callable[[], Array],
 ) -> Array:
     """The first argument, with the second one where the view lies."""
+    base: Array
     base, part, *rest = arguments
-    part = part.astype(base.dtype)
+    part = jnp.asarray(part).astype(base.dtype)
     name = node.operator.split(".")[1]
     if name in ("detach", "alias", "view", "_unsafe_view", "unsqueeze", "squeeze", "reshape"):
-        return part.reshape(base.shape)
+        return jnp.reshape(part, base.shape)
     if name == "select":
         return base.at[(slice(None),) * (rest[0] % base.ndim) + (rest[1],)].set(part)
     if name == "slice":
@@ -234,13 +247,13 @@ def _written(
 
 
 def _places_of_view(
-    function: Any,
+    function: AtenFunction,
     node: GraphNode,
     shape: tuple[int, ...],
     part: tuple[int, ...],
     rest: Sequence[Any],
     keywords: Mapping[str, Any],
-    key: Callable[[], Any],
+    key: Callable[[], Array],
 ) -> np.ndarray:
     """The element of the base that each element of the view is."""
     numbers = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
