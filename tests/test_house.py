@@ -101,10 +101,6 @@ LONG_FILES = {
     "podrun.popart.graph_builder",
     "podrun.popart.session",
     "podrun.popdist.collectives",
-    "podrun.poptorch.api.ops",
-    "podrun.poptorch.api.option_parts",
-    "podrun.poptorch.api.options",
-    "podrun.poptorch.capture.recorder",
     "podrun.report.chrome_trace",
     "podrun.runtime.building",
 }

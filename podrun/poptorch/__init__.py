@@ -61,7 +61,6 @@ from podrun.poptorch.api.ops import (
     set_overlap_for_input,
     set_overlap_for_output,
 )
-from podrun.poptorch.api.option_parts import TensorLocationSettings
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.options_file import ConfigFileError
 from podrun.poptorch.api.strategies import (
@@ -72,6 +71,7 @@ from podrun.poptorch.api.strategies import (
     ShardedExecution,
     Stage,
 )
+from podrun.poptorch.api.tensor_locations import TensorLocationSettings
 from podrun.poptorch.api.wrappers import (
     BlockId,
     importPoptorchMetadataFromFile,

@@ -1,141 +1,29 @@
 """PopTorch's functions for use in forward: losses, hints, slices at run time, control flow, custom operators.
 
-They are operators of torch in the namespace ``podrun``, so the recorder sees them like any other. On the host they
-compute what they mean there; `podrun.poptorch.operators.ipu` computes them for the IPU.
+Most call an operator of `operator_library`. Programs find all of them here, those of `control_flow` and
+`multi_convolution` too.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from podrun.poptorch.api.annotations import capturing, isRunningOnIpu
-from podrun.poptorch.api.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
-from podrun.poptorch.api.signatures import checks_arguments, checks_arguments_but, checks_methods
-from podrun.poptorch.capture.capture import branch, host_call, loop
+from podrun.poptorch.api.annotations import isRunningOnIpu
+from podrun.poptorch.api.control_flow import CPU as CPU
+from podrun.poptorch.api.control_flow import cond as cond
+from podrun.poptorch.api.control_flow import for_loop as for_loop
+from podrun.poptorch.api.enums import MatMulSerializationMode, OverlapMode
+from podrun.poptorch.api.multi_convolution import MultiConv as MultiConv
+from podrun.poptorch.api.operator_library import operator_library
+from podrun.poptorch.api.signatures import checks_arguments, checks_arguments_but
 from podrun.poptorch.capture.graph import flatten, unflatten
-from podrun.poptorch.capture.recorder import line_of_user
 from podrun.poptorch.errors import ArgumentError, Error
-from podrun.private_apis.torch import FakeTensor
 
 T = TypeVar("T")
-
-NAMESPACE = "podrun"
-
-SCHEMAS = {
-    "identity_loss": "(Tensor x, int reduction) -> Tensor",
-    "nop": "(Tensor x) -> Tensor",
-    "recomputation_checkpoint": "(Tensor x) -> Tensor",
-    "set_available_memory": "(Tensor x, float proportion) -> Tensor",
-    "print_tensor": "(Tensor x, str settings) -> Tensor",
-    "serialized_matmul": "(Tensor a, Tensor b, str mode, int factor, bool keep_precision) -> Tensor",
-    "dynamic_slice": "(Tensor x, int dim, Tensor start, int size, int step) -> Tensor",
-    "dynamic_update": "(Tensor x, Tensor part, int dim, Tensor start, int size) -> Tensor",
-    "overlap_input": "(Tensor x, str mode) -> Tensor",
-    "overlap_output": "(Tensor x, str mode) -> Tensor",
-    "ctc_beam_search": "(Tensor logs, Tensor lengths, int blank, int width, int best) -> (Tensor, Tensor, Tensor)",
-    "fps": "(Tensor points, int[] begins, float ratio, bool random_start) -> Tensor",
-    "custom": "(Tensor[] inputs, str name, str domain, int version, str attributes, Tensor[] examples) -> Tensor[]",
-}
-
-
-def _identity_loss(x: torch.Tensor, reduction: int) -> torch.Tensor:
-    return x.sum() if reduction == 0 else x.mean() if reduction == 1 else x.clone()
-
-
-def _same(x: torch.Tensor, *rest: object) -> torch.Tensor:
-    return x.clone()
-
-
-def _matmul(a: torch.Tensor, b: torch.Tensor, *rest: object) -> torch.Tensor:
-    return torch.matmul(a, b)
-
-
-def _dynamic_slice(x: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
-    if isinstance(start, FakeTensor):
-        return x.narrow(dim, 0, size)[(slice(None),) * (dim % x.dim()) + (slice(None, None, step),)].clone()
-    first = int(start.reshape(-1)[0])
-    return x[(slice(None),) * (dim % x.dim()) + (slice(first, first + size, step),)].clone()
-
-
-def _dynamic_update(
-    x: torch.Tensor, part: torch.Tensor, dim: int, start: torch.Tensor, size: int
-) -> torch.Tensor:
-    result = x.clone()
-    if not isinstance(start, FakeTensor):
-        result.narrow(dim, int(start.reshape(-1)[0]), size).copy_(part)
-    return result
-
-
-def _custom(
-    inputs: list[torch.Tensor],
-    name: str,
-    domain: str,
-    version: int,
-    attributes: str,
-    examples: list[torch.Tensor],
-) -> list[torch.Tensor]:
-    return [torch.empty_like(example) for example in examples]
-
-
-def _ctc_beam_search(
-    logs: torch.Tensor, lengths: torch.Tensor, blank: int, width: int, best: int
-) -> tuple[torch.Tensor, ...]:
-    time, samples, _ = logs.shape
-    sizes = logs.new_zeros((samples, best), dtype=torch.int32)
-    return logs.new_zeros((samples, best)), sizes, logs.new_zeros((samples, best, time), dtype=torch.int32)
-
-
-def _fps(points: torch.Tensor, begins: list[int], ratio: float, random_start: bool) -> torch.Tensor:
-    parts = []
-    for first, end in itertools.pairwise(begins):
-        count = math.ceil((end - first) * ratio)
-        if isinstance(points, FakeTensor):
-            parts.append(points.new_empty(count, dtype=torch.int64))
-            continue
-        start = int(torch.randint(end - first, ())) if random_start else 0
-        chosen, inside = [start], points[first:end]
-        nearest = torch.full((end - first,), float("inf"))
-        for _ in range(count - 1):
-            nearest = torch.minimum(nearest, (inside - inside[chosen[-1]]).square().sum(-1))
-            chosen.append(int(nearest.argmax()))
-        parts.append(torch.tensor(chosen) + first)
-    return torch.cat(parts)
-
-
-_HOST = {
-    "identity_loss": _identity_loss,
-    "nop": _same,
-    "recomputation_checkpoint": _same,
-    "set_available_memory": _same,
-    "print_tensor": _same,
-    "serialized_matmul": _matmul,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update": _dynamic_update,
-    "overlap_input": _same,
-    "overlap_output": _same,
-    "ctc_beam_search": _ctc_beam_search,
-    "fps": _fps,
-    "custom": _custom,
-}
-
-
-@functools.cache
-def operator_library() -> Any:
-    """Register the operators with torch; returns the namespace that holds them."""
-    kind: Any = torch.library.Library  # Any: torch does not type its methods.
-    library = kind(NAMESPACE, "DEF")
-    for name, schema in SCHEMAS.items():
-        library.define(name + schema)
-        library.impl(name, _HOST[name], "CompositeExplicitAutograd")
-    operator_library.library = library  # type: ignore[attr-defined]  # It is undone when nobody holds it.
-    return getattr(torch.ops, NAMESPACE)
 
 
 FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
@@ -278,49 +166,6 @@ def dynamic_update(
     return updated
 
 
-def _tensor_list(values: object, name: str) -> list[torch.Tensor]:
-    if not isinstance(values, list) or not all(isinstance(value, torch.Tensor) for value in values):
-        raise ValueError(f"poptorch.{name} takes a list of tensors")
-    return values
-
-
-def _results(returned: Any) -> list[torch.Tensor]:
-    return list(returned) if isinstance(returned, (list, tuple)) else [returned]
-
-
-@checks_arguments_but("inputs")
-def for_loop(count: int, body: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run ``body`` ``count`` times; its results go into the next round. For inference alone.
-
-    ValueError if inputs is not a list of tensors; Error if the body returns other shapes or types than it takes, or
-    writes to tensors from outside.
-    """
-    values = [tensor.clone() for tensor in _tensor_list(inputs, "for_loop")]
-    if isRunningOnIpu():
-        return loop(count, body, values)
-    for _ in range(count):
-        values = _results(body(*values))
-    return values
-
-
-@checks_arguments_but("then_inps", "else_inps")
-def cond(
-    condition: torch.Tensor,
-    then_body: Callable[..., Any],
-    then_inps: list[torch.Tensor],
-    else_body: Callable[..., Any],
-    else_inps: list[torch.Tensor],
-) -> list[torch.Tensor]:
-    """The results of ``then_body`` if the condition holds, of ``else_body`` otherwise. For inference alone.
-
-    ValueError if the inputs are not lists of tensors; Error if the bodies return other shapes or types.
-    """
-    inputs = (_tensor_list(then_inps, "cond"), _tensor_list(else_inps, "cond"))
-    if isRunningOnIpu():
-        return branch(condition, (then_body, else_body), inputs)
-    return _results(then_body(*inputs[0]) if bool(condition) else else_body(*inputs[1]))
-
-
 @checks_arguments
 def ctc_beam_search_decoder(
     probs: torch.Tensor, lengths: torch.Tensor, blank: int = 0, beam_width: int = 100, top_paths: int = 1
@@ -376,37 +221,6 @@ def fps(
     return indices
 
 
-@checks_methods()
-class CPU:
-    """A function or module that runs on the host in the middle of an inference model: ``CPU(function, "id")(x)``.
-
-    In a compiled model it is called again in every run, once for each micro-batch, with copies of the tensors. Its
-    results must have the same shapes and types each time. Outside of a model it is simply called. Error in training.
-    """
-
-    def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
-        self._layer, self._id = layer_to_call, ID
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Call the function, or record the call while a model is compiled."""
-        if not isRunningOnIpu():
-            return self._layer(*args, **kwargs)
-        tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
-        if not args or kwargs or len(tensors) != len(args):
-            raise Error(
-                f"poptorch.CPU ({self._id!r}) takes tensors by position in a model that is compiled",
-                location=line_of_user(),
-            )
-        results = host_call(self._layer, tensors)
-        return results[0] if len(results) == 1 else tuple(results)
-
-    def execute(self) -> None:
-        """No-op: the SDK's machinery calls this."""
-
-    def registerPersistentData(self) -> None:
-        """No-op: the SDK's machinery calls this."""
-
-
 @checks_arguments_but("attributes")
 def custom_op(
     inputs: Sequence[torch.Tensor],
@@ -460,78 +274,3 @@ def set_overlap_for_input(input_tensors: T, mode: OverlapMode) -> T:
 def set_overlap_for_output(output_tensors: T, mode: OverlapMode) -> T:
     """Let the transfer of results overlap with computing. The returned tensor must be returned from forward, once."""
     return _overlapped(output_tensors, mode, "overlap_output")
-
-
-@checks_methods("availableMemoryProportions", "partialsTypes", "enableConvDithering")
-class MultiConv(torch.nn.Module):
-    """Convolutions called inside form one group: ``with poptorch.MultiConv(): y = a(x); z = b(x)``.
-
-    The IPU computes the same numbers either way. Setters return the group itself and check their values; the tile model
-    plans each convolution by itself. Error for a group inside another.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._settings: dict[str, Any] = {}
-
-    def availableMemoryProportions(self, value: float | Sequence[float]) -> MultiConv:
-        """Set the part of the tiles' memory for all convolutions, or for each. AssertionError unless they are
-        numbers.
-        """
-        values = list(value) if isinstance(value, (list, tuple)) else [value]
-        if not values:
-            raise ArgumentError("availableMemoryProportions takes a number or a list that is not empty")
-        if not all(isinstance(proportion, float) for proportion in values):
-            raise ArgumentError("availableMemoryProportions takes numbers")
-        return self._set("availableMemoryProportions", values)
-
-    def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
-        """Set the type in which convolutions add up: torch.float or torch.half. ValueError for another."""
-        values = list(value) if isinstance(value, (list, tuple)) else [value]
-        if not values or any(dtype not in (torch.float32, torch.float16) for dtype in values):
-            raise ValueError("Invalid partials types: use torch.float or torch.half")
-        return self._set("partialsTypes", values)
-
-    def planType(self, value: MultiConvPlanType | None) -> MultiConv:
-        """Set whether the convolutions run at the same time. AssertionError for another type."""
-        return self._set("planType", value)
-
-    def perConvReservedTiles(self, value: int) -> MultiConv:
-        """Set the least number of tiles of each convolution. AssertionError unless it is a number."""
-        if isinstance(value, bool):
-            raise ArgumentError("perConvReservedTiles takes a number of tiles")
-        return self._set("perConvReservedTiles", value)
-
-    def cycleBackOff(self, value: float) -> MultiConv:
-        """Set by how much the plan may be slower than the fastest. AssertionError unless it is a number."""
-        if not isinstance(value, float):
-            raise ArgumentError("cycleBackOff takes a number")
-        return self._set("cycleBackOff", value)
-
-    def enableConvDithering(self, value: bool | Sequence[bool] | None) -> MultiConv:
-        """Spread convolutions over tiles. ValueError unless it is a flag."""
-        values = list(value) if isinstance(value, (list, tuple)) else [value]
-        flags = all(isinstance(flag, bool) for flag in values) and bool(values)
-        if value is not None and not flags:
-            raise ValueError("enableConvDithering takes True, False or a list of these")
-        return self._set("enableConvDithering", value)
-
-    def _set(self, name: str, value: object) -> MultiConv:
-        if value is None:
-            self._settings.pop(name, None)
-        else:
-            self._settings[name] = value
-        return self
-
-    def __enter__(self) -> MultiConv:
-        annotations = capturing()
-        if annotations is not None:
-            if annotations.multi_convolution is not None:
-                raise Error("a poptorch.MultiConv cannot be inside another")
-            annotations.multi_convolution = self
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        annotations = capturing()
-        if annotations is not None:
-            annotations.multi_convolution = None

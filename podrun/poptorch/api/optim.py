@@ -81,8 +81,7 @@ class TorchOptimizer:
     _group_vars: Sequence[str] = ()
     """Attributes that parameter groups may have of their own."""
     variable_attrs: VariableAttributes
-    param_groups: list[dict[str, Any]]
-    """Torch's: the parameters, with the values that they share."""
+    param_groups: list[dict[str, Any]]  # Torch's.
 
     def _set_up(self, arguments: Mapping[str, Any]) -> None:
         names = [*self._child_vars, *self._group_vars]
@@ -205,11 +204,8 @@ class _AdamBase(TorchOptimizer):
     def _set_up_adam(self, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self._set_up({**arguments, "loss_scaling": options.get("loss_scaling")})
         self.loss_scaling = 1.0 if options.get("loss_scaling") is None else options["loss_scaling"]
-        self.accum_type = options.get("accum_type") or torch.float32
-        self.first_order_momentum_accum_type = options.get("first_order_momentum_accum_type") or torch.float32
-        self.second_order_momentum_accum_type = (
-            options.get("second_order_momentum_accum_type") or torch.float32
-        )
+        for name in ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type"):
+            setattr(self, name, options.get(name) or torch.float32)
         norm = options.get("max_grad_norm")
         self.max_grad_norm = UNLIMITED_NORM if norm is None else norm
         correction = options.get("bias_correction")

@@ -1,191 +1,17 @@
-"""The parts of ``poptorch.Options``: Training, Precision, TensorLocations, Distributed, and PopART's own.
-
-`OptionGroup` is what `Options` and its parts share: values with a type, freezing, copies.
-"""
+"""The parts of ``poptorch.Options``: Training, Precision, Distributed, and PopART's own."""
 
 from __future__ import annotations
 
-import copy
 import warnings
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
 from podrun.core.environment import environment
 from podrun.poptorch.api.enums import MeanReductionStrategy, ReductionType
+from podrun.poptorch.api.option_group import OptionGroup
 from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.errors import ArgumentError, Error
-
-G = TypeVar("G", bound="OptionGroup")
-
-FROZEN = "Can't modify frozen Options"
-
-
-class OptionGroup:
-    """Named values, each of the type that its default has.
-
-    Reading or assigning ``group.name`` works for every value. AttributeError for a name that is unknown when it is
-    read, or when anything is changed after `freeze`; AssertionError for an unknown name or another type when it is
-    set.
-    """
-
-    _defaults: ClassVar[dict[str, Any]] = {}
-    _types: ClassVar[dict[str, tuple[type, ...]]] = {}
-
-    def __init__(self) -> None:
-        self.__dict__["_values"] = copy.deepcopy(self._defaults)
-        self.__dict__["_is_frozen"] = False
-        self.__dict__["_parts"] = {}
-
-    def add_part(self, name: str, part: OptionGroup) -> None:
-        """Give the group a part (``Options.Training``), which is frozen and copied with it."""
-        self._parts[name] = part
-
-    def checkIsFrozen(self, option: str | None = None) -> None:
-        """AttributeError if the options can no longer be changed."""
-        if self._is_frozen:
-            raise AttributeError(f"{FROZEN}" + (f" (option {option})" if option else ""))
-
-    def set(self, **values: object) -> None:
-        """Set values by name."""
-        for name, value in values.items():
-            self._set_checked(name, value)
-
-    def _set_checked(self, name: str, value: object) -> None:
-        self.checkIsFrozen(name)
-        if name not in self._values:
-            raise ArgumentError(f"Unknown option {name}")
-        kinds = self._types.get(name)
-        default = self._defaults.get(name)
-        if kinds is None and default is not None:
-            kinds = (type(default),)
-        if kinds is not None and isinstance(value, int) and not isinstance(value, bool) and float in kinds:
-            value = float(value)
-        if kinds is not None and (not isinstance(value, kinds) or _bool_for_int(value, kinds)):
-            raise ArgumentError(
-                f"Unexpected type {type(value).__name__} for option {name}: expected "
-                f"{' or '.join(kind.__name__ for kind in kinds)}"
-            )
-        self._values[name] = value
-
-    def exists(self, name: str) -> bool:
-        """Whether there is a value of that name."""
-        return name in self._values
-
-    def freeze(self) -> None:
-        """Refuse changes from now on, to the parts as well."""
-        self.__dict__["_is_frozen"] = True
-        for part in self._parts.values():
-            part.freeze()
-
-    def unfreeze(self) -> None:
-        """Allow changes again."""
-        self.__dict__["_is_frozen"] = False
-        for part in self._parts.values():
-            part.unfreeze()
-
-    def clone(self: G) -> G:
-        """A copy that can be changed."""
-        return copy.deepcopy(self)
-
-    def __deepcopy__(self: G, memo: dict[int, Any]) -> G:
-        copied = object.__new__(type(self))
-        memo[id(self)] = copied
-        for name, value in self.__dict__.items():
-            copied.__dict__[name] = copy.deepcopy(value, memo)
-        copied.unfreeze()
-        return copied
-
-    def toDict(self) -> dict[str, Any]:
-        """The values of the group itself."""
-        return dict(self._values)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_values" not in self.__dict__:
-            raise AttributeError(name)
-        if name in self._parts:
-            return self._parts[name]
-        if name in self._values:
-            return self._values[name]
-        raise AttributeError(f"{type(self).__name__} has no option {name!r}")
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in self.__dict__.get("_values", {}):
-            self._set_checked(name, value)
-        else:
-            self.checkIsFrozen(name)
-            object.__setattr__(self, name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
-    def __repr__(self) -> str:
-        values = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
-        parts = "".join(f",\n  {name}={part!r}" for name, part in self._parts.items())
-        return f"{type(self).__name__.lstrip('_')}({values}{parts})"
-
-
-def _bool_for_int(value: object, kinds: tuple[type, ...]) -> bool:
-    return isinstance(value, bool) and bool not in kinds and int in kinds
-
-
-@checks_methods()
-class TensorLocationSettings:
-    """Where one kind of tensor is kept and how it gets there. Every setter returns the settings themselves.
-
-    AssertionError for a value of another type.
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-
-    def _set(self, key: str, value: object, kind: type) -> TensorLocationSettings:
-        if not isinstance(value, kind):
-            raise ArgumentError(f"{key} takes {kind.__name__}, not {value!r}")
-        self._values[key] = value
-        return self
-
-    def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
-        """Keep smaller tensors on the chip."""
-        return self._set("minElementsForOffChip", min_elements, int)
-
-    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> TensorLocationSettings:
-        """Do not shard smaller tensors."""
-        return self._set("minElementsForReplicatedTensorSharding", min_elements, int)
-
-    def useOnChipStorage(self, use: bool | None = True) -> TensorLocationSettings:
-        """Keep tensors on the tiles (True) or in streaming memory (False); None: as PopART decides."""
-        if use is None:
-            self._values.pop("onChip", None)
-            return self
-        return self._set("onChip", use, bool)
-
-    def useReplicatedTensorSharding(self, use: bool = True) -> TensorLocationSettings:
-        """Give every replica a part of each tensor."""
-        return self._set("useReplicatedTensorSharding", use, bool)
-
-    def useIOTilesToLoad(self, use: bool = True) -> TensorLocationSettings:
-        """Load through I/O tiles."""
-        return self._set("useIOTilesToLoad", use, bool)
-
-    def useIOTilesToStore(self, use: bool = True) -> TensorLocationSettings:
-        """Store through I/O tiles."""
-        return self._set("useIOTilesToStore", use, bool)
-
-    def toDict(self) -> dict[str, Any]:
-        """All settings made so far."""
-        return dict(self._values)
-
-    def __repr__(self) -> str:
-        return f"TensorLocationSettings({self._values})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TensorLocationSettings) and self._values == other._values
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class JitOptions(OptionGroup):
@@ -293,50 +119,6 @@ class PrecisionOptions(OptionGroup):
             "runningStatisticsAlwaysFloat has no effect: running statistics have the type of their module",
             stacklevel=2,
         )
-        return self
-
-
-@checks_methods()
-class TensorLocationOptions(OptionGroup):
-    """Options for the locations of tensors: ``Options.TensorLocations``."""
-
-    _defaults: ClassVar[dict[str, Any]] = {
-        "location_activation": {},
-        "location_weight": {},
-        "location_optimizer": {},
-        "location_accumulator": {},
-        "num_io_tiles": 0,
-    }
-
-    def _locate(self, name: str, location: TensorLocationSettings) -> TensorLocationOptions:
-        if not isinstance(location, TensorLocationSettings):
-            raise ArgumentError("a TensorLocationSettings is expected")
-        self.set(**{name: location.toDict()})
-        return self
-
-    def setActivationLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
-        """Set where activations are kept."""
-        return self._locate("location_activation", location)
-
-    def setWeightLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
-        """Set where weights are kept."""
-        return self._locate("location_weight", location)
-
-    def setOptimizerLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
-        """Set where optimizer state is kept."""
-        return self._locate("location_optimizer", location)
-
-    def setAccumulatorLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
-        """Set where accumulated gradients are kept."""
-        return self._locate("location_accumulator", location)
-
-    def numIOTiles(self, num_tiles: int) -> TensorLocationOptions:
-        """Set the number of tiles that only move data: an even number from 32 to 192."""
-        if not isinstance(num_tiles, int):
-            raise ArgumentError("numIOTiles takes an even number from 32 to 192")
-        if num_tiles not in range(32, 193, 2):
-            raise ArgumentError("numIOTiles takes an even number from 32 to 192")
-        self.set(num_io_tiles=num_tiles)
         return self
 
 

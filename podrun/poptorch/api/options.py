@@ -10,24 +10,21 @@ from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
-from podrun.core.documents import parse_json
 from podrun.core.environment import environment
-from podrun.core.errors import ConfigError
-from podrun.poptorch.api import enums
 from podrun.poptorch.api.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
+from podrun.poptorch.api.option_group import OptionGroup
 from podrun.poptorch.api.option_parts import (
     DistributedOptions,
     JitOptions,
-    OptionGroup,
     PopartOptions,
     PrecisionOptions,
-    TensorLocationOptions,
     TrainingOptions,
 )
 from podrun.poptorch.api.options_file import ConfigFileError as ConfigFileError
-from podrun.poptorch.api.options_file import load_options
+from podrun.poptorch.api.options_file import apply_json, load_options
 from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
+from podrun.poptorch.api.tensor_locations import TensorLocationOptions
 from podrun.poptorch.errors import ArgumentError
 from podrun.poptorch.executor.watching import logger
 
@@ -377,18 +374,7 @@ class Options(OptionGroup):
     def from_json(self, string: str) -> None:
         """Set options from JSON: ``{"deviceIterations": 2, "Training.gradientAccumulation": 4}``. A list is several
         arguments; ``"OutputMode.All"`` is a member of an enumeration."""
-        values = parse_json(string, "the text of options")
-        if not isinstance(values, dict):
-            raise ConfigError("the text of options is no JSON object", hint='As in {"deviceIterations": 2}')
-        for accessor, value in values.items():
-            *parts, name = accessor.split(".")
-            target: object = self
-            for part in parts:
-                target = getattr(target, part)
-            if not hasattr(target, name):
-                raise AttributeError(f"There is no option {accessor!r}")
-            arguments = value if isinstance(value, list) else [value]
-            getattr(target, name)(*[_member(argument) for argument in arguments])
+        apply_json(self, string)
 
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> None:
         """Set options from a file: one call a line, as ``deviceIterations(1)``; ``#`` begins a comment.
@@ -411,13 +397,3 @@ class Options(OptionGroup):
                 raise ArgumentError(f"options with the same names: {sorted(shared)}")
             merged.update(group)
         return merged
-
-
-def _member(value: object) -> object:
-    """The member of an enumeration that a text like ``OutputMode.All`` names; anything else unchanged."""
-    if isinstance(value, str) and "." in value:
-        kind, _, name = value.partition(".")
-        enumeration = getattr(enums, kind, None)
-        if enumeration is not None and name in getattr(enumeration, "__members__", {}):
-            return enumeration[name]
-    return value

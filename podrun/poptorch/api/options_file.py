@@ -1,7 +1,7 @@
-"""Options from a file: one call a line, as ``Training.gradientAccumulation(4)``. Nothing of a line is evaluated.
+"""Options as text: in a file one call a line, as ``Training.gradientAccumulation(4)``, or JSON. Nothing is evaluated.
 
-The arguments are plain values, members of PopTorch's enumerations, torch's types, and the objects that options take:
-execution strategies with their stages, and locations of tensors.
+The arguments of a line are plain values, members of PopTorch's enumerations, torch's types, and the objects that
+options take: execution strategies with their stages, and locations of tensors.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from podrun.core.documents import read_text
+from podrun.core.documents import parse_json, read_text
+from podrun.core.errors import ConfigError
 from podrun.poptorch.api import enums, strategies
-from podrun.poptorch.api.option_parts import TensorLocationSettings
+from podrun.poptorch.api.tensor_locations import TensorLocationSettings
 from podrun.poptorch.errors import ArgumentError
 
 _OBJECTS: dict[str, Callable[..., Any]] = {
@@ -127,3 +128,31 @@ def _named(text: str) -> Any:
     if kind is not None and len(parts) == 2 and parts[1] in getattr(kind, "__members__", {}):
         return kind[parts[1]]
     raise SyntaxError(f"{text} is no value that options have")
+
+
+def apply_json(options: object, string: str) -> None:
+    """Call the options that a JSON object names (`Options.from_json`). ConfigError for text that is no JSON object,
+    AttributeError for an unknown option.
+    """
+    values = parse_json(string, "the text of options")
+    if not isinstance(values, dict):
+        raise ConfigError("the text of options is no JSON object", hint='As in {"deviceIterations": 2}')
+    for accessor, value in values.items():
+        *parts, name = accessor.split(".")
+        target = options
+        for part in parts:
+            target = getattr(target, part)
+        if not hasattr(target, name):
+            raise AttributeError(f"There is no option {accessor!r}")
+        arguments = value if isinstance(value, list) else [value]
+        getattr(target, name)(*[_enum_member(argument) for argument in arguments])
+
+
+def _enum_member(value: object) -> object:
+    """The member of an enumeration that a text like ``OutputMode.All`` names; anything else unchanged."""
+    if isinstance(value, str) and "." in value:
+        kind, _, name = value.partition(".")
+        enumeration = getattr(enums, kind, None)
+        if enumeration is not None and name in getattr(enumeration, "__enum_members__", {}):
+            return enumeration[name]
+    return value

@@ -25,9 +25,9 @@ from podrun.poptorch.capture.graph import (
     flatten,
     unflatten,
 )
-from podrun.poptorch.capture.host_tensors import IpuDevice
+from podrun.poptorch.capture.host_tensors import IpuDevice, line_of_user
 from podrun.poptorch.capture.mistakes import mistake
-from podrun.poptorch.capture.recorder import Recorder, line_of_user
+from podrun.poptorch.capture.recorder import Recorder
 from podrun.poptorch.errors import Error
 from podrun.private_apis import torch as private
 

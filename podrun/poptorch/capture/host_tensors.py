@@ -52,6 +52,16 @@ def is_users(frame: FrameType) -> bool:
     return not frame.f_code.co_filename.startswith(_NOT_USERS)
 
 
+def line_of_user() -> str:
+    """``file:line`` of the innermost frame that is neither torch's nor podrun's; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
 class IpuDevice(TorchFunctionMode):
     """Shows programs the tensors of a capture on ``ipu:0``: ``with IpuDevice(recorder.moved, location): ...``.
 

@@ -12,35 +12,30 @@ import contextlib
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from podrun.poptorch.capture.graph import (
     Argument,
-    CapturedGraph,
-    DTypeArgument,
-    Emitter,
     GraphNode,
     GraphValue,
     Origin,
     StorageState,
     TensorView,
     ViewStep,
-    read,
     write,
 )
-from podrun.poptorch.capture.host_tensors import is_users, name_of
 from podrun.poptorch.capture.mistakes import described
+from podrun.poptorch.capture.recorded_values import Encoded, RecordedValues, leaves_of
 from podrun.poptorch.capture.torch_names import (
     FAKE_RESULTS,
     device_dtype,
     form_without_out,
     functional_form,
     operator_name,
-    to_numpy,
 )
 from podrun.poptorch.errors import Error
 from podrun.private_apis import torch as private
@@ -56,18 +51,11 @@ IGNORED_KEYWORDS = frozenset(
 VIEWS_BY_NAME = (aten.detach.default, aten.alias.default, aten._unsafe_view.default)
 """Views whose schema does not mark them as such."""
 
-LARGEST_KNOWN = 1 << 16
-"""Elements up to which the data of a constant are followed through operators, so that ``item()`` has an answer."""
-
 _CHECKING = frozenset({"gaussian_nll_loss"})
 """Functions of torch.nn.functional that read values only to refuse wrong ones."""
 
 
-Encoded = tuple[tuple[Argument, ...], dict[str, Argument]]
-"""Arguments and keywords of a call of an operator, as a node keeps them."""
-
-
-class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
+class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
     """Records one forward pass into ``graph``.
 
     ``supported``: whether the table of operators has an operator of that name. ``origin``: the program's present place;
@@ -83,176 +71,13 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         allowed_constants: frozenset[int] = frozenset(),
         location: Callable[[], str] = str,
     ) -> None:
-        super().__init__()
-        self.graph = CapturedGraph()
+        private.DispatchMode.__init__(self)
+        RecordedValues.__init__(self, fake, origin, allowed_constants)
         self.missing: Counter[str] = Counter()
-        self._supported, self._fake = supported, fake
-        self._origin, self._location = origin, location
-        self._allowed = allowed_constants
-        self._count = 0
-        self._storages: dict[int, StorageState] = {}
-        self._numbers: list[StorageState] = []
-        """Of real tensors without dimensions."""
-        self._views: dict[int, TensorView] = {}
-        self._alive: list[torch.Tensor] = []
-        """Every tensor met, kept so that Python cannot give its ``id`` to another one."""
-        self._known: dict[int, torch.Tensor] = {}
+        self._supported, self._location = supported, location
         self._failed: tuple[Exception | None, str] = (None, "")
 
-    # --- Values -------------------------------------------------------------------------------------------------------
-
-    def new_value(self, shape: Sequence[int], dtype: str) -> GraphValue:
-        self._count += 1
-        return GraphValue(self._count, tuple(int(size) for size in shape), dtype)
-
-    def value_like(self, tensor: torch.Tensor) -> GraphValue:
-        """A new value of a tensor's shape and type."""
-        return self.new_value(tensor.shape, device_dtype(tensor.dtype))
-
-    def bind(self, tensor: torch.Tensor, value: GraphValue, name: str | int | None = None) -> None:
-        """Let a tensor with a storage of its own stand for ``value``."""
-        state = StorageState(tensor, value, name)
-        self._storages[private.storage_of(tensor)] = state
-        self._remember(tensor, TensorView(state))
-
-    def let_stand_for(self, tensor: torch.Tensor, known: torch.Tensor) -> None:
-        """Let another tensor stand for what a known one stands for: a parameter that a closure holds."""
-        self._remember(tensor, self._view_of(known))
-
-    def value_of(self, tensor: torch.Tensor) -> GraphValue:
-        """The value that a tensor has now."""
-        return read(self._view_of(tensor), self)
-
-    def storages(self) -> list[StorageState]:
-        """All storages that were met."""
-        return [*self._storages.values(), *self._numbers]
-
-    def _remember(self, tensor: torch.Tensor, view: TensorView) -> TensorView:
-        self._views[id(tensor)] = view
-        self._alive.append(tensor)
-        return view
-
-    def _view_of(self, tensor: torch.Tensor, constant: bool = False) -> TensorView:
-        known = self._views.get(id(tensor))
-        if known is not None:
-            return known
-        state = self._storages.get(private.storage_of(tensor))
-        if state is not None:
-            return self._remember(tensor, TensorView(state, self._same_storage(tensor, state)))
-        if not constant and self.is_host(tensor):
-            name = name_of(tensor)
-            raise Error(
-                f"forward uses {repr(name) + ', ' if name else ''}a tensor of the CPU (shape {list(tensor.shape)}, "
-                f"{tensor.dtype}) that is not an argument, a parameter or a buffer",
-                hint=f"For a constant write {name or 'tensor'}.to(x.device), x an argument of forward; for values "
-                "that change pass it as an argument; for a part of the module call register_buffer in __init__.",
-            )
-        value = self._constant(tensor)
-        if tensor.dim() == 0 and not constant and private.storage_of(tensor) not in self._allowed:
-            state = StorageState(tensor, value)  # Not by its storage, which may be that of a greater tensor.
-            self._numbers.append(state)
-            return self._remember(tensor, TensorView(state))
-        self.bind(tensor, value)
-        return self._views[id(tensor)]
-
-    def _constant(self, tensor: torch.Tensor) -> GraphValue:
-        """A value with the present data of a real tensor."""
-        value = self.value_like(tensor)
-        with private.real_computation():
-            self.graph.constants[value.number] = (value, to_numpy(tensor))
-            self._known[value.number] = tensor.detach().clone()
-        return value
-
-    # --- Tensors of the host ------------------------------------------------------------------------------------------
-
-    def is_host(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the host's, which operators of the IPU do not take: neither the model's nor a number."""
-        storage = private.storage_of(tensor)
-        return not (
-            isinstance(tensor, private.FakeTensor)
-            or tensor.dim() == 0
-            or id(tensor) in self._views
-            or storage in self._storages
-            or storage in self._allowed
-        )
-
-    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor of the IPU that a real one becomes: a constant, unless it stands for a value of the model."""
-        value = self._constant(tensor) if self.is_host(tensor) else self.value_of(tensor)
-        fake = self.fake_like(tensor)
-        self.bind(fake, value)
-        return fake
-
-    def _on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an operator's tensors are all the host's, so that it runs there, now."""
-        tensors = [leaf for leaf in _flat((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        return any(self.is_host(tensor) for tensor in tensors) and all(
-            self.is_host(tensor) or self._unchanged_number(tensor) for tensor in tensors
-        )
-
-    def _unchanged_number(self, tensor: torch.Tensor) -> bool:
-        view = self._views.get(id(tensor))
-        real = tensor.dim() == 0 and not isinstance(tensor, private.FakeTensor)
-        return real and (view is None or (view.storage.version == 0 and view.storage.name is None))
-
-    def _same_storage(self, tensor: torch.Tensor, state: StorageState) -> tuple[ViewStep, ...]:
-        """The view that an unknown tensor is of a known storage (``x.data`` and the like)."""
-        root = state.root
-        layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        if layout == (tuple(root.shape), root.stride(), root.storage_offset(), root.dtype):
-            return ()
-        arguments = (tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
-        return (
-            ViewStep(
-                "aten.as_strided.default", arguments, {}, tuple(tensor.shape), device_dtype(tensor.dtype)
-            ),
-        )
-
-    def emit_view(self, step: ViewStep, base: GraphValue, result: GraphValue) -> None:
-        self._add(step.operator, (base, *step.arguments), step.keywords, (result,), item=step.item)
-        if base.number in self._known:
-            self._follow_view(step, base, result)
-
-    def _follow_view(self, step: ViewStep, base: GraphValue, result: GraphValue) -> None:
-        _, packet, overload = step.operator.split(".")
-        if any(isinstance(argument, (GraphValue, DTypeArgument)) for argument in step.arguments):
-            return
-        with private.real_computation():
-            viewed = getattr(getattr(aten, packet), overload)(self._known[base.number], *step.arguments)
-        self._known[result.number] = viewed if step.item is None else viewed[step.item]
-
-    def emit_write(self, step: ViewStep, base: GraphValue, part: GraphValue, result: GraphValue) -> None:
-        self._add(
-            step.operator,
-            (base, part, *step.arguments),
-            step.keywords,
-            (result,),
-            item=step.item,
-            writes=True,
-        )
-
-    def _add(
-        self,
-        operator: str,
-        arguments: tuple[Argument, ...],
-        keywords: Mapping[str, Argument],
-        results: tuple[GraphValue, ...],
-        *,
-        item: int | None = None,
-        writes: bool = False,
-    ) -> None:
-        self.graph.nodes.append(
-            GraphNode(
-                operator, arguments, keywords, results, self._origin(), item, writes, torch.is_grad_enabled()
-            )
-        )
-
     # --- Control flow -------------------------------------------------------------------------------------------------
-
-    def fake_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A fake tensor of the same shape and type, on memory of its own."""
-        with private.without_modes(), self._fake:
-            return torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[list[GraphNode]]:
@@ -275,7 +100,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     def add_control_flow(
         self, operator: str, arguments: tuple[Argument, ...], results: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Add a node with bodies whose results are ``made``."""
+        """Add a node with bodies, which gives ``results``."""
         self._add(operator, arguments, {}, tuple(self.value_of(result) for result in results))
         return results
 
@@ -340,11 +165,11 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         names = [argument.name for argument in operator._schema.arguments if argument.is_out]
         targets = [kwargs[name] for name in names]
         rest = {name: argument for name, argument in kwargs.items() if name not in names}
-        if not any(isinstance(leaf, torch.Tensor) for leaf in _flat((args, rest))):
+        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves_of((args, rest))):
             rest["dtype"] = targets[0].dtype
         with self:
             results = form(*args, **rest)
-        for out, result in zip(targets, _flat(results), strict=True):
+        for out, result in zip(targets, leaves_of(results), strict=True):
             if not torch.can_cast(result.dtype, out.dtype):
                 raise Error(f"result type {result.dtype} can't be cast to the output type {out.dtype}")
             with self:
@@ -444,7 +269,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
                 "model is compiled",
                 hint="Use torch.where, a mask, or an operator with a fixed size (minlength=, num_classes=).",
             ) from error
-        tensors = [leaf for leaf in _flat(results) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in leaves_of(results) if isinstance(leaf, torch.Tensor)]
         if operator._schema.is_mutable:
             self._record_write(operator, form, args, kwargs, (arguments, keywords), tensors)
         elif not self._record_view(operator, args, (arguments, keywords), results, tensors):
@@ -498,7 +323,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         for place, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 target = args[place] if place < len(args) else kwargs.get(argument.name)
-                targets += [leaf for leaf in _flat(target) if isinstance(leaf, torch.Tensor)]
+                targets += [leaf for leaf in leaves_of(target) if isinstance(leaf, torch.Tensor)]
         fresh = [
             tensor
             for tensor, returned in zip(tensors, schema.returns, strict=False)
@@ -535,7 +360,9 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
     ) -> None:
         """Record an operator whose results are values of their own, or the argument itself (``contiguous``)."""
         taken = {
-            private.storage_of(leaf): leaf for leaf in _flat((args, kwargs)) if isinstance(leaf, torch.Tensor)
+            private.storage_of(leaf): leaf
+            for leaf in leaves_of((args, kwargs))
+            if isinstance(leaf, torch.Tensor)
         }
         results = []
         for tensor in tensors:
@@ -550,75 +377,6 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
                 self._remember(tensor, TensorView(StorageState(tensor, value)))
         self._add(operator_name(operator), encoded[0], encoded[1], tuple(results))
         self._follow(operator, encoded, results, tensors)
-
-    def _follow(
-        self, operator: TorchOperator, encoded: Encoded, results: list[GraphValue], fakes: list[torch.Tensor]
-    ) -> None:
-        """Compute the data of results whose arguments' data are known, so that the program can ask for them."""
-        arguments, keywords = encoded
-        values = [leaf for leaf in _flat((arguments, keywords)) if isinstance(leaf, GraphValue)]
-        random = "nondeterministic_seeded" in str(operator.tags) or "empty" in operator_name(operator)
-        small = fakes and all(tensor.numel() <= LARGEST_KNOWN for tensor in fakes)
-        if random or not small or not all(value.number in self._known for value in values):
-            return
-        with private.real_computation():
-            positional = [
-                torch.device("cpu") if argument is None and str(of.type) == "Device" else argument
-                for argument, of in zip(
-                    _decoded(arguments, self._known), operator._schema.arguments, strict=False
-                )
-            ]
-            real = operator(*positional, **_decoded(keywords, self._known))
-        tensors = [leaf for leaf in _flat(real) if isinstance(leaf, torch.Tensor)]
-        self._known.update({v.number: tensor for v, tensor in zip(results, tensors, strict=True)})
-
-    def _encoded(self, argument: object, constant: bool = False) -> Argument:
-        """What torch's dispatcher gave, as a node keeps it."""
-        if isinstance(argument, torch.Tensor):
-            return read(self._view_of(argument, constant), self)
-        if isinstance(argument, (list, tuple)):
-            return tuple(self._encoded(item, constant) for item in argument)
-        if isinstance(argument, torch.dtype):
-            return DTypeArgument(device_dtype(argument))
-        if isinstance(argument, (torch.device, torch.layout, torch.memory_format)):
-            return None
-        if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise Error("a size that depends on data is not known while the model is compiled")
-        return cast(Argument, argument)
-
-
-_TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int64, "bool": torch.bool}
-
-
-def _decoded(argument: Argument | Mapping[str, Argument], known: Mapping[int, torch.Tensor]) -> Any:
-    """An encoded argument with real tensors in place of known values."""
-    if isinstance(argument, GraphValue):
-        return known[argument.number]
-    if isinstance(argument, DTypeArgument):
-        return _TORCH_TYPES.get(argument.name) or getattr(torch, argument.name)
-    if isinstance(argument, tuple):
-        return [_decoded(item, known) for item in argument]
-    if isinstance(argument, dict):
-        return {key: _decoded(item, known) for key, item in argument.items()}
-    return argument
-
-
-def _flat(value: object) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in _flat(item)]
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _flat(item)]
-    return [value]
-
-
-def line_of_user() -> str:
-    """``file:line`` of the innermost frame that is neither torch's nor podrun's; empty if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users(frame):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
 
 
 def _checks_arguments() -> bool:

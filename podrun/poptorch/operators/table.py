@@ -43,6 +43,7 @@ FAMILIES = (
     "shaping",
     "factories",
     "reductions",
+    "sorting",
     "linear_algebra",
     "products",
     "layers",
