@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "onnx_models": BASE | {"numerics", "runtime", "compiler", "collectives"},
     "popart": BASE | {"runtime", "onnx_models", "popdist", "report", "compiler", "costmodel"},
     "poptorch": BASE
-    | {"numerics", "runtime", "onnx_models", "popdist", "private_apis", "report.model", "popef"}
+    | {"numerics", "runtime", "popdist", "private_apis", "report.model", "popef"}
     | {"compiler.program", "costmodel.tile_memory"},
     "serving": BASE
     | {"popef", "popart", "onnx_models", "runtime", "onnx_backend", "commands", "device.connection"},

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from podrun.core.errors import PodrunError
+from podrun.core.errors import PodrunError, UnimplementedError
 from podrun.core.executable import TensorSpec, numpy_dtype
 
 if TYPE_CHECKING:
@@ -43,6 +43,29 @@ class OperatorTable(Protocol):
 
     def lookup(self, node: Node) -> Operator:
         """The operator of a node. Raises `UnimplementedError`, which names operator and place, if there is none."""
+
+
+_offered: list[OperatorTable] = []
+
+
+def offer_operators(table: OperatorTable) -> None:
+    """Let every front end run the operators of a table by domain and name: ``poptorch.custom_op`` takes what programs
+    register with PopART. A later offer replaces an earlier one.
+    """
+    _offered[:] = [table]
+
+
+def offered_operator(node: Node) -> Operator:
+    """The operator of a node in the table that is on offer. UnimplementedError if it lacks the operator, or if there is
+    no table.
+    """
+    if not _offered:
+        raise UnimplementedError(
+            f"operator {node.domain}.{node.op_type} is not registered",
+            hint=f'Register what it computes: podrun.popart.register_op("{node.domain}", "{node.op_type}", '
+            f"{node.opset}, function).",
+        )
+    return _offered[0].lookup(node)
 
 
 @dataclass(frozen=True, slots=True)

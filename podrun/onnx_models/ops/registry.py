@@ -20,7 +20,7 @@ from typing import TypeVar
 from podrun.core.errors import UnimplementedError
 from podrun.runtime.environment import import_jax
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Operator, OperatorFunction
+from podrun.runtime.operators import Operator, OperatorFunction, offer_operators
 
 ONNX = "ai.onnx"
 GRAPHCORE = "ai.graphcore"
@@ -124,3 +124,4 @@ class OnnxOperators:
 
 
 OPERATORS = OnnxOperators()
+offer_operators(OPERATORS)

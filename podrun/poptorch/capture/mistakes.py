@@ -21,7 +21,7 @@ _LONGEST = 400
 _MOST_TENSORS = 8
 
 
-def described(values: object) -> str:
+def described_tensors(values: object) -> str:
     """The types and shapes of the tensors among an operator's arguments: ``float32 [4, 3], int64 [4]``."""
     return ", ".join([_form(tensor) for tensor in _tensors(values)][:_MOST_TENSORS])
 

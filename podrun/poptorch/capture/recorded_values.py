@@ -26,12 +26,12 @@ from podrun.poptorch.capture.graph import (
     read,
 )
 from podrun.poptorch.capture.host_tensors import name_of
-from podrun.poptorch.capture.torch_names import device_dtype, operator_name, to_numpy
+from podrun.poptorch.capture.torch_names import ipu_dtype, operator_name, to_numpy
 from podrun.poptorch.errors import Error
 from podrun.private_apis import torch as private
 from podrun.private_apis.torch import TorchOperator
 
-aten = torch.ops.aten
+ATEN = torch.ops.aten
 
 
 LARGEST_KNOWN = 1 << 16
@@ -95,7 +95,7 @@ class RecordedValues(Emitter):
 
     def value_like(self, tensor: torch.Tensor) -> GraphValue:
         """A new value of a tensor's shape and type."""
-        return self.new_value(tensor.shape, device_dtype(tensor.dtype))
+        return self.new_value(tensor.shape, ipu_dtype(tensor.dtype))
 
     def bind(self, tensor: torch.Tensor, value: GraphValue, name: str | int | None = None) -> None:
         """Let a tensor with a storage of its own stand for ``value``."""
@@ -189,9 +189,7 @@ class RecordedValues(Emitter):
             return ()
         arguments = (tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
         return (
-            ViewStep(
-                "aten.as_strided.default", arguments, {}, tuple(tensor.shape), device_dtype(tensor.dtype)
-            ),
+            ViewStep("aten.as_strided.default", arguments, {}, tuple(tensor.shape), ipu_dtype(tensor.dtype)),
         )
 
     def emit_view(self, step: ViewStep, base: GraphValue, result: GraphValue) -> None:
@@ -204,7 +202,7 @@ class RecordedValues(Emitter):
         if any(isinstance(argument, (GraphValue, DTypeArgument)) for argument in step.arguments):
             return
         with private.real_computation():
-            viewed = getattr(getattr(aten, packet), overload)(self._known[base.number], *step.arguments)
+            viewed = getattr(getattr(ATEN, packet), overload)(self._known[base.number], *step.arguments)
         self._known[result.number] = viewed if step.item is None else viewed[step.item]
 
     def emit_write(self, step: ViewStep, base: GraphValue, part: GraphValue, result: GraphValue) -> None:
@@ -266,7 +264,7 @@ class RecordedValues(Emitter):
         if isinstance(argument, (list, tuple)):
             return tuple(self._encoded(item, constant) for item in argument)
         if isinstance(argument, torch.dtype):
-            return DTypeArgument(device_dtype(argument))
+            return DTypeArgument(ipu_dtype(argument))
         if isinstance(argument, (torch.device, torch.layout, torch.memory_format)):
             return None
         if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):

@@ -28,27 +28,27 @@ from podrun.poptorch.capture.graph import (
     ViewStep,
     write,
 )
-from podrun.poptorch.capture.mistakes import described
+from podrun.poptorch.capture.mistakes import described_tensors
 from podrun.poptorch.capture.recorded_values import Encoded, RecordedValues, leaves_of
 from podrun.poptorch.capture.torch_names import (
     FAKE_RESULTS,
-    device_dtype,
     form_without_out,
     functional_form,
+    ipu_dtype,
     operator_name,
 )
 from podrun.poptorch.errors import Error
 from podrun.private_apis import torch as private
 from podrun.private_apis.torch import TorchOperator
 
-aten = torch.ops.aten
+ATEN = torch.ops.aten
 
 IGNORED_KEYWORDS = frozenset(
     ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator", "copy")
 )
 """Keywords about where or how a tensor lies in a host's memory."""
 
-VIEWS_BY_NAME = (aten.detach.default, aten.alias.default, aten._unsafe_view.default)
+VIEWS_BY_NAME = (ATEN.detach.default, ATEN.alias.default, ATEN._unsafe_view.default)
 """Views whose schema does not mark them as such."""
 
 _CHECKING = frozenset({"gaussian_nll_loss"})
@@ -121,7 +121,7 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
             raise
         except Exception as error:
             if self._failed[0] is not error:
-                self._failed = (error, f"{operator_name(operator)}: {described((args, kwargs))}")
+                self._failed = (error, f"{operator_name(operator)}: {described_tensors((args, kwargs))}")
             raise
 
     def failed_operator(self, error: Exception) -> str:
@@ -129,19 +129,19 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
         return self._failed[1] if self._failed[0] is error else ""
 
     def _dispatched(self, operator: TorchOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if operator is aten.detach_.default:
+        if operator is ATEN.detach_.default:
             return args[0]
-        if operator not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
+        if operator not in (ATEN.lift_fresh.default, ATEN.lift_fresh_copy.default):
             if self._on_host(args, kwargs):
                 with private.real_computation():
                     return operator(*args, **kwargs)
-            if operator is aten.copy_.default and self.is_host(args[1]):
+            if operator is ATEN.copy_.default and self.is_host(args[1]):
                 args = (args[0], self.moved(args[1]), *args[2:])
         if operator.namespace == "prim":
             return operator(*args, **kwargs)
-        if operator is aten._local_scalar_dense.default:
+        if operator is ATEN._local_scalar_dense.default:
             return self._scalar(args[0])
-        if operator is aten.batch_norm.default:
+        if operator is ATEN.batch_norm.default:
             return self._batch_norm(operator, args)
         without_out = form_without_out(operator)
         if without_out is not None:
@@ -174,9 +174,9 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
                 raise Error(f"result type {result.dtype} can't be cast to the output type {out.dtype}")
             with self:
                 if out.shape == result.shape:
-                    aten.copy_.default(out, result)
+                    ATEN.copy_.default(out, result)
                 else:
-                    self._resize(out, aten._to_copy.default(result, dtype=out.dtype))
+                    self._resize(out, ATEN._to_copy.default(result, dtype=out.dtype))
         return tuple(targets) if len(targets) > 1 else targets[0]
 
     def _resize(self, out: torch.Tensor, result: torch.Tensor) -> None:
@@ -209,7 +209,7 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
         x, weight, bias, mean, variance, training, momentum, epsilon, *_ = args
         values = tuple(self._encoded(argument) for argument in (x, weight, bias, mean, variance))
         with self._fake:
-            normalised = aten.native_batch_norm.default(
+            normalised = ATEN.native_batch_norm.default(
                 x, weight, bias, mean, variance, training, momentum or 0.0, epsilon
             )[0]
         self.bind(normalised, self.value_like(normalised))
@@ -240,7 +240,7 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
             if form is None:
                 return NotImplemented
             with self:
-                return aten.copy_.default(args[0], form(*args, **kwargs))
+                return ATEN.copy_.default(args[0], form(*args, **kwargs))
         decomposition = private.decompositions().get(operator)
         if decomposition is None:
             return NotImplemented
@@ -254,7 +254,7 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        constant = operator in (aten.lift_fresh.default, aten.lift_fresh_copy.default)
+        constant = operator in (ATEN.lift_fresh.default, ATEN.lift_fresh_copy.default)
         arguments = tuple(self._encoded(argument, constant) for argument in args)
         keywords = {
             key: self._encoded(argument) for key, argument in kwargs.items() if key not in IGNORED_KEYWORDS
@@ -292,7 +292,7 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
             return False
         base = self._view_of(args[0])
         arguments, keywords = encoded
-        if operator is aten.as_strided.default:
+        if operator is ATEN.as_strided.default:
             size, stride, *offset = arguments[1:]
             first = offset[0] if offset and isinstance(offset[0], int) else int(args[0].storage_offset())
             base, arguments = TensorView(base.storage), (arguments[0], size, stride, first)
@@ -302,7 +302,7 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
                 arguments[1:],
                 keywords,
                 tuple(tensor.shape),
-                device_dtype(tensor.dtype),
+                ipu_dtype(tensor.dtype),
                 None if isinstance(results, torch.Tensor) else place,
             )
             self._remember(tensor, TensorView(base.storage, (*base.steps, step)))

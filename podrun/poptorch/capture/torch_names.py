@@ -14,7 +14,7 @@ import torch
 from podrun.poptorch.errors import Error
 from podrun.private_apis.torch import TorchOperator
 
-aten = torch.ops.aten
+ATEN = torch.ops.aten
 
 DTYPES: dict[torch.dtype, str] = {
     torch.float32: "float32",
@@ -43,7 +43,7 @@ def operator_name(operator: TorchOperator) -> str:
     return f"{operator.namespace}.{str(operator).partition('.')[2]}"
 
 
-def device_dtype(dtype: torch.dtype) -> str:
+def ipu_dtype(dtype: torch.dtype) -> str:
     """The name of the type that the IPU computes. Raises Error for a type that IPUs do not have."""
     if dtype not in DTYPES:
         raise Error(f"tensors of type {dtype} are not supported on the IPU")
@@ -53,7 +53,7 @@ def device_dtype(dtype: torch.dtype) -> str:
 def to_numpy(tensor: torch.Tensor, *, copy: bool = True) -> np.ndarray:
     """The data of a tensor, in the type that the IPU computes. ``copy``: in memory of its own."""
     plain = tensor.detach()
-    name = device_dtype(plain.dtype)
+    name = ipu_dtype(plain.dtype)
     if plain.dtype == torch.bfloat16:
         import ml_dtypes
 
@@ -67,12 +67,12 @@ def functional_form(operator: TorchOperator) -> TorchOperator | None:
     name = operator_name(operator)
     if name in _SEPARATE_NAMES:
         _, separate, form = _SEPARATE_NAMES[name].split(".")
-        named: TorchOperator | None = getattr(getattr(aten, separate, None), form, None)
+        named: TorchOperator | None = getattr(getattr(ATEN, separate, None), form, None)
         return named
     base = name.split(".")[1]
     if operator.namespace != "aten" or not base.endswith("_") or base.endswith("__"):
         return None
-    packet = getattr(aten, base[:-1], None)
+    packet = getattr(ATEN, base[:-1], None)
     if packet is None:
         return None
     wanted = [str(argument.type) for argument in operator._schema.arguments]
@@ -91,7 +91,7 @@ def form_without_out(operator: TorchOperator) -> TorchOperator | None:
     wanted = [argument for argument in operator._schema.arguments if not argument.is_out]
     if operator.namespace != "aten" or len(wanted) == len(operator._schema.arguments):
         return None
-    packet = getattr(aten, operator_name(operator).split(".")[1])
+    packet = getattr(ATEN, operator_name(operator).split(".")[1])
     for name in packet.overloads():
         form: TorchOperator = getattr(packet, name)
         arguments = form._schema.arguments

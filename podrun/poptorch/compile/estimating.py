@@ -29,7 +29,7 @@ from podrun.poptorch.capture.graph import GraphValue, flatten, unflatten
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile import model_compiler
 from podrun.poptorch.compile.graph_checks import find_loss
-from podrun.poptorch.compile.session_model import PlacedGraph, session_model
+from podrun.poptorch.compile.session_model import PlacedGraph, model_of_graph
 
 TYPES = {
     "float32": torch.float32,
@@ -104,7 +104,7 @@ def _model(captured: Capture, module: torch.nn.Module, loss: bool) -> Any:
     values = {name: to_numpy(tensors[name]) for name in captured.graph.parameters}
     trained = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
     placed = PlacedGraph(captured.graph, values, trained, placed=False)
-    return session_model(placed, wanted, type(module).__name__).model
+    return model_of_graph(placed, wanted, type(module).__name__).model
 
 
 def program_source(path: Path, arguments: Sequence[str], *, train: bool) -> ModuleSource:

@@ -29,8 +29,8 @@ from podrun.poptorch.compile.popart_options import compiles_engine, requested_dr
 from podrun.poptorch.compile.session_model import (
     PlacedGraph,
     SessionModel,
+    model_of_graph,
     overlaps,
-    session_model,
 )
 from podrun.poptorch.compile.session_optimizers import check_scaling, clips_gradients, session_optimizer
 from podrun.poptorch.compile.torch_settings import (
@@ -134,7 +134,7 @@ def division_of(nodes: Sequence[GraphNode]) -> Division:
     return Division(max([1, len(used), *(ipu + 1 for ipu in used)]), changes + 1, phases + 1)
 
 
-def check_pipeline(division: Division, options: Options, training: bool) -> None:
+def check_micro_batches(division: Division, options: Options, training: bool) -> None:
     """Error for a pipeline that too few micro-batches flow through."""
     if division.ipus == 1 or options._execution_strategy.execution_mode != PIPELINED:
         return
@@ -207,10 +207,10 @@ def _chained(captured: Capture, request: CompileRequest) -> ChainedModel:
 def _compile_session(captured: Capture, request: CompileRequest) -> CompiledModel:
     options = request.options
     division = division_of(captured.graph.nodes)
-    check_pipeline(division, options, request.training)
+    check_micro_batches(division, options, request.training)
     check_overlap(captured.graph, options)
     values = values_to_compute(captured, options, training=request.training)
-    model = session_model(_placed(captured, request, division), values.all, type(request.module).__name__)
+    model = model_of_graph(_placed(captured, request, division), values.all, type(request.module).__name__)
     anchors = {
         short: (name, options.output_mode if kind is None else kind, every)
         for short, (name, kind, every) in options.anchored_tensors.items()

@@ -16,7 +16,7 @@ from podrun.compiler.program import Beside
 from podrun.core.errors import InternalError
 from podrun.poptorch.api.enums import OverlapMode
 from podrun.poptorch.capture.graph import BlockPlacement, CapturedGraph, GraphNode, GraphValue
-from podrun.poptorch.operators.table import Array, dtype_named, find, run_node
+from podrun.poptorch.operators.table import Array, dtype_named, find, run_aten
 from podrun.runtime.graph import (
     NOWHERE,
     Hints,
@@ -82,7 +82,7 @@ class PlacedGraph:
     """The part of the tiles' memory that a product may take for temporary data, by IPU of a replica."""
 
 
-def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) -> SessionModel:
+def model_of_graph(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) -> SessionModel:
     """The nodes that ``wanted`` values and updates need, as a model for sessions."""
     graph = source.graph
     updates = {n: v for n, v in graph.updates.items() if n in graph.parameters}
@@ -314,7 +314,7 @@ def _run(ctx: Context, node: Node, *tensors: Array) -> tuple[Array, ...]:
     """One captured operator."""
     captured: GraphNode = node[CAPTURED]
     values = {value.number: tensor for value, tensor in zip(captured.reads(), tensors, strict=True)}
-    return run_node(captured, values, ctx.key, ctx.training)
+    return run_aten(captured, values, ctx.key, ctx.training)
 
 
 def _run_update(ctx: Context, node: Node, old: Array, new: Array) -> tuple[Array, ...]:

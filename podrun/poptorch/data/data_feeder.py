@@ -57,7 +57,7 @@ class TensorForm:
         return self.elements * self.torch_dtype.itemsize
 
 
-def form_of(tensor: torch.Tensor) -> TensorForm:
+def tensor_form(tensor: torch.Tensor) -> TensorForm:
     """The form of a tensor."""
     return TensorForm(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
@@ -238,7 +238,7 @@ class _Feeder:
         if first is None:
             raise WrongElement("The data set is empty: AsynchronousDataAccessor has nothing to load.")
         tensors, layout = flattened(first)
-        forms = [form_of(tensor) for tensor in tensors]
+        forms = [tensor_form(tensor) for tensor in tensors]
         self._pipe.send(("first", layout, forms))
         while self._ring is None:
             self._receive(forms)
@@ -274,7 +274,7 @@ class _Feeder:
 
     def _size_of(self, tensors: list[torch.Tensor], forms: list[TensorForm]) -> int:
         """-1 for an element like the first one, else the length of its dimension 0."""
-        own = [form_of(tensor) for tensor in tensors]
+        own = [tensor_form(tensor) for tensor in tensors]
         if own == forms:
             return -1
         partial = len(own) == len(forms) and all(

@@ -13,7 +13,7 @@ from podrun.poptorch.operators.table import Array, Call, Operand, PythonNumber, 
 
 
 @aten("embedding", kind="Gather")
-def embedding(call: Call, weight: Array, indices: Array, padding_idx: int = -1, *rest: object) -> Array:
+def rows_of_table(call: Call, weight: Array, indices: Array, padding_idx: int = -1, *rest: object) -> Array:
     """Rows of a table; the row ``padding_idx`` is not trained."""
     rows = jnp.take(weight, indices, 0)
     if padding_idx < 0:

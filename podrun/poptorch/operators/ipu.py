@@ -17,13 +17,15 @@ from podrun.numerics.gradients import with_gradient
 from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import COMPARED, Subgraph
 from podrun.poptorch.operators.products import product
-from podrun.poptorch.operators.table import Array, Call, Sizes, aten, axis
+from podrun.poptorch.operators.table import Array, Call, Sizes, aten, axis, run_aten
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import offered_operator
 
 SUM, MEAN = 0, 1
 
 
 @aten("podrun.identity_loss.default", kind="IdentityLoss")
-def identity_loss(call: Call, x: Array, reduction: int) -> Array:
+def marked_loss(call: Call, x: Array, reduction: int) -> Array:
     """x as a loss: its sum, its mean or as it is."""
     if reduction == SUM:
         return jnp.sum(widen(x))
@@ -40,7 +42,7 @@ def written_without_gradient(call: Call, before: Array, after: Array) -> Array:
 
 
 @aten("podrun.nop.default", kind="Nop")
-def nop(call: Call, x: Array) -> Array:
+def unchanged(call: Call, x: Array) -> Array:
     """x itself."""
     return x
 
@@ -59,7 +61,7 @@ def overlap(call: Call, x: Array, mode: str) -> Array:
 
 
 @aten("podrun.set_available_memory.default", kind="Identity")
-def set_available_memory(call: Call, x: Array, proportion: float) -> Array:
+def with_memory_hint(call: Call, x: Array, proportion: float) -> Array:
     """x; the proportion is for the planner of the operator that made it."""
     return x
 
@@ -71,7 +73,7 @@ def serialized_matmul(call: Call, a: Array, b: Array, mode: str, factor: int, ke
 
 
 @aten("podrun.dynamic_slice.default", kind="DynamicSlice")
-def dynamic_slice(call: Call, x: Array, dim: int, start: Array, size: int, step: int) -> Array:
+def slice_at(call: Call, x: Array, dim: int, start: Array, size: int, step: int) -> Array:
     """``size`` elements of a dimension from a place that data determine."""
     where = axis(dim, x.ndim)
     part = lax.dynamic_slice_in_dim(x, start.reshape(-1)[0], size, where)
@@ -79,7 +81,7 @@ def dynamic_slice(call: Call, x: Array, dim: int, start: Array, size: int, step:
 
 
 @aten("podrun.dynamic_update.default", kind="DynamicUpdate")
-def dynamic_update(call: Call, x: Array, part: Array, dim: int, start: Array, size: int) -> Array:
+def replaced_at(call: Call, x: Array, part: Array, dim: int, start: Array, size: int) -> Array:
     """x with a part replaced at a place that data determine."""
     return lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), start.reshape(-1)[0], axis(dim, x.ndim))
 
@@ -104,25 +106,22 @@ def custom(
     examples: Sequence[Array],
 ) -> tuple[Array, ...]:
     """An operator that was registered with PODRUN_CUSTOM_OPS or ``podrun.popart.register_op``, or one of PopART's."""
-    return registered(call, name, domain, version, json.loads(attributes), inputs)
+    return custom_results(call, name, domain, version, json.loads(attributes), inputs)
 
 
-def registered(
+def custom_results(
     call: Call, name: str, domain: str, version: int, attributes: dict[str, Any], inputs: Sequence[Array]
 ) -> tuple[Array, ...]:
-    """The results of an operator of the session's registry."""
-    from podrun.onnx_models.ops import registry
-    from podrun.runtime.graph import Node
-
+    """The results of an operator that another front end offers (`podrun.runtime.operators.offer_operators`)."""
     outputs = tuple(f"output:{i}" for i in range(len(call.results)))
     names = tuple(f"input:{i}" for i in range(len(inputs)))
     node = Node(name, domain, name, names, outputs, attributes, version)
-    results = registry.lookup(node).function(_CustomContext(call), node, *inputs)
+    results = offered_operator(node).function(_CustomContext(call), node, *inputs)
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 class _CustomContext:
-    """The context that an operator of the session's registry may use."""
+    """What an offered operator may ask for while it is traced: the training mode and random keys."""
 
     def __init__(self, call: Call) -> None:
         self.training, self.key = call.training, call.key
@@ -166,7 +165,6 @@ def farthest_points(call: Call, points: Array, begins: Sizes, ratio: float, rand
 
 def _runner(call: Call, body: Subgraph, outer: Sequence[Array]) -> Callable[..., tuple[Array, ...]]:
     """A captured body as a function of its inputs and of a value that makes its random keys different."""
-    from podrun.poptorch.operators.table import run_node
 
     def run(inputs: Sequence[Array], round_: Array | int) -> tuple[Array, ...]:
         values = {v.number: a for v, a in zip(body.outer, outer, strict=True)}
@@ -176,7 +174,7 @@ def _runner(call: Call, body: Subgraph, outer: Sequence[Array]) -> Callable[...,
             def key(place: int = place) -> Array:
                 return jax.random.fold_in(jax.random.fold_in(call.key(), round_), place)
 
-            results = run_node(node, values, key, call.training)
+            results = run_aten(node, values, key, call.training)
             values.update({v.number: a for v, a in zip(node.results, results, strict=True)})
         return tuple(values[v.number] for v in body.outputs)
 
@@ -184,7 +182,7 @@ def _runner(call: Call, body: Subgraph, outer: Sequence[Array]) -> Callable[...,
 
 
 @aten("podrun.for_loop.default", kind="Loop")
-def for_loop(
+def repeated_body(
     call: Call, count: int, body: Subgraph, inputs: Sequence[Array], outer: Sequence[Array]
 ) -> tuple[Array, ...]:
     """The results of a body after ``count`` rounds, each of which takes the results of the previous one."""
@@ -201,7 +199,7 @@ Branch = tuple[Subgraph, Sequence[Array], Sequence[Array]]
 
 
 @aten("podrun.cond.default", kind="If")
-def cond(call: Call, condition: Array, then: Branch, otherwise: Branch) -> tuple[Array, ...]:
+def chosen_body(call: Call, condition: Array, then: Branch, otherwise: Branch) -> tuple[Array, ...]:
     """The results of one of two bodies."""
 
     def branch(taken: Branch, place: int) -> Callable[[], tuple[Array, ...]]:

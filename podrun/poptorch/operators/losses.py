@@ -19,7 +19,7 @@ HOW = ("none", "mean", "sum")
 """What they mean, by number."""
 
 
-def reduced(losses: Array, reduction: int) -> Array:
+def by_reduction(losses: Array, reduction: int) -> Array:
     """All losses, their mean or their sum."""
     result: Array = loss_functions.reduced(losses, HOW[reduction])
     return result
@@ -100,13 +100,13 @@ def _soft_cross_entropy(
 @aten("mse_loss")
 def mean_squared_error(call: Call, a: Array, b: Array, reduction: int = MEAN) -> Array:
     """Squares of differences."""
-    return reduced(jnp.square(widen(a) - widen(b)), reduction)
+    return by_reduction(jnp.square(widen(a) - widen(b)), reduction)
 
 
 @aten("l1_loss")
 def mean_absolute_error(call: Call, a: Array, b: Array, reduction: int = MEAN) -> Array:
     """Absolute differences; the gradient at 0 is 0."""
-    return reduced(absolute(widen(a) - widen(b)), reduction)
+    return by_reduction(absolute(widen(a) - widen(b)), reduction)
 
 
 @aten("smooth_l1_loss")
@@ -114,15 +114,17 @@ def smooth_l1(call: Call, a: Array, b: Array, reduction: int = MEAN, beta: float
     """Squares below ``beta``, absolute differences above."""
     distance = absolute(widen(a) - widen(b))
     if beta == 0:
-        return reduced(distance, reduction)
-    return reduced(jnp.where(distance < beta, 0.5 * distance**2 / beta, distance - 0.5 * beta), reduction)
+        return by_reduction(distance, reduction)
+    return by_reduction(
+        jnp.where(distance < beta, 0.5 * distance**2 / beta, distance - 0.5 * beta), reduction
+    )
 
 
 @aten("huber_loss")
 def huber(call: Call, a: Array, b: Array, reduction: int = MEAN, delta: float = 1.0) -> Array:
     """Squares below ``delta``, ``delta`` times absolute differences above."""
     distance = absolute(widen(a) - widen(b))
-    return reduced(
+    return by_reduction(
         jnp.where(distance < delta, 0.5 * distance**2, delta * (distance - 0.5 * delta)), reduction
     )
 
@@ -140,7 +142,7 @@ def binary_cross_entropy(
     losses = -(
         target * jnp.maximum(jnp.log(x), LEAST_LOG) + (1 - target) * jnp.maximum(jnp.log1p(-x), LEAST_LOG)
     )
-    return reduced(losses if weight is None else losses * widen(weight), reduction)
+    return by_reduction(losses if weight is None else losses * widen(weight), reduction)
 
 
 @aten("binary_cross_entropy_with_logits")
@@ -156,7 +158,7 @@ def binary_cross_entropy_of_logits(
     x, target = widen(x), widen(target)
     positive = 1 if pos_weight is None else (widen(pos_weight) - 1) * target + 1
     losses = (1 - target) * x + positive * jax.nn.softplus(-x)
-    return reduced(losses if weight is None else losses * widen(weight), reduction)
+    return by_reduction(losses if weight is None else losses * widen(weight), reduction)
 
 
 @aten("kl_div")
@@ -166,15 +168,15 @@ def kl_divergence(
     """``target * (log(target) - x)``; 0 where the target is 0."""
     x, target = widen(x), widen(target)
     if log_target:
-        return reduced(jnp.exp(target) * (target - x), reduction)
+        return by_reduction(jnp.exp(target) * (target - x), reduction)
     safe = jnp.where(target > 0, target, 1)
-    return reduced(jnp.where(target > 0, target * jnp.log(safe), 0) - target * x, reduction)
+    return by_reduction(jnp.where(target > 0, target * jnp.log(safe), 0) - target * x, reduction)
 
 
 @aten("soft_margin_loss")
 def soft_margin(call: Call, x: Array, target: Array, reduction: int = MEAN) -> Array:
     """``log(1 + exp(-target * x))``."""
-    return reduced(jax.nn.softplus(-widen(target) * widen(x)), reduction)
+    return by_reduction(jax.nn.softplus(-widen(target) * widen(x)), reduction)
 
 
 def _rows_of(targets: Array, lengths: Array) -> Array:

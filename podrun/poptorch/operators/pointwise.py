@@ -192,7 +192,7 @@ def power(call: Call, base: Operand, exponent: Operand) -> Array:
 
 
 @aten("addcmul")
-def add_product(call: Call, x: Array, a: Array, b: Array, value: Operand = 1) -> Array:
+def add_scaled_product(call: Call, x: Array, a: Array, b: Array, value: Operand = 1) -> Array:
     """``x + value * a * b``."""
     x, a, b = promoted(call, x, a, b)
     return x + _scaled_by(value, a, call.dtype) * b

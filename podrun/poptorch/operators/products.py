@@ -90,7 +90,7 @@ def einsum(call: Call, equation: str, operands: Sequence[Array], path: Sizes | N
 
 
 @aten("bilinear", kind="MatMul")
-def bilinear(call: Call, a: Array, b: Array, weight: Array, bias: Array | None = None) -> Array:
+def bilinear_form(call: Call, a: Array, b: Array, weight: Array, bias: Array | None = None) -> Array:
     """``a @ weight[k] @ b`` for each k."""
     forms = jnp.einsum("...i,kij,...j->...k", widen(a), widen(weight), widen(b))
     return forms if bias is None else forms + widen(bias)

@@ -63,7 +63,7 @@ aten("nanmean", kind="ReduceMean")(_reduction(jnp.nanmean))
 
 
 @aten("prod", kind="ReduceProd")
-def product(
+def product_of_elements(
     call: Call, x: Array, dim: Dimensions = None, keepdim: bool = False, dtype: DTypeArgument | None = None
 ) -> Array:
     """The product over dimensions."""

@@ -5,7 +5,7 @@
         return jnp.maximum(x, 0)
 
 A name without an overload stands for all overloads of that operator; one with an overload (``add.Tensor``) for that
-one alone, and wins. `replay` runs a whole captured graph as one traceable JAX function, `run_node` one node.
+one alone, and wins. `replay` runs a whole captured graph as one traceable JAX function, `run_aten` one node.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def aten(*names: str, kind: str = "") -> Callable[[F], F]:
 
 
 @functools.cache
-def load() -> Mapping[str, AtenOperator]:
+def all_operators() -> Mapping[str, AtenOperator]:
     """The whole table, by name."""
     for family in FAMILIES:
         importlib.import_module(f"podrun.poptorch.operators.{family}")
@@ -120,8 +120,8 @@ def find(name: str) -> AtenOperator | None:
     """The operator called ``aten.add.Tensor``; None if the table lacks it."""
     namespace, _, rest = name.partition(".")
     if namespace != "aten":
-        return load().get(name)
-    return load().get(rest) or load().get(rest.partition(".")[0])
+        return all_operators().get(name)
+    return all_operators().get(rest) or all_operators().get(rest.partition(".")[0])
 
 
 def supported(name: str) -> bool:
@@ -169,13 +169,13 @@ def replay(
     for number, (_, data) in graph.constants.items():
         values[number] = jnp.asarray(data)
     for place, node in enumerate(graph.nodes):
-        results = run_node(node, values, functools.partial(jax.random.fold_in, key, place), training)
+        results = run_aten(node, values, functools.partial(jax.random.fold_in, key, place), training)
         values.update({value.number: array for value, array in zip(node.results, results, strict=True)})
     outputs = [values[leaf.number] if isinstance(leaf, GraphValue) else leaf for leaf in graph.outputs]
     return outputs, {name: values[value.number] for name, value in graph.updates.items()}
 
 
-def run_node(
+def run_aten(
     node: GraphNode, values: Mapping[int, Array], key: Callable[[], Array], training: bool = False
 ) -> tuple[Array, ...]:
     """The results of one node. Raises `Error`, which names operator, module and line, if the table lacks it, or if a
