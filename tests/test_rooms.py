@@ -153,15 +153,32 @@ FOLDERS_OF_PARTITION: dict[str, set[str]] = {
 """Folder of podrun/partition -> those that it may import at run time."""
 
 
-def test_imports_inside_the_partition_room_point_down() -> None:
+FOLDERS_OF_POPTORCH: dict[str, set[str]] = {
+    "capture": set(),
+    "operators": {"capture"},
+    "api": {"capture"},
+    "data": {"api", "capture"},
+    "instances": {"api"},
+    "compile": {"api", "capture", "operators"},
+    "executor": {"api", "capture", "compile"},
+}
+"""The same for podrun/poptorch."""
+
+
+@pytest.mark.parametrize(
+    ("room", "folders"), [("partition", FOLDERS_OF_PARTITION), ("poptorch", FOLDERS_OF_POPTORCH)]
+)
+def test_imports_inside_a_room_point_down(room: str, folders: dict[str, set[str]]) -> None:
     wrong = []
-    for path in sorted((PACKAGE / "partition").glob("*/*.py")):
+    for path in sorted((PACKAGE / room).glob("*/*.py")):
         for node in _at_run_time(syntax_tree(path)):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            if not module.startswith("podrun.partition."):
+            if (
+                not module.startswith(f"podrun.{room}.")
+                or (PACKAGE / room / f"{module.split('.')[2]}.py").exists()
+            ):
                 continue
-            other = module.split(".")[2]
-            if other not in FOLDERS_OF_PARTITION[path.parent.name] | {path.parent.name}:
+            if module.split(".")[2] not in folders[path.parent.name] | {path.parent.name}:
                 wrong.append(f"{path.parent.name}/{path.name}: {module}")
     assert wrong == []
 

@@ -41,6 +41,7 @@ from podrun.poptorch.api.annotations import (
 )
 from podrun.poptorch.api.enums import *  # noqa: F403
 from podrun.poptorch.api.enums import __all__ as _ENUMS
+from podrun.poptorch.api.logs import logger, setLogLevel
 from podrun.poptorch.api.ops import (
     CPU,
     MultiConv,
@@ -72,14 +73,6 @@ from podrun.poptorch.api.strategies import (
     Stage,
 )
 from podrun.poptorch.api.tensor_locations import TensorLocationSettings
-from podrun.poptorch.api.wrappers import (
-    BlockId,
-    importPoptorchMetadataFromFile,
-    inferenceModel,
-    load,
-    registerGeometricCustomArgParsers,
-    trainingModel,
-)
 from podrun.poptorch.capture.graph import StructureParser as ICustomArgParser
 from podrun.poptorch.capture.graph import register_parser as registerCustomArgParser
 from podrun.poptorch.data.data_accessor import AsynchronousDataAccessor
@@ -87,11 +80,14 @@ from podrun.poptorch.data.data_loader import DataLoader
 from podrun.poptorch.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
 from podrun.poptorch.executor.devices import ipuHardwareIsAvailable, ipuHardwareVersion
 from podrun.poptorch.executor.executor import PoplarExecutor
-from podrun.poptorch.executor.watching import (
-    logger,
-    registerPostCompileHook,
-    registerPreCompileHook,
-    setLogLevel,
+from podrun.poptorch.executor.watching import registerPostCompileHook, registerPreCompileHook
+from podrun.poptorch.executor.wrappers import (
+    BlockId,
+    importPoptorchMetadataFromFile,
+    inferenceModel,
+    load,
+    registerGeometricCustomArgParsers,
+    trainingModel,
 )
 
 __all__ = [

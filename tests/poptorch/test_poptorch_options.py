@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 from podrun import poptorch  # noqa: E402
 from podrun.core.errors import ConfigError  # noqa: E402
 from podrun.popart.enums import SyntheticDataMode  # noqa: E402
+from podrun.poptorch.api.logs import log_options  # noqa: E402
+from podrun.poptorch.compile.batches import batch_dimensions  # noqa: E402
 from podrun.poptorch.executor import devices  # noqa: E402
-from podrun.poptorch.executor.calls import batch_dimensions  # noqa: E402
-from podrun.poptorch.executor.watching import log_options  # noqa: E402
 
 O = poptorch.Options  # noqa: E741
 

@@ -18,8 +18,8 @@ from podrun.popart.custom import load_files as _load_files  # noqa: E402
 from podrun.poptorch import *  # noqa: E402, F403
 from podrun.poptorch import __version__ as __version__  # noqa: E402
 from podrun.poptorch.api import enums, ops, optim, options, profiling  # noqa: E402
-from podrun.poptorch.api.wrappers import print as print  # noqa: E402
-from podrun.poptorch.executor.watching import start_log as _start_log  # noqa: E402
+from podrun.poptorch.api.logs import start_log as _start_log  # noqa: E402
+from podrun.poptorch.executor.wrappers import print as print  # noqa: E402
 
 _give_back()
 _explain_libraries()

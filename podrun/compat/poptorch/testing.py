@@ -1,5 +1,5 @@
 """``poptorch.testing``: compares a model's results on the host and on IPUs."""
 
-from podrun.poptorch.api.wrappers import allclose
+from podrun.poptorch.executor.wrappers import allclose
 
 __all__ = ["allclose"]

@@ -265,7 +265,7 @@ def _overlapped(tensors: T, mode: OverlapMode, name: str) -> T:
 @checks_arguments
 def set_overlap_for_input(input_tensors: T, mode: OverlapMode) -> T:
     """Let the transfer of inputs overlap with computing. Nothing else may use the inputs;
-    `podrun.poptorch.compile.model_compiler` checks the options.
+    `podrun.poptorch.compile.graph_checks` checks the options.
     """
     return _overlapped(input_tensors, mode, "overlap_input")
 

@@ -11,6 +11,9 @@ from podrun.core.environment import environment
 from podrun.poptorch.api.enums import MeanReductionStrategy, ReductionType
 from podrun.poptorch.api.option_group import OptionGroup
 from podrun.poptorch.api.signatures import checks_methods
+from podrun.poptorch.api.tensor_locations import (
+    TensorLocationOptions as TensorLocationOptions,  # Saved models name it.
+)
 from podrun.poptorch.errors import ArgumentError, Error
 
 

@@ -12,6 +12,7 @@ import torch
 
 from podrun.core.environment import environment
 from podrun.poptorch.api.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
+from podrun.poptorch.api.logs import logger
 from podrun.poptorch.api.option_group import OptionGroup
 from podrun.poptorch.api.option_parts import (
     DistributedOptions,
@@ -26,7 +27,6 @@ from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
 from podrun.poptorch.api.tensor_locations import TensorLocationOptions
 from podrun.poptorch.errors import ArgumentError
-from podrun.poptorch.executor.watching import logger
 
 DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
 """Environment variable: a JSON object of options that every `Options` starts with."""

@@ -153,6 +153,6 @@ def _enum_member(value: object) -> object:
     if isinstance(value, str) and "." in value:
         kind, _, name = value.partition(".")
         enumeration = getattr(enums, kind, None)
-        if enumeration is not None and name in getattr(enumeration, "__enum_members__", {}):
+        if enumeration is not None and name in getattr(enumeration, "__members__", {}):
             return enumeration[name]
     return value

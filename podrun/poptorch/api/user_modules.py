@@ -27,7 +27,7 @@ from podrun.poptorch.errors import ArgumentError, Error
 from podrun.private_apis.torch import without_subclass_hooks
 
 if TYPE_CHECKING:
-    from podrun.poptorch.compile.model_compiler import ReplicaGroups
+    from podrun.poptorch.compile.module_capture import ReplicaGroups
 
 EXECUTOR = "_poptorch_executor"
 """Name under which a wrapped module holds the executor that trains it."""

@@ -27,7 +27,7 @@ from podrun.poptorch.api.user_modules import untracked
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphValue, flatten, unflatten
 from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.compile import model_compiler
+from podrun.poptorch.compile import module_capture
 from podrun.poptorch.compile.graph_checks import find_loss
 from podrun.poptorch.compile.session_model import PlacedGraph, model_of_graph
 
@@ -43,7 +43,7 @@ TYPES = {
 class _Taken(BaseException):
     """Ends a program at its first compile. Not an Exception, because programs catch those."""
 
-    def __init__(self, request: model_compiler.CompileRequest, call: tuple[Any, Any]) -> None:
+    def __init__(self, request: module_capture.CompileRequest, call: tuple[Any, Any]) -> None:
         super().__init__()
         self.request, self.call = request, call
 
@@ -91,7 +91,7 @@ class ModuleSource:
         ]
         args, keywords = unflatten(structure, sized)
         with untracked():
-            captured = model_compiler.capture_module(self.module, args, dict(keywords), self.options)
+            captured = module_capture.capture_module(self.module, args, dict(keywords), self.options)
             return _model(captured, self.module, self.loss)
 
 
@@ -113,7 +113,7 @@ def program_source(path: Path, arguments: Sequence[str], *, train: bool) -> Modu
     """
     with _as_program(path, arguments):
         try:
-            with model_compiler.instead_of_compiling(_take(train)):
+            with module_capture.instead_of_compiling(_take(train)):
                 runpy.run_path(str(path), run_name="__main__")
         except _Taken as taken:
             request, (args, keywords) = taken.request, taken.call
@@ -137,7 +137,7 @@ def program_source(path: Path, arguments: Sequence[str], *, train: bool) -> Modu
 
 
 def _take(train: bool) -> Any:
-    def take(captured: Capture, request: model_compiler.CompileRequest, call: tuple[Any, Any]) -> None:
+    def take(captured: Capture, request: module_capture.CompileRequest, call: tuple[Any, Any]) -> None:
         if request.training == train:
             raise _Taken(request, call)
 

@@ -15,10 +15,10 @@ from podrun.poptorch.api.optim import ProgramOptimizer
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import CapturedGraph, GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
+from podrun.poptorch.compile.batches import BatchDimensions
 from podrun.poptorch.compile.session_model import SessionModel
 from podrun.poptorch.compile.session_optimizers import session_optimizer, shown_scalars
 from podrun.poptorch.errors import translated
-from podrun.poptorch.executor.calls import BatchDimensions
 from podrun.poptorch.executor.torch_session import TorchSession
 from podrun.poptorch.executor.watching import CallStamps
 from podrun.report.model import Profile

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from podrun.core.environment import environment
 from podrun.core.layout import IpuRange
 from podrun.poptorch.api.enums import ConnectionType
+from podrun.poptorch.api.logs import logger
 from podrun.poptorch.errors import ArgumentError, Error, translated
-from podrun.poptorch.executor.watching import logger
 from podrun.runtime.device import DeviceKind, RunDevice
 from podrun.runtime.device_pool import DevicePool
 

@@ -16,17 +16,13 @@ from podrun.core.errors import InternalError
 from podrun.poptorch.api import user_modules
 from podrun.poptorch.api.annotations import module_repr
 from podrun.poptorch.api.enums import ConnectionType, OutputMode
+from podrun.poptorch.api.logs import logger
 from podrun.poptorch.api.optim import SGD, ProgramOptimizer
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.user_modules import ParameterHandle, one_row_each, track, trainer_of, untracked
 from podrun.poptorch.capture.graph import CapturedGraph, unflatten
-from podrun.poptorch.compile.model_compiler import (
-    CompileRequest,
-    ReplicaGroups,
-    capture_module,
-    compile_model,
-    offer,
-)
+from podrun.poptorch.compile.batches import batch_dimensions
+from podrun.poptorch.compile.module_capture import CompileRequest, ReplicaGroups, capture_module, offer
 from podrun.poptorch.compile.popart_options import compiles_engine
 from podrun.poptorch.compile.session_optimizers import (
     check_supported,
@@ -34,11 +30,12 @@ from podrun.poptorch.compile.session_optimizers import (
 )
 from podrun.poptorch.errors import ArgumentError, Error, translated
 from podrun.poptorch.executor import watching
-from podrun.poptorch.executor.calls import CallArguments, batch_dimensions, bind, check_same, mark_returned
+from podrun.poptorch.executor.calls import CallArguments, bind, check_same, mark_returned
 from podrun.poptorch.executor.compiled_model import CompiledModel
 from podrun.poptorch.executor.devices import uses_ipu_model
 from podrun.poptorch.executor.executor_state import ExecutorState
 from podrun.poptorch.executor.host_calls import ChainedModel
+from podrun.poptorch.executor.model_builder import compile_model
 from podrun.poptorch.executor.saved_models import (
     EXPORT_VERSION,
     ExportedModel,
@@ -48,7 +45,7 @@ from podrun.poptorch.executor.saved_models import (
     restore_checkpoint,
     write_export,
 )
-from podrun.poptorch.executor.watching import Latency, latency, logger, no_counters
+from podrun.poptorch.executor.watching import Latency, latency, no_counters
 from podrun.report.model import Profile
 
 DEFAULT_LEARNING_RATE = 0.01

@@ -21,13 +21,12 @@ from podrun.poptorch.api.enums import (
     MeanReductionStrategy,
     VariableRetrievalMode,
 )
+from podrun.poptorch.api.logs import logger
 from podrun.poptorch.api.optim import ProgramOptimizer, TorchOptimizer
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.user_modules import trainer_of, untrack, untracked
 from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.compile.model_compiler import (
-    ReplicaGroups,
-)
+from podrun.poptorch.compile.module_capture import ReplicaGroups
 from podrun.poptorch.compile.session_optimizers import (
     attributes_of,
     check_supported,
@@ -37,7 +36,6 @@ from podrun.poptorch.errors import ArgumentError, Error
 from podrun.poptorch.executor.calls import CallArguments
 from podrun.poptorch.executor.compiled_model import CompiledModel
 from podrun.poptorch.executor.host_calls import ChainedModel
-from podrun.poptorch.executor.watching import logger
 from podrun.private_apis import torch as private
 
 

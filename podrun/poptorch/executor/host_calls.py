@@ -18,8 +18,8 @@ import torch
 from podrun.core.errors import InternalError
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import HOST_CALL, CapturedGraph, GraphNode, GraphValue, values_in
+from podrun.poptorch.compile.batches import BatchDimensions
 from podrun.poptorch.errors import Error
-from podrun.poptorch.executor.calls import BatchDimensions
 from podrun.poptorch.executor.compiled_model import CompiledModel
 from podrun.poptorch.executor.watching import CallStamps
 

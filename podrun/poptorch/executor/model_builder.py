@@ -1,30 +1,27 @@
-"""From a captured module to a `CompiledModel`: the division over IPUs, what comes back, the session, the device."""
+"""From a captured module to a `CompiledModel`: what comes back, the session, the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
-from podrun.poptorch.api.annotations import CaptureAnnotations, following
 from podrun.poptorch.api.enums import (
-    CommGroupType,
     ConnectionType,
     OutputMode,
     OverlapMode,
-    VariableRetrievalMode,
 )
+from podrun.poptorch.api.logs import log_options, logger
 from podrun.poptorch.api.optim import ProgramOptimizer
 from podrun.poptorch.api.options import Options
-from podrun.poptorch.api.strategies import PHASED, PIPELINED, PipelinedExecution
-from podrun.poptorch.capture.capture import Capture, capture
-from podrun.poptorch.capture.graph import BlockPlacement, GraphNode, GraphValue
+from podrun.poptorch.api.strategies import PHASED
+from podrun.poptorch.capture.capture import Capture
+from podrun.poptorch.capture.graph import GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile.computed_values import ValuesToCompute, values_to_compute
 from podrun.poptorch.compile.graph_checks import check_overlap
+from podrun.poptorch.compile.module_capture import CompileRequest, Division, check_micro_batches, division_of
 from podrun.poptorch.compile.popart_options import compiles_engine, requested_drawing
 from podrun.poptorch.compile.session_model import (
     PlacedGraph,
@@ -41,14 +38,10 @@ from podrun.poptorch.compile.torch_settings import (
     torch_settings,
 )
 from podrun.poptorch.errors import Error, translated
-from podrun.poptorch.executor.calls import BatchDimensions
 from podrun.poptorch.executor.compiled_model import CompiledModel
 from podrun.poptorch.executor.devices import acquire
 from podrun.poptorch.executor.host_calls import ChainedModel, GraphPart, calls_host, parts_of
 from podrun.poptorch.executor.torch_session import TorchSession
-from podrun.poptorch.executor.watching import log_options, logger
-from podrun.poptorch.operators.table import supported
-from podrun.private_apis.torch import unvalidated_distributions
 from podrun.runtime.assembly import SessionSource
 from podrun.runtime.graph_text import write_dots
 from podrun.runtime.placing import recompute_annotated
@@ -56,123 +49,6 @@ from podrun.runtime.settings import Returned
 
 DEFAULT_SEED = 42
 """Seed of the IPU's random numbers if none is set."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaGroups:
-    """How replicas share a parameter: ``shards`` replicas in each group. The host's parameter has a leading dimension
-    with a row for each group."""
-
-    kind: CommGroupType
-    shards: int
-    retrieval: VariableRetrievalMode
-
-    def groups(self, replicas: int) -> int:
-        """How many groups there are. Error if the groups do not divide the replicas."""
-        if self.kind == CommGroupType.All:
-            return 1
-        size = 1 if self.kind == CommGroupType.NoGrouping else self.shards
-        if size < 1 or replicas % size:
-            raise Error(f"replicaGrouping: groups of {size} do not divide {replicas} replicas")
-        return replicas // size
-
-
-@dataclass(frozen=True, slots=True)
-class CompileRequest:
-    """The module to compile, and how. ``executable``: an earlier compiled program to use instead of compiling."""
-
-    module: torch.nn.Module
-    options: Options
-    batches: BatchDimensions
-    optimizer: ProgramOptimizer | None = None
-    groups: Mapping[str, ReplicaGroups] = field(default_factory=dict)
-    executable: bytes | None = None
-
-    @property
-    def training(self) -> bool:
-        """Whether weights are trained."""
-        return self.optimizer is not None
-
-
-def capture_module(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], options: Options
-) -> Capture:
-    """Capture a module with its annotations. Error for operators that IPUs do not have."""
-    strategy = options._execution_strategy
-    if isinstance(strategy, PipelinedExecution):
-        strategy.restart()
-    annotations = CaptureAnnotations(strategy)
-    with following(annotations), unvalidated_distributions():
-        captured = capture(module, args, kwargs, supported=supported, placement=annotations.placement)
-    if captured.missing:
-        node = next(n for n in captured.graph.nodes if not supported(n.operator))
-        raise Error(
-            f"operator {node.operator} is not supported on the IPU",
-            location=f"module '{node.origin.module}', {node.origin.line}",
-            hint="podrun help reference/poptorch lists the operators; poptorch.custom_op takes one of your own.",
-        )
-    return captured
-
-
-@dataclass(frozen=True, slots=True)
-class Division:
-    """How a model is divided over IPUs. ``stages``: forward stages of a pipeline; ``phases``: of phased execution."""
-
-    ipus: int
-    stages: int
-    phases: int
-
-
-def division_of(nodes: Sequence[GraphNode]) -> Division:
-    """The division over the IPUs that blocks name. A forward stage begins wherever the IPU changes, from IPU 0 on."""
-    used, current, changes, phases = set(), 0, 0, 0
-    for node in nodes:
-        place = node.origin.placement or BlockPlacement()
-        used.add(place.ipu)
-        changes += place.ipu != current
-        current, phases = place.ipu, max(phases, place.phase)
-    return Division(max([1, len(used), *(ipu + 1 for ipu in used)]), changes + 1, phases + 1)
-
-
-def check_micro_batches(division: Division, options: Options, training: bool) -> None:
-    """Error for a pipeline that too few micro-batches flow through."""
-    if division.ipus == 1 or options._execution_strategy.execution_mode != PIPELINED:
-        return
-    if training:
-        needed, name = 2 * division.stages - 1, "gradient accumulation"
-        batches = options.Training.gradient_accumulation
-    else:
-        needed, name, batches = division.stages, "deviceIterations", options.device_iterations
-    if batches < needed:
-        raise Error(
-            f"{name} must be greater than or equal to the number of pipeline stages ({needed}) when using "
-            f"poptorch.PipelinedExecution: it is {batches}. Please note that a model which has multiple pipeline "
-            "stages is run as a pipeline",
-            hint="Use more micro-batches, or poptorch.ShardedExecution.",
-        )
-
-
-Taker = Callable[[Capture, CompileRequest, tuple[Any, Any]], None]
-"""A function that gets the request to compile, and the call from which the module was captured, with one
-micro-batch.
-"""
-_takers: list[Taker] = []
-
-
-@contextmanager
-def instead_of_compiling(take: Taker) -> Iterator[None]:
-    """Let a function see every request first; it may raise."""
-    _takers.append(take)
-    try:
-        yield
-    finally:
-        _takers.pop()
-
-
-def offer(captured: Capture, request: CompileRequest, call: tuple[Any, Any]) -> None:
-    """Show the request to the functions of `instead_of_compiling`."""
-    for take in _takers:
-        take(captured, request, call)
 
 
 def compile_model(captured: Capture, request: CompileRequest) -> CompiledModel | ChainedModel:
