@@ -127,7 +127,7 @@ def test_dropout_keeps_the_mean_and_one_key_one_mask(below: bool) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_poptorchs_lstm_takes_a_projection(bias: bool) -> None:
-    from tests.poptorch.opinfo import compare
+    from tests.poptorch.operators.opinfo import compare
 
     layer = torch.nn.LSTM(INPUT, HIDDEN, num_layers=2, bidirectional=True, proj_size=2, bias=bias)
     x = torch.from_numpy(_numbers(TIME, BATCH, INPUT)).requires_grad_()

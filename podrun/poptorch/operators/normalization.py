@@ -138,16 +138,3 @@ def weight_norm(call: Call, direction: Array, size: Array, dim: int = 0) -> Arra
     norm = jnp.sqrt(jnp.sum(jnp.square(widen(direction)), others, keepdims=True))
     scaled = direction * (size / norm)
     return scaled if len(call.results) == 1 else (scaled, norm)
-
-
-@aten("local_response_norm", kind="LRN")
-def local_response_norm(
-    call: Call, x: Array, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
-) -> Array:
-    """x over a power of the mean square of neighbouring channels."""
-    squares = jnp.square(widen(x))
-    pads = [(0, 0)] * x.ndim
-    pads[1] = (size // 2, (size - 1) // 2)
-    wide = jnp.pad(squares, pads)
-    sums = sum(lax.slice_in_dim(wide, i, i + x.shape[1], 1, 1) for i in range(size))
-    return x / jnp.power(k + alpha * sums / size, beta)

@@ -123,10 +123,10 @@ for _count in (1, 2, 3):
     aten(f"max_pool{_count}d", kind="MaxPool")(_max_pool(_count))
     aten(f"max_pool{_count}d_with_indices", kind="MaxPool")(_max_pool_with_indices(_count))
     aten(f"avg_pool{_count}d", kind="AveragePool")(_average_pool(_count))
-    aten(f"_adaptive_avg_pool{_count}d", f"adaptive_avg_pool{_count}d", kind="AveragePool")(
-        _adaptive_average(_count)
-    )
+    aten(f"adaptive_avg_pool{_count}d", kind="AveragePool")(_adaptive_average(_count))
     aten(f"adaptive_max_pool{_count}d", kind="MaxPool")(_adaptive_maximum(_count))
+for _count in (2, 3):
+    aten(f"_adaptive_avg_pool{_count}d", kind="AveragePool")(_adaptive_average(_count))
 
 
 Scale = float | Sequence[float] | None

@@ -1,11 +1,11 @@
-"""The table of ATen operators, name -> JAX function with the kind that planners know it by, and graphs run with it.
+"""The table of ATen operators, name -> JAX function with the kind that planners know it by.
 
     @aten("relu", "relu6", kind="Relu")
     def relu(call, x):
         return jnp.maximum(x, 0)
 
 A name without an overload stands for all overloads of that operator; one with an overload (``add.Tensor``) for that
-one alone, and wins. `replay` runs a whole captured graph as one traceable JAX function, `run_aten` one node.
+one alone, and wins. `run_aten` runs one node of a captured graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.poptorch.capture.graph import Argument, CapturedGraph, GraphNode, GraphValue
+from podrun.poptorch.capture.graph import Argument, GraphNode, GraphValue
 from podrun.poptorch.errors import Error
 
 Array = jax.Array
@@ -151,28 +151,6 @@ def spread(values: PerDimension, count: int) -> tuple[int, ...]:
     """One number for each of ``count`` dimensions; a single one stands for all."""
     numbers = (values,) if isinstance(values, int) else tuple(values)
     return numbers * count if len(numbers) == 1 else numbers
-
-
-def replay(
-    graph: CapturedGraph,
-    parameters: Mapping[str, Array],
-    inputs: Mapping[int, Array],
-    key: Array,
-    training: bool = False,
-) -> tuple[list[object], dict[str, Array]]:
-    """The results of forward (leaves in order) and the new values of parameters and buffers."""
-    values: dict[int, Array] = {}
-    for name, value in graph.parameters.items():
-        values[value.number] = jnp.asarray(parameters[name])
-    for place, value in graph.inputs.items():
-        values[value.number] = jnp.asarray(inputs[place])
-    for number, (_, data) in graph.constants.items():
-        values[number] = jnp.asarray(data)
-    for place, node in enumerate(graph.nodes):
-        results = run_aten(node, values, functools.partial(jax.random.fold_in, key, place), training)
-        values.update({value.number: array for value, array in zip(node.results, results, strict=True)})
-    outputs = [values[leaf.number] if isinstance(leaf, GraphValue) else leaf for leaf in graph.outputs]
-    return outputs, {name: values[value.number] for name, value in graph.updates.items()}
 
 
 def run_aten(

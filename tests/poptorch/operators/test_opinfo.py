@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.poptorch.opinfo import verdicts
+from tests.poptorch.operators.opinfo import verdicts
 
 AGREEING = json.loads((Path(__file__).parent / "opinfo_agreeing.json").read_text())
 FEWEST = 560

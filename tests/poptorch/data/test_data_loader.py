@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
-from tests.poptorch.data_sets import Numbered, Streamed  # noqa: E402
+from tests.poptorch.data.data_sets import Numbered, Streamed  # noqa: E402
 
 
 def options_for(iterations: int = 1, replicas: int = 1, accumulation: int = 1) -> Any:

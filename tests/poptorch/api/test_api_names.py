@@ -15,7 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
-from podrun.poptorch.api import options, wrappers  # noqa: E402
+from podrun.poptorch.api import options  # noqa: E402
+from podrun.poptorch.executor import wrappers  # noqa: E402
 
 NAMES = json.loads((Path(__file__).parent / "api_names.json").read_text())
 PARTS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")

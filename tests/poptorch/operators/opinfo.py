@@ -1,12 +1,13 @@
 """PyTorch's own operator samples (OpInfo), run through capture and the table and compared with torch.
 
-    python -m tests.poptorch.opinfo [NAME ...]
+    python -m tests.poptorch.operators.opinfo [NAME ...]
 
 prints each operator with samples that agree, differ or are refused, and the counts that `test_opinfo` holds.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections import Counter
@@ -20,8 +21,8 @@ import torch
 from podrun.poptorch.capture.capture import capture
 from podrun.poptorch.capture.graph import GraphValue, flatten
 from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.operators.table import replay, supported
-from tests.poptorch.cases import Case, Numbers, operator_of
+from podrun.poptorch.operators.table import run_aten, supported
+from tests.poptorch.operators.cases import Case, Numbers, operator_of
 
 SAMPLES = 2
 """Samples of each operator that are tried."""
@@ -68,6 +69,28 @@ def _as_float32(call: Any) -> Any:
 def _anywhere(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Keywords without the host as the device: what a factory makes there is not the model's."""
     return {name: each for name, each in kwargs.items() if name != "device"}
+
+
+def replay(
+    graph: Any,
+    parameters: dict[str, Any],
+    inputs: dict[int, Any],
+    key: jax.Array,
+    training: bool = False,
+) -> tuple[list[object], dict[str, Any]]:
+    """The results of forward (leaves in order) and the new values of parameters and buffers."""
+    values: dict[int, Any] = {}
+    for name, value in graph.parameters.items():
+        values[value.number] = jax.numpy.asarray(parameters[name])
+    for place, value in graph.inputs.items():
+        values[value.number] = jax.numpy.asarray(inputs[place])
+    for number, (_, data) in graph.constants.items():
+        values[number] = jax.numpy.asarray(data)
+    for place, node in enumerate(graph.nodes):
+        results = run_aten(node, values, functools.partial(jax.random.fold_in, key, place), training)
+        values.update({value.number: array for value, array in zip(node.results, results, strict=True)})
+    outputs = [values[leaf.number] if isinstance(leaf, GraphValue) else leaf for leaf in graph.outputs]
+    return outputs, {name: values[value.number] for name, value in graph.updates.items()}
 
 
 def compare_shapes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

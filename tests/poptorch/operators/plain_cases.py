@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tests.poptorch.cases import Case, Make, cases_of, shaped
+from tests.poptorch.operators.cases import Case, Make, cases_of, shaped
 
 
 def pointwise() -> Iterator[Case]:

@@ -14,8 +14,8 @@ from tests.conftest import Commands  # noqa: E402
 from tests.poptorch.models import MODELS  # noqa: E402
 from tests.poptorch.test_loss_curves import BATCH, STEPS, by_torch  # noqa: E402
 
-PROGRAM = Path(__file__).parent / "programs" / "popdist_train.py"
-CURVES = Path(__file__).parent / "programs" / "curves.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "popdist_train.py"
+CURVES = Path(__file__).parents[1] / "programs" / "curves.py"
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 

@@ -22,9 +22,9 @@ torch = pytest.importorskip("torch")
 from podrun import poptorch  # noqa: E402
 from podrun.private_apis.torch import end_workers  # noqa: E402
 from tests.conftest import wait_until  # noqa: E402
-from tests.poptorch.data_sets import Failing, Numbered, Streamed, Uneven, Waiting, loads  # noqa: E402
+from tests.poptorch.data.data_sets import Failing, Numbered, Streamed, Uneven, Waiting, loads  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -266,7 +266,7 @@ def test_handlers_of_the_program_do_not_run_in_the_copy(
 def test_the_process_ends_with_the_program(tmp_path: Path, strategy: str, ending: str, commands: Any) -> None:
     text = (
         "import os, sys, torch, poptorch\n"
-        "from tests.poptorch.data_sets import Numbered\n"
+        "from tests.poptorch.data.data_sets import Numbered\n"
         "if __name__ == '__main__':\n"
         "    loader = poptorch.DataLoader(poptorch.Options(), Numbered(8), 2, num_workers=2,\n"
         "        mode=poptorch.DataLoaderMode.Async,\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.poptorch.cases import Case, Make, Numbers, cases_of
+from tests.poptorch.operators.cases import Case, Make, Numbers, cases_of
 
 
 def products() -> Iterator[Case]:

@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun.poptorch.operators.table import all_operators  # noqa: E402
-from tests.poptorch.cases import Case  # noqa: E402
-from tests.poptorch.operator_cases import FAMILIES, WITHOUT_CASES, cases  # noqa: E402
-from tests.poptorch.opinfo import compare_case  # noqa: E402
+from tests.poptorch.operators.cases import Case  # noqa: E402
+from tests.poptorch.operators.operator_cases import FAMILIES, WITHOUT_CASES, cases  # noqa: E402
+from tests.poptorch.operators.opinfo import compare_case  # noqa: E402
 
 EVERY = 40
 """One case of so many is compared by default."""

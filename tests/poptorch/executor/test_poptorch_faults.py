@@ -16,7 +16,7 @@ from podrun.popart import exceptions
 from podrun.poptorch.errors import translated
 from tests.conftest import ROOT, Commands
 
-PROGRAM = Path(__file__).parent / "programs" / "recovering.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "recovering.py"
 
 
 @pytest.mark.parametrize(
