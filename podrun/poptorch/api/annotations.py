@@ -146,7 +146,7 @@ class LegacyBeginBlockFn(torch.nn.Module):
         super().__init__()
         self._layer, self._user_id, self._ipu_id = layer_to_call, user_id, ipu_id
 
-    def forward(self, *args: Any, **kwargs: object) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Begin the block and call the function."""
         Block.start(self._user_id, self._ipu_id)
         return self._layer(*args, **kwargs)
@@ -192,7 +192,7 @@ def BlockFunction(user_id: object = None, ipu_id: int | None = None) -> Callable
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def run(*args: Any, **kwargs: object) -> Any:
+        def run(*args: object, **kwargs: object) -> Any:
             with Block(user_id, ipu_id):
                 return function(*args, **kwargs)
 

@@ -20,7 +20,7 @@ def _tensor_list(values: object, name: str) -> list[torch.Tensor]:
     return values
 
 
-def _results(returned: Any) -> list[torch.Tensor]:
+def _results(returned: Any) -> list[torch.Tensor]:  # Any: what a body of the program's returns.
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 

@@ -14,7 +14,7 @@ class _SavedByValue:
 
     value: Any  # Any, as in enum: each enumeration has values of its own type.
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:  # Any, as in enum.
         return type(self), (self.value,)
 
 

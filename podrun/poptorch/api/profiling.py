@@ -80,7 +80,7 @@ class Channel:
 
     def _write(self) -> None:
         if self._folder is None:
-            raise InternalError("self._folder is not None does not hold")
+            raise InternalError("a channel without a folder is written")
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', self.name)}.json"
         file.write_text(json.dumps({"traceEvents": self._events}), encoding="utf-8")

@@ -350,7 +350,7 @@ def one_row_each(
             owned = module.get_submodule(owner)._parameters
             whole = owned[key]
             if whole is None:
-                raise InternalError("whole is not None does not hold")
+                raise InternalError("a grouped parameter is gone")
             if whole.shape[0] != count:
                 raise Error(
                     f"replicaGrouping: {name!r} has {whole.shape[0]} rows for {count} groups of replicas",

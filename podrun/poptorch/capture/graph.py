@@ -157,7 +157,10 @@ class CapturedGraph:
 
 
 class StructureParser(ABC):
-    """Takes values of a user's type apart and puts them together (``poptorch.ICustomArgParser``)."""
+    """Takes values of a user's type apart and puts them together (``poptorch.ICustomArgParser``).
+
+    The arguments are Any so that a subclass may say which type it takes.
+    """
 
     @abstractmethod
     def yieldTensors(self, struct: Any) -> Iterator[Any]:

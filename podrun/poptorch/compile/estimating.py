@@ -30,6 +30,7 @@ from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile import module_capture
 from podrun.poptorch.compile.graph_checks import find_loss
 from podrun.poptorch.compile.session_model import PlacedGraph, model_of_graph
+from podrun.runtime.graph import Model
 
 TYPES = {
     "float32": torch.float32,
@@ -60,7 +61,7 @@ class ModuleSource:
     options: Options
     loss: bool = False
     accumulation: int | None = None
-    _made: dict[int, Any] = field(default_factory=dict)
+    _models: dict[int, Model] = field(default_factory=dict)
 
     @property
     def micro_batch(self) -> int | None:
@@ -71,16 +72,16 @@ class ModuleSource:
         leaves, _ = flatten((self.args, self.keywords))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
-    def at(self, micro_batch: int) -> Any:
-        """The ONNX model of the session for a micro-batch of another size, whose inputs have fixed shapes.
+    def at(self, micro_batch: int) -> Model:
+        """The runtime's model for a micro-batch of this size; its inputs have fixed shapes.
 
         Raises what capture raises, for forward passes that take no such batch.
         """
-        if micro_batch not in self._made:
-            self._made[micro_batch] = self._captured(micro_batch)
-        return self._made[micro_batch]
+        if micro_batch not in self._models:
+            self._models[micro_batch] = self._captured(micro_batch)
+        return self._models[micro_batch]
 
-    def _captured(self, micro_batch: int) -> Any:
+    def _captured(self, micro_batch: int) -> Model:
         own = self.micro_batch
         leaves, structure = flatten((self.args, self.keywords))
         sized = [
@@ -95,7 +96,7 @@ class ModuleSource:
             return _model(captured, self.module, self.loss)
 
 
-def _model(captured: Capture, module: torch.nn.Module, loss: bool) -> Any:
+def _model(captured: Capture, module: torch.nn.Module, loss: bool) -> Model:
     wanted = [find_loss(captured.graph)] if loss else []
     wanted += [leaf for leaf in captured.graph.outputs if isinstance(leaf, GraphValue)]
     if not wanted:
@@ -136,7 +137,7 @@ def program_source(path: Path, arguments: Sequence[str], *, train: bool) -> Modu
     )
 
 
-def _take(train: bool) -> Any:
+def _take(train: bool) -> module_capture.Taker:
     def take(captured: Capture, request: module_capture.CompileRequest, call: tuple[Any, Any]) -> None:
         if request.training == train:
             raise _Taken(request, call)
@@ -167,7 +168,7 @@ def module_source(path: Path, name: str, inputs: Sequence[str]) -> ModuleSource:
         value = names.get(name)
         if value is None:
             raise UsageError(f"{path} has no {name}", hint=_modules_in(names, name))
-        module = value if isinstance(value, torch.nn.Module) else _made(path, name, value)
+        module = value if isinstance(value, torch.nn.Module) else _called(path, name, value)
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"{name} of {path} gives a {type(module).__name__}, not a torch.nn.Module")
     if not inputs:
@@ -191,7 +192,7 @@ def _modules_in(names: Mapping[str, Any], name: str) -> str:
     return f"{guess}Modules in it: {', '.join(known) or 'none'}."
 
 
-def _made(path: Path, name: str, make: object) -> object:
+def _called(path: Path, name: str, make: object) -> object:
     """The result of a class or function of a file. UsageError with the line of the file where it fails."""
     if not callable(make):
         raise UsageError(f"{name} of {path} is a {type(make).__name__}, not a torch.nn.Module")
@@ -214,10 +215,8 @@ def _line_in(path: Path, error: Exception) -> str:
 
 def _names(path: Path) -> Mapping[str, Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None:
-        raise InternalError("spec is not None does not hold")
-    if spec.loader is None:
-        raise InternalError("spec.loader is not None does not hold")
+    if spec is None or spec.loader is None:
+        raise InternalError(f"Python has no loader for {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     try:

@@ -60,7 +60,7 @@ def _locations(kind: str) -> dict[str, PopartOption]:
     """The options of a kind of tensors: ``weights``, ``optimizer_state`` and so on in `Locations`."""
 
     def change(part: Callable[[Location, RunSettings, Any], Location]) -> Change:
-        def changed(settings: RunSettings, value: Any) -> RunSettings:
+        def changed(settings: RunSettings, value: Any) -> RunSettings:  # Any: see `Change`.
             where: Locations = settings.locations
             changes: dict[str, Any] = {kind: part(getattr(where, kind), settings, value)}
             return replace(settings, locations=replace(where, **changes))
@@ -93,7 +93,7 @@ def _phases(name: str) -> Change:
 def _scaling(name: str, convert: Callable[[Any], object]) -> Change:
     """The option is a field of automatic loss scaling, where that is on."""
 
-    def changed(settings: RunSettings, value: Any) -> RunSettings:
+    def changed(settings: RunSettings, value: Any) -> RunSettings:  # Any: see `Change`.
         scale = settings.loss_scale
         if scale is None:
             return settings

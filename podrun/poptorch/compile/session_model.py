@@ -133,7 +133,7 @@ def overlaps(graph: CapturedGraph) -> dict[int, OverlapMode]:
         if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT):
             value, mode = node.arguments
             if not isinstance(value, GraphValue):
-                raise InternalError("isinstance(value, GraphValue) does not hold")
+                raise InternalError(f"{node.operator} marks what is no tensor")
             marked = value if node.operator == OVERLAPPED_INPUT else node.results[0]
             modes[marked.number] = OverlapMode(mode)
     return modes
@@ -149,7 +149,7 @@ def _marks(nodes: Sequence[GraphNode]) -> dict[int, Hints]:
             continue
         value, share = (*node.arguments, None)[:2]
         if not isinstance(value, GraphValue):
-            raise InternalError("isinstance(value, GraphValue) does not hold")
+            raise InternalError(f"{node.operator} marks what is no tensor")
         before = marks.get(value.number, Hints())
         marks[value.number] = (
             replace(before, available_memory=float(share))

@@ -252,7 +252,7 @@ def _check_whole_batches(dataset: object, rebatched_size: int | None) -> None:
 
 def _started(method: str, plan: FeederPlan) -> tuple[BaseProcess, Connection]:
     """The process, and our end of its pipe. Error if it cannot start."""
-    context: Any = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)  # Any: each method has a class of its own.
     ours, theirs = context.Pipe(duplex=True)
     copied = method == "fork"
     target, arguments = (_feed_in_copy, (theirs, plan, ours)) if copied else (feed, (theirs, plan))

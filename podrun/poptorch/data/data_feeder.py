@@ -40,7 +40,7 @@ class TensorForm:
         """The type as torch's."""
         dtype = getattr(torch, self.dtype)
         if not isinstance(dtype, torch.dtype):
-            raise InternalError("isinstance(found, torch.dtype) does not hold")
+            raise InternalError("a tensor's type is none of torch's")
         return dtype
 
     @property
@@ -263,7 +263,7 @@ class _Feeder:
                 self._receive(forms)
             slot = self._credits.pop(0)
             if self._ring is None:
-                raise InternalError("self._ring is not None does not hold")
+                raise InternalError("an element is loaded before there is a ring")
             for source, target in zip(tensors, self._ring.tensors(slot), strict=True):
                 (target if size < 0 or not target.dim() else target[:size]).copy_(source)
             self._pipe.send(("item", self._epoch, slot, size))

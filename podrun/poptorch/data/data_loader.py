@@ -52,7 +52,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         async_options: Mapping[str, Any] | None = None,
         rebatched_worker_size: int | None = None,
         batch_sampler: Collection[list[int]] | None = None,
-        **kwargs: Any,
+        **kwargs: Any,  # Any: each argument of torch's loader has a type of its own.
     ) -> None:
         options.freeze()
         self._accessor: AsynchronousDataAccessor | None = None
@@ -145,7 +145,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._mode != DataLoaderMode.AsyncRebatched:
             return super().__len__()
         if self._combined_batch_size is None:
-            raise InternalError("self._combined_batch_size is not None does not hold")
+            raise InternalError("batches are joined again, but have no size")
         count = element_count(self.sampler)
         if count is None:
             raise TypeError(f"{type(self.dataset).__name__} has no length")

@@ -178,7 +178,7 @@ def _install() -> None:
     plain: Callable[..., None] = torch.Tensor.backward
 
     @functools.wraps(plain)
-    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def backward(self: torch.Tensor, *args: object, **kwargs: object) -> None:
         if self in _returned:
             raise Error(
                 "backward() cannot be called on a tensor that a poptorch wrapper has returned",

@@ -30,7 +30,10 @@ from podrun.runtime.replica_groups import ALL_REPLICAS
 class CompiledModel:
     """A module on a device. Tensors are known by the names of parameters and by positions among arguments.
 
-    ``input_updates``: the session's name of the new value of the input at a position. ``stamps``: of the last call.
+    ``mode`` and ``period``: which results a call returns. ``anchors``: session's name, mode and period of each tensor
+    that the options anchor, by its short name; ``last_anchors``: their values in the last call.
+    ``input_updates``: the session's name of the new value of the input at a position. ``synthetic``: whether no data
+    cross between host and IPUs. ``stamps``: times of the last call.
     """
 
     session: TorchSession

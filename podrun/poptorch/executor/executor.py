@@ -184,9 +184,9 @@ class PoplarExecutor(ExecutorState):
         if self._compiled is None:
             self._compile(arguments)
         if self._compiled is None:
-            raise InternalError("self._compiled is not None does not hold")
+            raise InternalError("a model that was compiled is gone")
         if self._arguments is None:
-            raise InternalError("self._arguments is not None does not hold")
+            raise InternalError("a compiled model has no arguments to compare with")
         arguments = check_same(self._arguments, arguments)
         if self._detached:
             self.attachToDevice()
@@ -257,7 +257,7 @@ class PoplarExecutor(ExecutorState):
         its weights, options and optimizer, so that `poptorch.load` needs nothing else."""
         compiled = self._need_compiled("save")
         if self._arguments is None:
-            raise InternalError("self._arguments is not None does not hold")
+            raise InternalError("a compiled model has no arguments to compare with")
         args, kwargs = self._arguments.replaced({})
         payload: dict[str, Any] = {"args": args, "kwargs": kwargs}
         if export_model:

@@ -68,7 +68,7 @@ class ExecutorState:
     def _bring_up_to_date(self) -> None:
         """Send weights that the program has changed since the last call, and loaded optimizer state."""
         if self._compiled is None:
-            raise InternalError("self._compiled is not None does not hold")
+            raise InternalError("weights are brought up to date before the model is compiled")
         if not self._training:
             trainer = trainer_of(self._user_model)
             if trainer is not None and trainer is not self:
@@ -193,7 +193,7 @@ class ExecutorState:
             return
         self._warn_of_ignored(optimizer)
         if not isinstance(self._compiled, CompiledModel):
-            raise InternalError("isinstance(self._compiled, CompiledModel) does not hold")
+            raise InternalError("a model that is trained is one program")
         with untracked():
             self._compiled.change_optimizer(optimizer, self._parameter_names())
         self._connect_optimizer()
@@ -243,7 +243,7 @@ class ExecutorState:
             return
         if self._state_is_newer:
             if not isinstance(self._compiled, CompiledModel):
-                raise InternalError("isinstance(self._compiled, CompiledModel) does not hold")
+                raise InternalError("a model that is trained is one program")
             with untracked():
                 optimizer.ipu_state, optimizer.ipu_param = self._compiled.optimizer_values()
             self._state_is_newer = False

@@ -134,7 +134,7 @@ class ChainedModel:
         """Run a function of the host for every micro-batch."""
         number, taken = call.arguments
         if not isinstance(number, int):
-            raise InternalError("isinstance(number, int) does not hold")
+            raise InternalError("a call of the host begins with the number of its function")
         count = self.batches.inputs
         rows = [held[FIRST_CROSSING + v.number].reshape(count, *v.shape).unbind(0) for v in values_in(taken)]
         outputs: list[list[torch.Tensor]] = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from podrun.popdist import collectives, core, mpi
 from podrun.popdist.core import popdist_error
 from podrun.poptorch.api.option_parts import DistributedOptions
 from podrun.poptorch.api.options import Options
+
+_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +246,8 @@ class _Done:
     result: object
 
 
-def _at_once(call: Callable[..., Any]) -> Callable[..., _Done]:
-    def start(*args: Any, **kwargs: Any) -> _Done:
+def _at_once(call: Callable[_P, object]) -> Callable[_P, _Done]:
+    def start(*args: _P.args, **kwargs: _P.kwargs) -> _Done:
         return _Done(call(*args, **kwargs))
 
     start.__doc__ = f"`{call.__name__}`; `synchronize` of what it returns gives the result."
