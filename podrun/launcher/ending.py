@@ -40,17 +40,23 @@ class LaunchEnding:
 
     def unstruck_faults(self) -> str:
         """The message that names planned faults that did not strike; empty if every fault that had to strike did."""
-        if self.partition is None:
-            return ""
         try:
-            faults = self.partition.faults
-            unstruck = faults.unstruck(self.partition.reports.latest()) if faults.planned else []
+            unstruck = self._unstruck_on_machines()
             if self.program_faults is not None:
                 unstruck += self.program_faults.left()
             self._unstruck = frozenset(replace(fault, launch="") for fault in unstruck)
             return report_unstruck(unstruck)
         except PodrunError as error:
             return f"cannot tell whether the planned faults struck: {error.message}\n"
+
+    def _unstruck_on_machines(self) -> list[FaultSpec]:
+        """The faults of machines and of the service that did not strike: all of them where instances ended before there
+        was a partition, as a program that fails at its imports does.
+        """
+        if self.partition is None or not self.partition.was_active:
+            return [spec for spec in self.current.wanted.faults if not spec.in_program]
+        faults = self.partition.faults
+        return faults.unstruck(self.partition.reports.latest()) if faults.planned else []
 
     def finish_recording(self, outcome: LaunchOutcome, code: int, mixer: OutputMixer) -> None:
         """Write the record; if anything went wrong, say what it was and what it cost."""

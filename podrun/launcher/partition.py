@@ -48,6 +48,7 @@ class LaunchPartition:
 
     `prepare`, then `wait_active` (perhaps in another thread while instances start), then `close`. ``faults``: those of
     the launch on machines. ``reports``: what the machines report. ``created``: podrun has asked for the partition.
+    ``was_active``: it was ACTIVE in this launch, so that programs could attach and faults strike.
     """
 
     def __init__(self, server: LaunchServer, launch_id: str = "", pauses: LaunchPauses | None = None) -> None:
@@ -58,7 +59,7 @@ class LaunchPartition:
             lambda: self.client.machine_reports(self.name), lambda seconds: self.pause(seconds), server.log
         )
         self.name = ""
-        self.created = False
+        self.created = self.was_active = False
         self._reservation: IpuReservation | None = None
         self._keepalive: PartitionKeepalive | None = None
         self._info: PartitionInfo | None = None
@@ -200,6 +201,7 @@ class LaunchPartition:
         started = time.monotonic()
         with self._waiting:
             self._wait_with_attempts()
+            self.was_active = True
             if not self.created:
                 ipus = IpuRange(self.first_ipu, self.current.spec.layout.ipus)
                 self.reports.before = self.reports.answering(self.name, ipus)

@@ -1,0 +1,55 @@
+"""Which planned faults a launch counts as struck when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from podrun.core.errors import ServiceError
+from podrun.core.telemetry import MachineReport
+from podrun.faults import parse_fault
+from podrun.launcher.ending import LaunchEnding
+from podrun.launcher.launch_faults import LaunchFaults
+
+ON_MACHINE, INSIDE = parse_fault("ipu:0@batch=3:trap"), parse_fault("instance:0@batch=2:killed")
+
+
+def ending(*, was_active: bool, planned: tuple[str, ...] = (), answers: bool = True) -> LaunchEnding:
+    current: Any = SimpleNamespace(wanted=SimpleNamespace(faults=(ON_MACHINE, INSIDE)))
+
+    def latest() -> list[MachineReport]:
+        if not answers:
+            raise ServiceError("nobody answers")
+        return [MachineReport("ipum1", planned_faults=planned)]
+
+    partition: Any = SimpleNamespace(
+        was_active=was_active,
+        faults=LaunchFaults(current, "4711-1"),
+        reports=SimpleNamespace(latest=latest),
+    )
+    inside: Any = SimpleNamespace(left=lambda: [INSIDE])
+    log: Any = None
+    return LaunchEnding(current, log, 0.0, 0.0, partition=partition, program_faults=inside)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_nothing_strikes_a_program_that_ends_before_its_partition_is_active(answers: bool) -> None:
+    """As one that ends at its imports: its fault made an incident, although nothing had struck."""
+    ended = ending(was_active=False, answers=answers)
+    told = ended.unstruck_faults()
+    assert ON_MACHINE.text in told
+    assert INSIDE.text in told
+    assert ended._unstruck == {ON_MACHINE, INSIDE}
+
+
+def test_afterwards_the_machines_say_what_is_left() -> None:
+    struck = ending(was_active=True)
+    struck.unstruck_faults()
+    assert struck._unstruck == {INSIDE}
+    left = ending(was_active=True, planned=(str(replace(ON_MACHINE, launch="4711-1")),))
+    left.unstruck_faults()
+    assert left._unstruck == {ON_MACHINE, INSIDE}
+    assert "cannot tell" in ending(was_active=True, answers=False).unstruck_faults()
