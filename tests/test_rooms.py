@@ -60,7 +60,8 @@ ALLOWED: dict[str, set[str]] = {
     "record": BASE | {"faults", "device.connection"},
     "checkpoint": BASE | {"popdist", "record", "faults"},
     "compat": BASE
-    | {"popef", "poptorch", "popart", "onnx_models", "popdist", "monitor", "report", "commands", "serving"},
+    | {"popef", "poptorch", "popart", "onnx_models", "popdist", "monitor", "report", "commands", "serving"}
+    | {"tensorflow"},
 }
 
 

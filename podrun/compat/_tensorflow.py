@@ -41,17 +41,40 @@ MODULES: dict[str, tuple[str, ...]] = {
     "replication_ops": ("replica_ops",),
     "control_flow_ops": ("replica_ops",),
     "functional_ops": ("replica_ops",),
-    "internal_ops": ("replica_ops",),
+    "internal_ops": ("replica_ops", "carried_state"),
+    "grad_util_ops": ("carried_state",),
+    "eager": ("carried_state",),
+    "eager.backprop": ("carried_state",),
     "all_to_all_op": ("replica_ops",),
-    "nn_ops": ("layer_ops", "replica_ops"),
+    "reduce_scatter_op": ("replica_ops",),
+    "within_replica_ops": ("shard_ops",),
+    "custom_ops": ("user_ops",),
+    "slicing_ops": ("row_slices",),
+    "statistics_ops": ("row_slices",),
+    "distributed": ("host_collectives",),
+    "distributed.host_collective_ops": ("host_collectives",),
+    "horovod": ("host_collectives",),
+    "nn_ops": ("layer_ops", "replica_ops", "sequence_losses"),
     "rand_ops": ("layer_ops",),
     "normalization_ops": ("layer_ops",),
-    "embedding_ops": ("layer_ops",),
+    "embedding_ops": ("layer_ops", "host_embeddings"),
     "math_ops": ("layer_ops",),
     "image_ops": ("layer_ops",),
 }
 """A module of the SDK -> our modules whose names it has."""
-NAMES = {
+_COLLECTIVES = {
+    "allreduce": "horovod_allreduce",
+    "allgather": "tensor_allgather",
+    "broadcast": "tensor_broadcast",
+    "init": "init_instances",
+    "shutdown": "end_instances",
+    "size": "instance_count",
+    "rank": "instance_rank",
+    "local_size": "instances_on_host",
+    "local_rank": "rank_on_host",
+    "mpi_threads_supported": "no_mpi",
+}
+NAMES: dict[str, dict[str, str]] = {
     "loops": {"repeat": "repeat_loop"},
     "pipelining_ops": {
         "pipeline": "run_pipeline",
@@ -63,12 +86,27 @@ NAMES = {
         "swish": "ipu_swish",
         "hard_sigmoid": "ipu_hard_sigmoid",
         "multi_conv": "ipu_multi_conv",
+        "sampled_softmax_loss": "ipu_sampled_softmax_loss",
+        "nce_loss": "ipu_nce_loss",
+        "ctc_beam_search_decoder": "label_paths_of_logits",
+        "ctc_beam_search_decoder_with_log_probs": "label_paths_of_log_probs",
     },
     "normalization_ops": {"group_norm": "ipu_group_norm", "layer_norm": "ipu_layer_norm"},
     "math_ops": {"serialized_matmul": "ipu_serialized_matmul"},
-    "internal_ops": {"print_tensor": "passed_print_tensor"},
+    "internal_ops": {"print_tensor": "printed_tensor", "remap_deduce": "remap"},
     "rand_ops": {"dropout": "seeded_dropout"},
-    "all_to_all_op": {"all_gather": "gathered_from_replicas"},
+    "all_to_all_op": {"all_to_all": "exchanged_between_replicas", "all_gather": "gathered_from_replicas"},
+    "slicing_ops": {"sequence_slice": "copied_rows"},
+    "statistics_ops": {"histogram": "counts_between_levels"},
+    "reduce_scatter_op": {"reduce_scatter": "reduced_and_scattered"},
+    "within_replica_ops": {
+        "all_gather": "shards_all_gathered",
+        "all_reduce": "shards_reduced",
+        "reduce_scatter": "shards_reduce_scattered",
+    },
+    "distributed": _COLLECTIVES | {"allreduce": "distributed_allreduce"},
+    "distributed.host_collective_ops": _COLLECTIVES | {"allreduce": "distributed_allreduce"},
+    "horovod": _COLLECTIVES,
 }
 """Names of the SDK that are others in our modules."""
 REFUSED = {
@@ -94,9 +132,20 @@ def _joined(name: str, key: str) -> types.ModuleType:
         for entry in dir(loaded):
             if not entry.startswith("__") and entry != "annotations":
                 setattr(module, entry, getattr(loaded, entry))
-        fallback = getattr(loaded, "__getattr__", None)
-        if fallback is not None:
-            module.__getattr__ = fallback  # type: ignore[method-assign]
+    below = {entry.partition(".")[2] for entry in MODULES if entry.startswith(key + ".")}
+    fallbacks = [
+        getattr(importlib.import_module(_SDK + source), "__getattr__", None) for source in MODULES[key]
+    ]
+
+    def lookup(entry: str) -> Any:
+        if entry in below:
+            return importlib.import_module(f"{name}.{entry}")
+        for fallback in fallbacks:
+            if fallback is not None:
+                return fallback(entry)
+        raise AttributeError(f"module {name!r} has no attribute {entry!r}")
+
+    module.__getattr__ = lookup  # type: ignore[method-assign]
     for name_of_sdk, own in NAMES.get(key, {}).items():
         setattr(module, name_of_sdk, getattr(module, own))
     return module
@@ -144,7 +193,11 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module = types.ModuleType(name)
             if name.endswith(("gen_ipu_ops", "gen_poputil_ops")):
                 source = importlib.import_module(_SDK + "replica_ops")
-                module.__dict__.update(ipu_replication_normalise=source.ipu_replication_normalise)
+                state = importlib.import_module(_SDK + "carried_state")
+                module.__dict__.update(
+                    ipu_replication_normalise=source.ipu_replication_normalise,
+                    ipu_stateful_gradient_accumulate=state.ipu_stateful_gradient_accumulate,
+                )
             return module
         if name == ROOT:
             importlib.import_module(_SDK + "scopes").install_front_end()

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from podrun.popart.custom import FILES, files
 from podrun.popart.exceptions import popart_unsupported
+from podrun.runtime.user_operators import FILES, custom_op_files
 
 _COMPILERS = re.compile(r"(.*-)?(g\+\+|gcc|c\+\+|cc|clang\+\+|clang|popc)(-\d+)?")
 _BUILDERS = ("make", "ninja", "cmake")
@@ -62,9 +62,9 @@ def _text(path: Path) -> str:
 def _refuse(sources: Sequence[Path]) -> None:
     """Say what to replace, unless a file stands for it already; then only that nothing is compiled."""
     names = ", ".join(path.name for path in sources)
-    if files():
+    if custom_op_files():
         logging.getLogger("podrun.popart").warning(
-            "%s: not compiled; its operators are those of %s", names, os.pathsep.join(files())
+            "%s: not compiled; its operators are those of %s", names, os.pathsep.join(custom_op_files())
         )
         return
     defined = [each for path in sources for each in operators_in(_text(path))]

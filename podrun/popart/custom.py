@@ -20,26 +20,26 @@ import ctypes
 import functools
 import logging
 import os
-import runpy
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from podrun.core.environment import environment
+from podrun.core.errors import NotFoundError
 from podrun.popart.exceptions import popart_exception, popart_unsupported
 from podrun.popart.tensor_info import TensorInfo, data_type_of
+from podrun.runtime.user_operators import (
+    FILES,
+    UserFunction,
+    UserGradient,
+    UserOperator,
+    custom_op_files,
+    register_user_operator,
+    run_custom_op_files,
+    with_own_gradient,
+)
 
-Function = Callable[..., Any]
-"""``function(*inputs, **attributes) -> array or tuple of arrays``, traceable by JAX."""
-
-Gradient = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Mapping[str, Any]], Sequence[Any]]
-"""``gradient(inputs, outputs, output_gradients, attributes) -> gradients of the inputs`` (None for an input without
-one).
-"""
-
-FILES = "PODRUN_CUSTOM_OPS"
-"""Python files that register the operators of a program's compiled libraries, separated as in PATH."""
+Function = UserFunction
 
 _RESERVED = ("", "ai.onnx", "ai.onnx.ml")
 _HOW = (
@@ -51,7 +51,7 @@ _registered: dict[tuple[str, str], dict[int, Function]] = {}
 
 
 def register_op(
-    domain: str, name: str, version: int, jax_function: Function, gradient: Gradient | None = None
+    domain: str, name: str, version: int, jax_function: Function, gradient: UserGradient | None = None
 ) -> None:
     """Make operator ``name`` of ``domain`` known to builders and sessions, from ``version`` on.
 
@@ -78,7 +78,8 @@ def register_op(
         )
     if not callable(jax_function):
         raise TypeError(f"register_op(): {jax_function!r} is not callable.")
-    function = jax_function if gradient is None else _with_gradient(jax_function, gradient)
+    function = with_own_gradient(UserOperator(jax_function, gradient))
+    register_user_operator(name, jax_function, gradient)
 
     def run(context: Any, node: Any, *inputs: Any) -> Any:
         results = function(*inputs, **_public(node.attributes))
@@ -119,37 +120,6 @@ def infer(
     return [TensorInfo(data_type_of(item.dtype), item.shape) for item in found]
 
 
-def _with_gradient(function: Function, gradient: Gradient) -> Function:
-    """The function with its own gradient."""
-    import jax
-    import jax.numpy as jnp
-
-    def with_attributes(*inputs: Any, **attributes: Any) -> Any:
-        @jax.custom_vjp
-        def call(*values: Any) -> Any:
-            return function(*values, **attributes)
-
-        def forward(*values: Any) -> tuple[Any, Any]:
-            outputs = function(*values, **attributes)
-            return outputs, (values, outputs)
-
-        def backward(kept: tuple[Any, Any], incoming: Any) -> tuple[Any, ...]:
-            values, outputs = kept
-            several = isinstance(outputs, (list, tuple))
-            found = gradient(
-                values, outputs if several else [outputs], incoming if several else [incoming], attributes
-            )
-            return tuple(
-                jnp.zeros_like(value) if item is None else jnp.asarray(item, value.dtype)
-                for value, item in zip(values, found, strict=True)
-            )
-
-        call.defvjp(forward, backward)
-        return call(*inputs)
-
-    return with_attributes
-
-
 _CTYPES = os.path.dirname(ctypes.__file__)
 _SDK_LIBRARIES = (
     "libpopart",
@@ -164,16 +134,10 @@ _SDK_LIBRARIES = (
 
 def load_files(environ: Mapping[str, str] | None = None) -> None:
     """Run the files that ``PODRUN_CUSTOM_OPS`` names. popart_exception for one that is not there."""
-    for path in files(environ):
-        if not os.path.isfile(path):
-            raise popart_exception(f"{FILES} names {path!r}, which is no file.")
-        runpy.run_path(path)
-
-
-def files(environ: Mapping[str, str] | None = None) -> list[str]:
-    """The files that ``PODRUN_CUSTOM_OPS`` names."""
-    text = (environment(environ)).get(FILES, "")
-    return [path for path in text.split(os.pathsep) if path]
+    try:
+        run_custom_op_files(environ)
+    except NotFoundError as error:
+        raise popart_exception(error.message) from None
 
 
 def _called_by_program() -> bool:
@@ -202,9 +166,11 @@ def explain_libraries() -> None:
             path = os.fspath(name) if isinstance(name, (str, os.PathLike)) else ""
             compiled = any(library in str(error) for library in _SDK_LIBRARIES)
             wanted = os.sep in path or (path and _called_by_program())
-            if (compiled or wanted) and files():
+            if (compiled or wanted) and custom_op_files():
                 logging.getLogger("podrun.popart").warning(
-                    "%s is not loaded: its operators are those of %s", name, os.pathsep.join(files())
+                    "%s is not loaded: its operators are those of %s",
+                    name,
+                    os.pathsep.join(custom_op_files()),
                 )
                 original(self, None, *args, **kwargs)
             elif compiled:

@@ -7,7 +7,7 @@ source as output. A source to which no path leads has the gradient None, as in T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -58,6 +58,17 @@ def _reached(targets: Sequence[Any], stops: Sequence[Any]) -> set[int]:
     return seen
 
 
+def watch_gradient(tensor: tf.Tensor, take: Callable[[tf.Tensor], object]) -> tf.Tensor:
+    """The tensor, such that ``take`` gets the gradient that reaches it when gradients of the program are computed: once
+    for each call that asks for some.
+    """
+    nothing = tf.zeros(tensor.shape, tensor.dtype)
+    (result,) = mark("watched", [tensor, nothing], [tf.TensorSpec(tensor.shape, tensor.dtype)])
+    graph = tf.compat.v1.get_default_graph()
+    graph.gradient_watchers = [*getattr(graph, "gradient_watchers", []), (nothing, take)]
+    return result
+
+
 def cut_gradients(
     targets: Sequence[Any],
     sources: Sequence[Any],
@@ -70,6 +81,8 @@ def cut_gradients(
     stopped = [_anchor(graph, stop) for stop in stops]
     anchors = [_anchor(graph, source) for source in sources]
     reached = _reached(targets, stopped)
+    watchers = [(t, take) for t, take in getattr(graph, "gradient_watchers", []) if id(t) in reached]
+    sources, anchors = [*sources, *(t for t, _ in watchers)], [*anchors, *(t for t, _ in watchers)]
     live = [i for i, anchor in enumerate(anchors) if id(anchor) in reached]
     if not live:
         return [None] * len(sources)
@@ -92,7 +105,10 @@ def cut_gradients(
         name="gradients",
     )
     placed = dict(zip(live, results, strict=True))
-    return [placed.get(i) for i in range(len(sources))]
+    asked = len(sources) - len(watchers)
+    for place, (_, take) in enumerate(watchers, asked):
+        take(placed[place])
+    return [placed.get(i) for i in range(asked)]
 
 
 def _spec(source: Any) -> tf.TensorSpec:

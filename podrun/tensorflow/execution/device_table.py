@@ -8,9 +8,10 @@ from typing import Any
 from podrun.core.errors import UsageError
 from podrun.core.layout import IpuRange
 from podrun.popdist.core import layout
-from podrun.runtime.device import DeviceKind, RunDevice
-from podrun.runtime.environment import import_jax
+from podrun.runtime.device import DeviceKind, RunDevice, partition_configured
+from podrun.runtime.environment import import_jax, ours
 from podrun.runtime.settings import RunSettings
+from podrun.tensorflow.execution.poplar_flags import flags
 
 
 @dataclass(slots=True)
@@ -23,9 +24,8 @@ class DeviceTable:
     distributed: tuple[int, int] | None = None
     config: Any = None
     held: dict[int, RunDevice] = field(default_factory=dict)
-    seeds: dict[int, int] = field(default_factory=dict)
-    """Device -> the seed that the program last asked for."""
-    seed_changes: int = 0
+    streams: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Device -> the seed that the program last asked for, and the runs since then."""
     generation: int = 0
     """Counts configurations: a program of an old one is compiled again."""
 
@@ -37,7 +37,8 @@ class DeviceTable:
     def release(self) -> None:
         """Give all IPUs back."""
         for device in self.held.values():
-            device.detach()
+            if device.kind is not DeviceKind.OFFLINE:
+                device.detach()
         self.held.clear()
         self.config, self.ipus, self.distributed = None, (), None
         self.generation += 1
@@ -46,6 +47,17 @@ class DeviceTable:
     def recomputes(self) -> bool:
         """Whether the configuration allows activations to be computed again."""
         return self.config is not None and bool(self.config.allow_recompute)
+
+    def start_stream(self, ordinal: int, seed: int) -> None:
+        """Start the random numbers of a device from ``seed``."""
+        self.streams[ordinal] = (int(seed), 0)
+
+    def next_seed(self, ordinal: int) -> int:
+        """The seed of a device's next run: equal after equal seeds and equally many runs, 63 bits."""
+        seed, runs = self.streams.get(ordinal, (0, 0))
+        self.streams[ordinal] = (seed, runs + 1)
+        mixed = (seed * 0x9E3779B97F4A7C15 + runs * 0xBF58476D1CE4E5B9) & (1 << 64) - 1
+        return (mixed ^ mixed >> 31) & (1 << 63) - 1
 
     def count(self, ordinal: int) -> int:
         """IPUs of a device. UsageError for a number that the configuration does not have."""
@@ -61,14 +73,34 @@ class DeviceTable:
         """A device, made at first use."""
         if ordinal not in self.held:
             import_jax()
-            count = self.count(ordinal)
-            first = sum((self.ipus or (1,))[:ordinal])
-            launched = layout()
-            if launched is not None and self.distributed is not None:
-                self.held[ordinal] = RunDevice(DeviceKind.IPU, launched.ipus, job=launched.job)
-            else:
-                self.held[ordinal] = RunDevice(DeviceKind.IPU, IpuRange(first, count))
+            self.held[ordinal] = self._made(ordinal)
         return self.held[ordinal]
+
+    def _made(self, ordinal: int) -> RunDevice:
+        count, launched = self.count(ordinal), layout()
+        first = sum((self.ipus or (1,))[:ordinal])
+        if self.connection in ("NEVER", "PRE_COMPILE"):
+            return RunDevice(DeviceKind.OFFLINE, IpuRange(first, count))
+        if flags().ipu_model:
+            return RunDevice(DeviceKind.MODEL, IpuRange(first, count))
+        if launched is not None and self.distributed is not None:
+            return RunDevice(DeviceKind.IPU, launched.ipus, job=launched.job)
+        if launched is not None:
+            first += launched.ipus.first
+        return RunDevice(DeviceKind.IPU, IpuRange(first, count))
+
+    @property
+    def connection(self) -> str:
+        """When the process attaches to its IPUs: the name of a DeviceConnectionType."""
+        return "ALWAYS" if self.config is None else str(self.config.device_connection.type.name)
+
+    def attach_now(self) -> None:
+        """Attach to all devices of a partition, if the configuration says to do so at once. UsageError if that
+        fails.
+        """
+        if self.connection == "ALWAYS" and not flags().ipu_model and partition_configured(ours()):
+            for ordinal in range(len(self.ipus or (1,))):
+                self.device(ordinal).ensure_attached()
 
     def settings(self, ordinal: int, shards: int) -> RunSettings:
         """How programs of so many shards run on a device: as many replicas as its IPUs allow."""
@@ -88,8 +120,49 @@ class DeviceTable:
             index, processes = self.distributed
             total, first = replicas * processes, replicas * index
         return RunSettings(
-            replicas=total, local_replicas=replicas, first_replica=first, keeps_replica_state=True
+            replicas=total,
+            local_replicas=replicas,
+            first_replica=first,
+            keeps_replica_state=True,
+            cache_directory=flags().cache_directory,
+            **self._precision(),
         )
+
+    def _precision(self) -> dict[str, Any]:
+        """What the configuration says of rounding, exceptions and partial sums."""
+        if self.config is None:
+            return {}
+        behaviour, kinds = self.config.floating_point_behaviour, {"half": "float16", "float": "float32"}
+        matmuls, convolutions = self.config.matmuls.poplar_options, self.config.convolutions.poplar_options
+        every = behaviour.set_all
+        return {
+            "stochastic_rounding": every or behaviour.esr.name != "OFF",
+            "floating_point_checks": every or behaviour.inv or behaviour.div0 or behaviour.oflo,
+            "partials": kinds.get(str(matmuls.get("partialsType")), "float32"),
+            "convolution_partials": kinds.get(str(convolutions.get("partialsType")), "float32"),
+        }
+
+    @property
+    def nan_on_overflow(self) -> bool:
+        """Whether a half that overflows becomes NaN, and not the largest finite one."""
+        if self.config is None:
+            return False
+        behaviour = self.config.floating_point_behaviour
+        return bool(behaviour.set_all or behaviour.nanoo)
+
+    def memory_shares(self) -> dict[str, float]:
+        """The part of the tiles that products may take for temporary data, by their operator in the planner."""
+        if self.config is None:
+            return {}
+        shares: dict[str, float] = {}
+        for category, kinds in (
+            (self.config.matmuls, ("Gemm", "MatMul")),
+            (self.config.convolutions, ("Conv",)),
+        ):
+            share = category.poplar_options.get("availableMemoryProportion")
+            if share is not None:
+                shares |= dict.fromkeys(kinds, float(share))
+        return shares
 
 
 DEVICES = DeviceTable()

@@ -20,6 +20,7 @@ from podrun.runtime.graph import TensorType
 from podrun.tensorflow.capture.markers import REFERENCES, marked
 from podrun.tensorflow.capture.places import pipeline_of
 from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
 from podrun.tensorflow.execution.step_program import ReadStep, StepProgram, StepSource, read_step
 from podrun.tensorflow.graph.importer import function_graph
 
@@ -61,7 +62,7 @@ def uses_queues(graph: Any) -> bool:
     """Whether a graph, or what it calls, takes from an infeed or gives to an outfeed."""
     for operation in graph.get_operations():
         facts = marked(operation)
-        if facts is not None and facts["kind"] in ("dequeue", "enqueue"):
+        if facts is not None and facts["kind"] in ("dequeue", "enqueue", "print"):
             return True
         if operation.type in ("PartitionedCall", "StatefulPartitionedCall") and uses_queues(
             function_graph(graph, operation.get_attr("f").name)
@@ -129,6 +130,7 @@ class HostProgram:
             self._effects,
             {},
             pipeline_of(self.graph),
+            self.ordinal,
             DEVICES.recomputes,
         )
 
@@ -161,6 +163,7 @@ class HostProgram:
             loop.effects,
             carried,
             pipeline_of(loop.body),
+            self.ordinal,
             DEVICES.recomputes,
         )
 
@@ -231,6 +234,9 @@ class HostProgram:
 
     def _feed(self, program: StepProgram) -> DataFeed:
         queues = list(program.step.infeeds)
+        if queues and "infeed" in flags().synthetic:
+            elements = synthetic_elements(program.feed_types, flags().initializer)
+            return DataFeed(elements, ahead=2, name=self.graph.name)
         if not queues:
             return DataFeed(repeat({}), ahead=256, name=self.graph.name)
         if len(queues) > 1:
@@ -268,6 +274,9 @@ def _taker(program: StepProgram) -> Any:
         name: (queue, i) for queue, names in program.step.outfeeds.items() for i, name in enumerate(names)
     }
     replicated = program.settings.replicas > 1
+
+    if "outfeed" in flags().synthetic:
+        return lambda name, value: None
 
     def take(name: str, value: np.ndarray) -> None:
         queue, place = owner[name]

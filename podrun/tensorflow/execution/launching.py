@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from podrun.core.errors import PodrunError, PoplarError
+from podrun.core.errors import (
+    ApplicationRuntimeError,
+    GraphMemoryAllocationError,
+    PodrunError,
+    PoplarError,
+    RecoverableRuntimeError,
+)
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.runtime.feeds import FeedEndedError
 from podrun.tensorflow.execution.host_program import HostProgram
@@ -129,8 +135,20 @@ def in_words_of_the_sdk(error: BaseException) -> BaseException:
     if isinstance(error, FeedEndedError):
         return _op_error(tf.errors.OutOfRangeError, ENDED, error)
     if isinstance(error, PoplarError):
-        return _op_error(tf.errors.InternalError, f"[Poplar] {error}", error)
+        return _op_error(tf.errors.InternalError, _poplar_text(error), error)
     return error
+
+
+def _poplar_text(error: PoplarError) -> str:
+    """An error of the emulated system as the SDK's TensorFlow words it."""
+    stage = "Compile engine" if isinstance(error, GraphMemoryAllocationError) else "Execute engine"
+    text = f"[Poplar][{stage}] {error.type}: {error.message}"
+    action = error.recovery_action.name if isinstance(error, RecoverableRuntimeError) else ""
+    if isinstance(error, ApplicationRuntimeError):
+        action = "IPU_RESET"
+    if not action:
+        return text
+    return f"{text} [Recovery action: {action}] IPU will be reset the next time a program is executed."
 
 
 def _op_error(kind: Any, message: str, cause: BaseException) -> BaseException:

@@ -108,12 +108,14 @@ class ModelledStep:
     out: Sequence[str]
     pipeline: PipelineShape | None
     recomputes: bool = False
+    shares: tuple[tuple[str, float], ...] = ()
+    """The part of the tiles that products may take for temporary data, by their operator in the planner."""
 
     @property
     def form(self) -> str:
         """What the report depends on besides the nodes, as text."""
         places = sorted((label, place.ipu, place.stage) for label, place in self.places.items())
-        return repr((self.pipeline, self.recomputes, places))
+        return repr((self.pipeline, self.recomputes, self.shares, places))
 
     @property
     def micro_batches(self) -> int:
@@ -129,7 +131,7 @@ class ModelledStep:
     @property
     def apart(self) -> bool:
         """Whether the program is modelled in another form than the one that runs."""
-        return self.differentiated is not None or bool(self.places)
+        return self.differentiated is not None or bool(self.places or self.shares)
 
 
 def _forward(step: ModelledStep, node: Node | None) -> list[Node]:
@@ -169,6 +171,13 @@ def _placed(nodes: Sequence[Node], places: Mapping[str, Place]) -> list[Node]:
     return [replace(node, place=chosen[node.label]) for node in nodes]
 
 
+def _hinted(nodes: Sequence[Node], shares: Mapping[str, float]) -> list[Node]:
+    return [
+        replace(n, hints=replace(n.hints, available_memory=shares[n.kind])) if n.kind in shares else n
+        for n in nodes
+    ]
+
+
 def _slots(step: ModelledStep, trained: Collection[str], values: Mapping[str, np.ndarray]) -> int:
     """Slots of a weight: what the step writes besides weights and accumulators, in weights' sizes."""
     weights = sum(values[key].size for key in trained) or 1
@@ -194,7 +203,7 @@ def modelled_report(
     outputs = tuple(step.out) if loss is None else (loss,)
     if step.places:
         nodes = _placed(nodes, step.places)
-    kept = trimmed(nodes, outputs)
+    kept = _hinted(trimmed(nodes, outputs), dict(step.shares))
     graph = OperatorGraph(step.name, tuple(kept), tuple(types), outputs, dict(values), dict(types))
     graph = prune(graph, outputs)
     run = _settings(step, settings, training=loss is not None)

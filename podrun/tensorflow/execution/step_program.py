@@ -8,15 +8,19 @@ what the device has.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from podrun.core.errors import UsageError
 from podrun.core.executable import Executable, Retrieval, numpy_dtype
+from podrun.core.executable_file import write_executable
 from podrun.runtime.assembly import SessionParts, SessionSource, assemble, place_and_build
 from podrun.runtime.device import RunDevice
 from podrun.runtime.device_program import DeviceProgram
@@ -28,11 +32,12 @@ from podrun.runtime.settings import FixedPlan, Returned, RunSettings
 from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report
+from podrun.tensorflow.execution.poplar_flags import flags
 from podrun.tensorflow.graph import structure
 from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import trimmed
 from podrun.tensorflow.graph.importer import Importer
-from podrun.tensorflow.operators.table import TensorFlowOperators
+from podrun.tensorflow.operators.table import HalfPrecision, TensorFlowOperators
 
 _ = structure
 MOST_AT_ONCE = 256
@@ -54,6 +59,7 @@ class StepSource:
     carried: Mapping[str, int]
     pipeline: PipelineShape | None = None
     """The pipeline of which an iteration is a mini-batch."""
+    ordinal: int = 0
     recomputes: bool = False
     """Whether activations are computed again."""
 
@@ -108,7 +114,7 @@ class StepProgram:
         self.step = step
         self.feed_types = feed_types(step)
         self.parts: SessionParts | None = None
-        self._seeded = 0
+        self._runs = 0
         self._baked: dict[str, np.ndarray] = {}
         self._on_device: dict[str, np.ndarray] = {}
         """The values that the device has, as the host knows them."""
@@ -129,7 +135,13 @@ class StepProgram:
 
         Returns the results of the last iteration and the new values of what is written, those of replica 0.
         """
+        if DEVICES.connection == "NEVER":
+            raise tf.errors.InvalidArgumentError(
+                None, None, f"The device of {self.source.name!r} is configured for compilation only."
+            )
         parts = self._prepared(values)
+        if DEVICES.connection == "PRE_COMPILE":
+            return self._compiled_only(parts)
         self._send(parts, values)
         self._seed(parts)
         results: dict[str, np.ndarray] = {}
@@ -145,7 +157,18 @@ class StepProgram:
             parts.batches.loop(iterations, feed, store)
         finally:
             written = self._received(parts)
+        self._count_cycles(parts, iterations)
         return [results[name] for name in self.step.results], written
+
+    def _compiled_only(self, parts: SessionParts) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        """Zeros in the place of results, once the executable is in the configuration's folder."""
+        folder = Path(DEVICES.config.serialization_output_folder or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.source.name}.poplar_exec"
+        write_executable(parts.program.prepared("run"), path)
+        sys.stdout.write(f"Compiled {self.source.name} to {path}\n")
+        infos = parts.model.built.infos
+        return [np.zeros(infos[n].shape, numpy_dtype(infos[n].dtype)) for n in self.step.results], {}
 
     def _prepared(self, values: Mapping[str, np.ndarray]) -> SessionParts:
         changed = [k for k, v in self._baked.items() if not np.array_equal(v, values[k])]
@@ -157,6 +180,13 @@ class StepProgram:
             with progress(f"preparing {self.source.name!r}"):
                 self._compile(self.parts, values)
         return self.parts
+
+    def _count_cycles(self, parts: SessionParts, iterations: int) -> None:
+        """Print the modelled cycles of a run, for as many runs as TF_POPLAR_FLAGS asks."""
+        self._runs += 1
+        if self._runs <= flags().counted_runs:
+            step = parts.program.prepared("run").tile_report["step"]
+            sys.stdout.write(f"{self.source.name}: total cycle count {step['cycles'] * iterations}\n")
 
     def _compile(self, parts: SessionParts, values: Mapping[str, np.ndarray]) -> None:
         """Compile, and report what the program takes in the form that the tile model is shown. PoplarError if that
@@ -172,6 +202,7 @@ class StepProgram:
             (*self.step.results, *self.outfed),
             self.source.pipeline,
             self.source.recomputes,
+            tuple(sorted(DEVICES.memory_shares().items())),
         )
         held = {key: np.asarray(values[key]) for key in self.source.names.values()}
         if modelled.apart:
@@ -202,7 +233,8 @@ class StepProgram:
             {key: np.asarray(values[key]) for key in self.source.names.values()},
             dict(self.feed_types),
         )
-        model = Model(graph, TensorFlowOperators(), updates=tuple(self.step.written.values()))
+        operators = TensorFlowOperators(HalfPrecision(DEVICES.nan_on_overflow))
+        model = Model(graph, operators, updates=tuple(self.step.written.values()))
         anchors = {name: Returned(Retrieval.FINAL) for name in self.step.results}
         anchors |= {name: Returned(Retrieval.ALL) for name in self.outfed}
         plan = FixedPlan(MOST_AT_ONCE, dict(sorted(anchors.items())))
@@ -238,10 +270,10 @@ class StepProgram:
             parts.program.write({key: all_values[key] for key in changed})
 
     def _seed(self, parts: SessionParts) -> None:
-        """Start the random numbers where the program asked to since the last run."""
-        if self._seeded != DEVICES.seed_changes and DEVICES.seeds:
-            parts.random.set_seed(next(iter(DEVICES.seeds.values())) & (1 << 63) - 1)
-        self._seeded = DEVICES.seed_changes
+        """Go on in the device's stream of random numbers, which all its programs draw from."""
+        built = parts.model.built
+        if built.program.uses_random or built.program.rounds_stochastically:
+            parts.random.set_seed(DEVICES.next_seed(self.source.ordinal))
 
     def _received(self, parts: SessionParts) -> dict[str, np.ndarray]:
         """The new values of what the step writes: replica 0's."""

@@ -248,6 +248,15 @@ def _enqueue(
     return [builder.constant(True)] if operation.outputs else []
 
 
+def _print(importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]) -> Sequence[Value]:
+    """The tensor, which also leaves the program if it is not inside a loop or branch of its step."""
+    builder = importer.builder
+    if builder.outer is None:
+        (name,) = importer.names(operation, inputs)
+        builder.facts.outfeeds[int(facts["queue"])] = builder.add("Result", [name], name="print")
+    return inputs
+
+
 def _repeat(
     importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]
 ) -> Sequence[Value]:
@@ -256,4 +265,6 @@ def _repeat(
     return results[loop.first : loop.first + len(operation.outputs)]
 
 
-MARKERS.update({"gradients": _gradients, "dequeue": _dequeue, "enqueue": _enqueue, "repeat": _repeat})
+MARKERS.update(
+    {"gradients": _gradients, "dequeue": _dequeue, "enqueue": _enqueue, "repeat": _repeat, "print": _print}
+)

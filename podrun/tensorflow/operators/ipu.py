@@ -7,8 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podrun.compiler.model_collectives import Combination, all_gather, all_reduce, replica_position
+from podrun.compiler.model_collectives import (
+    Combination,
+    all_gather,
+    all_reduce,
+    reduce_scatter,
+    replica_position,
+)
 from podrun.core.errors import UsageError
+from podrun.numerics.ctc import alignment_losses, best_label_sequences
+from podrun.runtime.user_operators import attributes_in_text, find_user_operator, with_own_gradient
 from podrun.tensorflow.operators.table import computes
 
 Array = Any
@@ -49,7 +57,7 @@ def _replica(ctx: Any, node: Any) -> Array:
 def _gather(ctx: Any, node: Any, x: Array) -> Array:
     if ctx.replicas == 1:
         return jnp.asarray(x)[None]
-    return all_gather(jnp.asarray(x), _groups(ctx, None))
+    return all_gather(jnp.asarray(x), _groups(ctx, None)).reshape(ctx.replicas, *jnp.shape(x))
 
 
 @computes("Podrun:gelu", attributes="approximate")
@@ -73,3 +81,59 @@ def _group_norm(ctx: Any, node: Any, x: Array, gamma: Array, beta: Array) -> Arr
     y = ((parts - mean) * jax.lax.rsqrt(variance + node["epsilon"])).reshape(moved.shape)
     y = y * gamma.astype(jnp.float32) + beta.astype(jnp.float32)
     return jnp.moveaxis(y, -1, axis).astype(x.dtype)
+
+
+@computes("Podrun:all_to_all", attributes="split concat")
+def _all_to_all(ctx: Any, node: Any, x: Array) -> Array:
+    """Part *i* of every replica's ``x``, joined in the order of replicas."""
+    if ctx.replicas == 1:
+        return jnp.asarray(x)
+    count, groups = ctx.replicas, _groups(ctx, None)
+    everyone = all_gather(jnp.asarray(x), groups).reshape(count, *x.shape)
+    size = x.shape[node["split"]] // count
+    here = jnp.asarray(replica_position(groups)).astype(jnp.int32).reshape(()) * size
+    own = jax.lax.dynamic_slice_in_dim(everyone, here, size, node["split"] % x.ndim + 1)
+    return jnp.concatenate(list(own), node["concat"])
+
+
+@computes("Podrun:reduce_scatter", attributes="op")
+def _reduce_scatter(ctx: Any, node: Any, x: Array) -> Array:
+    return reduce_scatter(jnp.asarray(x), Combination[node["op"]], _groups(ctx, None))
+
+
+@computes("Podrun:watched")
+def _watched(ctx: Any, node: Any, x: Array, nothing: Array) -> Array:
+    """The first input; the second, zeros, has the gradient that reaches it."""
+    return x + nothing
+
+
+@computes("Podrun:ctc_loss", attributes="blank")
+def _ctc(ctx: Any, node: Any, logs: Array, labels: Array, lengths: Array, label_lengths: Array) -> Array:
+    return alignment_losses(logs, labels, lengths, label_lengths, node["blank"], pairwise=False)
+
+
+@computes("Podrun:ctc_decode", attributes="blank width paths")
+def _ctc_decode(ctx: Any, node: Any, logs: Array, lengths: Array) -> Any:
+    return best_label_sequences(logs, lengths, node["blank"], node["width"], node["paths"])
+
+
+@computes("Podrun:log_uniform_sample", attributes="samples unique classes", random=True)
+def _log_uniform(ctx: Any, node: Any) -> Array:
+    """Classes with probability ``log((c + 2) / (c + 1)) / log(classes + 1)``; unique ones by the Gumbel trick."""
+    ids = jnp.arange(node["classes"])
+    logs = jnp.log(jnp.log((ids + 2.0) / (ids + 1.0)) / jnp.log(node["classes"] + 1.0))
+    if node["unique"]:
+        return jax.lax.top_k(logs + jax.random.gumbel(ctx.key(), logs.shape), node["samples"])[1].astype(
+            jnp.int32
+        )
+    return jax.random.categorical(ctx.key(), logs, shape=(node["samples"],)).astype(jnp.int32)
+
+
+@computes("Podrun:user_op", attributes="library op_name attributes differentiable")
+def _user_op(ctx: Any, node: Any, *inputs: Array) -> Any:
+    """What the user's Python function gives; inputs that have no gradient are cut off."""
+    function = with_own_gradient(find_user_operator(node["library"], node["op_name"]))
+    able = set(node["differentiable"])
+    values = [jnp.asarray(x) if i in able else jax.lax.stop_gradient(x) for i, x in enumerate(inputs)]
+    results = function(*values, **attributes_in_text(node["attributes"]))
+    return tuple(results) if isinstance(results, (list, tuple)) else results

@@ -7,8 +7,11 @@ numbers. Functions are registered by the modules of this room (`computes`).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from podrun.core.errors import UnimplementedError
 from podrun.runtime.graph import Node
@@ -54,10 +57,46 @@ def computes(
     return register
 
 
+EXACT = frozenset({
+    "Const", "Result", "Store", "Reshape", "Transpose", "ConcatV2", "Pack", "Unpack", "GatherV2", "Slice",
+    "StridedSlice", "Squeeze", "ExpandDims", "Relu", "MaxPool", "Differentiate", "Branch", "Loop",
+    "CustomGradient", "ReadVariableOp",
+})  # fmt: skip
+"""Operations that make no value greater than they are given, or whose parts are looked at one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HalfPrecision:
+    """What becomes of halves that overflow: the largest finite ones, or NaN (``nan_on_overflow``). A division of a half
+    by zero gives NaN in both cases. Source: the SDK's tests of floating-point control.
+    """
+
+    nan_on_overflow: bool = False
+
+    def results(self, node: Node, inputs: Sequence[Any], results: Any) -> Any:
+        """The results of an operation in the form that an IPU gives them."""
+        single = not isinstance(results, tuple)
+        values = [self._value(node, inputs, r) for r in ((results,) if single else results)]
+        return values[0] if single else tuple(values)
+
+    def _value(self, node: Node, inputs: Sequence[Any], value: Any) -> Any:
+        import jax.numpy as jnp
+
+        if getattr(value, "dtype", None) != np.float16 or isinstance(value, np.ndarray):
+            return value
+        most = jnp.asarray(np.finfo(np.float16).max, jnp.float16)
+        limit = jnp.asarray(np.nan, jnp.float16) if self.nan_on_overflow else jnp.sign(value) * most
+        value = jnp.where(jnp.isinf(value), limit, value)
+        if node.op_type in ("RealDiv", "Div"):
+            value = jnp.where(inputs[1] == 0, jnp.asarray(np.nan, jnp.float16), value)
+        return value
+
+
 class TensorFlowOperators:
     """`podrun.runtime.operators.OperatorTable` of operations of TensorFlow."""
 
-    def __init__(self) -> None:
+    def __init__(self, halves: HalfPrecision = HalfPrecision()) -> None:
+        self.halves = halves
         for family in FAMILIES:
             importlib.import_module(f"podrun.tensorflow.operators.{family}")
 
@@ -74,4 +113,12 @@ class TensorFlowOperators:
             raise UnimplementedError(
                 f"{node.describe()}: podrun does not know the attribute {unknown[0]!r} of {node.op_type}."
             )
-        return Operator(DOMAIN, node.op_type, 1, handler.function, folds=handler.folds, random=handler.random)
+        fixed = node.op_type != "Podrun:user_op"
+        function, halves = handler.function, self.halves
+        if node.op_type in EXACT:
+            return Operator(DOMAIN, node.op_type, 1, function, handler.folds, handler.random, fixed)
+
+        def run(ctx: Any, item: Node, *inputs: Any) -> Any:
+            return halves.results(item, inputs, function(ctx, item, *inputs))
+
+        return Operator(DOMAIN, node.op_type, 1, run, handler.folds, handler.random, fixed)

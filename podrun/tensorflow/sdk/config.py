@@ -7,9 +7,11 @@ import warnings
 from enum import Enum
 from typing import Any
 
-from podrun.core.environment import environment
+from podrun.popdist import core
+from podrun.popdist.core import popdist_error
 from podrun.runtime.device import device_ids
 from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.execution.poplar_flags import flags
 from podrun.tensorflow.sdk.config_options import AttributeMetadata as AttributeMetadata
 from podrun.tensorflow.sdk.config_options import OptionCategory
 
@@ -156,7 +158,7 @@ class IPUConfig(OptionCategory):
 
 def running_on_ipu_model() -> bool:
     """Whether TF_POPLAR_FLAGS asks for the IPU Model."""
-    return "--use_ipu_model" in environment().get("TF_POPLAR_FLAGS", "")
+    return flags().ipu_model
 
 
 def _counts(value: Any) -> tuple[int, ...]:
@@ -220,6 +222,7 @@ def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: 
     spread = config.experimental.multi_replica_distribution
     distributed = (spread.process_index, spread.process_count) if spread.process_count else None
     DEVICES.configure(kept, counts, distributed)
+    DEVICES.attach_now()
 
 
 def _ipus_of_id(number: int) -> int:
@@ -238,3 +241,43 @@ def get_ipu_config(session: Any = None) -> list[Any]:
     if DEVICES.config is None:
         raise RuntimeError("No IPU devices configured.")
     return [DEVICES.config for _ in DEVICES.ipus]
+
+
+def set_ipu_config(
+    config: IPUConfig, ipus_per_replica: int | None = None, configure_device: bool = True
+) -> IPUConfig:
+    """Let ``config`` name this instance's IPUs and its number among all, and return it. With ``configure_device`` it is
+    applied too. Outside of ``podrun`` there is one instance of one replica.
+
+    TypeError for what is no IPUConfig; popdist_error for another number of IPUs than the launch gave a replica, and for
+    a configuration that chooses IPUs itself.
+    """
+    if not isinstance(config, IPUConfig):
+        raise TypeError("`config` must be an instance of `IPUConfig`.")
+    if config.auto_select_ipus or config.select_ipus:
+        raise popdist_error(
+            "The configuration chooses IPUs already, which popdist.tensorflow.set_ipu_config does.",
+            hint="Leave auto_select_ipus and select_ipus unset.",
+        )
+    launched = core.isPopdistEnvSet()
+    count = ipus_per_replica or (core.getNumIpusPerReplica() if launched else 1)
+    if launched and not core.checkNumIpusPerReplica(count):
+        raise popdist_error(
+            f"The program wants {count} IPUs per replica, but was launched with {core.getNumIpusPerReplica()}: "
+            f"podrun --ipus-per-replica {count}."
+        )
+    place_instance(config, count)
+    if configure_device:
+        config.configure_ipu_system()
+    return config
+
+
+def place_instance(config: IPUConfig, ipus_per_replica: int) -> None:
+    """Write this instance's IPUs and its number among all into a configuration."""
+    if not core.isPopdistEnvSet():
+        config.auto_select_ipus = ipus_per_replica
+        return
+    config.auto_select_ipus = core.getNumLocalReplicas() * ipus_per_replica
+    distribution = config.experimental.multi_replica_distribution
+    distribution.process_index = core.getInstanceIndex()
+    distribution.process_count = core.getNumInstances()

@@ -30,7 +30,8 @@ class GradientAccumulationReductionMethod(Enum):
         raise ValueError(f"Cannot parse {method} as one of GradientAccumulationReductionMethod.")
 
 
-def _zero_variable(name: str, shape: Any, dtype: Any) -> Any:
+def zero_variable(name: str, shape: Any, dtype: Any) -> Any:
+    """A resource variable of zeros that is not trained, made outside of the program."""
     with tf.init_scope():
         if tf.executing_eagerly():
             return tf.Variable(tf.zeros(shape, dtype), trainable=False, name=name)
@@ -65,7 +66,7 @@ class Accumulation:
             dtype = self._dtype(variable) if callable(self._dtype) else self._dtype
             dtype = variable.dtype.base_dtype if dtype is None else tf.as_dtype(dtype)
             name = variable.name.split(":")[0] + "/gradient_accumulator"
-            self._sums[key] = _zero_variable(name, variable.shape, dtype)
+            self._sums[key] = zero_variable(name, variable.shape, dtype)
         return self._sums[key]
 
     def apply(
@@ -79,7 +80,7 @@ class Accumulation:
         if self.count == 1:
             return update([(reduce(g), v) for g, v in pairs])
         if self._counter is None:
-            self._counter = _zero_variable("gradient_accumulation_counter", [], tf.int32)
+            self._counter = zero_variable("gradient_accumulation_counter", [], tf.int32)
         step = self._counter.read_value()
         totals = []
         for gradient, variable in pairs:

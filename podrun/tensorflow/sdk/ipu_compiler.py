@@ -46,7 +46,7 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     flat = [r for r in tf.nest.flatten(outcome) if r is not None]
     results = [tf.convert_to_tensor(r) if not isinstance(r, tf.Operation) else r for r in _in(graph, flat)]
     tensors = [r for r in results if isinstance(r, tf.Tensor)]
-    effects = [r for r in results if isinstance(r, tf.Operation)]
+    effects = [*(r for r in results if isinstance(r, tf.Operation)), *graph.control_outputs]
     if ordinal is None and any(
         o.type not in ("NoOp", "Placeholder", "Const") for o in graph.get_operations()
     ):

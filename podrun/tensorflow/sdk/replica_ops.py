@@ -46,6 +46,61 @@ def gathered_from_replicas(x: Any, replication_factor: int, name: str | None = N
     return result
 
 
+def exchanged_between_replicas(
+    x: tf.Tensor,
+    split_dimension: int,
+    concat_dimension: int,
+    replication_factor: int,
+    name: str | None = None,
+) -> tf.Tensor:
+    """``x`` cut along one dimension, part *j* for replica *j*; what arrives is joined along another. ValueError for a
+    dimension that the replicas do not divide.
+    """
+    x = tf.convert_to_tensor(x)
+    shape = x.shape.as_list()
+    if shape[split_dimension] % replication_factor:
+        raise ValueError(f"all_to_all: {replication_factor} replicas do not divide {shape[split_dimension]}.")
+    shape[split_dimension] //= replication_factor
+    shape[concat_dimension] *= replication_factor
+    (result,) = mark(
+        "all_to_all",
+        [x],
+        [tf.TensorSpec(shape, x.dtype)],
+        split=split_dimension,
+        concat=concat_dimension,
+    )
+    return result
+
+
+REDUCTIONS = (
+    "ADD", "MUL", "MIN", "MAX", "LOGICAL_AND", "LOGICAL_OR", "SQUARE_ADD", "LOCAL", "MEAN",
+)  # fmt: skip
+"""Names of reductions, behind ``COLLECTIVE_OP_``."""
+
+
+def _reduction(op: str) -> str:
+    name = str(op).upper().removeprefix("COLLECTIVE_OP_")
+    if name not in REDUCTIONS:
+        raise ValueError(f"{op} is no collective operation.")
+    return name
+
+
+def reduced_and_scattered(
+    x: tf.Tensor, replication_factor: int, op: str = "COLLECTIVE_OP_ADD", name: str | None = None
+) -> tf.Tensor:
+    """This replica's part of all replicas' ``x [n]``, reduced: ``[ceil(n / replicas)]``, padded with zeros. ValueError
+    for another rank. A list gives a list.
+    """
+    if isinstance(x, (list, tuple)):
+        return [reduced_and_scattered(item, replication_factor, op) for item in x]
+    x = tf.convert_to_tensor(x)
+    if x.shape.rank != 1:
+        raise ValueError(f"reduce_scatter takes tensors of rank 1, not {x.shape.rank}.")
+    part = -(-int(x.shape[0]) // replication_factor)
+    (result,) = mark("reduce_scatter", [x], [tf.TensorSpec([part], x.dtype)], op=_reduction(op))
+    return result
+
+
 def barrier(tensors: Any, insert_barrier_for_gradients: bool = False, name: str | None = None) -> Any:
     """The tensors."""
     return tensors
@@ -54,11 +109,6 @@ def barrier(tensors: Any, insert_barrier_for_gradients: bool = False, name: str 
 def remap(x: Any, name: str | None = None) -> Any:
     """The tensor."""
     return x
-
-
-def passed_print_tensor(input: Any, name: str = "") -> Any:
-    """The tensor; nothing is printed."""
-    return input
 
 
 def outlined_function(

@@ -16,6 +16,7 @@ from podrun.tensorflow.capture.gradient_cuts import install_cuts
 from podrun.tensorflow.capture.places import at_place
 from podrun.tensorflow.capture.program_graphs import in_program
 from podrun.tensorflow.execution.launching import install_sessions
+from podrun.tensorflow.execution.poplar_flags import flags
 
 
 @contextlib.contextmanager
@@ -83,6 +84,7 @@ def install_front_end() -> None:
     missing = missing_symbols()
     if missing:
         raise ImportError(f"this TensorFlow has no tensorflow.python.{missing[0]}, which podrun needs")
+    flags()
     install_cuts()
     install_sessions()
     _install_devices()

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from podrun.core.environment import environment
 from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.execution.poplar_flags import flags
 from podrun.tensorflow.sdk.config import *  # noqa: F403
 from podrun.tensorflow.sdk.config import configure_ipu_system as configure_ipu_system
 from podrun.tensorflow.sdk.config import reset_ipu_configuration as reset_ipu_configuration
@@ -30,8 +30,7 @@ def reset_ipu_seed(
     def start() -> Any:
         import numpy as np
 
-        DEVICES.seeds[ordinal] = int(seed)
-        DEVICES.seed_changes += 1
+        DEVICES.start_stream(ordinal, int(seed))
         return np.zeros((), np.int32)
 
     if tf.executing_eagerly():
@@ -57,11 +56,7 @@ class SyntheticDataCategory(Enum):
 
 def use_synthetic_data_for(category: SyntheticDataCategory) -> bool:
     """Whether TF_POPLAR_FLAGS ask for synthetic data of a category."""
-    flags = environment().get("TF_POPLAR_FLAGS", "").split()
-    chosen = [f.partition("=")[2].split(",") for f in flags if f.startswith("--synthetic_data_categories=")]
-    if chosen:
-        return category.name.lower() in {name.strip().lower() for name in chosen[-1]}
-    return "--use_synthetic_data" in flags
+    return category.name.lower() in flags().synthetic
 
 
 def _refused(name: str, instead: str) -> Any:

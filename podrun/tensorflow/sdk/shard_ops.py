@@ -1,0 +1,87 @@
+"""``within_replica_ops``: collectives between the IPUs of one replica, on lists with a tensor for each shard.
+
+The tensors are of one program, so these are concatenations and sums in the order of shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+import tensorflow as tf
+
+from podrun.tensorflow.capture.places import at_place, places_in
+
+_COMBINED: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "ADD": lambda a, b: a + b,
+    "MUL": lambda a, b: a * b,
+    "MIN": tf.minimum,
+    "MAX": tf.maximum,
+    "LOGICAL_AND": tf.logical_and,
+    "LOGICAL_OR": tf.logical_or,
+    "SQUARE_ADD": lambda a, b: a + b,
+    "MEAN": lambda a, b: a + b,
+}
+
+
+def _checked_shards(shards: Sequence[tf.Tensor], *, same_shape: bool) -> list[tf.Tensor]:
+    """The tensors. ValueError for an empty list, mixed types or ranks, and two of one shard."""
+    tensors = [tf.convert_to_tensor(item) for item in shards]
+    if not tensors:
+        raise ValueError("input_shards must have a tensor for each shard.")
+    if len({t.dtype for t in tensors}) > 1:
+        raise ValueError("All input_shards must have the same type.")
+    if len({t.shape.rank for t in tensors}) > 1:
+        raise ValueError("All input_shards must have the same rank.")
+    if same_shape and tensors[0].shape.rank != 1:
+        raise ValueError("input_shards must be of rank 1.")
+    places = [places_in(t.graph).get(t.op.name) for t in tensors if hasattr(t, "graph")]
+    ipus = [place.ipu for place in places if place is not None]
+    if len(set(ipus)) < len(ipus):
+        raise ValueError("Two of the input_shards are on the same shard.")
+    return tensors
+
+
+def _combined(tensors: Sequence[tf.Tensor], op: str) -> tf.Tensor:
+    """The shards' flat tensors combined, shorter ones padded with zeros."""
+    name = op.upper().removeprefix("COLLECTIVE_OP_")
+    if name not in _COMBINED:
+        raise ValueError(f"{op} is no collective operation between shards.")
+    longest = max(int(t.shape[0]) for t in tensors)
+    padded = [tf.pad(t, [[0, longest - int(t.shape[0])]]) for t in tensors]
+    padded = [t * t for t in padded] if name == "SQUARE_ADD" else padded
+    total = reduce(_COMBINED[name], padded)
+    return total / len(tensors) if name == "MEAN" else total
+
+
+def shards_all_gathered(input_shards: Sequence[tf.Tensor], axis: int = 0) -> list[tf.Tensor]:
+    """For each shard the concatenation of all."""
+    tensors = _checked_shards(input_shards, same_shape=False)
+    return _on_shards(tf.concat(tensors, axis), len(tensors))
+
+
+def shards_reduced(input_shards: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+    """For each shard the elementwise reduction of all, ``[n]``."""
+    tensors = _checked_shards(input_shards, same_shape=True)
+    return _on_shards(_combined(tensors, op), len(tensors))
+
+
+def shards_reduce_scattered(input_shards: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+    """For shard *i* part *i* of the elementwise reduction of all, ``[ceil(n / shards)]``."""
+    tensors = _checked_shards(input_shards, same_shape=True)
+    total, count = _combined(tensors, op), len(tensors)
+    part = -(-int(total.shape[0]) // count)
+    total = tf.pad(total, [[0, part * count - int(total.shape[0])]])
+    parts = []
+    for shard in range(count):
+        with at_place(shard):
+            parts.append(tf.identity(total[shard * part : (shard + 1) * part]))
+    return parts
+
+
+def _on_shards(tensor: tf.Tensor, count: int) -> list[tf.Tensor]:
+    results = []
+    for shard in range(count):
+        with at_place(shard):
+            results.append(tf.identity(tensor))
+    return results

@@ -1,0 +1,77 @@
+"""Operators of the user's own, by Python functions that stand for their libraries (`podrun.runtime.user_operators`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import tensorflow as tf
+
+from podrun.runtime.user_operators import find_user_operator, run_custom_op_files
+from podrun.tensorflow.capture.markers import mark
+
+
+class _Loaded:
+    done = False
+
+
+def _load_files() -> None:
+    """Run the files of ``PODRUN_CUSTOM_OPS``, once."""
+    if not _Loaded.done:
+        _Loaded.done = True
+        run_custom_op_files()
+
+
+def precompiled_user_op(
+    inputs: Sequence[tf.Tensor],
+    library_path: str,
+    gp_path: str = "",
+    outs: Mapping[str, Sequence[object]] | None = None,
+    name: str = "UserOp",
+    op_name: str = "Build",
+    separate_gradients: bool = False,
+    inputs_with_gradients: Sequence[int] | None = None,
+    attributes: str | None = None,
+    gradient_attributes: str | None = None,
+) -> list[tf.Tensor] | tf.Operation:
+    """The outputs of the Python function that stands for a library. NotFoundError, which says how to register one, if
+    there is none. ``outs``: ``output_types`` and ``output_shapes``; without it the operation has no outputs. Entries
+    of ``attributes``, a JSON object, are keyword arguments of the function, other text is ``attributes=``.
+    """
+    _load_files()
+    find_user_operator(library_path, op_name)
+    chosen = outs or {"output_types": [], "output_shapes": []}
+    specs = [
+        tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(dtype))
+        for dtype, shape in zip(chosen["output_types"], chosen["output_shapes"], strict=True)
+    ]
+    tensors = [tf.convert_to_tensor(item) for item in inputs]
+    wanted = list(range(len(tensors))) if inputs_with_gradients is None else list(inputs_with_gradients)
+    results: list[tf.Tensor] | tf.Operation = mark(
+        "user_op",
+        tensors,
+        specs,
+        name=name,
+        stateful=not specs,
+        library=library_path,
+        op_name=op_name,
+        attributes=attributes or "",
+        differentiable=wanted,
+    )
+    return results
+
+
+def cpu_user_operation(*_: object, library_path: str = "", **__: object) -> NoReturn:
+    """Refused: the host takes no part in the middle of a program."""
+    raise NotImplementedError(
+        "podrun does not run functions of the host in the middle of a program: write what the library computes "
+        "as a JAX "
+        "function, and call custom_ops.precompiled_user_op."
+    )
+
+
+def codelet_expression_op(*_: object) -> NoReturn:
+    """Refused: codelets are code for the IPU."""
+    raise NotImplementedError(
+        "podrun does not have codelet expressions: write the expression with TensorFlow's operations."
+    )

@@ -1,0 +1,246 @@
+"""Operations of the SDK against NumPy, TensorFlow on the CPU and the rules of the reference (6, 7 and 10).
+
+One IPU device of two replicas; every operation runs in ``IPUStrategy.run``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podrun.core.errors import NotFoundError
+from podrun.runtime.user_operators import register_user_operator
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+Run = Callable[..., list[np.ndarray]]
+
+
+def configured(ipu: Any, ipus: int = 1, **behaviour: Any) -> Run:
+    """A function that runs functions on a device of so many IPUs."""
+    import tensorflow as tf
+
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = ipus
+    for name, value in behaviour.items():
+        setattr(config.floating_point_behaviour, name, value)
+    config.configure_ipu_system()
+    strategy = ipu.ipu_strategy.IPUStrategyV1()
+
+    def run(function: Callable[..., Any], *args: Any) -> list[np.ndarray]:
+        results = strategy.run(tf.function(function), args=[tf.constant(a) for a in args])
+        return [np.asarray(r) for r in tf.nest.flatten(results)]
+
+    return run
+
+
+@pytest.fixture
+def run(ipu: Any) -> Run:
+    """Functions on two replicas."""
+    return configured(ipu, 2)
+
+
+def test_collectives_between_replicas(ipu: Any, run: Run) -> None:
+    import tensorflow as tf
+
+    def collectives(x: Any) -> Any:
+        value = x + 10 * tf.cast(ipu.replication_ops.replication_index(), tf.float32)
+        return (
+            ipu.all_to_all_op.all_gather(value, 2),
+            ipu.all_to_all_op.all_to_all(value, 1, 0, 2),
+            ipu.reduce_scatter_op.reduce_scatter(tf.reshape(value, [-1])[:5], 2),
+            ipu.cross_replica_ops.cross_replica_mean(value),
+        )
+
+    gathered, exchanged, scattered, mean = run(collectives, X)
+    np.testing.assert_array_equal(gathered, [X, X + 10])
+    np.testing.assert_array_equal(exchanged, np.concatenate([X[:, :2], X[:, :2] + 10]))
+    np.testing.assert_array_equal(scattered, [10, 12, 14])
+    np.testing.assert_array_equal(mean, X + 5)
+
+
+def test_rows_are_copied_between_sequences(ipu: Any, run: Run) -> None:
+    import tensorflow as tf
+
+    ops = ipu.slicing_ops
+    source = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    target = -np.ones((2, 4, 2), np.float32)
+    (sliced,) = run(lambda d, s: ops.sequence_slice(d, s, [2, 1], [0, 2], [1, 3], False), target, source)
+    want = target.copy()
+    want[0, 1:3], want[1, 3] = source[0, :2], source[1, 2]
+    np.testing.assert_array_equal(sliced, want)
+    (unpacked,) = run(lambda s: ops.sequence_slice_unpack(s, [2, 1], [0, 2], 3), source)
+    np.testing.assert_array_equal(unpacked, [*source[0, :2], source[1, 2]])
+    (packed,) = run(
+        lambda d, s: ops.sequence_slice_pack(d, tf.reshape(s, [6, 2])[:3], [2, 1], [1, 3], True),
+        target,
+        source,
+    )
+    want = np.zeros_like(target)
+    want[0, 1:3], want[1, 3] = source[0, :2], source[0, 2]
+    np.testing.assert_array_equal(packed, want)
+
+
+def test_histograms_count_between_levels(ipu: Any, run: Run) -> None:
+    ops = ipu.statistics_ops
+    values, levels = np.array([0, -1, 2, 2.5, 9], np.float32), np.array([1, 2], np.float32)
+    (counts,) = run(ops.histogram, values, levels)
+    np.testing.assert_array_equal(counts, [2, 0, 3])
+    (absolute,) = run(lambda v, at: ops.histogram(v, at, absolute_of_input=True), values, levels)
+    np.testing.assert_array_equal(absolute, [1, 1, 3])
+    with pytest.raises(ValueError, match="rank-1"):
+        run(ops.histogram, values[None], levels)
+
+
+def test_connectionist_losses_are_tensorflows(ipu: Any, run: Run) -> None:
+    import tensorflow as tf
+
+    logits = np.random.RandomState(0).randn(6, 2, 5).astype(np.float32)
+    labels, lengths, times = [[1, 2, 3], [2, 2, 0]], [3, 2], [6, 5]
+    (loss,) = run(
+        lambda z: ipu.nn_ops.ctc_loss_v2(tf.constant(labels), z, tf.constant(lengths), tf.constant(times), 0),
+        logits,
+    )
+    want = tf.nn.ctc_loss(
+        tf.constant(labels), logits, tf.constant(lengths), tf.constant(times), blank_index=0
+    )
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+
+
+def test_user_operators_are_functions_of_python(ipu: Any, run: Run) -> None:
+    import tensorflow as tf
+
+    register_user_operator("libcube.so", lambda x, *, scale=1.0: scale * x**3)
+
+    def cube(x: Any) -> Any:
+        outs = {"output_types": [tf.float32], "output_shapes": [x.shape]}
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            (y,) = ipu.custom_ops.precompiled_user_op(
+                [x], "/folder/libcube.so", outs=outs, attributes='{"scale": 2}'
+            )
+            total = tf.reduce_sum(y)
+        return y, tape.gradient(total, x)
+
+    y, gradient = run(cube, X)
+    np.testing.assert_allclose(y, 2 * X**3)
+    np.testing.assert_allclose(gradient, 6 * X**2)
+    with pytest.raises(NotFoundError, match="cannot be loaded"):
+        ipu.custom_ops.precompiled_user_op([X], "libother.so")
+
+
+def test_gradients_are_captured_on_their_way(ipu: Any, run: Run) -> None:
+    import tensorflow as tf
+
+    def capture(x: Any) -> Any:
+        with ipu.eager.backprop.GradientCaptureTape() as tape:
+            tape.watch(x)
+            hidden = ipu.grad_util_ops.capture_upstream_gradients(2 * x, tag="hidden")
+            total = tf.reduce_sum(hidden**2)
+        gradient = tape.gradient(total, x)
+        return gradient, tape.captured_gradients["hidden"]
+
+    gradient, captured = run(capture, X)
+    np.testing.assert_allclose(gradient, 8 * X)
+    np.testing.assert_allclose(captured, 4 * X)
+    with pytest.raises(RuntimeError, match="GradientCapture"):
+        ipu.grad_util_ops.capture_upstream_gradients(tf.constant(X))
+
+
+def test_shards_of_a_replica_exchange_values(ipu: Any, run: Run) -> None:
+    import tensorflow as tf
+
+    def shards() -> Any:
+        values = [tf.constant([1.0, 2.0, 3.0]), tf.constant([1.0, 1.0])]
+        ops = ipu.within_replica_ops
+        return (
+            ops.reduce_scatter(values, "COLLECTIVE_OP_ADD"),
+            ops.all_gather(values),
+            ops.all_reduce(values, "COLLECTIVE_OP_MAX"),
+        )
+
+    first, second, *rest = run(shards)
+    np.testing.assert_array_equal(first, [2, 3])
+    np.testing.assert_array_equal(second, [3, 0])
+    np.testing.assert_array_equal(rest[0], [1, 2, 3, 1, 1])
+    np.testing.assert_array_equal(rest[2], [1, 2, 3])
+
+
+def test_a_delay_line_and_the_iteration(ipu: Any, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    import tensorflow as tf
+
+    def body(total: Any) -> Any:
+        step = tf.cast(ipu.internal_ops.get_current_iteration_counter(), tf.float32)
+        return total + ipu.internal_ops.print_tensor(ipu.internal_ops.fifo(step + 1, 2), "late")
+
+    (total,) = run(lambda: ipu.loops.repeat(5, body, [tf.constant(0.0)]))
+    assert total == 1 + 2 + 3
+    assert capfd.readouterr().err.count("late:") == 5
+
+
+def test_floating_point_behaviour(ipu: Any) -> None:
+    import tensorflow as tf
+
+    large = np.array([10000, 1], np.float16)
+    square, divided, whole = configured(ipu)(
+        lambda v: (v * v, v / (v - v), tf.cast(v / (v - v), tf.int32)), large
+    )
+    np.testing.assert_array_equal(square, [65504, 1])
+    assert np.isnan(divided).all()
+    np.testing.assert_array_equal(whole, [-(2**31)] * 2)
+    (square,) = configured(ipu, nanoo=True)(lambda v: v * v, large)
+    assert np.isnan(square[0])
+    with pytest.raises(tf.errors.InternalError, match="Tiles in excepted state"):
+        configured(ipu, div0=True)(lambda v: v / (v - v), np.ones(1, np.float32))
+    rounding = ipu.config.StochasticRoundingBehaviour
+    value = np.full(64, 1.0003, np.float32)
+    (random,) = configured(ipu, esr=rounding.ON)(lambda v: tf.cast(v, tf.float16), value)
+    (nearest,) = configured(ipu, esr=rounding.OFF)(lambda v: tf.cast(v, tf.float16), value)
+    assert set(random.tolist()) == {1.0, 1.0009765625}
+    assert set(nearest.tolist()) == {1.0}
+
+
+def test_a_seed_repeats_the_stream(ipu: Any) -> None:
+    import tensorflow as tf
+
+    run = configured(ipu)
+    drawn = []
+    for seed in (1, None, 1, None, 2):
+        if seed is not None:
+            ipu.utils.reset_ipu_seed(seed)
+        drawn.append(run(_uniform)[0].tolist())
+    assert drawn[:2] == drawn[2:4]
+    assert drawn[0] != drawn[1] != drawn[4]
+    assert tf.executing_eagerly()
+
+
+def _uniform() -> Any:
+    import tensorflow as tf
+
+    return tf.random.uniform([3])
+
+
+def test_connection_types_compile_without_running(ipu: Any, tmp_path: Any) -> None:
+    import tensorflow as tf
+
+    kinds = ipu.config.DeviceConnectionType
+    strategy = ipu.ipu_strategy.IPUStrategyV1()
+    function = tf.function(lambda: tf.constant([1.0]) + 1.0)
+    for kind in (kinds.NEVER, kinds.PRE_COMPILE):
+        config = ipu.config.IPUConfig()
+        config.device_connection.type, config.device_connection.version = kind, "ipu2"
+        config.serialization_output_folder = str(tmp_path)
+        config.configure_ipu_system()
+        if kind is kinds.NEVER:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="configured for compilation only"):
+                strategy.run(function)
+        else:
+            np.testing.assert_array_equal(strategy.run(function), [0.0])
+    assert len(list(tmp_path.glob("*.poplar_exec"))) == 1
