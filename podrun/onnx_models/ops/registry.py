@@ -42,6 +42,7 @@ FAMILIES = (
     "quantization",
     "resize",
     "graphcore",
+    "serving",
     "classical",
 )
 """Modules of this package that register operators."""

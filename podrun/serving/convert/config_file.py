@@ -1,0 +1,84 @@
+"""Options of ``poprt`` from a YAML file, and other YAML that people write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from podrun.core.errors import ConfigError
+
+FUSION = "model_fusion"
+
+
+def read_yaml(path: Path, option: str) -> Any:
+    """What a YAML file holds. ConfigError for a file that cannot be read or is no YAML, with the line."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{option}: there is no file {str(path)!r}") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{option}: {str(path)!r} is a folder") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{option}: {str(path)!r} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{option}: {path}{where}: {problem}") from error
+
+
+def read_options(path: Path, known: Mapping[str, bool]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Options of a file and the maps of its models (``model_fusion``). ``known``: names, and whether each is a list of
+    words. ConfigError for a name that is none.
+    """
+    held = read_yaml(path, "--config_yaml")
+    if not isinstance(held, Mapping):
+        raise ConfigError(
+            f"--config_yaml: {path} is no map of options", hint="As in: input_model: model.onnx"
+        )
+    models = held.get(FUSION)
+    if models is not None and not (
+        isinstance(models, list) and len(models) > 1 and all(isinstance(m, Mapping) for m in models)
+    ):
+        raise ConfigError(f"--config_yaml: {path}: {FUSION} is a list of two or more maps of options")
+    plain = _checked({k: v for k, v in held.items() if k != FUSION}, known, str(path))
+    return plain, [_checked(dict(m), known, f"{path}, model {i}") for i, m in enumerate(models or (), 1)]
+
+
+def _checked(options: Mapping[str, Any], known: Mapping[str, bool], label: str) -> dict[str, Any]:
+    import difflib
+
+    checked: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            raise ConfigError(
+                f"--config_yaml: {label}: there is no option {name!r}",
+                hint=f"Did you mean {near[0]}?" if near else "Names are those of poprt --help.",
+            )
+        if known[name]:
+            checked[name] = _words(name, value, label)
+        elif isinstance(value, list):
+            checked[name] = ",".join(str(one) for one in value)
+        elif isinstance(value, Mapping):
+            raise ConfigError(f"--config_yaml: {label}: {name} takes one value, not a map")
+        else:
+            checked[name] = value
+    return checked
+
+
+def _words(name: str, value: Any, label: str) -> tuple[str, ...]:
+    if isinstance(value, Mapping):
+        return tuple(f"{key}={_joined(one)}" for key, one in value.items())
+    if isinstance(value, list):
+        return tuple(str(one) for one in value)
+    if isinstance(value, str):
+        return tuple(value.split())
+    raise ConfigError(f"--config_yaml: {label}: {name} is a list of words, not {value!r}")
+
+
+def _joined(value: Any) -> str:
+    return ",".join(str(one) for one in value) if isinstance(value, list) else str(value)
