@@ -303,3 +303,24 @@ def test_the_file_for_a_users_commands(tmp_path: Path) -> None:
     }
     with pytest.raises(UsageError, match="cannot be written"):
         write_account(tmp_path, "h", 1, ("a", "k"))
+
+
+def test_an_operator_of_one_allocation_leaves_the_agents_of_others_alone(make_pod: MakePod) -> None:
+    pod = make_pod(secure=True)
+    with as_user(pod, "root", admin_of(pod)) as root:
+        root.remove_allocation("pod16")
+        root.create_allocation("left", ["ipum1", "ipum2"])
+        root.create_allocation("right", ["ipum3", "ipum4"])
+        key = root.create_user("olga", "operator", ["left"])
+    with as_user(pod, "olga", key) as operator:
+        operator.set_maintenance("ipum1", drain=True)
+        operator.end_maintenance("ipum1")
+        for name in ("ipum3", "ipum9"):
+            with pytest.raises(DeniedError, match=f"agent {name} is in no allocation of olga"):
+                operator.set_maintenance(name, drain=True)
+            with pytest.raises(DeniedError, match="in no allocation"):
+                operator.end_maintenance(name)
+            with pytest.raises(DeniedError, match="in no allocation"):
+                operator.restart_agent(name)
+            with pytest.raises(DeniedError, match="in no allocation"):
+                operator.power_cycle_agent(name)

@@ -149,11 +149,18 @@ class Servicer:
                 )
 
     def _check_there(self, caller: Caller, method: str, request: Any) -> None:
-        """Raise NotFoundError for a partition that the caller does not see, before faults that are planned for it could
-        strike the call."""
+        """Raise NotFoundError for a partition that the caller does not see, and DeniedError for an agent, before faults
+        that are planned for it could strike the call."""
         name = getattr(request, "partition_id", "")
         if name and method != "CreatePartition" and not self.seen_names(caller, [name]):
             self._service.partition(name, asker=self.asker(caller, method))
+        agents = [*filter(None, [getattr(request, "agent_id", "")]), *getattr(request, "agent_ids", ())]
+        outside = [agent for agent in agents if not self.sees_agents(caller, [agent])]
+        if outside and isinstance(caller, AccountCaller):
+            raise DeniedError(
+                f"agent {outside[0]} is in no allocation of {caller.account.name}",
+                hint="vipu-admin list agents shows yours; an operator without allocations has all.",
+            )
 
     def asker(self, caller: Caller, method: str) -> Asker:
         """The caller of a method as the service needs it: what it sees, and what it may do with which partitions."""
