@@ -39,7 +39,19 @@ ALLOWED: dict[str, set[str]] = {
     | {"numerics", "runtime", "popdist", "private_apis", "report.model", "popef"}
     | {"compiler.program", "costmodel.tile_memory"},
     "serving": BASE
-    | {"popef", "popart", "onnx_models", "runtime", "onnx_backend", "commands", "device.connection"},
+    | {
+        "popef",
+        "popart",
+        "onnx_models",
+        "runtime",
+        "onnx_backend",
+        "commands",
+        "device.connection",
+        "estimate",
+        "costmodel",
+        "report.curves",
+    }
+    | {"simulate.streams", "simulate.traces.lines"},
     "tensorflow": BASE | {"numerics", "runtime", "popdist", "private_apis", "compiler"},
     "models": BASE | {"popart"},
     "popdist": BASE | {"device.connection", "collectives", "record", "faults"},
@@ -54,7 +66,17 @@ ALLOWED: dict[str, set[str]] = {
     "upkeep": BASE | {"partition", "serving.triton_server"},
     # Decides as they do, in virtual time. The launcher imports its verbs by name, when they are asked for.
     "simulate": BASE
-    | {"faults", "partition", "launcher", "record", "checkpoint", "costmodel", "estimate", "collectives"},
+    | {
+        "faults",
+        "partition",
+        "launcher",
+        "record",
+        "checkpoint",
+        "costmodel",
+        "estimate",
+        "collectives",
+        "report.curves",
+    },
     "estimate": BASE | {"onnx_models", "poptorch", "runtime", "popart", "report", "costmodel", "commands"},
     "report": BASE | {"costmodel.target", "commands", "popef"},
     "record": BASE | {"faults", "device.connection"},

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from podrun.report.curves import picture_page
 from podrun.simulate.chaos_report import shown_report
 from podrun.simulate.virtual_job import BINS
 
@@ -28,20 +29,14 @@ def chaos_page(report: Mapping[str, Any]) -> str:
     """The page."""
     inputs = report["inputs"]
     title = f"{inputs['ipus']:,} IPUs of {inputs['pod']} for {inputs['days']:g} days"
-    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(_origin(inputs))}</p>"]
+    parts = [f"<p>{escape(_origin(inputs))}</p>"]
     parts += ["<h2>Where time went</h2>", _bars(report), "<h2>ETTR of each replication</h2>", _dots(report)]
     for rows in report["sweeps"]:
         parts += [f"<h2>{escape(rows[0]['knob'])}</h2>", _line(rows)]
     if report["tornado"]:
         parts += ["<h2>Which knob matters most</h2>", _tornado(report["tornado"])]
     parts += ["<h2>Figures</h2>", f"<pre>{escape(shown_report(report))}</pre>"]
-    style = "body{font:15px sans-serif;max-width:52em;margin:2em auto;padding:0 1em}pre{overflow:auto}"
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
-    return (
-        f"<!doctype html>\n<html lang=en><head>{head}</head><body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    return picture_page(title, parts)
 
 
 def _origin(inputs: Mapping[str, Any]) -> str:

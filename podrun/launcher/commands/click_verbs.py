@@ -19,6 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 
 ELSEWHERE = {
+    "capacity": "podrun.serving.commands.capacity",
     "chaos": "podrun.simulate.commands.chaos",
     "scale": "podrun.simulate.commands.scale",
     "dashboards": "podrun.monitor.commands.dashboards",

@@ -1,0 +1,145 @@
+"""``podrun capacity MODEL``: how much POD a service needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from podrun.core.command_line import HELP_OPTIONS
+from podrun.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from podrun.serving.capacity.planning import PlannedService
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRequest:
+    """The options of a command line."""
+
+    models: tuple[Path, ...]
+    target: str
+    rate: tuple[str, ...]
+    slo: tuple[str, ...]
+    arrivals: tuple[str, ...]
+    batch: str
+    rows: int
+    ipus_per_replica: int | None
+    price: tuple[str, ...]
+    requests: int
+    seed: int
+    json_file: Path | None
+    html: Path | None
+
+
+@click.command(
+    "podrun capacity",
+    context_settings=HELP_OPTIONS,
+    epilog="""\b
+    Examples:
+      podrun capacity model.onnx --target pod16 --rate 5000/s --slo p99=20ms
+      podrun capacity executable.popef --rate 800/s --arrivals burst:cv=4 --html capacity.html
+      podrun capacity a.onnx b.onnx --rate 900/s --rate 40/s --slo p99=20ms --price pod16=12 --price pod64=40""",
+)
+@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--target", default="pod16", metavar="NAME", help="The POD [pod16].")
+@click.option(
+    "--rate", multiple=True, metavar="N/s", help="Requests a second; one for each model, or one for all."
+)
+@click.option(
+    "--slo", multiple=True, metavar="pN=TIME,...", help="Latencies to hold, as in p50=5ms,p99=20ms."
+)
+@click.option(
+    "--arrivals",
+    multiple=True,
+    metavar="FORM",
+    help="poisson, even, burst:cv=C, trace:FILE, closed:clients=N,think=TIME [poisson].",
+)
+@click.option("--batch", default="", metavar="N,...", help="Compiled batch sizes to try [1 to 64].")
+@click.option("--rows", type=click.IntRange(1), default=1, metavar="N", help="Samples of a request [1].")
+@click.option("--ipus-per-replica", type=click.IntRange(1), metavar="N", help="Pipeline stages [1].")
+@click.option("--price", multiple=True, metavar="POD=N", help="What an hour of a POD costs.")
+@click.option(
+    "--requests", type=click.IntRange(100), default=200_000, metavar="N", help="Of the final run [200000]."
+)
+@click.option("--seed", type=int, default=1, metavar="N", help="Of the arrivals [1].")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the figures."
+)
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with pictures.")
+def capacity_verb(**options: object) -> int:
+    """Says which POD serves a model at a rate within its latencies, with which batch and delay, and what is left.
+
+    Requests wait in virtual time for replicas whose runs take as long as the tile model says. MODEL is an ONNX
+    file, or a compiled one (executable.popef). Exit code 1: the target does not hold it.
+    """
+    from podrun.core.terminal import reporting
+    from podrun.serving.capacity.answer import answer_capacity, answer_json, answer_text
+    from podrun.serving.capacity.quantities import read_prices
+
+    request = CapacityRequest(**options)  # type: ignore[arg-type]  # click checks the types.
+    with reporting("planning", sys.stderr, log_after=None):
+        answer = answer_capacity(services_of(request), request.target, read_prices(request.price))
+    click.echo(answer_text(answer), nl=False)
+    if request.json_file is not None:
+        request.json_file.write_text(json.dumps(answer_json(answer), indent=1) + "\n", encoding="utf-8")
+    if request.html is not None:
+        from podrun.serving.capacity.page import capacity_page
+
+        request.html.write_text(capacity_page(answer), encoding="utf-8")
+    return 0 if answer.holds else 1
+
+
+def services_of(request: CapacityRequest) -> list[PlannedService]:
+    """The services that a command line names. Raises PodrunError for what cannot be."""
+    from podrun.costmodel.target import system
+    from podrun.serving.capacity.arrivals import read_arrivals
+    from podrun.serving.capacity.costs import model_costs
+    from podrun.serving.capacity.planning import PlannedService, ServiceDemand
+    from podrun.serving.capacity.quantities import read_objectives, requests_per_second
+
+    system(request.target)
+    count = len(request.models)
+    rates = for_each_model(request.rate, count, "--rate")
+    goals = for_each_model(request.slo, count, "--slo")
+    forms = for_each_model(request.arrivals, count, "--arrivals")
+    services = []
+    for number, path in enumerate(request.models):
+        arrivals = read_arrivals(forms[number] or "poisson")
+        rate = requests_per_second(rates[number]) if rates[number] else None
+        if rate is None and arrivals.kind not in ("trace", "closed"):
+            raise UsageError(f"how many requests does {path.name} get?", hint="--rate 5000/s")
+        if rate is not None and arrivals.kind == "closed":
+            raise UsageError("clients that wait for answers have no --rate", hint="Leave --rate out.")
+        objectives = read_objectives(goals[number]) if goals[number] else ()
+        demand = ServiceDemand(rate, objectives, arrivals, request.rows, request.requests, request.seed)
+        costs = model_costs(path, request.target, request.ipus_per_replica, batch_sizes(request.batch))
+        services.append(PlannedService(costs, demand, f"{number}:{path.name}"))
+    return services
+
+
+def for_each_model(values: Sequence[str], models: int, option: str) -> list[str]:
+    """The values of an option by model: one for all, or one each. Raises UsageError."""
+    if len(values) <= 1:
+        return [values[0] if values else ""] * models
+    if len(values) != models:
+        raise UsageError(
+            f"{option} is given {len(values)} times for {models} models", hint="Once, or once a model."
+        )
+    return list(values)
+
+
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Batch sizes of ``1,4,16``, ascending. Raises UsageError."""
+    try:
+        sizes = sorted({int(word) for word in text.split(",")} if text else ())
+    except ValueError:
+        sizes = [0]
+    if sizes and sizes[0] < 1:
+        raise UsageError(f"--batch: {text!r} are no batch sizes", hint="As in --batch 1,4,16.")
+    return tuple(sizes)
