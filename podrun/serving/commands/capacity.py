@@ -79,7 +79,8 @@ def capacity_verb(**options: object) -> int:
     file, or a compiled one (executable.popef). Exit code 1: the target does not hold it.
     """
     from podrun.core.terminal import reporting
-    from podrun.serving.capacity.answer import answer_capacity, answer_json, answer_text
+    from podrun.serving.capacity.answer import answer_capacity, answer_json
+    from podrun.serving.capacity.presentation import answer_text, capacity_page
     from podrun.serving.capacity.quantities import read_prices
 
     request = CapacityRequest(**options)  # type: ignore[arg-type]  # click checks the types.
@@ -89,8 +90,6 @@ def capacity_verb(**options: object) -> int:
     if request.json_file is not None:
         request.json_file.write_text(json.dumps(answer_json(answer), indent=1) + "\n", encoding="utf-8")
     if request.html is not None:
-        from podrun.serving.capacity.page import capacity_page
-
         request.html.write_text(capacity_page(answer), encoding="utf-8")
     return 0 if answer.holds else 1
 

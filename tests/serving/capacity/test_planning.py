@@ -10,11 +10,11 @@ import pytest
 
 from podrun.core.documents import load_schema
 from podrun.core.errors import UsageError
-from podrun.serving.capacity.answer import answer_capacity, answer_json, answer_text
+from podrun.serving.capacity.answer import answer_capacity, answer_json
 from podrun.serving.capacity.arrivals import ArrivalProcess
 from podrun.serving.capacity.costs import ModelCosts, RunCost
-from podrun.serving.capacity.page import capacity_page
 from podrun.serving.capacity.planning import PlannedService, ServiceDemand, partition_sizes
+from podrun.serving.capacity.presentation import answer_text, capacity_page
 from podrun.serving.capacity.quantities import Objective
 
 RUNS = tuple(RunCost(rows, 0.8e-3 + 0.1e-3 * rows, 0.1e-3, 0.1 * rows) for rows in (1, 2, 4, 8, 16))
