@@ -14,9 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.private_apis import find_name
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+    from jax.extend.core import Jaxpr, JaxprEqn
+    from jax.stages import Lowered
 
 TESTED_JAXLIB = ("0.10",)
 """Series of jaxlib in which convolutions may be rewritten. In another one XLA's own convolutions are used."""
@@ -178,15 +183,14 @@ def convolution_axes(numbers: Any) -> tuple[tuple[int, ...], tuple[int, ...], tu
     )
 
 
-def aliased_outputs(lowered: Any) -> dict[int, int]:
+def aliased_outputs(lowered: Lowered) -> dict[int, int]:
     """Positions of operands of a ``jax.stages.Lowered`` whose memory results take, and of these results. Empty without
     jaxlib's MLIR classes: updates then copy."""
     if find_name("jaxlib.mlir.ir.StringAttr") is None:
         return {}
     ir = mlir()
-    main = next(
-        op for op in lowered.compiler_ir().body if ir.StringAttr(op.attributes["sym_name"]).value == "main"
-    )
+    module: Any = lowered.compiler_ir()  # Any: jaxlib's MLIR classes are not typed.
+    main = next(op for op in module.body if ir.StringAttr(op.attributes["sym_name"]).value == "main")
     return {
         position: int(ir.IntegerAttr(attributes["tf.aliasing_output"]).value)
         for position, attributes in enumerate(main.attributes.get("arg_attrs", ()))
@@ -247,7 +251,9 @@ def _scope_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return _need(f"{util}.current_name_stack"), _need(f"{util}.user_context")
 
 
-def call_in_scope(call: Callable[[Any, Sequence[Any]], Any], equation: Any, operands: Sequence[Any]) -> Any:
+def call_in_scope(
+    call: Callable[[JaxprEqn, Sequence[Any]], Any], equation: JaxprEqn, operands: Sequence[Any]
+) -> Any:
     """``call(equation, operands)`` in the equation's name scopes, inside those that are open, and with its settings."""
     current_name_stack, user_context = _scope_functions()
     source = equation.source_info
@@ -256,20 +262,22 @@ def call_in_scope(call: Callable[[Any, Sequence[Any]], Any], equation: Any, oper
         return call(equation, operands)
 
 
-def bind_equation(equation: Any, operands: Sequence[Any]) -> Any:
+def bind_equation(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
     """The result of an equation's primitive for operands."""
-    return equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+    primitive: Any = equation.primitive  # Any: JAX does not type its methods.
+    return primitive.bind(*operands, **primitive.get_bind_params(equation.params))
 
 
-def without_unused(jaxpr: Any) -> Any:
+def without_unused(jaxpr: Jaxpr) -> Jaxpr:
     """A jaxpr without the equations that no result needs; its arguments stay."""
+    pruned: Jaxpr
     pruned, _ = _need("jax.interpreters.partial_eval.dce_jaxpr")(
         jaxpr, [True] * len(jaxpr.outvars), instantiate=True
     )
     return pruned
 
 
-def without_locations(exported: Any) -> Any:
+def without_locations(exported: Exported) -> Exported:
     """A ``jax.export.Exported`` without source locations: no path, no line, no argument name of the traced function.
 
     So its bytes depend on what is computed and on nothing else.

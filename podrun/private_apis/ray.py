@@ -214,7 +214,7 @@ def raylet_command(command: Sequence[str]) -> list[str]:
 
 
 def _without_agents(start: Callable[..., Any]) -> Callable[..., Any]:
-    def start_process(command: list[str], process_type: str, *others: Any, **options: Any) -> Any:
+    def start_process(command: list[str], process_type: str, *others: object, **options: object) -> Any:
         known = all(any(word.startswith(f"{agent}=") for word in command) for agent in AGENT_COMMANDS)
         whole = process_type == "raylet" and known
         return start(raylet_command(command) if whole else command, process_type, *others, **options)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
 @pytest.mark.parametrize(
     "name", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in PROGRAMS]
 )
-def test_a_program_runs(commands: Commands, tmp_path: Path, name: str) -> None:
+def test_a_users_program_runs_unmodified(commands: Commands, tmp_path: Path, name: str) -> None:
     program = ROOT / "examples" / "poptorch" / name
     done = commands.run(sys.executable, "-m", "podrun.compat", program, timeout=240, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -77,5 +77,5 @@ def test_a_program_is_profiled_on_the_ipus_that_it_needs(commands: Commands, tmp
     assert found["profile"]["ipu_memory"][0]["memory"]["by_tile"]
 
 
-def test_there_are_programs() -> None:
+def test_at_least_ten_programs_are_tried() -> None:
     assert len(PROGRAMS) >= 10

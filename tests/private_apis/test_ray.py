@@ -36,7 +36,7 @@ def find(name: str) -> object:
 @pytest.mark.parametrize(
     "name", sorted(set(private_ray.PRIVATE_NAMES) - {"ray._private.workers.default_worker"})
 )
-def test_ray_has_the_name(name: str) -> None:
+def test_ray_still_has_each_name(name: str) -> None:
     assert callable(find(name))
 
 

@@ -86,7 +86,7 @@ def test_pipelines_need_micro_batches(accumulation: int, enough: bool) -> None:
         inference(X[:3])
 
 
-def test_automatic_stages() -> None:
+def test_blocks_get_stages_as_the_automatic_strategy_says() -> None:
     automatic = poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)
     assert [automatic.placement(name, None)[:2] for name in "xyx"] == [(1, 1), (2, 2), (1, 1)]
     assert automatic.placement("z", 7)[:2] == (7, 3)
@@ -341,7 +341,7 @@ def test_what_cannot_be_known_while_a_model_is_compiled(model: Any, message: str
 OUTSIDE = torch.ones(6, 2)
 
 
-def test_two_losses_and_losses_of_losses() -> None:
+def test_two_losses_are_refused_and_losses_of_losses_are_one() -> None:
     class Losses(torch.nn.Module):
         def __init__(self, joined: bool) -> None:
             super().__init__()
@@ -398,7 +398,7 @@ def test_what_forward_may_not_do_with_its_module(function: Any, message: str) ->
         poptorch.inferenceModel(Unusual(function))(X)
 
 
-def test_models_that_compute_nothing() -> None:
+def test_models_that_compute_nothing_give_back_their_arguments() -> None:
     same, text = poptorch.inferenceModel(Unusual(lambda model, x: (x, "text")))(X)
     torch.testing.assert_close(same, X)
     assert text == "text"

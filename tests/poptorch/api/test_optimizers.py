@@ -146,7 +146,7 @@ QUICK = ("sgd-nesterov-groups", "adamw-groups", "rmsprop-centered")
 @pytest.mark.parametrize(
     "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
-def test_weights_are_torchs(case: str) -> None:
+def test_weights_after_training_are_torchs(case: str) -> None:
     compare(*CASES[case]).destroy()
 
 
@@ -203,7 +203,7 @@ def test_every_optimizer_with_every_schedule_and_accumulation(case: str, schedul
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["sgd-combined-scaled", "adamw-groups", "rmsprop-centered"])
 @pytest.mark.parametrize("schedule", [_warm, _restarts, _milestones])
-def test_schedules_of_fine_tuning(case: str, schedule: Any) -> None:
+def test_weights_under_schedules_of_fine_tuning_are_torchs(case: str, schedule: Any) -> None:
     compare(*CASES[case], schedule=schedule).destroy()
 
 
@@ -241,7 +241,7 @@ def test_clipping_is_that_of_torch(kind: str, ours_alone: dict[str, Any], both: 
     ).destroy()
 
 
-def test_constants_and_variables() -> None:
+def test_attributes_given_are_variable_and_others_constant() -> None:
     model = Regression()
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     marks = optimizer.variable_attrs
@@ -281,7 +281,7 @@ def test_attributes_that_come_late_are_named_once(caplog: Any) -> None:
 @pytest.mark.parametrize(
     "kind", ["SGD", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Adam", "AdamW", "RMSprop", "LAMB"))]
 )
-def test_state_goes_out_and_in(kind: str) -> None:
+def test_optimizer_state_is_the_same_after_saving_and_loading(kind: str) -> None:
     settings: dict[str, Any] = {"lr": 0.05, "loss_scaling": 2.0} | (
         {"momentum": 0.9} if kind == "SGD" else {}
     )
@@ -355,7 +355,7 @@ def test_optimizers_show_the_names_that_programs_use(name: str) -> None:
     assert getattr(importlib.import_module(kind.__module__), name) is kind
 
 
-def test_what_optimizers_refuse() -> None:
+def test_optimizers_refuse_what_ipus_do_not_have() -> None:
     parameters = list(Regression().parameters())
     for kind in (poptorch.optim.Adam, poptorch.optim.AdamW):
         with pytest.raises(ValueError, match="amsgrad"):

@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
 
 
 @pytest.mark.parametrize("what", list(WRONG))
-def test_what_options_refuse(what: str) -> None:
+def test_setters_of_options_refuse_wrong_values(what: str) -> None:
     make, kind = WRONG[what]
     with pytest.raises(kind):
         make()
@@ -169,7 +169,7 @@ def test_deprecated_options_warn() -> None:
         O().Precision.runningStatisticsAlwaysFloat(1)
 
 
-def test_options_from_a_file(tmp_path: Path) -> None:
+def test_options_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "options"
     file.write_text(
         "# a comment\n\n"
@@ -233,7 +233,7 @@ def test_an_options_file_makes_strategies_and_locations_and_says_where_it_is_wro
         O().loadFromFile(file)
 
 
-def test_options_from_the_environment(monkeypatch: Any, tmp_path: Path) -> None:
+def test_options_are_read_from_the_environment(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv(
         "POPTORCH_DEFAULT_OPTIONS",
         '{"deviceIterations": 5, "Training.gradientAccumulation": 2, "outputMode": ["OutputMode.EveryN", 5],'
@@ -321,7 +321,7 @@ class Twice(torch.nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["All", "Final", "Sum", "EveryN"])
-def test_output_modes_in_shapes_and_orders(mode: str) -> None:
+def test_output_modes_give_the_sdks_shapes_and_orders(mode: str) -> None:
     iterations, replicas, micro = 4, 2, 3
     options = O().deviceIterations(iterations).replicationFactor(replicas)
     chosen = poptorch.OutputMode[mode]
@@ -351,7 +351,7 @@ def test_replicas_of_an_input_group_have_the_same_input(kind: str) -> None:
     assert totals.tolist() == ([1, 1, 5, 5] if kind == "Consecutive" else [1, 5, 1, 5])
 
 
-def test_types_of_inputs_and_results() -> None:
+def test_results_have_the_types_that_ipus_compute() -> None:
     class Same(torch.nn.Module):
         def forward(self, *values: Any) -> Any:
             return tuple(value + value for value in values)
@@ -372,7 +372,7 @@ def test_synthetic_data_are_not_the_programs(caplog: Any) -> None:
     assert inference.getPerfCounters()["input"] == [[0.0]]
 
 
-def test_ipus_that_a_model_needs(monkeypatch: Any) -> None:
+def test_numbers_of_ipus_that_cannot_be_had_are_refused_by_name(monkeypatch: Any) -> None:
     class Three(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             for ipu in range(3):

@@ -47,7 +47,7 @@ WEIGHTS = [torch.nn.Parameter(torch.ones(2))]
         ),
     ],
 )
-def test_it_is_named(call: Callable[[], Any], message: str) -> None:
+def test_a_wrong_argument_is_refused_by_name(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         call()
 
@@ -149,7 +149,7 @@ def test_an_input_group_has_a_replica() -> None:
         poptorch.Options().inputReplicaGrouping(0, poptorch.CommGroupType.Consecutive)
 
 
-def test_the_check_is_generous(tmp_path: Path) -> None:
+def test_the_check_takes_what_means_the_same_type(tmp_path: Path) -> None:
     (tmp_path / "options").write_text("deviceIterations(2)\n")
     options = poptorch.Options()
     options.loadFromFile(tmp_path / "options")

@@ -146,7 +146,9 @@ def test_a_result_of_another_shape_takes_its_place_with_torchs_warning() -> None
         ((2, 9), 2, 8, torch.int32),
     ],
 )
-def test_integers_drawn_in_place(bounds: tuple[int, ...], low: int, high: int, dtype: Any) -> None:
+def test_integers_drawn_in_place_lie_within_their_bounds(
+    bounds: tuple[int, ...], low: int, high: int, dtype: Any
+) -> None:
     def call(module: Any, x: Any) -> Any:
         return torch.zeros(4000, dtype=dtype).random_(*bounds)
 
@@ -160,7 +162,7 @@ def test_integers_drawn_in_place(bounds: tuple[int, ...], low: int, high: int, d
         assert set(made.tolist()) == set(range(low, high + 1))
 
 
-def test_normalisations_in_loops() -> None:
+def test_normalisations_inside_loops_compute_what_the_cpu_computes() -> None:
     class Looped(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

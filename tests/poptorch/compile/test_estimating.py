@@ -71,7 +71,7 @@ def test_a_module_is_estimated_in_layouts_of_other_batches(program: str, capsys:
     assert {each["micro_batch"] for each in fixed} == {6}
 
 
-def test_the_text_names_modules(program: str, capsys: Any) -> None:
+def test_the_text_of_an_estimate_names_modules(program: str, capsys: Any) -> None:
     assert main([f"{program}:Net", "--input", "6x12"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.endswith("body/0") for line in lines)
@@ -88,7 +88,7 @@ def test_the_text_names_modules(program: str, capsys: Any) -> None:
         (["{}", "--", "many"], "ends before it compiles"),
     ],
 )
-def test_what_cannot_be_taken_is_said(program: str, capsys: Any, words: list[str], said: str) -> None:
+def test_what_an_estimate_cannot_take_is_told(program: str, capsys: Any, words: list[str], said: str) -> None:
     assert main([word.format(program) for word in words]) == 2
     assert said in capsys.readouterr().err
 

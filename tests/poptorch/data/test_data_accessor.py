@@ -147,7 +147,7 @@ def test_what_fails_at_the_start_is_an_error() -> None:
     loader.terminate()
 
 
-def test_elements_that_cannot_be_shared() -> None:
+def test_elements_that_cannot_be_shared_are_refused() -> None:
     accessor = poptorch.AsynchronousDataAccessor(Uneven(4))
     with pytest.raises(AssertionError, match="shapes and types of the first one"):
         list(accessor)

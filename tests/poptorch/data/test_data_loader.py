@@ -75,7 +75,7 @@ def test_processes_load_parts_that_do_not_overlap(shuffle: bool, drop_last: bool
         assert parts[0] != sorted(parts[0])
 
 
-def test_what_several_processes_need() -> None:
+def test_loaders_of_several_processes_refuse_what_would_repeat_elements() -> None:
     with pytest.raises(AssertionError, match="randomSeed"):
         poptorch.DataLoader(in_process(0, 2), Numbered(8), shuffle=True)
     with pytest.raises(AssertionError, match="auto_distributed_partitioning=False"):
@@ -104,7 +104,7 @@ def test_batches_of_a_sampler_are_micro_batches() -> None:
         poptorch.DataLoader(in_process(0, 2), Numbered(10), batch_sampler=sampler())
 
 
-def test_arguments_that_cannot_be(caplog: Any) -> None:
+def test_arguments_that_do_not_go_together_are_refused(caplog: Any) -> None:
     with pytest.raises(AssertionError, match=r"poptorch\.Options"):
         poptorch.DataLoader({}, Numbered(2))
     with pytest.raises(AssertionError, match="AsyncRebatched"):

@@ -131,7 +131,7 @@ def test_a_comparison_of_no_number_is_an_exception(name: str) -> None:
         assert stopping(function, torch.ones(2)).tolist() == function(torch.ones(2)).tolist()
 
 
-def test_tests_for_no_number_are_none() -> None:
+def test_tests_for_nan_do_not_stop_as_comparisons_do() -> None:
     assert stopping(lambda x: (torch.isnan(x), x.long() > 3), torch.ones(2))[0].tolist() == [False, False]
     assert stopping(torch.isnan, NAN).tolist() == [True, False]
 

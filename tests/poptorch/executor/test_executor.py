@@ -184,7 +184,7 @@ def called(executor: Any, call: str) -> Any:
 @pytest.mark.parametrize(
     "call", ["detachFromDevice", "attachToDevice", "copyWeightsToHost", "copyWeightsToDevice", "rng_state"]
 )
-def test_what_needs_a_compiled_model(call: str) -> None:
+def test_calls_that_need_a_compiled_model_refuse_without_one(call: str) -> None:
     inference = poptorch.inferenceModel(Affine())
     assert not inference.isCompiled()
     assert not inference.isAttachedToDevice()
@@ -219,7 +219,7 @@ def test_devices_are_taken_when_the_options_say(data: Any) -> None:
         (lambda x: (x, None), "structure"),
     ],
 )
-def test_calls_like_the_first_one(data: Any, change: Any, message: str) -> None:
+def test_calls_unlike_the_first_one_are_refused_until_destroy(data: Any, change: Any, message: str) -> None:
     inference = poptorch.inferenceModel(Affine())
     inference(data[0])
     with pytest.raises(poptorch.Error, match=message) as caught:
@@ -252,7 +252,7 @@ def test_arguments_and_results_keep_their_structure() -> None:
         inference({"x": x}, y, z, factor=5, z=z)
 
 
-def test_arguments_that_do_not_fit(data: Any) -> None:
+def test_arguments_that_do_not_fit_forward_are_refused(data: Any) -> None:
     inference = poptorch.inferenceModel(Affine())
     with pytest.raises(poptorch.Error, match="missing"):
         inference()
@@ -354,7 +354,7 @@ def test_hooks_run_around_every_capture(data: Any) -> None:
     assert len(order) == 6
 
 
-def test_anchors_cycles_counters_and_names(data: Any) -> None:
+def test_a_wrapper_answers_for_anchors_cycles_counters_and_names(data: Any) -> None:
     options = poptorch.Options().deviceIterations(2).logCycleCount(True)
     options.anchorTensor("gradient", "Gradient___layer.weight")
     options.outputMode(poptorch.OutputMode.All)
@@ -449,7 +449,7 @@ def test_random_numbers_go_on_from_a_state() -> None:
     assert torch.equal(inference(x), second)
 
 
-def test_what_wrappers_refuse() -> None:
+def test_wrappers_refuse_what_they_cannot_do() -> None:
     with pytest.raises(poptorch.Error, match="Options"):
         poptorch.inferenceModel(Affine(), {})
     with pytest.raises(poptorch.Error, match=r"torch\.nn\.Module"):

@@ -142,7 +142,7 @@ def rewritten(file: str, target: Path, name: str, data: bytes) -> str:
     return str(target)
 
 
-def test_files_that_cannot_be(tmp_path: Path) -> None:
+def test_files_that_are_absent_foreign_or_damaged_are_refused(tmp_path: Path) -> None:
     file = str(tmp_path / "net.poptorch")
     inference = poptorch.inferenceModel(Net().eval())
     with pytest.raises(poptorch.Error, match="compiled model"):
