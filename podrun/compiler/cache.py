@@ -36,7 +36,7 @@ from podrun.device.xla.clients import instruction_set
 
 SUFFIX = ".popef"
 _POLL_SECONDS = 0.02
-_log = logging.getLogger("podrun.popart.devicex")
+_log = logging.getLogger("podrun.compiler.cache")
 
 
 def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], wait: float) -> Executable:

@@ -113,19 +113,19 @@ def _order(forward: Mapping[str, Any], ahead: FlatJaxpr) -> list[str]:
 
 def _by_layer(entries: Any, index: Mapping[str, int]) -> list[float]:
     """Sums by layer. What belongs to no layer (the loss, work without a name) counts for the last one."""
-    found = [0.0] * len(index)
+    totals = [0.0] * len(index)
     for scope, value in entries:
-        found[index.get(parse_scope(scope).layer, len(index) - 1)] += value
-    return found
+        totals[index.get(parse_scope(scope).layer, len(index) - 1)] += value
+    return totals
 
 
 def _places(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
     """The layer of each equation. An equation without a name is in the layer of the equation before it."""
-    found, last = [], 0
+    places, last = [], 0
     for equation in flat.equations:
         last = index.get(parse_scope(equation.scope).layer, last) if equation.scope else last
-        found.append(last)
-    return found
+        places.append(last)
+    return places
 
 
 def _weights(
@@ -148,34 +148,34 @@ def _weights(
 
 def _roots(flat: FlatJaxpr) -> dict[int, int]:
     """For each result of a view the value whose memory it is."""
-    found: dict[int, int] = {}
+    roots: dict[int, int] = {}
     for equation in flat.equations:
         source = next((n for n in equation.inputs if n is not None), None)
         if equation.primitive in VIEWS and source is not None:
-            found |= dict.fromkeys(equation.outputs, found.get(source, source))
-    return found
+            roots |= dict.fromkeys(equation.outputs, roots.get(source, source))
+    return roots
 
 
 def _saved(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
     roots = _roots(flat)
     maker: dict[int, int] = {}
-    found, kept = [0] * len(index), set[int]()
+    saved, kept = [0] * len(index), set[int]()
     for equation in flat.equations:
         if parse_scope(equation.scope).backward:
             for number in equation.inputs:
                 root = roots.get(number, number) if number is not None else None
                 if root in maker and root not in kept:
                     kept.add(root)
-                    found[maker[root]] += flat.tensors[root].nbytes
+                    saved[maker[root]] += flat.tensors[root].nbytes
         elif equation.primitive not in VIEWS and equation.scope:
             place = index.get(parse_scope(equation.scope).layer, len(index) - 1)
             maker |= dict.fromkeys(equation.outputs, place)
-    return found
+    return saved
 
 
 def _crossing(flat: FlatJaxpr, places: Sequence[int], layers: int) -> list[int]:
     roots = _roots(flat)
-    made: dict[int, int] = {}
+    maker_places: dict[int, int] = {}
     last: dict[int, int] = {}
     for place, equation in zip(places, flat.equations, strict=True):
         for number in equation.inputs:
@@ -183,12 +183,12 @@ def _crossing(flat: FlatJaxpr, places: Sequence[int], layers: int) -> list[int]:
                 root = roots.get(number, number)
                 last[root] = max(place, last.get(root, place))
         if equation.primitive not in VIEWS:
-            made |= dict.fromkeys(equation.outputs, place)
-    found = [0] * layers
-    for number, place in made.items():
+            maker_places |= dict.fromkeys(equation.outputs, place)
+    crossing = [0] * layers
+    for number, place in maker_places.items():
         for behind in range(place, last.get(number, place)):
-            found[behind] += flat.tensors[number].nbytes
-    return found
+            crossing[behind] += flat.tensors[number].nbytes
+    return crossing
 
 
 @dataclass(frozen=True, slots=True)

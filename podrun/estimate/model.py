@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.errors import InvalidOptionError, UsageError
+from podrun.core.errors import InternalError, InvalidOptionError, UsageError
 from podrun.core.terminal import report_step
 from podrun.costmodel.batch import BatchWork, batch_seconds
 from podrun.costmodel.exchange import RELEASE_SECONDS, WAIT_SECONDS
@@ -148,12 +148,12 @@ def estimate(traced: Traced, system: System, layout: ProgramLayout, *, train: bo
 
 def _modules(layers: Sequence[Layer]) -> tuple[tuple[str, int, int], ...]:
     """Cycles and bytes of weights of layers whose names have the same path, in the forward pass's order."""
-    found: dict[str, list[float]] = {}
+    totals: dict[str, list[float]] = {}
     for layer in layers:
-        entry = found.setdefault(layer.name.rpartition("/")[0], [0.0, 0.0])
+        entry = totals.setdefault(layer.name.rpartition("/")[0], [0.0, 0.0])
         entry[0] += layer.step_cycles
         entry[1] += layer.weight_bytes
-    return tuple((name, round(cycles), int(weights)) for name, (cycles, weights) in found.items())
+    return tuple((name, round(cycles), int(weights)) for name, (cycles, weights) in totals.items())
 
 
 def _memory(traced: Traced, system: System, layout: ProgramLayout, *, train: bool) -> MemoryModel:
@@ -207,8 +207,8 @@ def _alone(traced: Traced, *, recompute: bool, waiting: bool) -> Mapping[str, An
     """Memory of the step on an IPU that runs all of it."""
     if waiting:
         return traced.remade_waiting if recompute else traced.step_waiting
-    found: Mapping[str, Any] = (traced.remade if recompute else traced.step)["memory"]
-    return found
+    memory: Mapping[str, Any] = (traced.remade if recompute else traced.step)["memory"]
+    return memory
 
 
 def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -> tuple[IpuShare, ...]:
@@ -221,11 +221,12 @@ def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -
         # The recomputed bytes are known as a whole; layers take shares of them, as nobody cuts them apart.
         last = [cost * traced.remade["step"]["cycles"] / sum(costs) for cost in costs]
     ends = cut_chain(costs, ipus, memory.fits, last=last) or cut_chain(costs, ipus, last=last)
-    assert ends is not None  # There are at least as many layers as IPUs.
-    found = []
+    if ends is None:
+        raise InternalError(f"{len(layers)} layers are not to be cut for {ipus} IPUs")
+    shares = []
     for ipu, (first, end) in enumerate(itertools.pairwise((0, *ends))):
         own = last if ipu == ipus - 1 else costs
-        found.append(
+        shares.append(
             IpuShare(
                 layers[first].name,
                 layers[end - 1].name,
@@ -235,7 +236,7 @@ def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -
                 memory.demand(ipu, first, end).by_content(),
             )
         )
-    return tuple(found)
+    return tuple(shares)
 
 
 def _most_weights(layers: Sequence[Layer], ends: Sequence[int]) -> float:
@@ -277,7 +278,7 @@ def scan(
     """
     if not train:
         choices = replace(choices, accumulations=(1,), recomputing=(False,))
-    found: list[Estimate] = []
+    estimates: list[Estimate] = []
     fixed: FixedBatchError | None = None
     layouts = [
         list(_layouts(system, replace(base, micro_batch=micro_batch), choices))
@@ -295,16 +296,16 @@ def scan(
                     fixed = error
                     break
             if layout.ipus_per_replica <= len(traced.layers):
-                found.append(estimate(traced, system, layout, train=train))
+                estimates.append(estimate(traced, system, layout, train=train))
         before += len(of_size)
-    if not found and fixed is not None:
+    if not estimates and fixed is not None:
         raise fixed
-    if not found:
+    if not estimates:
         raise UsageError(
             f"no layout of {system.name} makes a global batch of {choices.global_batch}",
             hint=f"Give a multiple of the number of replicas, as in --global-batch {system.ipus * 16}.",
         )
-    return sorted(found, key=_rank)
+    return sorted(estimates, key=_rank)
 
 
 def _rank(one: Estimate) -> tuple[bool, int, bool, int, float]:

@@ -70,17 +70,17 @@ def completed(model: onnx.ModelProto) -> onnx.ModelProto:
     state = held - read
     if graph.output and not state:
         return model
-    made = ModelProto()
-    made.CopyFrom(model)
+    complete = ModelProto()
+    complete.CopyFrom(model)
     tensors = [tensor for tensor in graph.initializer if tensor.name not in state]
     inputs = [value for value in graph.input if value.name not in state]
-    del made.graph.initializer[:], made.graph.input[:]
-    made.graph.initializer.extend(tensors)
-    made.graph.input.extend(inputs)
+    del complete.graph.initializer[:], complete.graph.input[:]
+    complete.graph.initializer.extend(tensors)
+    complete.graph.input.extend(inputs)
     if not graph.output:
         for name in _unread(graph):
-            made.graph.output.add(name=name)
-    return made
+            complete.graph.output.add(name=name)
+    return complete
 
 
 def _unread(graph: onnx.GraphProto) -> list[str]:
@@ -100,9 +100,9 @@ def _unread(graph: onnx.GraphProto) -> list[str]:
 
 
 def _reads(graph: onnx.GraphProto) -> set[str]:
-    found = {name for node in graph.node for name in node.input}
+    names = {name for node in graph.node for name in node.input}
     nested = (g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs))
-    return found.union(*(_reads(g) for g in nested))
+    return names.union(*(_reads(g) for g in nested))
 
 
 class OnnxModel:
@@ -193,10 +193,10 @@ def trace_model(
         (layout.partials_type, layout.proportion, train),
         plan_cache.sources("onnx_models", "poptorch", "runtime", "estimate", "compiler"),
     )
-    found = plan_cache.remembered(
+    recorded = plan_cache.remembered(
         question, lambda: asdict(_trace(read, chip, layout, source.micro_batch, train=train))
     )
-    return Traced(**{**found, "layers": tuple(Layer(**layer) for layer in found["layers"])})
+    return Traced(**{**recorded, "layers": tuple(Layer(**layer) for layer in recorded["layers"])})
 
 
 def _digest(model: Model) -> str:
@@ -274,8 +274,8 @@ def _flats(lowered: Lowered, *, train: bool) -> list[FlatJaxpr]:
         floating = {n: p for n, p in parameters.items() if jnp.issubdtype(p.dtype, jnp.floating)}
 
         def loss(chosen: Any) -> Any:
-            made = stateful.forward({**parameters, **chosen}, inputs, key)
-            return jnp.mean(made[first].astype(jnp.float32)), [made[name] for name in updates]
+            outputs = stateful.forward({**parameters, **chosen}, inputs, key)
+            return jnp.mean(outputs[first].astype(jnp.float32)), [outputs[name] for name in updates]
 
         return jax.value_and_grad(loss, has_aux=True)(floating)
 

@@ -82,6 +82,10 @@ class CellWeights:
 
     Of an LSTM alone: ``peepholes``, factors of the memory for input, output and forget gate, ``[h]`` each; ``leaving``,
     ``[p, h]``, by which outputs are multiplied: states and outputs then have p elements where the memory has h.
+
+    ``direction`` decides bits alone. With it ``recurrent`` is ``[directions, g*h, h]``, and each step reads its part:
+    the gradient of the whole array adds up from step to step. Without it the gradient of one direction does, and is put
+    into its place at the end. XLA fuses the two differently, and gradients of inputs can differ in the last bit.
     """
 
     entering: Array
@@ -90,6 +94,11 @@ class CellWeights:
     recurrent_bias: Array | None = None
     peepholes: tuple[Array, ...] | None = None
     leaving: Array | None = None
+    direction: int | None = None
+
+    def rows(self) -> Array:
+        """The recurrent weights ``[g*h, h]``; to be called within a step, see ``direction``."""
+        return self.recurrent if self.direction is None else self.recurrent[self.direction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +160,7 @@ def _plain_step(cell: Cell, weights: CellWeights) -> Step:
     (activation,) = cell.activations
 
     def step(state: State, projected: Array) -> State:
-        total = _with_bias(projected + cell.product(state[0], weights.recurrent), weights.recurrent_bias)
+        total = _with_bias(projected + cell.product(state[0], weights.rows()), weights.recurrent_bias)
         return (activation(cell.bounded(total)),)
 
     return step
@@ -166,12 +175,13 @@ def _gru_step(cell: Cell, weights: CellWeights) -> Step:
     Interest Evolution Network, 2019.
     """
     gate, activation = cell.activations
-    count = weights.recurrent.shape[0] // 3 * (3 if cell.reset_after else 2)
+    rows = weights.recurrent.shape[-2]
+    count = rows // 3 * (3 if cell.reset_after else 2)
 
     def inner(values: Array, first: int, end: int) -> Array:
         """A part of the product of the state, its rows ``first`` to ``end``, with the bias."""
         bias = weights.recurrent_bias
-        product = cell.product(values, weights.recurrent[first:end])
+        product = cell.product(values, weights.rows()[first:end])
         return product if bias is None else product + bias[first:end]
 
     def step(state: State, inputs: tuple[Array, Array | None]) -> State:
@@ -182,9 +192,7 @@ def _gru_step(cell: Cell, weights: CellWeights) -> Step:
             letter: entering[letter] + part for letter, part in zip(cell.gates, (first, second), strict=False)
         }
         update, reset = (gate(cell.bounded(total[letter])) for letter in "zr")
-        new = (
-            reset * rest[0] if cell.reset_after else inner(reset * hidden, count, weights.recurrent.shape[0])
-        )
+        new = reset * rest[0] if cell.reset_after else inner(reset * hidden, count, rows)
         if attention is not None:
             update = (1 - attention) * update
         return ((1 - update) * activation(cell.bounded(entering["n"] + new)) + update * hidden,)
@@ -199,7 +207,7 @@ def _lstm_step(cell: Cell, weights: CellWeights) -> Step:
 
     def step(state: State, projected: Array) -> State:
         hidden, memory = state
-        total = _with_bias(projected + cell.product(hidden, weights.recurrent), weights.recurrent_bias)
+        total = _with_bias(projected + cell.product(hidden, weights.rows()), weights.recurrent_bias)
         part = cell.parts(total)
 
         def opened(letter: str, memory: Array) -> Array:

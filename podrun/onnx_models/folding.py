@@ -71,7 +71,7 @@ def fold(equations: list[Any], known: set[Any], outputs: set[Any]) -> tuple[list
             if not isinstance(variable, Literal):
                 readers.setdefault(variable, []).append(equation)
     changed: dict[int, list[Any]] = {}
-    made: dict[Made, WorkOut] = {}
+    products: dict[Made, WorkOut] = {}
     for equation in equations:
         if not _is_plain(equation, known):
             continue
@@ -82,13 +82,13 @@ def fold(equations: list[Any], known: set[Any], outputs: set[Any]) -> tuple[list
         result = equation.outvars[0].aval
         weights = Made(equation.invars[1].aval)
         shift = Made(result.update(shape=(1, result.shape[1]) + (1,) * (len(result.shape) - 2)))
-        made[weights], made[shift] = chain.weights, chain.shift
+        products[weights], products[shift] = chain.weights, chain.shift
         changed.update({id(e): [] for e in passed})
         changed[id(equation)] = [equation.replace(invars=[equation.invars[0], weights])]
         last = links[-1][0]
         addition = last.replace(primitive=lax.add_p, invars=[equation.outvars[0], shift], params={})
         changed[id(last)] = [addition]
-    return [kept for e in equations for kept in changed.get(id(e), [e])], made
+    return [kept for e in equations for kept in changed.get(id(e), [e])], products
 
 
 def _is_plain(equation: Any, known: set[Any]) -> bool:
@@ -186,15 +186,15 @@ def hoist(function: Callable[..., Any], parameters: Any, inputs: Any, key: Any) 
         environment = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         environment.update(zip(jaxpr.invars[:count], jax.tree.leaves(values), strict=True))
         _evaluate(before, environment)
-        environment.update({made: work_out(environment) for made, work_out in folded.items()})
+        environment.update({variable: work_out(environment) for variable, work_out in folded.items()})
         return [_channels_last(environment[v]) if v in weights else environment[v] for v in kept]
 
     def run(held: list[Any], values: Mapping[str, Any], key: Any) -> Any:
         environment = dict(zip(kept, held, strict=True))
         environment.update(zip(jaxpr.invars[count:], jax.tree.leaves((values, key)), strict=True))
         _evaluate(after, environment, weights)
-        found = [v.val if isinstance(v, Literal) else environment[v] for v in jaxpr.outvars]
-        return jax.tree.unflatten(tree, found)
+        results = [v.val if isinstance(v, Literal) else environment[v] for v in jaxpr.outvars]
+        return jax.tree.unflatten(tree, results)
 
     return Hoisted(prepare, run, 2 * sum(map(_products, after)))
 
@@ -203,14 +203,14 @@ def _products(equation: Any) -> int:
     """Multiplications of a convolution or a product of matrices; 0 for any other equation."""
     if equation.primitive is lax.dot_general_p:
         (summed, _), _ = equation.params["dimension_numbers"]
-        each: int = math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
+        terms: int = math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
     elif equation.primitive is lax.conv_general_dilated_p:
         weights = equation.invars[1].aval.shape
-        each = math.prod(weights) // weights[equation.params["dimension_numbers"].rhs_spec[0]]
+        terms = math.prod(weights) // weights[equation.params["dimension_numbers"].rhs_spec[0]]
     else:
         return 0
-    made: int = math.prod(equation.outvars[0].aval.shape)
-    return made * each
+    elements: int = math.prod(equation.outvars[0].aval.shape)
+    return elements * terms
 
 
 def _channels_last(weights: Any) -> Any:
@@ -247,6 +247,6 @@ def _evaluate(
             numbers = options["dimension_numbers"]
             rank = len(numbers.rhs_spec)
             options["dimension_numbers"] = numbers._replace(rhs_spec=(rank - 1, rank - 2, *range(rank - 2)))
-        made = equation.primitive.bind(*parts, *values, **options)
-        results = made if equation.primitive.multiple_results else [made]
+        output = equation.primitive.bind(*parts, *values, **options)
+        results = output if equation.primitive.multiple_results else [output]
         environment.update(zip(equation.outvars, results, strict=True))

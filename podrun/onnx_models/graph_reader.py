@@ -62,18 +62,18 @@ _MOST_LAYERS = 4
 
 
 def _bodies(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, str]]:
-    found = set()
+    operators = set()
     for node in graph.node:
         domain = "" if node.domain == ONNX else node.domain
         version = opsets.get(domain, opsets.get(node.domain, 1))
         if find_onnx_operator(domain, node.op_type, version) is None and _has_body(
             domain, node.op_type, version
         ):
-            found.add((domain, node.op_type))
+            operators.add((domain, node.op_type))
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                found |= _bodies(inner, opsets)
-    return found
+                operators |= _bodies(inner, opsets)
+    return operators
 
 
 @functools.cache

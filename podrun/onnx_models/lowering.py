@@ -36,6 +36,6 @@ def lower(
     may be given as keywords too.
     """
     fields = LoweringOptions.__dataclass_fields__
-    given = {name: wanted.pop(name) for name in list(wanted) if name in fields}
-    chosen = options or LoweringOptions(**given)
+    fitting = {name: wanted.pop(name) for name in list(wanted) if name in fields}
+    chosen = options or LoweringOptions(**fitting)
     return lower_graph(read_graph(model, initial), OPERATORS, chosen, **wanted)

@@ -71,10 +71,10 @@ def packed(proto: TensorProto) -> TensorProto:
     if dtype is None or not held or held != math.prod(proto.dims):
         return proto
     bits = np.asarray(proto.int32_data, np.int32).astype(f"<u{dtype.itemsize}")
-    made = type(proto)()
-    made.CopyFrom(proto)
-    made.int32_data[:] = _words(bits).tolist()
-    return made
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    copy.int32_data[:] = _words(bits).tolist()
+    return copy
 
 
 def packed_halves(halves: np.ndarray) -> bytes:

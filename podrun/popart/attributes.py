@@ -100,13 +100,13 @@ class NodeAttributes:
         kept = [attribute for attribute in node.attribute if attribute.name != name]
         plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
         try:
-            made = helper.make_attribute(name, int(plain) if isinstance(plain, bool) else plain)
+            changed = helper.make_attribute(name, int(plain) if isinstance(plain, bool) else plain)
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"addNodeAttribute(): incompatible function arguments. {name!r} cannot be {value!r}: {error}."
             ) from error
         del node.attribute[:]
-        node.attribute.extend([*kept, made])
+        node.attribute.extend([*kept, changed])
 
     def nodeHasAttribute(self, attributeName: str, nodeOutputNames: Names) -> bool:
         """True iff the node has the attribute."""
@@ -130,10 +130,10 @@ class NodeAttributes:
 
         for attribute in self._node(outputs).attribute:
             if attribute.name == name:
-                found = AttributeProto.AttributeType.Name(attribute.type)
-                if kind is not None and found != kind:
+                stored_kind = AttributeProto.AttributeType.Name(attribute.type)
+                if kind is not None and stored_kind != kind:
                     raise popart_exception(
-                        f"Node attribute {name} is not {_KINDS[kind]}, it is {_KINDS.get(found, found)}."
+                        f"Node attribute {name} is not {_KINDS[kind]}, it is {_KINDS.get(stored_kind, stored_kind)}."
                     )
                 return helper.get_attribute_value(attribute)
         raise popart_exception(
@@ -347,9 +347,9 @@ class NodeAttributes:
 
     def checkpointOutput(self, nodeOutputNames: Sequence[str]) -> list[str]:
         """Keep these tensors for the backward pass. Returns new tensors, which the program must use from here on."""
-        made = []
+        checkpoints = []
         for name in nodeOutputNames:
             output = self.aiOnnx.identity([name])  # type: ignore[attr-defined]
             self._set(output, RECOMPUTE, RecomputeType.Checkpoint.value)
-            made.append(output)
-        return made
+            checkpoints.append(output)
+        return checkpoints

@@ -45,8 +45,8 @@ def sdk_sources(command: Sequence[str], folder: Path) -> list[Path]:
         candidates: list[Path] = [folder / word for word in words[1:] if word.endswith(_SOURCES)]
     elif program in _BUILDERS:
         place = folder / words[words.index("-C") + 1] if "-C" in words[:-1] else folder
-        found = [path for pattern in ("*", "*/*") for path in place.glob(pattern)]
-        candidates = sorted(path for path in found if path.suffix in _SOURCES)
+        paths = [path for pattern in ("*", "*/*") for path in place.glob(pattern)]
+        candidates = sorted(path for path in paths if path.suffix in _SOURCES)
     else:
         return []
     return [path for path in candidates if _SDK.search(_text(path))]
@@ -67,7 +67,7 @@ def _refuse(sources: Sequence[Path]) -> None:
             "%s: not compiled; its operators are those of %s", names, os.pathsep.join(custom_op_files())
         )
         return
-    defined = [each for path in sources for each in operators_in(_text(path))]
+    defined = [operator for path in sources for operator in operators_in(_text(path))]
     told = ", ".join(f"{domain}.{name} version {version}" for domain, name, version in defined)
     calls = "; ".join(_registrations(defined)) or "podrun.popart.register_op(domain, name, version, function)"
     raise popart_unsupported(
@@ -88,13 +88,13 @@ def explain_compilers() -> None:
     popen, system = subprocess.Popen.__init__, os.system
 
     @functools.wraps(popen)
-    def start(self: Any, args: Any, *rest: Any, **given: Any) -> None:
-        folder = Path(os.fsdecode(given.get("cwd") or "."))
+    def start(self: Any, args: Any, *rest: Any, **options: Any) -> None:
+        folder = Path(os.fsdecode(options.get("cwd") or "."))
         sources = sdk_sources(_words(args), folder)
         if sources:
             _refuse(sources)
             args = "true" if isinstance(args, (str, bytes)) else ["true"]
-        popen(self, args, *rest, **given)
+        popen(self, args, *rest, **options)
 
     @functools.wraps(system)
     def run(command: Any) -> int:

@@ -177,6 +177,18 @@ _LEVELS = {
 }
 _ALIASES = {"WARNING": "WARN", "ERROR": "ERR"}
 _ROOT = "podrun.popart"
+_PARTS = {
+    "podrun.runtime": "session",
+    "podrun.runtime.engine": "devicex",
+    "podrun.compiler.cache": "devicex",
+    "podrun.onnx_models": "ops",
+}
+"""Loggers of lower rooms, which know no front end -> the part of PopART whose log has their lines."""
+_LINES = {
+    "Loading the serialized executable %s": "Loading serialized PopART executable %s",
+    "Loading the serialized executable from the cache %s": "Loading serialized PopART executable from the cache %s",
+}
+"""Lines of lower rooms that PopART's documentation has in other words."""
 _FORMAT = "%(asctime)s %(process)d %(name)s [%(levelname).1s] %(message)s"
 
 logging.addLevelName(TRACE, "TRACE")
@@ -227,8 +239,24 @@ class _Standard(logging.StreamHandler[TextIO]):
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         """Where the next line goes."""
-        found: TextIO = getattr(sys, self._stream_name)
-        return found
+        stream: TextIO = getattr(sys, self._stream_name)
+        return stream
+
+
+class _AsPopart(logging.Handler):
+    """Hands lines of a lower room to the logger of a part of PopART, under its name and level."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self._logger = logging.getLogger(f"{_ROOT}.{part}")
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Log the record as PopART's; the record itself stays as it is. True iff it was logged."""
+        if not self._logger.isEnabledFor(record.levelno):
+            return False
+        line = _LINES.get(record.msg, record.msg)
+        self._logger.handle(logging.makeLogRecord({**vars(record), "name": self._logger.name, "msg": line}))
+        return True
 
 
 def getLogger(name: str = "all") -> Logger:
@@ -238,8 +266,8 @@ def getLogger(name: str = "all") -> Logger:
 
 def configure(environ: Mapping[str, str] | None = None) -> None:
     """Set up the log as POPART_LOG_DEST and POPART_LOG_LEVEL say; once, when ``popart`` is imported."""
-    found, root = ours(environ), logging.getLogger(_ROOT)
-    destination = found.get(LOG_DESTINATION) or "stderr"
+    variables, root = ours(environ), logging.getLogger(_ROOT)
+    destination = variables.get(LOG_DESTINATION) or "stderr"
     handler = (
         _Standard(destination)
         if destination in ("stderr", "stdout")
@@ -248,8 +276,12 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
     handler.setFormatter(logging.Formatter(_FORMAT))
     root.handlers = [handler]
     root.propagate = False
-    level = found.get(LOG_LEVEL, "").upper()
+    level = variables.get(LOG_LEVEL, "").upper()
     root.setLevel(_LEVELS.get(_ALIASES.get(level, level), logging.WARNING))
+    for name, part in _PARTS.items():
+        lower = logging.getLogger(name)
+        lower.handlers, lower.propagate = [_AsPopart(part)], False
+        lower.setLevel(TRACE)  # the part's level decides
 
 
 POPART_VERSION = "3.4.0"

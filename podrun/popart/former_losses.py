@@ -53,12 +53,12 @@ class FormerLoss:
         self._stage = stage
 
     def _add(self, builder: Builder) -> str:
-        made = getattr(builder.aiGraphcore, self._operator)(self._inputs, **self._settings)
+        output = getattr(builder.aiGraphcore, self._operator)(self._inputs, **self._settings)
         if self._graph is not None:
-            builder.virtualGraph(made, self._graph)
+            builder.virtualGraph(output, self._graph)
         if self._stage is not None:
-            builder.pipelineStage(made, self._stage)
-        return str(made)
+            builder.pipelineStage(output, self._stage)
+        return str(output)
 
     @staticmethod
     def into(model: str | bytes | os.PathLike[str], losses: Sequence[FormerLoss]) -> tuple[bytes, str]:

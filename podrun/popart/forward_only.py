@@ -19,6 +19,7 @@ import numpy as np
 
 from podrun.compiler.extra_state import SEED_VARIABLE
 from podrun.compiler.program import RNG
+from podrun.core.errors import InternalError
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.enums import RecomputationType
 from podrun.popart.option_groups import AutomaticLossScalingSettings
@@ -50,7 +51,10 @@ class ForwardOnly:
         state = _changing_values(training)
         for name in forward.model.built.weights:
             value = training.weights.get(name)
-            assert value is not None
+            if value is None:
+                raise InternalError(
+                    f"the training session has no weight {name!r}, which its forward program reads"
+                )
             forward.weights.put(name, np.ascontiguousarray(value))
         if forward.program.executable is None:
             self._session.prepareDevice()

@@ -177,13 +177,13 @@ class GraphScope:
         if any(attribute.HasField("g") for attribute in node.attribute):
             return self._infer_control(node)
         try:
-            found = _infer(node, version, types, data)
+            inferred = _infer(node, version, types, data)
         except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
             # PopART takes more than ONNX's inference does (negative pads, say); what it refuses, it refuses when a
             # session is made, and so do we, in its words.
             _log.debug("Nothing is known of what %s '%s' makes: %s", node.op_type, node.name, error)
             return [None] * len(node.output)
-        return [info_from_type(found[name]) if name in found else None for name in node.output]
+        return [info_from_type(inferred[name]) if name in inferred else None for name in node.output]
 
     def _infer_control(self, node: NodeProto) -> list[TensorInfo | None]:
         """Outputs of If are its branches' outputs; outputs of Loop are its loop-carried values, then stacked scan
@@ -218,8 +218,8 @@ class GraphScope:
         graph.name = self.name
         graph.node.extend(self.nodes)
         graph.initializer.extend(self.initializers.values())
-        given = self.inputs if inputs is None else inputs
-        for names, field_ in ((given, graph.input), (self.outputs, graph.output)):
+        input_names = self.inputs if inputs is None else inputs
+        for names, field_ in ((input_names, graph.input), (self.outputs, graph.output)):
             for name in names:
                 scope = self.find(name)
                 info = scope.infos[name] if scope else None
@@ -254,14 +254,14 @@ def _infer(
             if element:
                 known[name].tensor_type.elem_type = instead.get(name, {}).get(element, element)
         try:
-            found: dict[str, TypeProto] = shape_inference.infer_node_outputs(
+            inferred: dict[str, TypeProto] = shape_inference.infer_node_outputs(
                 schema, node, known, data, opset_imports=opsets, ir_version=4
             )
         except checker.ValidationError:
             continue
         if instead is listed:
-            _restore(schema, node, types, found)
-        return found
+            _restore(schema, node, types, inferred)
+        return inferred
     return {}
 
 
@@ -272,30 +272,30 @@ def _listed_types(schema: OpSchema, node: NodeProto) -> dict[str, dict[int, int]
     from onnx import TensorProto
 
     kinds = {f"tensor({n.lower()})": value for n, value in TensorProto.DataType.items()}
-    found: dict[str, dict[int, int]] = {}
+    replacements: dict[str, dict[int, int]] = {}
     for index, name in enumerate(node.input):
         formal = schema.inputs[min(index, len(schema.inputs) - 1)]
         allowed = sorted(kinds[text] for text in formal.types if text in kinds)
         if name and allowed:
-            found[name] = {kind: allowed[0] for kind in kinds.values() if kind not in allowed}
-    return found
+            replacements[name] = {kind: allowed[0] for kind in kinds.values() if kind not in allowed}
+    return replacements
 
 
 def _restore(
-    schema: OpSchema, node: NodeProto, types: Mapping[str, TypeProto], found: Mapping[str, TypeProto]
+    schema: OpSchema, node: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]
 ) -> None:
     """Give outputs whose type is an input's type the real type of this input, where the operator lists more
     than one.
     """
-    given = {}
+    types_by_variable = {}
     for index, name in enumerate(node.input):
         formal = schema.inputs[min(index, len(schema.inputs) - 1)]
         if name and len(formal.types) > 1:
-            given[formal.type_str] = types[name]
+            types_by_variable[formal.type_str] = types[name]
     for index, name in enumerate(node.output):
-        source = given.get(schema.outputs[min(index, len(schema.outputs) - 1)].type_str)
-        if name in found and source is not None:
-            found[name].tensor_type.elem_type = source.tensor_type.elem_type
+        source = types_by_variable.get(schema.outputs[min(index, len(schema.outputs) - 1)].type_str)
+        if name in inferred and source is not None:
+            inferred[name].tensor_type.elem_type = source.tensor_type.elem_type
 
 
 def scope_from_graph(graph: GraphProto, opsets: dict[str, int], known: Mapping[str, Any]) -> GraphScope:

@@ -155,8 +155,8 @@ def _refused_node(model: ModelProto) -> str:
         try:
             checker.check_node(node, context)
         except checker.ValidationError:
-            made = ", ".join(repr(output) for output in node.output if output)
-            return f" at {node.domain or 'ai.onnx'}.{node.op_type} (making {made})"
+            outputs = ", ".join(repr(output) for output in node.output if output)
+            return f" at {node.domain or 'ai.onnx'}.{node.op_type} (making {outputs})"
     return ""
 
 
@@ -219,10 +219,10 @@ def _check_names(graph: GraphProto) -> None:
 
 
 def _all_names(graph: GraphProto) -> list[str]:
-    found = [value.name for value in graph.input]
-    found += [tensor.name for tensor in graph.initializer]
-    found += [output for node in graph.node for output in node.output if output]
-    return found
+    names = [value.name for value in graph.input]
+    names += [tensor.name for tensor in graph.initializer]
+    names += [output for node in graph.node for output in node.output if output]
+    return names
 
 
 def input_shapes(model: ModelProto, info: InputShapeInfo) -> dict[str, tuple[int, ...]]:
@@ -238,9 +238,9 @@ def input_shapes(model: ModelProto, info: InputShapeInfo) -> dict[str, tuple[int
             continue
         known = info_from_type(value.type)
         if info.has(value.name):
-            given = info.get(value.name)
-            _check_agrees(value.name, known, given)
-            shapes[value.name] = tuple(int(dim) for dim in given.shape())
+            stated = info.get(value.name)
+            _check_agrees(value.name, known, stated)
+            shapes[value.name] = tuple(int(dim) for dim in stated.shape())
         elif known is None or not known.is_static:
             raise popart_exception(
                 f"Input tensor '{value.name}' must be specified in InputShapeInfo, as it has "
@@ -259,12 +259,14 @@ def _unknown(kind: TypeProto, known: TensorInfo | None) -> str:
     return f"shape [{', '.join(dims)}], which uses an unknown value '{which}'"
 
 
-def _check_agrees(name: str, known: Any, given: Any) -> None:
+def _check_agrees(name: str, known: Any, stated: Any) -> None:
     if known is None:
         return
-    fits = known.rank() == given.rank() and all(
+    fits = known.rank() == stated.rank() and all(
         isinstance(dim, str) or dim < 0 or dim == fixed
-        for dim, fixed in zip(known.shape(), given.shape(), strict=True)
+        for dim, fixed in zip(known.shape(), stated.shape(), strict=True)
     )
-    if known.dataType() is not given.dataType() or not fits:
-        raise popart_exception(f"InputShapeInfo says {given} for input {name!r}, but the model says {known}.")
+    if known.dataType() is not stated.dataType() or not fits:
+        raise popart_exception(
+            f"InputShapeInfo says {stated} for input {name!r}, but the model says {known}."
+        )

@@ -97,31 +97,31 @@ def takes_former_arguments(init: Callable[P, None]) -> Callable[P, None]:
     names = list(inspect.signature(init).parameters)
 
     @functools.wraps(init)
-    def call(*args: P.args, **given: P.kwargs) -> None:
-        if not any(name in given for name in _FORMER) and not any(isinstance(arg, list) for arg in args):
-            init(*args, **given)
+    def call(*args: P.args, **keywords: P.kwargs) -> None:
+        if not any(name in keywords for name in _FORMER) and not any(isinstance(arg, list) for arg in args):
+            init(*args, **keywords)
         else:
-            cast(Any, init)(**_present(names, args, given))
+            cast(Any, init)(**_present(names, args, keywords))
 
     return call
 
 
-def _present(names: Sequence[str], args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _present(names: Sequence[str], args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments under their present names, by the parameters' ``names``. The losses have been added to the model."""
-    found = dict(zip(names, args, strict=False)) | dict(given)
-    asked = [name for name in _FORMER if name in given]
-    if "dataFeed" in found:
-        found["dataFlow"] = found.pop("dataFeed")
-    losses = found.pop("losses", None)
-    if isinstance(found.get("loss"), (list, tuple)):
-        losses, asked = found.pop("loss"), [*asked, "losses"]
+    arguments = dict(zip(names, args, strict=False)) | dict(keywords)
+    asked = [name for name in _FORMER if name in keywords]
+    if "dataFeed" in arguments:
+        arguments["dataFlow"] = arguments.pop("dataFeed")
+    losses = arguments.pop("losses", None)
+    if isinstance(arguments.get("loss"), (list, tuple)):
+        losses, asked = arguments.pop("loss"), [*asked, "losses"]
     if losses:
-        found["fnModel"], total = losses[0].into(found["fnModel"], losses)
+        arguments["fnModel"], total = losses[0].into(arguments["fnModel"], losses)
         if "loss" in names:
-            found["loss"] = total
+            arguments["loss"] = total
     for name in asked:
         warnings.warn(f"{name} is PopART 1's. {_FORMER[name]}", DeprecationWarning, stacklevel=4)
-    return found
+    return arguments
 
 
 class Formerly:
@@ -143,8 +143,8 @@ class FormerSession(Formerly):
 
     _FORMERLY = _SESSION
 
-    def __new__(cls, *_: object, **given: object) -> Self:
-        for name in given.keys() & _KEYWORDS:
+    def __new__(cls, *_: object, **keywords: object) -> Self:
+        for name in keywords.keys() & _KEYWORDS:
             raise TypeError(
                 f"{cls.__name__}() got an unexpected keyword argument {name!r}. {_KEYWORDS[name]}"
             )

@@ -32,25 +32,25 @@ def infer_graphcore(
     """The known outputs of an ai.graphcore node. popart_exception if it cannot take its inputs."""
     infos = [scope.info(name) if name else None for name in node.input]
     if op.op_type == "Call":
-        found = [info_from_type(output.type) for output in attributes["callee"].output]
+        results = [info_from_type(output.type) for output in attributes["callee"].output]
     elif op.rule is None:
-        found = _traced(scope, node, infos)
+        results = _traced(scope, node, infos)
     else:
         try:
-            found = op.rule(infos, attributes)
+            results = op.rule(infos, attributes)
         except (ValueError, IndexError, TypeError) as error:
             inputs = ", ".join(f"{name!r} {info}" for name, info in zip(node.input, infos, strict=True))
             raise popart_exception(f"{node.op_type} cannot take its inputs ({inputs}): {error}") from error
-    return _as_many(found, node)
+    return _as_many(results, node)
 
 
 def infer_custom(scope: GraphScope, node: NodeProto, version: int, attributes: Mapping[str, Any]) -> Infos:
     """The known outputs of a node that customOp adds: an operator of ai.graphcore's, or a registered one."""
     if node.domain == GRAPHCORE_DOMAIN and node.op_type in BY_TYPE:
         op = BY_TYPE[node.op_type]
-        given = {name: default for name, default in op.attributes if name not in attributes}
+        defaults = {name: default for name, default in op.attributes if name not in attributes}
         try:
-            return infer_graphcore(scope, op, node, {**given, **attributes})
+            return infer_graphcore(scope, op, node, {**defaults, **attributes})
         except popart_exception:  # The attributes have the program's spelling: the session will check them.
             return _as_many([], node)
     if not custom.registered(node.domain, node.op_type):
@@ -59,8 +59,8 @@ def infer_custom(scope: GraphScope, node: NodeProto, version: int, attributes: M
     return _as_many(custom.infer(node.domain, node.op_type, version, infos, attributes), node)
 
 
-def _as_many(found: Sequence[TensorInfo | None], node: NodeProto) -> Infos:
-    return [*found, *[None] * len(node.output)][: len(node.output)]
+def _as_many(results: Sequence[TensorInfo | None], node: NodeProto) -> Infos:
+    return [*results, *[None] * len(node.output)][: len(node.output)]
 
 
 def _traced(scope: GraphScope, node: NodeProto, infos: Infos) -> Infos:
@@ -137,14 +137,14 @@ def _check_pads(pads: Sequence[int], rank: int, what: str) -> None:
 def _kernel(
     op_type: str, inputs: Sequence[str], infos: Sequence[TensorInfo | None], attributes: Mapping[str, Any]
 ) -> list[int]:
-    given = [int(size) for size in attributes.get("kernel_shape") or []]
+    stated = [int(size) for size in attributes.get("kernel_shape") or []]
     weights = infos[1] if op_type == "Conv" and len(infos) > 1 else None
     if weights is None or not weights.is_static:
-        return given
+        return stated
     inferred = [int(size) for size in weights.shape()[2:]]
-    if given and given != inferred:
+    if stated and stated != inferred:
         raise popart_exception(
-            f"kernel_shape, {_spaced(given)}, does not match inferred shape from weight input "
+            f"kernel_shape, {_spaced(stated)}, does not match inferred shape from weight input "
             f"'{inputs[1]}', {_spaced(inferred)}"
         )
     return inferred
@@ -155,14 +155,14 @@ def _check_output(spatial: Sequence[int], kernel: Sequence[int], attributes: Map
     pads = attributes.get("pads") or [0] * 2 * rank
     strides = attributes.get("strides") or [1] * rank
     dilations = attributes.get("dilations") or [1] * rank
-    made = [
+    sizes = [
         (spatial[i] + pads[i] + pads[rank + i] - (dilations[i] * (kernel[i] - 1) + 1)) // max(strides[i], 1)
         + 1
         for i in range(rank)
     ]
-    if any(size < 0 for size in made):
+    if any(size < 0 for size in sizes):
         raise popart_exception(
-            f"Window parameter values combine to give invalid spatial output shape: {_spaced(made)}"
+            f"Window parameter values combine to give invalid spatial output shape: {_spaced(sizes)}"
         )
 
 
@@ -193,13 +193,13 @@ def multi_convolution(builder: Any, bound: dict[str, Any]) -> dict[str, Any]:
             )
     spatial = [_spatial(builder, item[0]) for item in sets]
     for name, times in (("dilations", 1), ("inDilations", 1), ("pads", 2), ("outPads", 2), ("strides", 1)):
-        given = bound[name]
-        if given and len(given) != len(sets):
+        parameter_sets = bound[name]
+        if parameter_sets and len(parameter_sets) != len(sets):
             raise popart_exception(
-                f"MultiConv: the number of {name} parameter sets ({len(given)}) does not match the number of input "
-                f"sets ({len(sets)})"
+                f"MultiConv: the number of {name} parameter sets ({len(parameter_sets)}) does not match the "
+                f"number of input sets ({len(sets)})"
             )
-        for values, axes in zip(given, spatial, strict=False):
+        for values, axes in zip(parameter_sets, spatial, strict=False):
             if axes is not None and len(values) != times * axes:
                 what = (
                     "number of spatial dimensions" if times == 1 else "twice the number of spatial dimensions"

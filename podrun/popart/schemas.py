@@ -78,7 +78,7 @@ def onnx_parameters(op_type: str, version: int) -> tuple[Parameter, ...]:
     from onnx import defs
 
     schema = defs.get_schema(op_type, version, "")
-    found = []
+    parameters = []
     for name in sorted(schema.attributes):
         if name in _NOT_OFFERED:
             continue
@@ -86,13 +86,13 @@ def onnx_parameters(op_type: str, version: int) -> tuple[Parameter, ...]:
         kind = str(attribute.type).rpartition(".")[2]
         required = attribute.required or (op_type in ("Constant", "ConstantOfShape") and name == "value")
         default = REQUIRED if required else _default(op_type, name, kind, attribute.default_value)
-        found.append(Parameter(name, kind, default))
+        parameters.append(Parameter(name, kind, default))
     if op_type == "Constant":
-        found.append(Parameter("is_value_sparse", "INT", False))
-    found.sort(key=lambda parameter: parameter.default is not REQUIRED)
+        parameters.append(Parameter("is_value_sparse", "INT", False))
+    parameters.sort(key=lambda parameter: parameter.default is not REQUIRED)
     if op_type in POOLS:
-        found.append(Parameter(AUTO_PAD, "STRING", "NOTSET"))
-    return tuple(found)
+        parameters.append(Parameter(AUTO_PAD, "STRING", "NOTSET"))
+    return tuple(parameters)
 
 
 def _default(op_type: str, name: str, kind: str, proto: Any) -> Any:
@@ -212,14 +212,14 @@ def getSupportedOperationsDefinition(includeInternal: bool) -> dict[OperatorIden
     """Inputs and outputs of each supported ai.onnx operator."""
     from onnx import defs
 
-    found = {}
+    definitions = {}
     for identifier in getSupportedOperations(includeInternal):
         if identifier.domain != "ai.onnx" or not defs.has(identifier.type, identifier.version, ""):
             continue
         schema = defs.get_schema(identifier.type, identifier.version, "")
-        found[identifier] = OpDefinition(
+        definitions[identifier] = OpDefinition(
             [item.name for item in schema.inputs],
             [item.name for item in schema.outputs],
             {name: str(item.type) for name, item in schema.attributes.items()},
         )
-    return found
+    return definitions

@@ -84,18 +84,18 @@ class Session(FormerSession):
         options, shapes = (userOptions or SessionOptions()).copy(), inputShapeInfo or InputShapeInfo()
         self._optimizer = optimizer = copy.deepcopy(optimizer)
         places: dict[str, ExternalPlace] = {}
-        given = fnModel if isinstance(fnModel, Model) else loader.read_light_model(fnModel, places)
+        read = fnModel if isinstance(fnModel, Model) else loader.read_light_model(fnModel, places)
         option_checks.check_options(options, dataFlow, deviceInfo, training=self._training)
-        fixed = loader.check_model(given, shapes) if isinstance(given, LightModel) else {}
+        fixed = loader.check_model(read, shapes) if isinstance(read, LightModel) else {}
         self._external = ExternalFiles(places)
         self._flow, self._options = copy.copy(dataFlow), options
         self._patterns, self._shapes = patterns or Patterns(), shapes
-        self._files = ModelFiles(given) if isinstance(given, LightModel) else None
+        self._files = ModelFiles(read) if isinstance(read, LightModel) else None
         self._taps, self.device = StreamCallbacks(), deviceInfo
         option_checks.check_scaling_optimizer(options, optimizer)
         device = deviceInfo.device
         with progress(f"reading the model of {name!r}"):
-            model = _in_memory(given)
+            model = _in_memory(read)
             option_checks.check_recomputation(options, recompute_annotated(model.graph))
             source = SessionSource(name, model, self._flow, run_settings(options), self._training, fixed)
             built = self._build(source, source.request(device, loss, optimizer), device.target)
@@ -489,7 +489,8 @@ class TrainingSession(Session):
         change."""
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"updateOptimizerFromHost(): incompatible function arguments: {optimizer!r}.")
-        assert self._optimizer is not None
+        if self._optimizer is None:
+            raise popart_exception("updateOptimizerFromHost: the session has no optimizer to change.")
         optimizer.check_replaces(self._optimizer)
         self._optimizer = copy.deepcopy(optimizer)
         self.parts.scalars.replace(self._optimizer)

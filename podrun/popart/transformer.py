@@ -97,8 +97,8 @@ class GraphTransformer:
             if proto.data_type == before:
                 array = _narrow(proto.name, to_array(proto), target, clip)
                 # PopART's transformer puts the halves that it makes into raw_data.
-                made = numpy_helper.from_array if new is DataType.FLOAT16 else _typed
-                proto.CopyFrom(made(array, proto.name))
+                to_proto = numpy_helper.from_array if new is DataType.FLOAT16 else _typed
+                proto.CopyFrom(to_proto(array, proto.name))
 
         for graph in _graphs(self._model.graph):
             for initializer in graph.initializer:
@@ -143,10 +143,10 @@ class GraphTransformer:
                 raise popart_exception(
                     f"TensorId {name} not in the model initalizers", hint=f"They are {sorted(held)}."
                 )
-        made: list[NodeProto] = [
+        constants: list[NodeProto] = [
             helper.make_node("Constant", [], [name], value=held[name]) for name in chosen
         ]
-        nodes = [*made, *graph.node]
+        nodes = [*constants, *graph.node]
         del graph.node[:]
         graph.node.extend(nodes)
         _keep(graph.initializer, lambda tensor: tensor.name not in chosen)
@@ -277,14 +277,14 @@ class ExternalFiles:
             raise popart_exception(f"{what}, but file {old!r} does not exist.")
         if not after.parent.is_dir():
             raise popart_exception(f"{what}, but its parent directory does not exist.")
-        found = {name: place for name, place in self._places.items() if place.path == before}
-        if not found:
+        moved = {name: place for name, place in self._places.items() if place.path == before}
+        if not moved:
             raise popart_exception(
                 f"{what}. No ONNX model initializers have external location set to {old!r}."
             )
         shutil.copyfile(before, after)
         loader.written.add(after)
-        self._places |= {name: replace(place, path=after) for name, place in found.items()}
+        self._places |= {name: replace(place, path=after) for name, place in moved.items()}
 
     def put_out(self, model: LightModel, path: str | os.PathLike[str]) -> LightModel:
         """``model``, ready to be written to ``path``, with the data of tensors that have a file moved there.
@@ -380,5 +380,5 @@ class NumericsReport:
 
 def _weights(model: ModelProto) -> dict[str, np.ndarray]:
     """Floating-point initializers as float64."""
-    found = {tensor.name: np.asarray(to_array(tensor)) for tensor in model.graph.initializer}
-    return {name: value.astype(np.float64) for name, value in found.items() if value.dtype.kind == "f"}
+    arrays = {tensor.name: np.asarray(to_array(tensor)) for tensor in model.graph.initializer}
+    return {name: value.astype(np.float64) for name, value in arrays.items() if value.dtype.kind == "f"}

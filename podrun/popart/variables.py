@@ -55,11 +55,10 @@ class CommGroup:
         grouping: ReplicaGrouping | None = None,
     ) -> None:
         if isinstance(type, ReplicaGrouping):
-            grouping = type
-        if grouping is not None:
+            self.type, self.replicaGroupSize = _type_of(type)
+        elif grouping is not None:
             self.type, self.replicaGroupSize = _type_of(grouping)
         else:
-            assert not isinstance(type, ReplicaGrouping)
             self.type, self.replicaGroupSize = CommGroupType(int(type)), replicaGroupSize
 
     def toReplicaGrouping(self, numReplicas: int) -> ReplicaGrouping:

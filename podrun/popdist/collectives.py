@@ -138,11 +138,11 @@ class Instances:
         everyone = self._groups.get(whole) or self._groups.setdefault(whole, self._join(len(whole)))
         rank = everyone.rank
         if members[0] == rank:
-            made, token = create_within(everyone.group, members)
+            group, token = create_within(everyone.group, members)
             note = np.frombuffer(json.dumps(token).encode().ljust(_TOKEN_BYTES), np.uint8)
             for other in members[1:]:
                 everyone.send(note, other, _TOKEN_TAG)
-            return Communicator(made)
+            return Communicator(group)
         note = everyone.receive(np.empty(_TOKEN_BYTES, np.uint8), members[0], _TOKEN_TAG)
         return Communicator(join(json.loads(note.tobytes()), members.index(rank)))
 

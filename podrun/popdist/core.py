@@ -67,7 +67,7 @@ def layout(environ: Mapping[str, str] | None = None) -> InstanceLayout | None:
     environ = environment(environ)
     if TOTAL not in environ:
         return None
-    found = InstanceLayout(
+    instances = InstanceLayout(
         _number(environ, TOTAL, 1),
         InstancePart(
             _number(environ, OFFSET, 0, least=0), _number(environ, LOCAL, 1), _number(environ, IPUS, 1)
@@ -76,20 +76,20 @@ def layout(environ: Mapping[str, str] | None = None) -> InstanceLayout | None:
         environ.get(UNIFORM, "1") not in ("0", "false", "no"),
         _number(environ, FIRST_IPU, 0, least=0),
     )
-    part = found.part
-    if not part.fits(found.total_replicas):
+    part = instances.part
+    if not part.fits(instances.total_replicas):
         raise popdist_error(
             f"{OFFSET}={part.first_replica} and {LOCAL}={part.local_replicas} go beyond {TOTAL}="
-            f"{found.total_replicas}.",
+            f"{instances.total_replicas}.",
             hint=_BY_HAND,
         )
-    if found.uniform and not part.is_one_of_equal_parts(found.total_replicas):
+    if instances.uniform and not part.is_one_of_equal_parts(instances.total_replicas):
         raise popdist_error(
-            f"{UNIFORM}=1, but {LOCAL}={part.local_replicas} does not divide {TOTAL}={found.total_replicas} "
+            f"{UNIFORM}=1, but {LOCAL}={part.local_replicas} does not divide {TOTAL}={instances.total_replicas} "
             f"or {OFFSET}={part.first_replica}.",
             hint=_BY_HAND,
         )
-    return found
+    return instances
 
 
 def _number(environ: Mapping[str, str], name: str, default: int, least: int = 1) -> int:

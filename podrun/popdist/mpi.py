@@ -102,20 +102,20 @@ class Comm:
         from podrun.core.executable import Reduction
 
         into = _array(recvbuf)
-        given = into if sendbuf is IN_PLACE else _array(sendbuf)
+        sent = into if sendbuf is IN_PLACE else _array(sendbuf)
         if self.size == 1:
-            into[...] = given.reshape(into.shape)
+            into[...] = sent.reshape(into.shape)
             return
         with collectives._named("mpi4py.Allreduce") as group:
-            into[...] = group.all_reduce(given, Reduction(op.name)).reshape(into.shape)
+            into[...] = group.all_reduce(sent, Reduction(op.name)).reshape(into.shape)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> None:
         """Combine all instances' arrays, for the root alone."""
         import numpy as np
 
-        given = _array(recvbuf) if sendbuf is IN_PLACE else _array(sendbuf)
-        into = np.empty_like(given)
-        self.Allreduce(given, into, op)
+        sent = _array(recvbuf) if sendbuf is IN_PLACE else _array(sendbuf)
+        into = np.empty_like(sent)
+        self.Allreduce(sent, into, op)
         if self.rank == root:
             target = _array(recvbuf)
             target[...] = into.reshape(target.shape)
@@ -127,21 +127,20 @@ class Comm:
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Gather all instances' arrays in their order, for the root alone (None elsewhere)."""
-        found = self._gathered(_array(sendbuf))
+        gathered = self._gathered(_array(sendbuf))
         if self.rank == root:
             into = _array(recvbuf)
-            into[...] = found.reshape(into.shape)
+            into[...] = gathered.reshape(into.shape)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Give each instance its entry of the root's array, which is None elsewhere."""
         into = _array(recvbuf)
-        given = _array(sendbuf) if self.rank == root else None
         if self.size == 1:
-            assert given is not None
-            into[...] = given.reshape(into.shape)
+            into[...] = _array(sendbuf).reshape(into.shape)
             return
+        sent = _array(sendbuf) if self.rank == root else None
         with collectives._named("mpi4py.Scatter") as group:
-            parts = None if given is None else given.reshape(self.size, *into.shape).astype(into.dtype)
+            parts = None if sent is None else sent.reshape(self.size, *into.shape).astype(into.dtype)
             group.scatter(parts, into, root)
 
     def _gathered(self, array: np.ndarray) -> np.ndarray:
@@ -166,8 +165,8 @@ class Comm:
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """All instances' objects in their order, for the root; None elsewhere."""
-        found = self.allgather(sendobj)
-        return found if self.rank == root else None
+        objects = self.allgather(sendobj)
+        return objects if self.rank == root else None
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """The root's object, for all."""
@@ -182,8 +181,8 @@ class Comm:
         collectives.broadcast(length, root)
         if self.rank != root:
             note = np.empty(int(length[0]), np.uint8)
-        found = decode_object(collectives.broadcast(note, root).tobytes())
-        return obj if self.rank == root else found
+        received = decode_object(collectives.broadcast(note, root).tobytes())
+        return obj if self.rank == root else received
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         """Entry *rank* of the root's sequence. popdist_error if the sequence has another number of entries."""
@@ -201,8 +200,8 @@ class Comm:
 
     def reduce(self, sendobj: Any, op: Op = SUM, root: int = 0) -> Any:
         """All instances' objects combined, for the root; None elsewhere."""
-        found = self.allreduce(sendobj, op)
-        return found if self.rank == root else None
+        total = self.allreduce(sendobj, op)
+        return total if self.rank == root else None
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

@@ -114,18 +114,18 @@ def tensor_infos(
 
 def _of_weight(name: str, spec: TensorSpec, rule: Rule | None, accumulates: bool) -> dict[str, TensorSpec]:
     """Infos of what an update reads and writes of one weight."""
-    found = {UPDATED + name: spec}
+    specs = {UPDATED + name: spec}
     if rule is None:
-        return found
+        return specs
     form = rule.form(name) if isinstance(rule, SgdRule) else None
     gradient = TensorSpec(name, rule.gradient_dtype(spec), spec.shape)
     if form == 0:
-        found[REDUCED + name] = gradient
+        specs[REDUCED + name] = gradient
     if accumulates and form != 1:
-        found[ACCUM + name] = gradient
-    found |= {state.name: state for state, _ in rule.state(spec).values()}
-    found |= update_specs(rule, spec)
-    return found | dict.fromkeys(rule.scalars(name).keys() - {RNG}, _SCALAR)
+        specs[ACCUM + name] = gradient
+    specs |= {state.name: state for state, _ in rule.state(spec).values()}
+    specs |= update_specs(rule, spec)
+    return specs | dict.fromkeys(rule.scalars(name).keys() - {RNG}, _SCALAR)
 
 
 def check_anchors(anchors: Iterable[str], infos: Mapping[str, TensorSpec]) -> None:
@@ -205,20 +205,19 @@ class BuiltModel:
             raise UsageError(f"The session has no tensor {name!r}.")
         return self.infos[name]
 
-    def observed(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def observed(self, anchors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tensors that observers look at, from what the program returned."""
         inputs = self.program.inputs
         return {
-            o.tensor: given[anchor_alias(o.tensor, inputs)] for o in self.observers if o.tensor is not None
+            o.tensor: anchors[anchor_alias(o.tensor, inputs)] for o in self.observers if o.tensor is not None
         }
 
-    def anchor(self, name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    def anchor(self, name: str, anchors: Mapping[str, np.ndarray]) -> np.ndarray:
         """An anchor's values of one run, from what the program returned."""
         spec = self.wanted[name]
-        if name in self.derived:
-            assert self.rule is not None
-            return returned(self.derived[name].value(given, self.rule), spec)
-        value = given[spec.name]
+        if name in self.derived and self.rule is not None:
+            return returned(self.derived[name].value(anchors, self.rule), spec)
+        value = anchors[spec.name]
         program = next(item for item in self.program.anchors if item.name == spec.name)
         return value if program == spec else returned(value, spec)
 
@@ -245,25 +244,25 @@ def build(model: Model, request: Request) -> BuiltModel:
 
 def _built(model: Model, request: Request) -> BuiltModel:
     plan, settings, loss = request.plan, request.settings, request.loss
-    found = _read(model, request)
-    lowered = found.lowered
-    trained = trainable(lowered, loss, found.trained) if loss is not None else set()
+    model_read = _read(model, request)
+    lowered = model_read.lowered
+    trained = trainable(lowered, loss, model_read.trained) if loss is not None else set()
     rule = _update_rule(request, trained)
     scale = _loss_scaling(request.optimizer)
     stashes = stashed(model.graph, settings, training=loss is not None)
     infos = tensor_infos(lowered, trained, rule, loss, scale, settings.accumulates)
     infos |= {RESTORED + n: infos[n] for n in stashes if n in infos}
     check_anchors(plan.returned, infos)
-    watching = seen(found.watching, infos)
-    derived = _derived(lowered, request, trained, rule, found.grouped)
+    watching = seen(model_read.watching, infos)
+    derived = _derived(lowered, request, trained, rule, model_read.grouped)
     scaling = _automatic_scaling(lowered, request, trained)
     lowered = returning(lowered, scaling)
     wanted = _wanted(plan, lowered, updated_when_copied(plan, trained, settings))
     program = Program(
         name=request.name,
         forward=_forward(lowered, plan, watching, stashes),
-        parameters=found.parameters(trained),
-        inputs={n: InputSpec(spec, n in found.broadcast) for n, spec in lowered.inputs.items()},
+        parameters=model_read.parameters(trained),
+        inputs={n: InputSpec(spec, n in model_read.broadcast) for n, spec in lowered.inputs.items()},
         anchors=program_anchors(wanted, derived, _hidden(watching, lowered)),
         loss=in_float32(loss) if loss is not None and lowered.wide else loss,
         update=rule,
@@ -275,7 +274,7 @@ def _built(model: Model, request: Request) -> BuiltModel:
         recompute=recompute_of(lowered.graph.nodes, settings) if loss is not None else NOTHING,
         ipus_per_replica=_filled(request.ipus_per_replica),
         updates_each_micro_batch=settings.overlaps_batches and bool(trained),
-        metadata=_step_metadata(plan, lowered, found.broadcast, settings),
+        metadata=_step_metadata(plan, lowered, model_read.broadcast, settings),
         plans=plans_of(lowered.graph.nodes, settings),
         transfers=_transfers(model.transfers, lowered, plan, settings),
         **_arrangement(settings, plan, stage_count(model.graph)),
@@ -285,13 +284,13 @@ def _built(model: Model, request: Request) -> BuiltModel:
         lowered=lowered,
         rule=rule,
         infos=infos,
-        weights=host_values(lowered.initial, found.grouped),
-        state=found.state,
+        weights=host_values(lowered.initial, model_read.grouped),
+        state=model_read.state,
         wanted=wanted,
         derived=derived,
         groups=model.groups,
         observers=watching,
-        replica_state=found.replica_state,
+        replica_state=model_read.replica_state,
     )
 
 

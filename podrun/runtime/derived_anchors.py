@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from podrun.compiler.program import FACTOR, RNG, AnchorSpec
-from podrun.core.errors import UnimplementedError, UsageError
+from podrun.core.errors import InternalError, UnimplementedError, UsageError
 from podrun.core.executable import Retrieval, TensorSpec, numpy_dtype
 from podrun.core.names import NORM_ANCHOR
 from podrun.runtime.loss_scaling import FINAL
@@ -52,12 +52,12 @@ def update_specs(rule: Rule | None, weight: TensorSpec) -> dict[str, TensorSpec]
     decay = rule.values.hyperparameter("weightDecay", weight.name)
     decays = rule.options.decoupled_decay and not (decay.constant and decay.value == 0)
     first = rule.state(weight)["Accl1___"][0]
-    found = {UPDATER: TensorSpec(UPDATER + weight.name, (weight if decays else first).dtype, weight.shape)}
+    specs = {UPDATER: TensorSpec(UPDATER + weight.name, (weight if decays else first).dtype, weight.shape)}
     if rule.options.lamb:
-        found |= {
+        specs |= {
             prefix: TensorSpec(prefix + weight.name, "float32", ()) for prefix in (WEIGHT_NORM, STEP_NORM)
         }
-    return {spec.name: spec for spec in found.values()}
+    return {spec.name: spec for spec in specs.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,15 @@ class UpdateStep:
 
     def value(self, anchors: Mapping[str, np.ndarray], rule: Rule) -> np.ndarray:
         """``[batches, 1, replicas, *shape]``; with accumulation that of the last batch alone."""
-        assert isinstance(rule, AdamRule)
+        if not isinstance(rule, AdamRule):
+            raise InternalError(f"{self.spec.name}: only rules of Adam's family have updates to return")
         seen = {name: self._updates(anchors[name], name in self.late) for name in self.sources}
         count, replicas = seen[self.weight].shape[:2]
-        each = [
+        values = [
             [self._of({n: v[b, r] for n, v in seen.items()}, rule) for r in range(replicas)]
             for b in range(count)
         ]
-        return np.asarray(each, self.spec.dtype)[:, None]
+        return np.asarray(values, self.spec.dtype)[:, None]
 
     def _updates(self, value: np.ndarray, late: bool) -> np.ndarray:
         """``[batches, replicas, *shape]``: the inputs of the update of each batch."""
@@ -115,12 +116,13 @@ def update_anchors(
     UsageError for an anchor that has several values in a step of which only the last is known: with gradient
     accumulation every type but Final; without, if batches overlap in a pipeline.
     """
-    found = {}
+    steps: dict[str, UpdateStep] = {}
+    if not isinstance(rule, AdamRule):
+        return steps
     for weight in weights.values():
         for name, spec in update_specs(rule, weight).items():
             if name not in plan.returned:
                 continue
-            assert isinstance(rule, AdamRule)
             accumulates = settings.micro_batches > 1
             if settings.overlaps_batches or (
                 accumulates and plan.returned[name].retrieval is not Retrieval.FINAL
@@ -130,8 +132,8 @@ def update_anchors(
                     "returned, and none where the batches of a step overlap in a pipeline.",
                     hint='Use AnchorReturnType("Final"), with enableGradientAccumulation in a pipeline.',
                 )
-            found[name] = _step(spec, weight, rule, accumulates)
-    return found
+            steps[name] = _step(spec, weight, rule, accumulates)
+    return steps
 
 
 def _step(spec: TensorSpec, weight: TensorSpec, rule: AdamRule, accumulates: bool) -> UpdateStep:
@@ -264,8 +266,8 @@ class GivenLossScale:
         return (SCALING,)
 
     def value(self, anchors: Arrays, rule: Rule) -> np.ndarray:
-        given: np.ndarray = anchors[SCALING].astype(self.dtype)
-        return given
+        scaling: np.ndarray = anchors[SCALING].astype(self.dtype)
+        return scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,14 +296,14 @@ def scaling_anchors(rule: Rule | None, weights: Iterable[str], loss_type: str) -
     if rule is None or rule.values.loss_scaling.constant:
         return {}
     prefix = PREFIXES["LossScaling"]
-    found: dict[str, Derived] = {f"{prefix}FLOAT": GivenLossScale("float32")}
+    anchors: dict[str, Derived] = {f"{prefix}FLOAT": GivenLossScale("float32")}
     if loss_type == "float16":
-        found[f"{prefix}FLOAT16"] = GivenLossScale("float16")
+        anchors[f"{prefix}FLOAT16"] = GivenLossScale("float16")
     if rule.context.automatic:
-        found[FINAL] = FinalLossScale()
+        anchors[FINAL] = FinalLossScale()
         scalars = dict.fromkeys(name for weight in weights for name in rule.inverse_scales(weight))
-        found |= {f"finalInverseLossScale_{i}": InverseLossScale(name) for i, name in enumerate(scalars)}
-    return found
+        anchors |= {f"finalInverseLossScale_{i}": InverseLossScale(name) for i, name in enumerate(scalars)}
+    return anchors
 
 
 def derived_anchors(
@@ -316,14 +318,14 @@ def derived_anchors(
     UsageError for anchors that podrun cannot compute yet.
     """
     scalings = scaling_anchors(rule, weights, loss_type)
-    found: dict[str, Derived] = {}
+    derived: dict[str, Derived] = {}
     for anchor in anchors:
         if rule is None:
             break
         if anchor in scalings:
-            found[anchor] = scalings[anchor]
+            derived[anchor] = scalings[anchor]
         if anchor.startswith(ACCUM) and anchor.removeprefix(ACCUM) in weights:
-            found[anchor] = Accumulator(weights[anchor.removeprefix(ACCUM)])
+            derived[anchor] = Accumulator(weights[anchor.removeprefix(ACCUM)])
         weight = anchor.removeprefix(ACCL)
         if (
             anchor.startswith(ACCL)
@@ -338,10 +340,10 @@ def derived_anchors(
                     hint="Use SGDAccumulatorAndMomentum.Separate and anchor Accl1___, or readWeights between runs.",
                 )
             context = rule.context
-            found[anchor] = CombinedVelocity(
+            derived[anchor] = CombinedVelocity(
                 weights[weight], context.automatic, context.replicas, context.accumulation
             )
-    return found
+    return derived
 
 
 def program_anchors(

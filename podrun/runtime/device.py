@@ -81,13 +81,13 @@ def held_here(owned: IpuRange) -> bool:
 
 def device_ids(total: int) -> dict[int, IpuRange]:
     """Device id -> IPUs, for a partition of ``total``: sizes 1, 2, 4, ... each from the first IPU on."""
-    found: dict[int, IpuRange] = {}
+    ranges: dict[int, IpuRange] = {}
     size = 1
     while size <= total:
         for first in range(0, total - size + 1, size):
-            found[len(found)] = IpuRange(first, size)
+            ranges[len(ranges)] = IpuRange(first, size)
         size *= 2
-    return found
+    return ranges
 
 
 def _let_go(connection: Connection, taken: IpuRange | None) -> None:

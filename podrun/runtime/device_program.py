@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from podrun.runtime.settings import RunSettings
     from podrun.runtime.weights import HostWeights
 
-_log = logging.getLogger("podrun.popart.devicex")
+_log = logging.getLogger("podrun.runtime.engine")
 
 
 class DeviceProgram:
@@ -135,7 +135,7 @@ class ProgramCompiler:
         )
         executable = compile_program(self._built.program, target=device.target, options=options)
         if not self.compiled_here:
-            _log.debug("Loading serialized PopART executable from the cache %s", folder)
+            _log.debug("Loading the serialized executable from the cache %s", folder)
         return executable
 
     def _starting(self) -> None:

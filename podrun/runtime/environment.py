@@ -66,11 +66,11 @@ def progress(what: str, environ: Mapping[str, str] | None = None) -> AbstractCon
     """Report on standard error how far ``what`` is, if it takes long (`podrun.core.terminal`): in the first instance
     of a program only, and not at all if PODRUN_PROGRESS is ``off``.
     """
-    found = ours(environ)
-    first = found.get("POPDIST_REPLICA_INDEX_OFFSET", "0") == "0"
-    if not first or found.get("PODRUN_PROGRESS") == "off" or sys.stderr is None:
+    variables = ours(environ)
+    first = variables.get("POPDIST_REPLICA_INDEX_OFFSET", "0") == "0"
+    if not first or variables.get("PODRUN_PROGRESS") == "off" or sys.stderr is None:
         return nullcontext()
-    file = found.get("PODRUN_PROGRESS_FILE")
+    file = variables.get("PODRUN_PROGRESS_FILE")
     return reporting(what, sys.stderr, file=Path(file) if file else None)
 
 

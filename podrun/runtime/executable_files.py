@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from podrun.runtime.weights import HostWeights
 
-_log = logging.getLogger("podrun.popart.devicex")
+_log = logging.getLogger("podrun.runtime.engine")
 
 
 class ExecutableFiles:
@@ -94,7 +94,7 @@ class ExecutableFiles:
         path = in_folder(filename, "executable.popef")
         if not os.path.isfile(path):
             raise UsageError(f"There is no executable {filename!r}.")
-        _log.debug("Loading serialized PopART executable %s", path)
+        _log.debug("Loading the serialized executable %s", path)
         executable = read_program(path)
         self._check_fits(executable, filename)
         self._program.executable = executable
@@ -102,7 +102,7 @@ class ExecutableFiles:
     def _check_fits(self, executable: Executable, filename: str) -> None:
         """UsageError unless inputs, anchors, weights and replication are those of this session."""
         program = self._built.program
-        found = {
+        built_for = {
             "inputs": {
                 n: s.spec for n, s in executable.streams.items() if s.direction is StreamDirection.TO_DEVICE
             },
@@ -123,10 +123,10 @@ class ExecutableFiles:
             "training": program.training,
         }
         for what, value in wanted.items():
-            if found[what] != value:
+            if built_for[what] != value:
                 raise UsageError(
                     f"The executable {filename!r} is not the program of this session: its {what} are "
-                    f"{found[what]}, the session's {value}."
+                    f"{built_for[what]}, the session's {value}."
                 )
 
 

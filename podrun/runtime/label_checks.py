@@ -63,8 +63,8 @@ class LabelRange:
     def warning(self, name: str, label: int) -> str:
         """The warning of a label of an input that is not a class."""
         is_index = f"the index {label}, but {self.reader} has {self.classes} places"
-        found = is_index if self.reader else f"the label {label}, but there are {self.classes} classes"
-        return f"Input {name!r} has {found} (0 to {self.classes - 1}): {self.effect}."
+        problem = is_index if self.reader else f"the label {label}, but there are {self.classes} classes"
+        return f"Input {name!r} has {problem} (0 to {self.classes - 1}): {self.effect}."
 
 
 def label_ranges(
@@ -74,7 +74,7 @@ def label_ranges(
     narrowest range, if several operators read an input.
     """
     known = set(inputs)
-    found: dict[str, LabelRange] = {}
+    ranges: dict[str, LabelRange] = {}
     makers: dict[str, Node] = {}
     for node in nodes:
         makers |= dict.fromkeys(node.outputs, node)
@@ -87,9 +87,9 @@ def label_ranges(
         while name in makers and makers[name].kind in _LABEL_PRESERVING:
             name = makers[name].inputs[0]
         allowed = _range_of(node, tensors) if name in known else None
-        if allowed is not None and (name not in found or allowed.classes < found[name].classes):
-            found[name] = allowed
-    return found
+        if allowed is not None and (name not in ranges or allowed.classes < ranges[name].classes):
+            ranges[name] = allowed
+    return ranges
 
 
 def _range_of(node: Node, tensors: Mapping[str, TensorSpec | Any]) -> LabelRange | None:

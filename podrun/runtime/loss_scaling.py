@@ -120,19 +120,19 @@ def returning(lowered: Lowered, scaling: AutomaticScaling | None) -> Lowered:
 
 
 def _chosen(settings: AdaptiveLossScale, lowered: Lowered, able: set[str]) -> Iterable[str]:
-    method, given = settings.tracked, settings.names
+    method, names = settings.tracked, settings.names
     by_name = method is TrackedGradients.NAMED
-    if given is not None and not by_name:
+    if names is not None and not by_name:
         raise UsageError(
             "toTrackTensors goes with gradientTensorTrackingMethod GradientsOfUserSpecifiedTensors, not "
             f"{method.value}."
         )
     if by_name:
-        if not given:
+        if not names:
             raise UsageError("GradientsOfUserSpecifiedTensors needs toTrackTensors.")
-        for name in given:
+        for name in names:
             _check_named(name, lowered, able)
-        return given
+        return names
     readers: dict[str, set[str]] = {}
     for node in lowered.graph.nodes:
         for name in node.inputs:

@@ -120,11 +120,15 @@ def lower_graph(
     graph = prune(graph, wanted)
     values = dict(input_values or {})
     specs = _input_specs(graph, input_shapes or {}, values, options)
-    given = _initial_values(graph, options)
-    session, tensors, baked = _settled(lambda: options.session(operators), graph, specs, given, values)
+    initial_values = _initial_values(graph, options)
+    session, tensors, baked = _settled(
+        lambda: options.session(operators), graph, specs, initial_values, values
+    )
     needed = {*wanted, *(i for node in graph.nodes for i in reads(node))}
     x64 = options.x64
-    parameters = {n: _spec(n, v) for n, v in given.items() if n not in baked and not misfit(v, n, x64)}
+    parameters = {
+        n: _spec(n, v) for n, v in initial_values.items() if n not in baked and not misfit(v, n, x64)
+    }
     return Lowered(
         graph=graph,
         operators=operators,
@@ -133,7 +137,7 @@ def lower_graph(
             n: s for n, s in specs.items() if n not in baked and n in needed and isinstance(s, TensorSpec)
         },
         parameters=parameters,
-        initial={n: given[n] for n in parameters},
+        initial={n: initial_values[n] for n in parameters},
         constants={n: graph.initializers.get(n, values.get(n)) for n in baked},
         outputs={n: tensors[n] for n in wanted if n in tensors},
         returns=wanted,
@@ -286,8 +290,8 @@ def _discover(
             else:
                 environment[name] = TracedTensor(name, x64, arrays.get(name))
         run_graph(graph, environment, session, lambda: key)
-        made = {n: (t.known if t.at_hand else t.traced) for n, t in environment.items()}
-        return {n: v for n, v in made.items() if not isinstance(v, TooWide)}
+        results = {n: (t.known if t.at_hand else t.traced) for n, t in environment.items()}
+        return {n: v for n, v in results.items() if not isinstance(v, TooWide)}
 
     arrays = {
         n: _abstract(s.shape, s.dtype) if isinstance(s, TensorSpec) else s
@@ -297,9 +301,9 @@ def _discover(
     fitting = {n: v for n, v in initial.items() if n not in baked and not misfit(v, n, x64)}
     arrays.update({n: _abstract(v.shape, v.dtype) for n, v in fitting.items()})
     shapes = jax.eval_shape(probe, arrays, jax.eval_shape(lambda: jax.random.key(0)))
-    found = {n: _spec(n, s) for n, s in shapes.items() if hasattr(s, "dtype")}
-    _check_sizes(found)
-    return found
+    discovered = {n: _spec(n, s) for n, s in shapes.items() if hasattr(s, "dtype")}
+    _check_sizes(discovered)
+    return discovered
 
 
 def _abstract(shape: tuple[int, ...], dtype: Any) -> Any:

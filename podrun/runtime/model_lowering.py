@@ -185,8 +185,8 @@ def near(name: str, known: Iterable[str]) -> str:
     the end of an error message.
     """
     names = sorted(known, key=lambda item: (reserved_prefix_of(item) is not None, item))
-    found = difflib.get_close_matches(name, names, n=2)
-    if found:
-        return f" Did you mean {' or '.join(repr(item) for item in found)}?"
+    similar = difflib.get_close_matches(name, names, n=2)
+    if similar:
+        return f" Did you mean {' or '.join(repr(item) for item in similar)}?"
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return f" There are {', '.join(repr(item) for item in names[:MOST_NAMES])}{more}." if names else ""

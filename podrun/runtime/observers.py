@@ -93,22 +93,24 @@ Observer = Print | Abort
 
 def observers_of(nodes: Iterable[Node]) -> tuple[Observer, ...]:
     """The PrintTensor and Abort operators of the main graph, in its order."""
-    found: list[Observer] = []
+    observers: list[Observer] = []
     for node in nodes:
         if node.domain != DOMAIN:
             continue
         if node.op_type == "Abort":
-            found.append(Abort(node.inputs[0] if node.inputs else None, node.name or "Abort"))
+            observers.append(Abort(node.inputs[0] if node.inputs else None, node.name or "Abort"))
         if node.op_type == "PrintTensor":
-            given = node.attributes
-            wanted = {name: given[name] for name in PrintLayout.__dataclass_fields__ if name in given}
+            attributes = node.attributes
+            wanted = {
+                name: attributes[name] for name in PrintLayout.__dataclass_fields__ if name in attributes
+            }
             layout = PrintLayout(**wanted)
-            title = given.get("title", "")
-            found.append(Print(node.outputs[0], title or node.inputs[0], layout))
-            if given.get("print_gradient", 1):
+            title = attributes.get("title", "")
+            observers.append(Print(node.outputs[0], title or node.inputs[0], layout))
+            if attributes.get("print_gradient", 1):
                 behind = f"{title}_gradient" if title else gradient(node.inputs[0])
-                found.append(Print(gradient(node.outputs[0]), behind, layout, gradient=True))
-    return tuple(found)
+                observers.append(Print(gradient(node.outputs[0]), behind, layout, gradient=True))
+    return tuple(observers)
 
 
 def seen(observers: Sequence[Observer], gradients: Collection[str]) -> tuple[Observer, ...]:

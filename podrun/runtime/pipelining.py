@@ -241,11 +241,13 @@ def stashed(graph: OperatorGraph, settings: RunSettings, *, training: bool) -> d
 
 def _checkpoints(nodes: list[Node]) -> set[str]:
     """Results of operators that are marked as kept, and what passes them on unchanged."""
-    found: set[str] = set()
+    checkpoints: set[str] = set()
     for node in nodes:
-        if node.hints.recompute is False or (node.kind == "Identity" and not found.isdisjoint(node.inputs)):
-            found.update(node.outputs)
-    return found
+        if node.hints.recompute is False or (
+            node.kind == "Identity" and not checkpoints.isdisjoint(node.inputs)
+        ):
+            checkpoints.update(node.outputs)
+    return checkpoints
 
 
 def _lasting(graph: OperatorGraph) -> set[str]:
@@ -256,11 +258,11 @@ def _lasting(graph: OperatorGraph) -> set[str]:
 
 def _made_of(name: str, nodes: Sequence[Node]) -> set[str]:
     """The tensors that ``nodes``, in order, compute from a tensor."""
-    found = {name}
+    derived = {name}
     for node in nodes:
-        if not found.isdisjoint(node.inputs):
-            found.update(output for output in node.outputs if output)
-    return found - {name}
+        if not derived.isdisjoint(node.inputs):
+            derived.update(output for output in node.outputs if output)
+    return derived - {name}
 
 
 def restoring(forward: Forward, restored: Mapping[str, tuple[int, int]]) -> Forward:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from podrun.compiler.program import Phases
     from podrun.runtime.building import BuiltModel
 
-_log = logging.getLogger("podrun.popart.session")
+_log = logging.getLogger("podrun.runtime")
 
 
 def described(node: Node) -> str:

@@ -20,7 +20,7 @@ from podrun.runtime.settings import RunSettings, SyntheticData
 
 WORDS = 2
 
-_log = logging.getLogger("podrun.popart.session")
+_log = logging.getLogger("podrun.runtime")
 
 
 class RandomState:

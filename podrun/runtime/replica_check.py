@@ -62,12 +62,12 @@ class ReplicaCheck:
         if self._agreed > self._done:  # The program was loaded again.
             self._agreed = 0
         mine = [IpuDigest(*row) for row in device.connection.read_digests()]
-        found = _of_all_instances(mine) if device.job != device.ipus else sorted(mine)
+        digests = _of_all_instances(mine) if device.job != device.ipus else sorted(mine)
         span = executable.layout.ipus_per_replica
-        suspects = odd_ones(found, span)
+        suspects = odd_ones(digests, span)
         notes = process_recorder(device.environ)
         if notes is not None:
-            first = np.array([each.digest for each in found[:span]], np.uint64)
+            first = np.array([digest.digest for digest in digests[:span]], np.uint64)
             notes.note("checked", batch=self._done, digest=None if suspects else array_digest(first))
         if suspects:
             error = differing(suspects, self._done, self._agreed)
@@ -82,45 +82,45 @@ def _of_all_instances(mine: Sequence[IpuDigest]) -> list[IpuDigest]:
     from podrun import popdist
 
     popdist.init()
-    rows = np.array([[each.ipu, each.digest] for each in mine], np.uint64)
+    rows = np.array([[ipu_digest.ipu, ipu_digest.digest] for ipu_digest in mine], np.uint64)
     rows = popdist.allGather(rows).reshape(-1, 2)
     return sorted({IpuDigest(*(int(number) for number in row)) for row in rows})
 
 
-def odd_ones(found: Sequence[IpuDigest], span: int = 1) -> list[IpuDigest]:
+def odd_ones(digests: Sequence[IpuDigest], span: int = 1) -> list[IpuDigest]:
     """The IPUs whose weights differ from those of the majority; all IPUs of a tie. ``span``: IPUs of one replica, which
     hold different weights, so that IPUs at the same position of all replicas are compared.
     """
     suspects = []
     for position in range(span):
-        alike = found[position::span]
-        counts = Counter(each.digest for each in alike)
+        alike = digests[position::span]
+        counts = Counter(item.digest for item in alike)
         most = max(counts.values())
         winners = [digest for digest, count in counts.items() if count == most]
         right = winners[0] if len(winners) == 1 else None
-        suspects += [each for each in alike if each.digest != right]
+        suspects += [item for item in alike if item.digest != right]
     return sorted(suspects)
 
 
 def differing(suspects: Sequence[IpuDigest], batch: int, agreed: int) -> RecoverableRuntimeError:
     """The error for IPUs whose weights differ after a batch."""
-    names = ", ".join(_ranges([each.ipu for each in suspects]))
+    names = ", ".join(_ranges([suspect.ipu for suspect in suspects]))
     since = f"they were alike after batch {agreed}" if agreed else "they were not compared before"
-    of_most = "those of most replicas" if len({each.digest for each in suspects}) == 1 else "alike"
+    of_most = "those of most replicas" if len({suspect.digest for suspect in suspects}) == 1 else "alike"
     return RecoverableRuntimeError(
         f"Weights differ between replicas after batch {batch}: those of {names} are not {of_most}; {since}",
         recovery_action=RecoveryAction.IPU_RESET,
         code=ErrorCode.MEMORY_ERROR,
         where=names.replace("IPU", "ipu"),
-        cause=ErrorCause(batch=batch, ipus=tuple(each.ipu for each in suspects)),
+        cause=ErrorCause(batch=batch, ipus=tuple(suspect.ipu for suspect in suspects)),
         hint="Load the program again and go on from a checkpoint: none is saved of replicas that differ.",
     )
 
 
 def _ranges(ipus: Sequence[int]) -> list[str]:
     """``IPU 3``, ``IPUs 5-8``: neighbours together."""
-    found = []
+    ranges = []
     for _, group in itertools.groupby(enumerate(ipus), lambda pair: pair[1] - pair[0]):
         first, *rest = (ipu for _, ipu in group)
-        found.append(f"IPUs {first}-{rest[-1]}" if rest else f"IPU {first}")
-    return found
+        ranges.append(f"IPUs {first}-{rest[-1]}" if rest else f"IPU {first}")
+    return ranges

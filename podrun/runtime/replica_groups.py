@@ -99,7 +99,7 @@ def replica_state_rows(
     """
     if replicas == 1:
         return {}
-    found, each = {}, tuple(range(replicas))
+    rows, every_replica = {}, tuple(range(replicas))
     for name in sorted(state_updates):
         retrieval = settings[name].retrieval if name in settings else ONE_PER_GROUP
         if retrieval == ALL_REDUCE_REPLICAS:
@@ -109,9 +109,9 @@ def replica_state_rows(
                 hint="Use OnePerGroup or AllReplicas.",
             )
         groups = group_of(settings, name, replicas)
-        host = each if retrieval == ALL_REPLICAS else groups
-        found[name] = ReplicaStateRows(each if all_needed else host, host, groups)
-    return found
+        host = every_replica if retrieval == ALL_REPLICAS else groups
+        rows[name] = ReplicaStateRows(every_replica if all_needed else host, host, groups)
+    return rows
 
 
 def check_variables(
@@ -143,10 +143,10 @@ def given(settings: Groups, name: str, array: np.ndarray, held: np.ndarray, repl
     if chosen is None or chosen.retrieval != ALL_REPLICAS:
         return array
     groups = group_of(settings, name, replicas)
-    each = held.size // (max(groups) + 1) if groups else held.size
-    if array.nbytes != each * replicas * held.dtype.itemsize:
+    size = held.size // (max(groups) + 1) if groups else held.size
+    if array.nbytes != size * replicas * held.dtype.itemsize:
         return array  # The caller reports a wrong size.
-    rows = np.ascontiguousarray(array).reshape(-1).view(held.dtype).reshape(replicas, each)
+    rows = np.ascontiguousarray(array).reshape(-1).view(held.dtype).reshape(replicas, size)
     members = [groups.index(g) for g in range(max(groups) + 1)] if groups else [0]
     for replica, row in enumerate(rows):
         first = members[groups[replica] if groups else 0]

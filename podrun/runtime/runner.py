@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from podrun.core.executable import TensorSpec
     from podrun.device.connection import Connection, RunResult
 
-_log = logging.getLogger("podrun.popart.session")
+_log = logging.getLogger("podrun.runtime")
 
 
 class LossWatch:
@@ -165,9 +165,9 @@ class StepRunner:
         """Hand the anchors of a run over to a stepIO and to connected functions."""
         if self._settings.synthetic is not SyntheticData.OFF:
             return
-        given = self._by_batch(result.anchors)
+        anchors = self._by_batch(result.anchors)
         for name, tensor in self.tensors(batches).outputs.items():
-            value = self._built.anchor(name, given)
+            value = self._built.anchor(name, anchors)
             self._loss_watch.look(name, value, self.passes(batches), result.batches_done)
             target = io.target(tensor)
             if target is None or not _same_memory(value, target):
@@ -197,11 +197,11 @@ class StepRunner:
             return {}
         if self._built.observers:
             return {}
-        given = {spec.name: spec for spec in self._built.program.anchors}
+        specs = {spec.name: spec for spec in self._built.program.anchors}
         targets: dict[str, np.ndarray] = {}
         for name, tensor in tensors.outputs.items():
             spec = self._built.wanted[name]
-            if name in self._built.derived or given.get(spec.name) != spec or spec.name in targets:
+            if name in self._built.derived or specs.get(spec.name) != spec or spec.name in targets:
                 continue
             target = io.target(tensor)
             if target is not None:

@@ -89,8 +89,8 @@ class SessionReports:
             folder = settings.directory / self._name
             now = datetime.now().astimezone()
             origin = origin_of_process(ours(), sys.orig_argv, now)
-            found = profile_of(executable)
-            written = write_report(found, folder, trace=settings.execution_profile, origin=origin)
+            profile = profile_of(executable)
+            written = write_report(profile, folder, trace=settings.execution_profile, origin=origin)
             path = str(written)
         if settings.strict:
             check_planned(bounds_of(executable.tile_report))

@@ -14,7 +14,7 @@ from podrun.runtime.building import BuiltModel
 from podrun.runtime.operators import Form
 from podrun.runtime.settings import RunPlan, RunSettings, StepData, StepTensor
 
-_log = logging.getLogger("podrun.popart.session")
+_log = logging.getLogger("podrun.runtime")
 _WARNED: set[str] = set()
 
 

@@ -128,8 +128,8 @@ class NodeContext:
         add_constants(graph, inner, self.session.x64)
 
         def key() -> Any:
-            made = self.random_key()
-            return made if iteration is None else jax.random.fold_in(made, iteration)
+            base = self.random_key()
+            return base if iteration is None else jax.random.fold_in(base, iteration)
 
         tap, self.session.tap = self.session.tap, None
         try:
@@ -227,15 +227,15 @@ def run_node(node: Node, environment: Environment, session: TraceSession, key: C
     for position, (name, result) in enumerate(zip(node.outputs, results, strict=False)):
         if not name:
             continue
-        made = _as_tensor(name, result, session.x64)
-        if not made.at_hand:
+        tensor = _as_tensor(name, result, session.x64)
+        if not tensor.at_hand:
             work = None
-            if knowable and not made.is_known:
+            if knowable and not tensor.is_known:
                 work = _later(operator, node, outer, session, tensors, position)
             if work is not None or session.tap is not None:
-                value = made.traced if session.tap is None else session.tap(name, made.traced)
-                made = TracedTensor(name, session.x64, traced=value, work=work, origins=origins)
-        environment[name] = made
+                value = tensor.traced if session.tap is None else session.tap(name, tensor.traced)
+                tensor = TracedTensor(name, session.x64, traced=value, work=work, origins=origins)
+        environment[name] = tensor
 
 
 def _input(node: Node, name: str, environment: Mapping[str, TracedTensor]) -> TracedTensor | None:

@@ -45,24 +45,24 @@ class HostWeights:
 
     def _first_state(self) -> dict[str, np.ndarray]:
         """State from the model, and state whose start depends on its weight."""
-        rule, found = self.built.rule, dict[str, np.ndarray]()
+        rule, state = self.built.rule, dict[str, np.ndarray]()
         if rule is None:
             return {}
         if rule.context.automatic:
             starts = {FACTOR: np.ones((), np.float32), PHASE: np.zeros((), np.float32)}
-            found |= {n: _fitting(n, self.built.state.get(n, v), (), v.dtype) for n, v in starts.items()}
+            state |= {n: _fitting(n, self.built.state.get(n, v), (), v.dtype) for n, v in starts.items()}
         for name in self.built.trained:
             parameter = self.built.program.parameters[name]
             computed = _initial_state(rule, parameter, self._weights[name])
             for prefix, (spec, initial) in rule_state(rule, parameter).items():
                 dtype = numpy_dtype(spec.dtype)
                 if spec.name in self.built.state:
-                    found[spec.name] = _fitting(spec.name, self.built.state[spec.name], spec.shape, dtype)
+                    state[spec.name] = _fitting(spec.name, self.built.state[spec.name], spec.shape, dtype)
                 elif prefix in computed:
-                    found[spec.name] = computed[prefix].astype(dtype)
+                    state[spec.name] = computed[prefix].astype(dtype)
                 else:
-                    found[spec.name] = np.full(spec.shape, initial, dtype)
-        return found
+                    state[spec.name] = np.full(spec.shape, initial, dtype)
+        return state
 
     def get(self, name: str) -> np.ndarray | None:
         """A weight or a piece of optimizer state, or None."""
@@ -162,8 +162,8 @@ def _initial_state(rule: Rule, parameter: ParameterSpec, value: np.ndarray) -> d
     """
     if not parameter.group_of:
         return rule.initial_state(parameter.spec, value)
-    each = [rule.initial_state(parameter.spec, row) for row in value]
-    return {prefix: np.stack([state[prefix] for state in each]) for prefix in each[0]}
+    states = [rule.initial_state(parameter.spec, row) for row in value]
+    return {prefix: np.stack([state[prefix] for state in states]) for prefix in states[0]}
 
 
 def form_of(value: np.ndarray) -> str:
@@ -180,7 +180,7 @@ def _fitting(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: np.dty
     return value.reshape(shape).astype(dtype)
 
 
-_log = logging.getLogger("podrun.popart.session")
+_log = logging.getLogger("podrun.runtime")
 
 
 class WeightTransfer:
@@ -310,12 +310,11 @@ def _of_training(executable: Executable) -> list[str]:
     return [name for name, variable in executable.variables.items() if variable.role in roles]
 
 
-def _check_same(held: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
+def _check_same(held: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -> None:
     """UsageError that names the first tensor that is missing in one of the two, or differs in type or shape."""
-    for name in sorted({*held, *given}):
+    for name in sorted({*held, *new}):
         ours, theirs = (
-            None if n not in m else f"{m[n].dtype}{list(m[n].shape)}"
-            for n, m in ((name, held), (name, given))
+            None if n not in m else f"{m[n].dtype}{list(m[n].shape)}" for n, m in ((name, held), (name, new))
         )
         if ours != theirs:
             raise UsageError(

@@ -63,18 +63,22 @@ def widened(
 ) -> dict[str, Any]:
     """The float32 results of the nodes, by name. ``environment`` holds the values that the nodes read from outside."""
     again = replace(session, tap=None, state_updates={})
-    made: Environment = {}
+    wide_tensors: Environment = {}
     for node in nodes:
         loss = node.op_type == "Nll"  # Bounds probabilities by their own type.
         here = {
-            name: made[name] if name in made else environment[name] if loss else _wide(environment[name])
+            name: wide_tensors[name]
+            if name in wide_tensors
+            else environment[name]
+            if loss
+            else _wide(environment[name])
             for name in node.inputs
             if name
         }
-        given = replace(node, attributes={**node.attributes, WIDE: 1}) if loss else node
-        run_node(given, here, again, key)
-        made |= {name: here[name] for name in node.outputs if name}
-    return {name: tensor.traced for name, tensor in made.items()}
+        variant = replace(node, attributes={**node.attributes, WIDE: 1}) if loss else node
+        run_node(variant, here, again, key)
+        wide_tensors |= {name: here[name] for name in node.outputs if name}
+    return {name: tensor.traced for name, tensor in wide_tensors.items()}
 
 
 def _wide(tensor: TracedTensor) -> TracedTensor:

@@ -52,14 +52,14 @@ def tf_idf_vectorizer(ctx: Context, node: Node, x: Array) -> Array:
         first += len(grams)
         if not grams or not node["min_gram_length"] <= length <= node["max_gram_length"]:
             continue
-        found = sum(
+        matches = sum(
             _occurrences(rows, np.asarray(grams), gap)
             for gap in range(1, 2 if length == 1 else node["max_skip_count"] + 2)
         )
         if mode == "IDF":
-            found = (found > 0).astype(jnp.float32)
+            matches = (matches > 0).astype(jnp.float32)
         scale = weights[places] if mode in ("IDF", "TFIDF") else np.ones(len(grams), np.float32)
-        result = result.at[:, columns[places]].add(found * scale)
+        result = result.at[:, columns[places]].add(matches * scale)
     return result[0] if x.ndim < 2 else result
 
 
@@ -199,10 +199,10 @@ def _dft(ctx: Context, node: Node, x: Array, axis: int, length: int | None) -> A
         return jnp.fft.irfft(_complex(x), n=count, axis=axis)[..., None].astype(x.dtype)
     count = size if length is None else length
     z = _complex(x)
-    made = jnp.fft.ifft(z, n=count, axis=axis) if inverse else jnp.fft.fft(z, n=count, axis=axis)
+    spectrum = jnp.fft.ifft(z, n=count, axis=axis) if inverse else jnp.fft.fft(z, n=count, axis=axis)
     if onesided:
-        made = jnp.take(made, np.arange(count // 2 + 1), axis=axis)
-    return _pairs(made, x.dtype)
+        spectrum = jnp.take(spectrum, np.arange(count // 2 + 1), axis=axis)
+    return _pairs(spectrum, x.dtype)
 
 
 @operator(ONNX, "DFT", since=(17,))
@@ -239,9 +239,9 @@ def stft(
     index = np.arange(frames)[:, None] * hop + np.arange(size)[None, :]
     z = _complex(x)[:, index]
     z = z if window is None else z * window
-    made = jnp.fft.fft(z, axis=-1)
-    made = made[..., : size // 2 + 1] if node.get("onesided", 1) else made
-    return _pairs(made, x.dtype)
+    spectrum = jnp.fft.fft(z, axis=-1)
+    spectrum = spectrum[..., : size // 2 + 1] if node.get("onesided", 1) else spectrum
+    return _pairs(spectrum, x.dtype)
 
 
 def _window(name: str, terms: tuple[float, ...]) -> None:
@@ -249,8 +249,8 @@ def _window(name: str, terms: tuple[float, ...]) -> None:
         count = int(ctx.constant(0).reshape(()))
         over = count if node.get("periodic", 1) else count - 1
         n = np.arange(count, dtype=np.float64)
-        made = sum(a * np.cos(2 * np.pi * k * n / over) for k, a in enumerate(terms))
-        return jnp.asarray(np.asarray(made), onnx_dtype(node.get("output_datatype", 1), ctx))
+        values = sum(a * np.cos(2 * np.pi * k * n / over) for k, a in enumerate(terms))
+        return jnp.asarray(np.asarray(values), onnx_dtype(node.get("output_datatype", 1), ctx))
 
     apply.__doc__ = (
         f"The {name} of a size known while tracing: a sum of cosines with weights {terms} (ONNX {name})."

@@ -25,10 +25,10 @@ def axis_in(axis: int, rank: int, what: str = "axis") -> int:
 
 def axes_in(axes: Iterable[int], rank: int) -> tuple[int, ...]:
     """Axes counted from the front, sorted; InputMismatch if one is out of range or there twice."""
-    found = sorted(axis_in(int(a), rank) for a in axes)
-    if len(set(found)) != len(found):
+    positive = sorted(axis_in(int(a), rank) for a in axes)
+    if len(set(positive)) != len(positive):
         raise InputMismatch(f"axes {tuple(axes)} name one axis twice")
-    return tuple(found)
+    return tuple(positive)
 
 
 def ints(values: np.ndarray | Iterable[int]) -> tuple[int, ...]:

@@ -134,10 +134,10 @@ def _stays(ctx: Context, body: Any, condition: Array | None, carried: tuple[Any,
         return _step(ctx, body, jnp.zeros((), _counter(ctx)), _initial(condition), carried)[1]
 
     try:
-        made = jax.eval_shape(once, carried)
+        after = jax.eval_shape(once, carried)
     except (UnsupportedError, jax.errors.JAXTypeError):
         return False
-    return bool(_form(made) == _form(jax.eval_shape(lambda: carried)))
+    return bool(_form(after) == _form(jax.eval_shape(lambda: carried)))
 
 
 def _scanned(
@@ -220,8 +220,8 @@ def _nothing(ctx: Context, body: Any, index: int, carried: Any) -> Array:
     def once(carried: Any) -> Any:
         return _step(ctx, body, jnp.zeros((), _counter(ctx)), jnp.ones((), bool), carried)[2][index]
 
-    made = jax.eval_shape(once, carried)
-    return jnp.zeros((0, *made.shape), made.dtype)
+    element = jax.eval_shape(once, carried)
+    return jnp.zeros((0, *element.shape), element.dtype)
 
 
 @operator(ONNX, "Scan", since=(8,))
@@ -277,8 +277,8 @@ def _scan(
     if ctx.sdk is not None:
         sequences = [s if s.ndim > 1 else s[:, None] for s in sequences]
 
-    def step(carry: Any, each: Any) -> Any:
-        i, elements = each
+    def step(carry: Any, scanned: Any) -> Any:
+        i, elements = scanned
         results = _arrays(ctx.run(body, (*carry, *elements), iteration=i))
         return results[:split], results[split:]
 

@@ -122,8 +122,8 @@ def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _normal(ctx: Context, node: Node, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    made = jax.random.normal(_key(ctx, node), shape, _wide(dtype))
-    return (made * node.get("scale", 1.0) + node.get("mean", 0.0)).astype(dtype)
+    numbers = jax.random.normal(_key(ctx, node), shape, _wide(dtype))
+    return (numbers * node.get("scale", 1.0) + node.get("mean", 0.0)).astype(dtype)
 
 
 def _uniform(ctx: Context, node: Node, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -158,8 +158,8 @@ def random_uniform_like(ctx: Context, node: Node, x: Array) -> Array:
 @operator(ONNX, "Bernoulli", since=(15, 22))
 def onnx_bernoulli(ctx: Context, node: Node, p: Array) -> Array:
     """1 with the probability in each element, else 0 (ONNX Bernoulli)."""
-    made = jax.random.uniform(_key(ctx, node), p.shape, jnp.float32) < p.astype(jnp.float32)
-    return made.astype(_dtype(ctx, node, p))
+    drawn = jax.random.uniform(_key(ctx, node), p.shape, jnp.float32) < p.astype(jnp.float32)
+    return drawn.astype(_dtype(ctx, node, p))
 
 
 @operator(ONNX, "Multinomial", since=(7, 22))

@@ -108,15 +108,15 @@ def packed_data_block(ctx: Context, node: Node, *inputs: Array) -> Array:
     parts = [_unpacked(steps, *packed[3 * k : 3 * k + 3]) for k, steps in enumerate(longest)]
     batches = tuple(part.reshape(count // batch, batch, *part.shape[1:]) for part in parts)
 
-    def run(index: Array, each: Any) -> tuple[Array, Any]:
-        (result,) = ctx.run(callback, each, iteration=index)
+    def run(index: Array, batch: Any) -> tuple[Array, Any]:
+        (result,) = ctx.run(callback, batch, iteration=index)
         return index + 1, result
 
-    _, made = lax.scan(run, jnp.zeros((), jnp.int32), batches)
-    made = made.reshape(count, *made.shape[2:])
-    step = jnp.arange(made.shape[1], dtype=jnp.int32)[None]
+    _, rows = lax.scan(run, jnp.zeros((), jnp.int32), batches)
+    rows = rows.reshape(count, *rows.shape[2:])
+    step = jnp.arange(rows.shape[1], dtype=jnp.int32)[None]
     there = jnp.where(step < _column(lengths), _column(offsets) + step, size)
-    return jnp.zeros((size, *made.shape[2:]), made.dtype).at[there].set(made, mode="drop")
+    return jnp.zeros((size, *rows.shape[2:]), rows.dtype).at[there].set(rows, mode="drop")
 
 
 def _column(values: Array) -> Array:
@@ -267,12 +267,12 @@ def _operator(node: Node) -> model_collectives.Combination:
 
 
 def _groups(ctx: Context, node: Node) -> model_collectives.Groups:
-    given = node.get(COMM_GROUP, node.get("commGroup", (0, 0)))
-    numbers = [int(value) for value in given] + [0]
+    setting = node.get(COMM_GROUP, node.get("commGroup", (0, 0)))
+    numbers = [int(value) for value in setting] + [0]
     kind, size = numbers[0], numbers[1]
-    if len(given) > 2 or kind not in KINDS:
+    if len(setting) > 2 or kind not in KINDS:
         raise UsageError(
-            f"{node.describe()}: {list(given)} is no group of replicas",
+            f"{node.describe()}: {list(setting)} is no group of replicas",
             hint="commGroup is a CommGroupType's number (0 to 3) and a group size.",
         )
     try:

@@ -196,8 +196,8 @@ def sequence_slice(
     rows = jnp.arange(destination.shape[0], dtype=jnp.int32)
     result = jnp.zeros_like(destination) if node.get("zeroUnused", 0) else destination
 
-    def copy(result: Array, each: tuple[Array, Array, Array]) -> tuple[Array, None]:
-        count, first, to = (e.astype(jnp.int32) for e in each)
+    def copy(result: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        count, first, to = (e.astype(jnp.int32) for e in part)
         here = (rows >= to) & (rows < to + count)
         moved = jnp.take(source, jnp.clip(rows - to + first, 0, source.shape[0] - 1), axis=0)
         return jnp.where(here.reshape((-1,) + (1,) * (destination.ndim - 1)), moved, result), None
@@ -241,11 +241,11 @@ _NAMES = {"sum": "add", "max": "max", "min": "min", "mul": "mul", "none": "none"
 
 
 def _scatter_reduction(node: Node) -> str:
-    given = node.get("reduction", 0)
-    found = REDUCTIONS.get(given) if isinstance(given, int) else _NAMES.get(str(given).lower())
-    if found is None:
-        raise InputMismatch(f"reduction {given!r} is none of Sum, Max, Min, Mul, NoReduction")
-    return found
+    stated = node.get("reduction", 0)
+    reduction = REDUCTIONS.get(stated) if isinstance(stated, int) else _NAMES.get(str(stated).lower())
+    if reduction is None:
+        raise InputMismatch(f"reduction {stated!r} is none of Sum, Max, Min, Mul, NoReduction")
+    return reduction
 
 
 def _scatter_reduce(

@@ -219,8 +219,8 @@ def linear_attention(
         rates = jnp.moveaxis(widen(beta).reshape(batch, steps, -1, 1), 1, 0)
     state = jnp.zeros((batch, groups, size, out), wide) if past is None else widen(past)
 
-    def step(state: Array, each: Any) -> tuple[Array, Array]:
-        query, key, value, gate, rate = each
+    def step(state: Array, scanned: Any) -> tuple[Array, Array]:
+        query, key, value, gate, rate = scanned
         if rule in ("gated", "gated_delta"):
             state = state * jnp.exp(gate)[..., None]
         if rule in ("delta", "gated_delta"):
@@ -258,8 +258,8 @@ def rotary_embedding(
     a, b, cos, sin = wide
     real, imaginary = cos * a - sin * b, sin * a + cos * b
     if node.get("interleaved", 0):
-        made = jnp.stack([real, imaginary], axis=-1).reshape(part.shape)
+        rotated = jnp.stack([real, imaginary], axis=-1).reshape(part.shape)
     else:
-        made = jnp.concatenate([real, imaginary], axis=-1)
-    y = jnp.concatenate([made.astype(kind), rest], axis=-1)
+        rotated = jnp.concatenate([real, imaginary], axis=-1)
+    y = jnp.concatenate([rotated.astype(kind), rest], axis=-1)
     return jnp.swapaxes(y, 1, 2).reshape(x.shape) if packed else y

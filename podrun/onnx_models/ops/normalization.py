@@ -35,7 +35,7 @@ def _batch_training(
     rank = x.ndim
     y, *measured = standardised(widen(x), (0, *range(2, rank)), node.get("epsilon", 1e-5))
     y = rescaled(y, along_channels(widen(scale), rank), along_channels(widen(bias), rank))
-    batch_mean, batch_var = (each.reshape(-1) for each in measured)
+    batch_mean, batch_var = (moment.reshape(-1) for moment in measured)
     momentum = node.get("momentum", 0.9)
     running_mean = running(widen(mean), batch_mean, momentum)
     running_var = running(widen(var), batch_var, momentum)
@@ -46,7 +46,7 @@ def _batch_training(
 
 
 def _batch_inference(node: Node, x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
-    mean, var, scale, bias = (widen(each) for each in (mean, var, scale, bias))
+    mean, var, scale, bias = (widen(array) for array in (mean, var, scale, bias))
     return normalised_channels(widen(x), mean, var, scale, bias, node.get("epsilon", 1e-5)).astype(x.dtype)
 
 
@@ -65,10 +65,10 @@ def batch_normalization(
     if node.opset < 9 and node.get("spatial", 1) == 0 and node.domain == ONNX:
         flat = [value.reshape(-1) for value in (scale, bias, mean, var)]
         alike = dataclasses.replace(node, attributes={**node.attributes, "spatial": 1})
-        found = batch_normalization(ctx, alike, x.reshape(x.shape[0], -1), *flat)
-        results = found if isinstance(found, tuple) else (found,)
+        result = batch_normalization(ctx, alike, x.reshape(x.shape[0], -1), *flat)
+        results = result if isinstance(result, tuple) else (result,)
         shaped = (results[0].reshape(x.shape), *(value.reshape(scale.shape) for value in results[1:]))
-        return shaped if isinstance(found, tuple) else shaped[0]
+        return shaped if isinstance(result, tuple) else shaped[0]
     if len([o for o in node.outputs if o]) > 1:
         return _batch_training(node, ctx, x, scale, bias, mean, var)
     return _batch_inference(node, x, scale, bias, mean, var)

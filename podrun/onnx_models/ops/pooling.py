@@ -118,10 +118,12 @@ def onnx_max_unpool(ctx: Context, node: Node, x: Array, indices: Array, shape: A
     )
     target = (*x.shape[:2], *natural)
     flat = unpooled(x.reshape(1, -1), indices.reshape(1, -1), int(np.prod(target)))
-    made = flat.reshape(target)
+    dense = flat.reshape(target)
     if shape is None:
-        return made
+        return dense
     wanted = ints(ctx.constant(2))
     if len(wanted) != x.ndim or any(w < t for w, t in zip(wanted, target, strict=True)):
         raise UnsupportedError(f"{node.describe()} has output_shape {wanted} smaller than {target}")
-    return lax.pad(made, jnp.zeros((), x.dtype), [(0, w - t, 0) for w, t in zip(wanted, target, strict=True)])
+    return lax.pad(
+        dense, jnp.zeros((), x.dtype), [(0, w - t, 0) for w, t in zip(wanted, target, strict=True)]
+    )

@@ -31,7 +31,7 @@ from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
 
-_log = logging.getLogger("podrun.popart.ops")
+_log = logging.getLogger("podrun.onnx_models")
 
 
 def _cells(node: Node, directions: int, kind: str, gates: str, defaults: tuple[str, ...]) -> list[Cell]:
@@ -127,7 +127,7 @@ def rnn(
     n, lengths = _hidden(node, r), _used_lengths(ctx, node, lengths)
 
     def weights(d: int) -> CellWeights:
-        return CellWeights(w[d], r[d], () if b is None else (b[d, :n] + b[d, n:],))
+        return CellWeights(w[d], r, () if b is None else (b[d, :n] + b[d, n:],), direction=d)
 
     return _directions(
         node, x, (h,), lengths, weights, lambda count: _cells(node, count, "rnn", "n", ("Tanh",))
@@ -152,13 +152,13 @@ def gru(
 
     def weights(d: int) -> CellWeights:
         if b is None:
-            return CellWeights(w[d], r[d])
+            return CellWeights(w[d], r, direction=d)
         own, recurrent = b[d, : 3 * n], b[d, 3 * n :]
         if not after:
-            return CellWeights(w[d], r[d], (own, recurrent))
+            return CellWeights(w[d], r, (own, recurrent), direction=d)
         new = jnp.arange(3 * n) >= 2 * n
         inside, zero = jnp.where(new, recurrent, 0), jnp.zeros((), b.dtype)
-        return CellWeights(w[d], r[d], (own, jnp.where(new, zero, recurrent)), inside)
+        return CellWeights(w[d], r, (own, jnp.where(new, zero, recurrent)), inside, direction=d)
 
     names = ("Sigmoid", "Tanh")
     return _directions(
@@ -186,7 +186,7 @@ def onnx_lstm(
     def weights(d: int) -> CellWeights:
         biases = () if b is None else (b[d, : 4 * n] + b[d, 4 * n :],)
         looks = None if peepholes is None else tuple(jnp.split(peepholes[d], 3))
-        return CellWeights(w[d], r[d], biases, peepholes=looks)
+        return CellWeights(w[d], r, biases, peepholes=looks, direction=d)
 
     names = ("Sigmoid", "Tanh", "Tanh")
     return _directions(

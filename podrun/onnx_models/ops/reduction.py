@@ -27,16 +27,16 @@ def _axes(ctx: Context, node: Node, x: Array) -> tuple[int, ...] | None:
     do.
     """
     if "axes" in node.attributes:
-        given = ints(node["axes"])
-        if not given and ctx.sdk is not None:
+        stated = ints(node["axes"])
+        if not stated and ctx.sdk is not None:
             return None  # The SDK takes an empty list at its word.
     elif len(node.inputs) > 1 and node.inputs[1]:
-        given = ints(ctx.constant(1))
+        stated = ints(ctx.constant(1))
     else:
-        given = ()
-    if not given:
+        stated = ()
+    if not stated:
         return None if node.get("noop_with_empty_axes", 0) else tuple(range(x.ndim))
-    return axes_in(given, x.ndim)
+    return axes_in(stated, x.ndim)
 
 
 def _register(
@@ -141,11 +141,11 @@ def _arg(name: str, find: Callable[..., Array], what: str) -> None:
     def apply(ctx: Context, node: Node, x: Array) -> Array:
         axis = axis_in(node.get("axis", 0), x.ndim)
         if node.get("select_last_index", 0):
-            found = x.shape[axis] - 1 - find(jnp.flip(x, axis), axis=axis)
+            places = x.shape[axis] - 1 - find(jnp.flip(x, axis), axis=axis)
         else:
-            found = find(x, axis=axis)
-        found = jnp.expand_dims(found, axis) if node.get("keepdims", 1) else found
-        return found.astype(index_dtype(ctx))
+            places = find(x, axis=axis)
+        places = jnp.expand_dims(places, axis) if node.get("keepdims", 1) else places
+        return places.astype(index_dtype(ctx))
 
     apply.__doc__ = f"Index of the {what} along ``axis``, the first (or last) of equals (ONNX {name})."
     apply.__name__ = name.lower()
@@ -235,17 +235,17 @@ def unique(ctx: Context, node: Node, x: Array) -> tuple[Array, ...]:
     axis = node.get("axis")
     value = value.reshape(-1) if axis is None else value
     axis = 0 if axis is None else axis_in(axis, value.ndim)
-    made, first, inverse, counts = np.unique(
+    values, first, inverse, counts = np.unique(
         value, return_index=True, return_inverse=True, return_counts=True, axis=axis
     )
     inverse = np.asarray(inverse).reshape(-1)
     if not node.get("sorted", 1):
         order = np.argsort(first, kind="stable")
-        made, first, counts = np.take(made, order, axis=axis), first[order], counts[order]
+        values, first, counts = np.take(values, order, axis=axis), first[order], counts[order]
         inverse = np.argsort(order, kind="stable")[inverse]
     dtype = index_dtype(ctx)
     return (
-        jnp.asarray(made),
+        jnp.asarray(values),
         *(jnp.asarray(np.asarray(part, dtype)) for part in (first, inverse, counts)),
     )
 

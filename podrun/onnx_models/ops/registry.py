@@ -99,8 +99,8 @@ def find_onnx_operator(domain: str, name: str, opset: int) -> Operator | None:
 
 def lookup(node: Node) -> Operator:
     """The operator of a node. Raises `UnimplementedError` naming operator, version and place if it does not exist."""
-    found = find_onnx_operator(node.domain, node.op_type, node.opset)
-    if found is None and (node.domain or ONNX) not in (ONNX, "ai.onnx.ml"):
+    known = find_onnx_operator(node.domain, node.op_type, node.opset)
+    if known is None and (node.domain or ONNX) not in (ONNX, "ai.onnx.ml"):
         raise UnimplementedError(
             f"operator {node.domain}.{node.op_type} is none of PopART's, and none is registered: {node.describe()}; "
             "what is compiled for the IPU cannot run here",
@@ -108,12 +108,12 @@ def lookup(node: Node) -> Operator:
             f"{node.opset}, function); in a file of its own if the program is to stay as it is: "
             "PODRUN_CUSTOM_OPS=ops.py podrun ...",
         )
-    if found is None:
+    if known is None:
         raise UnimplementedError(
             f"operator {node.domain}.{node.op_type} of opset {node.opset} is not implemented: {node.describe()}",
             hint="podrun help onnx lists the operators; register your own with podrun.popart.register_op",
         )
-    return found
+    return known
 
 
 class OnnxOperators:

@@ -71,9 +71,9 @@ def resize(
 ) -> Array:
     """x resized by scales or to sizes along ``axes``: nearest, linear or cubic (ONNX Resize)."""
     axes = tuple(axis_in(a, x.ndim) for a in ints(node.get("axes") or range(x.ndim)))
-    given = ctx.constant(2) if scales is not None else np.zeros(0)
-    if given.size:
-        by = [float(np.float32(s)) for s in given.reshape(-1)]
+    scaling = ctx.constant(2) if scales is not None else np.zeros(0)
+    if scaling.size:
+        by = [float(np.float32(s)) for s in scaling.reshape(-1)]
         counts = [int(np.floor(x.shape[a] * s)) for a, s in zip(axes, by, strict=True)]
     else:
         counts = list(ints(ctx.constant(3)))

@@ -192,8 +192,9 @@ _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", 
 @_rule("ReduceMedian", domain=GRAPHCORE)
 def _reduction(node: Node, forms: Forms) -> None:
     x = forms[0]
-    for axis in node.get("axes") or () if x is not None else ():
-        assert x is not None
+    if x is None:
+        return
+    for axis in node.get("axes") or ():
         if not -x.rank <= axis < max(x.rank, 1):
             raise refused(node, f"Axis {axis} is out of acceptable range [{-x.rank}, {x.rank - 1}]")
 
@@ -346,9 +347,9 @@ def _recurrent(node: Node, forms: Forms) -> None:
         raise refused(node, f"Attribute `input_forget' of {op(node)} must be set to 0")
     if node.get("direction", "forward") != "forward":
         raise refused(node, f"{op(node)} only supports `forward' direction")
-    given = node.attributes.get("activations")
-    if given is not None and tuple(given) != _ONNX_DEFAULTS.get(node.op_type):
-        _activations(node, given)
+    stated = node.attributes.get("activations")
+    if stated is not None and tuple(stated) != _ONNX_DEFAULTS.get(node.op_type):
+        _activations(node, stated)
     if len(node.inputs) > 7 and node.inputs[7]:
         raise refused(node, "Popart does not support peephole connections")
     recurrence, size = forms[2] if len(forms) > 2 else None, node.get("hidden_size")
@@ -360,14 +361,14 @@ def _recurrent(node: Node, forms: Forms) -> None:
         )
 
 
-def _activations(node: Node, given: Sequence[str]) -> None:
-    for name in given:
+def _activations(node: Node, stated: Sequence[str]) -> None:
+    for name in stated:
         if name.lower() not in _ACTIVATIONS:
             raise refused(node, f"Activation type '{name}' is not supported for {op(node)}")
     count = _SUPPORTED[node.op_type]
-    if len(given) != count:
+    if len(stated) != count:
         plural = "activation" if count == 1 else "activations"
-        raise refused(node, f"{op(node)} only supports {count} {plural}, {len(given)} were specified")
+        raise refused(node, f"{op(node)} only supports {count} {plural}, {len(stated)} were specified")
 
 
 def called(node: Node, inputs: int, outputs: int) -> None:

@@ -80,19 +80,19 @@ def _axes(ctx: Context, node: Node, index: int) -> tuple[int, ...] | None:
 @operator(ONNX, "Squeeze", since=(1, 11, 13, 21, 23, 24, 25), folds=True)
 def squeeze(ctx: Context, node: Node, x: Array, axes: Array = None) -> Array:
     """x without the given axes of size 1, by default without all such (ONNX Squeeze)."""
-    given = _axes(ctx, node, 1)
-    if given is None or (given == () and node.opset < 13):
-        given = tuple(i for i, d in enumerate(x.shape) if d == 1)
-    return ctx.xp.squeeze(x, axes_in(given, x.ndim))
+    stated = _axes(ctx, node, 1)
+    if stated is None or (stated == () and node.opset < 13):
+        stated = tuple(i for i, d in enumerate(x.shape) if d == 1)
+    return ctx.xp.squeeze(x, axes_in(stated, x.ndim))
 
 
 @operator(ONNX, "Unsqueeze", since=(1, 11, 13, 21, 23, 24, 25), folds=True)
 def unsqueeze(ctx: Context, node: Node, x: Array, axes: Array = None) -> Array:
     """x with axes of size 1 put in at the given places of the result (ONNX Unsqueeze)."""
-    given = _axes(ctx, node, 1)
-    if given is None:
+    stated = _axes(ctx, node, 1)
+    if stated is None:
         raise InputMismatch("axes are missing")
-    return ctx.xp.expand_dims(x, axes_in(given, x.ndim + len(given)))
+    return ctx.xp.expand_dims(x, axes_in(stated, x.ndim + len(stated)))
 
 
 @operator(ONNX, "Concat", since=(1, 4, 11, 13), folds=True)

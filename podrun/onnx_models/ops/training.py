@@ -39,15 +39,15 @@ def reduction_of(node: Node) -> str:
     """``sum``, ``mean`` or ``none`` (NoReduction) from the attribute ``reduction``. InputMismatch for
     anything else.
     """
-    given = node.get("reduction", "Mean")
-    name = REDUCTIONS.get(given, str(given))
+    stated = node.get("reduction", "Mean")
+    name = REDUCTIONS.get(stated, str(stated))
     name = (
         name
         if name in ("sum", "mean", "none")
         else {"Sum": "sum", "Mean": "mean", "None": "none"}.get(name, "")
     )
     if not name:
-        raise InputMismatch(f"reduction {given!r} is none of Sum, Mean, NoReduction")
+        raise InputMismatch(f"reduction {stated!r} is none of Sum, Mean, NoReduction")
     return name
 
 

@@ -96,8 +96,8 @@ def parse_value(owner: str, key: str, value: Any) -> OptimizerValue:
     try:
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"{value!r} is no pair")
-        found, constant = value
-        return OptimizerValue(number(found), boolean(constant))
+        raw, constant = value
+        return OptimizerValue(number(raw), boolean(constant))
     except (TypeError, ValueError) as error:
         raise popart_exception(
             f"{owner} key {key!r} takes a pair (value, isConst), for example (0.1, False); got {value!r}."
@@ -166,16 +166,16 @@ class Optimizer(abc.ABC):
                 f'popart.{self.NAME}({{"defaultLearningRate": (0.01, False)}}).'
             )
         keys = self._constructor_keys()
-        given = {}
+        parsed = {}
         for key, value in values.items():
             if key not in keys:
                 raise popart_exception(
                     f"Invalid {self.NAME} key, {key}, the allowed keys are {', '.join(sorted(keys))}."
                 )
-            given[keys[key]] = parse_value(self.NAME, key, value)
-        self.lossScaling = given.pop("lossScaling", OptimizerValue(1.0, True))
+            parsed[keys[key]] = parse_value(self.NAME, key, value)
+        self.lossScaling = parsed.pop("lossScaling", OptimizerValue(1.0, True))
         self._maps = {
-            name: OptimizerValueMap(given.get(name, OptimizerValue(default, True)))
+            name: OptimizerValueMap(parsed.get(name, OptimizerValue(default, True)))
             for name, default in self.DEFAULTS.items()
         }
         self.clip_norm_settings = list(clip_norm_settings)

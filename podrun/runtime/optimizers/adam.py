@@ -63,13 +63,13 @@ class AdamRule(Rule):
         return (*_SCALARS, *norm)
 
     def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
-        found = {
+        starts = {
             "Accl1___": (state_spec("Accl1___", weight, self.options.first_type), 0.0),
             "Accl2___": (state_spec("Accl2___", weight, self.options.second_type), 0.0),
         }
         if self.options.corrected:
-            found["Step___"] = (TensorSpec("Step___" + weight.name, "float32", ()), 0.0)
-        return found
+            starts["Step___"] = (TensorSpec("Step___" + weight.name, "float32", ()), 0.0)
+        return starts
 
     def gradient_dtype(self, weight: TensorSpec) -> str:
         return self.options.gradient_type or weight.dtype

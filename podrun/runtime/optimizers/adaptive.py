@@ -80,12 +80,12 @@ class AdaptiveRule(Rule):
     def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
         options = self.options
         start = 1.0 if options.tensorflow else 0.0
-        found = {"Accl1___": (state_spec("Accl1___", weight, options.first_type), start)}
+        starts = {"Accl1___": (state_spec("Accl1___", weight, options.first_type), start)}
         if options.kind in _TWO:
-            found["Accl2___"] = (state_spec("Accl2___", weight, options.second_type), 0.0)
+            starts["Accl2___"] = (state_spec("Accl2___", weight, options.second_type), 0.0)
         if self.momentum(weight.name):
-            found["Accl3___"] = (state_spec("Accl3___", weight, options.third_type), 0.0)
-        return found
+            starts["Accl3___"] = (state_spec("Accl3___", weight, options.third_type), 0.0)
+        return starts
 
     def gradient_dtype(self, weight: TensorSpec) -> str:
         return self.options.gradient_type or weight.dtype

@@ -115,13 +115,13 @@ class Rule(abc.ABC):
         """Streamed scalars and their current values, without the factor of automatic loss scaling, which the device
         changes.
         """
-        found = {}
+        scalars = {}
         for compound in self.compounds(weight):
             scalar = self.scalar(compound, weight)
             if scalar.streamed is not None:
-                found[scalar.streamed] = scalar.value
-        found |= {FACTOR: 1.0} if self.context.automatic else {}
-        return found | ({RNG: 0.0} if self.context.stochastic else {})
+                scalars[scalar.streamed] = scalar.value
+        scalars |= {FACTOR: 1.0} if self.context.automatic else {}
+        return scalars | ({RNG: 0.0} if self.context.stochastic else {})
 
     def inverse_scales(self, weight: str) -> list[str | None]:
         """The streamed scalars that divide gradients by the loss scaling; None where the loss scaling itself is the
@@ -134,18 +134,18 @@ class Rule(abc.ABC):
         """Compounds by name as float32 values inside the trace."""
         import jax.numpy as jnp
 
-        found = {}
+        factors = {}
         for compound in self.compounds(weight):
             scalar = self.scalar(compound, weight)
-            found[compound.name] = (
+            factors[compound.name] = (
                 jnp.float32(scalar.value)
                 if scalar.streamed is None
                 else scalars[scalar.streamed].astype(jnp.float32)
             )
             if self.context.automatic and "lossScaling" in compound.parts:
-                value, factor = found[compound.name], scalars[FACTOR].astype(jnp.float32)
-                found[compound.name] = value * factor if compound.scales else value / factor
-        return found
+                value, factor = factors[compound.name], scalars[FACTOR].astype(jnp.float32)
+                factors[compound.name] = value * factor if compound.scales else value / factor
+        return factors
 
     @abc.abstractmethod
     def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
@@ -241,11 +241,11 @@ class Rule(abc.ABC):
                 return value
 
             self._apply(name, weight, gradients[name], states[name], scalars, keep)
-        found = {}
+        norms = {}
         for number, group in enumerate(self.values.clipping):
             members = group.members(sorted(weights))
-            found[str(number)] = jnp.sqrt(sum(jnp.sum(clipped[name] * clipped[name]) for name in members))
-        return found
+            norms[str(number)] = jnp.sqrt(sum(jnp.sum(clipped[name] * clipped[name]) for name in members))
+        return norms
 
     @abc.abstractmethod
     def update(
