@@ -24,7 +24,7 @@ demo: $(RUNS)
 # when they are done.
 # Only files with such tests: collecting them all takes the lane seven seconds.
 SYSTEM = $(shell grep -rl "mark\.system" tests --include="test_*.py")
-FRONT := tests/popart tests/models tests/estimate tests/costmodel tests/conformance
+FRONT := tests/popart tests/onnx_models tests/models tests/estimate tests/costmodel tests/conformance
 
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j3 test-rooms test-front test-processes

@@ -133,9 +133,10 @@ class Cell:
     ``clip``: bounds what activations get. ``reset_after``: a GRU's reset gate multiplies the product of the state
     (cuDNN, torch), not the state. ``coupled``: an LSTM forgets as much as it takes in.
 
-    Two values decide bits alone, and front ends keep those they always had. ``product``: ``a @ b.T``, which can be
+    Three values decide bits alone, and front ends keep those they always had. ``product``: ``a @ b.T``, which can be
     lowered in several ways. ``turns``: a backward layer turns sequences around and runs forward; otherwise it runs from
-    the last step to the first, and gradients of weights add up steps in the other order.
+    the last step to the first, and gradients of weights add up steps in the other order. ``apart``: with
+    ``reset_after`` the new state has a product of its own, and the gradient of the state adds up two products.
     """
 
     kind: str
@@ -146,6 +147,7 @@ class Cell:
     coupled: bool = False
     product: Callable[[Array, Array], Array] = rows_product
     turns: bool = False
+    apart: bool = False
 
     def bounded(self, x: Array) -> Array:
         """x within ``clip``."""
@@ -176,7 +178,8 @@ def _gru_step(cell: Cell, weights: CellWeights) -> Step:
     """
     gate, activation = cell.activations
     rows = weights.recurrent.shape[-2]
-    count = rows // 3 * (3 if cell.reset_after else 2)
+    together = cell.reset_after and not cell.apart
+    count = rows // 3 * (3 if together else 2)
 
     def inner(values: Array, first: int, end: int) -> Array:
         """A part of the product of the state, its rows ``first`` to ``end``, with the bias."""
@@ -192,7 +195,10 @@ def _gru_step(cell: Cell, weights: CellWeights) -> Step:
             letter: entering[letter] + part for letter, part in zip(cell.gates, (first, second), strict=False)
         }
         update, reset = (gate(cell.bounded(total[letter])) for letter in "zr")
-        new = reset * rest[0] if cell.reset_after else inner(reset * hidden, count, rows)
+        if cell.reset_after:
+            new = reset * (rest[0] if together else inner(hidden, count, rows))
+        else:
+            new = inner(reset * hidden, count, rows)
         if attention is not None:
             update = (1 - attention) * update
         return ((1 - update) * activation(cell.bounded(entering["n"] + new)) + update * hidden,)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_suite
 
 import podrun.popart as popart
+from tests.conformance import onnx_suite
 
 FAINT = np.float32(0.1)
 """Brightness of the image. At 1 AlexNet gives some labels less than the least probability that the loss tells apart."""

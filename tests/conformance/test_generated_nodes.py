@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import generated_nodes
 import pytest
+
+from tests.conformance import generated_nodes
 
 QUICK = range(4)
 MORE = range(4, 200)

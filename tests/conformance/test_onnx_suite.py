@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_suite
 import pytest
 
 import podrun.onnx_backend as backend
+from tests.conformance import onnx_suite
 
 SPREAD = 40
 """One case in so many runs by default."""

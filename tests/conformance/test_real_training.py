@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-import real_training
+
+from tests.conformance import real_training
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ recomputation. `Program.ours` runs it in a session; `Program.reference` runs the
 gradients are central differences, updates are `optimizer_references`. As a script it goes through seeds for as long as
 it is told:
 
-    python tests/popart/generated_training.py --seconds 600 --first 0
+    python -m tests.popart.generated_training --seconds 600 --first 0
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-import optimizer_references as references
-from generated_operators import (
+import podrun.popart as popart
+from tests.popart.generated_operators import (
     IMAGES,
     ROWS,
     Model,
@@ -37,8 +37,7 @@ from generated_operators import (
     matmul,
     unary,
 )
-
-import podrun.popart as popart
+from tests.popart.optimizers import optimizer_references as references
 
 STEPS, STEP = 3, 1e-5
 """Runs of a program, and the step of central differences."""

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from popart_sessions import replicated
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import replicated
 
 WIDTH, MICRO_BATCH, BATCHES, ACCUMULATION = 8, 4, 2, 6
 GROUPS = 2

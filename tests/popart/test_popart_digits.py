@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import onnx
 import pytest
-from popart_sessions import run_program
 
 from podrun.device.xla import clients
+from tests.popart.popart_sessions import run_program
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "digits" / "train.py"
 

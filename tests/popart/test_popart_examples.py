@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from popart_sessions import run_program
+
+from tests.popart.popart_sessions import run_program
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "popart"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "network")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import generated_training
 import pytest
+
+from tests.popart import generated_training
 
 QUICK = (7,)
 """One program: images through a convolution and a padded maximum, RMSProp in TensorFlow's form, a scaled loss."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from popart_sessions import options, replicated, weights
-from test_popart_loss_scaling import automatic, inputs, scaled, two_layers
-from test_popart_pipelining import MANUAL, Chain, infer, pipelined, train
 
 import podrun.popart as popart
+from tests.popart.placing.test_popart_pipelining import MANUAL, Chain, infer, pipelined, train
+from tests.popart.popart_sessions import options, replicated, weights
+from tests.popart.program.test_popart_loss_scaling import automatic, inputs, scaled, two_layers
 
 REPLICATED = {"enableReplicatedGraphs": True, "replicatedGraphCount": 2}
 ACCUMULATED = {"enableGradientAccumulation": True, "accumulationFactor": 7}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from popart_sessions import options
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import options
 
 WIDTH, SAMPLES, BATCHES = 6, 24, 2
 SCHEDULES = list(popart.PipelineSchedule.__members__.values())

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from popart_sessions import replicated
 
 import podrun.popart as popart
 from podrun.collectives import create, join
@@ -27,6 +26,7 @@ from podrun.device.connection import AttachRequest, RunResult
 from podrun.device.host.client import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
 from tests.device.conftest import together
+from tests.popart.popart_sessions import replicated
 
 WIDTH, ROWS = 8, 4
 RETURNED = ("All", "Final", "Sum")

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from popart_sessions import linear
 
 import podrun.popart as popart
 from podrun.popart import popart_exception
+from tests.popart.popart_sessions import linear
 
 NAMES = Path(__file__).with_name("public_names.txt").read_text().split()
 HOLDERS = {"Session": popart.TrainingSession}

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from popart_sessions import replicated
-from test_popart_mixed_layouts import Way, spread
 
 import podrun.popart as popart
 from podrun.device.program import buffers
+from tests.popart.popart_sessions import replicated
+from tests.popart.test_popart_mixed_layouts import Way, spread
 
 BATCHES, TABLE = 2, 11
 HALF, SINGLE = popart.DataType.FLOAT16, popart.DataType.FLOAT

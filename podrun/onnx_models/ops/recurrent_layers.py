@@ -56,6 +56,7 @@ def _cells(node: Node, directions: int, kind: str, gates: str, defaults: tuple[s
             reset_after=bool(node.get("linear_before_reset", 0)),
             coupled=bool(node.get("input_forget", 0)),
             turns=True,
+            apart=True,
         )
         for d in range(directions)
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from popart_sessions import linear
 
 import podrun.popart as popart
 from podrun.core import errors
@@ -12,6 +11,7 @@ from podrun.core.errors import UsageError, error_from_dict, error_to_dict
 from podrun.core.layout import IpuRange
 from podrun.popart.exceptions import surfaced
 from podrun.runtime.device import device_ids
+from tests.popart.popart_sessions import linear
 
 
 @pytest.fixture

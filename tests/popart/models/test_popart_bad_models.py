@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from popart_sessions import linear
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import linear
 
 OFFLINE = popart.DeviceManager({}).createOfflineIPUDevice({"numIPUs": 1})
 

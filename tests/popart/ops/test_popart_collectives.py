@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from popart_sessions import replicated
 
 import podrun.popart as popart
 from podrun.popart import CommGroup, CommGroupType
+from tests.popart.popart_sessions import replicated
 
 SHAPE = [2, 3]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from optimizer_references import clipped
-from popart_sessions import replicated, weights
 
 import podrun.popart as popart
+from tests.popart.optimizers.optimizer_references import clipped
+from tests.popart.popart_sessions import replicated, weights
 
 STEPS, RATE, SCALE = 4, 0.1, 4.0
 SHAPES = {"a": (3, 2), "b": (3, 5), "c": (3, 1)}

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-import optimizer_references as reference
 import pytest
-from popart_sessions import INPUTS, MICRO_BATCH, gradient, linear, replicated, training, weights
 
 import podrun.popart as popart
 from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
+from tests.popart.optimizers import optimizer_references as reference
+from tests.popart.popart_sessions import INPUTS, MICRO_BATCH, gradient, linear, replicated, training, weights
 
 STEPS = 40
 SHAPE = (5, 3)

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from popart_sessions import INPUTS, MICRO_BATCH, linear, options
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import INPUTS, MICRO_BATCH, linear, options
 
 OFFLINE = {n: popart.DeviceManager({}).createOfflineIPUDevice({"numIPUs": n}) for n in (1, 2, 4, 8)}
 

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import onnx
 import pytest
-from popart_sessions import options, replicated
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import options, replicated
 
 WIDTHS = [512, 512, 512, 512, 16, 16, 16, 16, 16]
 """Three large products before small ones."""

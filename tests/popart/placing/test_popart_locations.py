@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from popart_sessions import linear, replicated, training, weights
 
 import podrun.popart as popart
 from podrun.popart import (
@@ -17,6 +16,7 @@ from podrun.popart import (
     TensorLocationSettings,
     TensorStorage,
 )
+from tests.popart.popart_sessions import linear, replicated, training, weights
 
 SHARDED = TensorLocation(TensorStorage.OnChip, ReplicatedTensorSharding.On)
 STREAMED = TensorLocation(TensorStorage.OffChip, ReplicatedTensorSharding.On)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from popart_sessions import options, replicated
 
 import podrun.popart as popart
 from podrun.popart.run_settings import run_settings
 from podrun.runtime.placing import phases_of
+from tests.popart.popart_sessions import options, replicated
 
 WIDTH, LAYERS = 32, 6
 PHASED = popart.VirtualGraphMode.ExecutionPhases

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from popart_sessions import options, weights
 
 import podrun.popart as popart
 from podrun.core.executable import LoadStream, StoreStream
+from tests.popart.popart_sessions import options, weights
 
 WIDTH, MICRO_BATCH = 8, 4
 MANUAL = popart.VirtualGraphMode.Manual

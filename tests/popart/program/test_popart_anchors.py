@@ -6,7 +6,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from popart_sessions import (
+
+import podrun.popart as popart
+from tests.popart.popart_sessions import (
     INPUTS,
     MICRO_BATCH,
     OUTPUTS,
@@ -17,8 +19,6 @@ from popart_sessions import (
     training,
     weights,
 )
-
-import podrun.popart as popart
 
 LAYOUTS = [
     pytest.param(batches, accumulation, replicas, id=f"{batches}x{accumulation}x{replicas}")

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from popart_sessions import INPUTS, MICRO_BATCH, linear, options, replicated, weights
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import INPUTS, MICRO_BATCH, linear, options, replicated, weights
 
 BATCHES = 8
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from popart_sessions import options, replicated
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import options, replicated
 
 WIDTH, LAYERS, BATCH = 256, 12, 512
 RECOMPUTE = popart.RecomputationType

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from popart_sessions import options, replicated
 
 import podrun.onnx_backend as backend
 import podrun.popart as popart
 from podrun.core.errors import UnsupportedError
+from tests.popart.popart_sessions import options, replicated
 
 
 def printing(**kwargs):

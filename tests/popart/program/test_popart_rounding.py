@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from popart_sessions import INPUTS, MICRO_BATCH, linear, options, replicated, training, weights
 
 import podrun.popart as popart
 from podrun.compiler.extra_state import stochastic_half
+from tests.popart.popart_sessions import INPUTS, MICRO_BATCH, linear, options, replicated, training, weights
 
 STEPS = 64
 

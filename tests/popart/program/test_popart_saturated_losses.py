@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from popart_sessions import options, weights
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import options, weights
 
 CLASSES = 4
 

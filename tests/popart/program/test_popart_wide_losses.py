@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from popart_sessions import options, replicated, weights
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import options, replicated, weights
 
 ROWS, INPUTS, CLASSES = 8, 4, 3
 SCALE = 2.0**20

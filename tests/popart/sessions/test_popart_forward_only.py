@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from popart_sessions import replicated, weights
-from test_popart_mixed_layouts import Way, spread
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import replicated, weights
+from tests.popart.test_popart_mixed_layouts import Way, spread
 
 BATCHES, ACCUMULATION = 2, 3
 

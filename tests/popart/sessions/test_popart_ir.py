@@ -7,9 +7,9 @@ import json
 import numpy as np
 import onnx
 import pytest
-from popart_sessions import INPUTS, MICRO_BATCH, linear, options, training, weights
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import INPUTS, MICRO_BATCH, linear, options, training, weights
 
 
 def inference(device, case):

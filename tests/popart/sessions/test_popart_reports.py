@@ -6,12 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from popart_sessions import MICRO_BATCH, linear, options, training
 
 import podrun.popart as popart
 from podrun.costmodel import planners
 from podrun.report import Profile
 from podrun.report.document import load
+from tests.popart.popart_sessions import MICRO_BATCH, linear, options, training
 
 OFFLINE = popart.DeviceManager({}).createOfflineIPUDevice({"numIPUs": 1})
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from popart_sessions import INPUTS, MICRO_BATCH, gradient, linear, options, replicated, training, weights
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import (
+    INPUTS,
+    MICRO_BATCH,
+    gradient,
+    linear,
+    options,
+    replicated,
+    training,
+    weights,
+)
 
 
 def data(*leading, seed=1):

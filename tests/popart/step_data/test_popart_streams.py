@@ -6,9 +6,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from popart_sessions import replicated
 
 import podrun.popart as popart
+from tests.popart.popart_sessions import replicated
 
 
 def values(capsule, count):

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from popart_sessions import INPUTS, MICRO_BATCH, OUTPUTS, replicated
 
 import podrun.popart as popart
 from podrun.popart import CommGroup, CommGroupType, VariableRetrievalMode, VariableSettings
+from tests.popart.popart_sessions import INPUTS, MICRO_BATCH, OUTPUTS, replicated
 
 RATE = 0.25
 ORTHOGONAL = VariableSettings(CommGroup(CommGroupType.Orthogonal, 2))

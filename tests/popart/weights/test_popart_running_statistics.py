@@ -14,11 +14,11 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from popart_sessions import replicated
-from test_popart_mixed_layouts import Way, spread
 
 import podrun.popart as popart
 from podrun.popart import CommGroup, CommGroupType, VariableRetrievalMode, VariableSettings
+from tests.popart.popart_sessions import replicated
+from tests.popart.test_popart_mixed_layouts import Way, spread
 
 ROWS, CHANNELS, BATCHES, MOMENTUM = 3, 4, 2, 0.75
 MODES = [VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas]

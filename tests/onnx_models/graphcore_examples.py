@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from example_models import Example, example, ints, random, subgraph
 
 from podrun.onnx_models.ops.registry import GRAPHCORE
+from tests.onnx_models.example_models import Example, example, ints, random, subgraph
 
 
 def elementwise() -> list[Example]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 
-import graphcore_examples
 import numpy as np
 import onnx
-from example_models import Example, example, model, random
 from onnx import helper
-from onnx_suite import cases, data_of
 
 from podrun.onnx_models.ops.registry import ONNX, operators
+from tests.conformance.onnx_suite import cases, data_of
+from tests.onnx_models import graphcore_examples
+from tests.onnx_models.example_models import Example, example, model, random
 
 MOST = 2
 """Examples of one operator taken from ONNX's suite, the smallest ones."""

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
-import operator_table as table
 import pytest
 
 from podrun.core.errors import UnimplementedError, UnsupportedError
 from podrun.onnx_models.lowering import Lowered, lower
 from podrun.onnx_models.ops.registry import find_onnx_operator, operators
+from tests.onnx_models import operator_table as table
 
 ALL = table.names()
 SMOOTH_STEP = 1e-6

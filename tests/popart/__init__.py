@@ -1,0 +1,1 @@
+"""Tests of `podrun.popart`: what programs of PopART meet, up to the session's numbers."""

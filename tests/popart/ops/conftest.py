@@ -1,6 +1,0 @@
-"""The operator table takes its examples from the conformance suite's reader."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "conformance"))
