@@ -75,15 +75,9 @@ LONG_FILES = {
     "podrun.device.machine",
     "podrun.device.program.buffers",
     "podrun.device.program.engine",
-    "podrun.onnx_models.model_loader",
-    "podrun.onnx_models.ops.control",
     "podrun.onnx_models.ops.sdk",
     "podrun.partition.machines.ray_pool",
-    "podrun.popart.graph_builder",
-    "podrun.popart.session",
-    "podrun.popdist.collectives",
     "podrun.report.chrome_trace",
-    "podrun.runtime.building",
 }
 """Files over the limit. May only shrink."""
 LONGEST_FUNCTION = 50
@@ -92,19 +86,13 @@ LONG_FUNCTIONS = {
     "podrun.device.error_messages.as_poplar_error",
     "podrun.device.job._load",
     "podrun.device.job._run",
-    "podrun.onnx_models.ops.matmul.onnx_attention",
     "podrun.partition.machines.ray_starts.start_together",
 }
 """Functions over the limit. May only shrink."""
 
 VAGUE_WORDS = {"found", "made", "given", "each"}
 VAGUE_RESULTS: dict[str, int] = {
-    "estimate": 20,
-    "onnx_models": 54,
     "partition": 1,
-    "popart": 45,
-    "popdist": 9,
-    "runtime": 60,
     "upkeep": 1,
 }
 """Room -> how many assignments and parameters call a value by one of these. May only go down."""
@@ -114,14 +102,9 @@ ASSERTS: dict[str, int] = {
     "core": 3,
     "costmodel": 2,
     "device": 6,
-    "estimate": 1,
     "faults": 1,
     "launcher": 17,
-    "onnx_models": 1,
     "partition": 6,
-    "popart": 3,
-    "popdist": 1,
-    "runtime": 3,
     "upkeep": 1,
 }
 """Room -> how many ``assert`` statements it holds. A user's mistake is an error of its own. May only go down."""

@@ -83,9 +83,10 @@ class CellWeights:
     Of an LSTM alone: ``peepholes``, factors of the memory for input, output and forget gate, ``[h]`` each; ``leaving``,
     ``[p, h]``, by which outputs are multiplied: states and outputs then have p elements where the memory has h.
 
-    ``direction`` decides bits alone. With it ``recurrent`` is ``[directions, g*h, h]``, and each step reads its part:
-    the gradient of the whole array adds up from step to step. Without it the gradient of one direction does, and is put
-    into its place at the end. XLA fuses the two differently, and gradients of inputs can differ in the last bit.
+    ``direction`` decides bits alone. With it ``recurrent`` is ``[directions, g*h, h]``, a GRU's ``recurrent_bias`` ends
+    in g*h elements for each direction, and each step reads its part: the gradient of the whole array adds up from step
+    to step. Without it the gradient of one direction does, and is put into its place at the end. XLA fuses the two
+    differently, and gradients can differ in the last bit.
     """
 
     entering: Array
@@ -95,6 +96,13 @@ class CellWeights:
     peepholes: tuple[Array, ...] | None = None
     leaving: Array | None = None
     direction: int | None = None
+
+    def bias(self, first: int, end: int) -> Array | None:
+        """The recurrent bias of the rows ``first`` to ``end``; to be called within a step, see ``direction``."""
+        if self.recurrent_bias is None or self.direction is None:
+            return None if self.recurrent_bias is None else self.recurrent_bias[first:end]
+        before = self.recurrent_bias.shape[-1] - self.recurrent.shape[-2]
+        return self.recurrent_bias[self.direction, before + first : before + end]
 
     def rows(self) -> Array:
         """The recurrent weights ``[g*h, h]``; to be called within a step, see ``direction``."""
@@ -136,7 +144,8 @@ class Cell:
     Three values decide bits alone, and front ends keep those they always had. ``product``: ``a @ b.T``, which can be
     lowered in several ways. ``turns``: a backward layer turns sequences around and runs forward; otherwise it runs from
     the last step to the first, and gradients of weights add up steps in the other order. ``apart``: with
-    ``reset_after`` the new state has a product of its own, and the gradient of the state adds up two products.
+    ``reset_after`` the new state has a product of its own, which alone has a recurrent bias; the gradient of the state
+    adds up two products.
     """
 
     kind: str
@@ -183,9 +192,8 @@ def _gru_step(cell: Cell, weights: CellWeights) -> Step:
 
     def inner(values: Array, first: int, end: int) -> Array:
         """A part of the product of the state, its rows ``first`` to ``end``, with the bias."""
-        bias = weights.recurrent_bias
         product = cell.product(values, weights.rows()[first:end])
-        return product if bias is None else product + bias[first:end]
+        return product if cell.apart and first == 0 else _with_bias(product, weights.bias(first, end))
 
     def step(state: State, inputs: tuple[Array, Array | None]) -> State:
         (hidden,), (projected, attention) = state, inputs

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterator, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -17,6 +16,7 @@ import onnx.external_data_helper
 from google.protobuf.message import DecodeError, Message
 
 from podrun.core.errors import UsageError
+from podrun.onnx_models.external_data import ExternalPlace, entries_of, external_file
 from podrun.onnx_models.light_model import MOST_HELD, LightModel, lightened
 from podrun.onnx_models.tensor_proto import set_apart, unpack
 
@@ -37,20 +37,6 @@ def load_model(source: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     model = read_onnx_model(source)
     check_onnx_model(model)
     return model
-
-
-@dataclass(frozen=True, slots=True)
-class ExternalPlace:
-    """Where a tensor's data lie outside of its model: the file, the first byte, how many."""
-
-    path: Path
-    offset: int
-    length: int
-
-    @property
-    def end(self) -> int:
-        """The first byte behind the data."""
-        return self.offset + self.length
 
 
 def read_onnx_model(
@@ -279,54 +265,6 @@ def _check_sparse(tensor: onnx.SparseTensorProto, label: str) -> None:
         raise UsageError(
             f"sparse tensor '{tensor.values.name}' in {label} cannot have the dimensions {dims[:8]}"
         )
-
-
-def entries_of(tensor: onnx.TensorProto) -> dict[str, str]:
-    """The entries of an external tensor about its data: ``location``, ``offset``, ``length``, ``basepath``."""
-    return {entry.key: entry.value for entry in tensor.external_data}
-
-
-def external_file(
-    tensor: onnx.TensorProto, folder: Path | None, trusted: Collection[Path], label: str = "the model"
-) -> Path:
-    """The file with an external tensor's data: in ``folder`` or below, else one of the ``trusted``.
-
-    Raises `UsageError` for a file that lies elsewhere or does not exist.
-    """
-    entries = entries_of(tensor)
-    location = entries.get("location", "")
-    name = f"tensor '{tensor.name}' in {label}"
-    if "\0" not in location and entries.get("basepath"):
-        own = (Path(entries["basepath"]) / location).resolve()
-        if own in trusted and not (folder is not None and (folder / location).is_file()):
-            if not own.is_file():
-                raise UsageError(f"{name} keeps its data in {str(own)!r}, which is gone")
-            return own
-    if folder is None:
-        raise UsageError(
-            f"{name} keeps its data in '{location}', but a model from bytes has no folder",
-            hint="give the model's path instead of its bytes",
-        )
-    if not location or "\0" in location:
-        raise UsageError(
-            f"{name} keeps its data in {location!r}, which is not a path within the model's folder"
-        )
-    try:
-        path = (folder / location).resolve()
-        there = path.is_file()
-    except OSError as error:
-        raise UsageError(f"{name} keeps its data in a file that cannot be: {error.strerror}") from error
-    if not path.is_relative_to(folder.resolve()):
-        raise UsageError(
-            f"{name} keeps its data in {location!r}, which leaves the model's folder",
-            hint="Put the file beside the model.",
-        )
-    if not there:
-        raise UsageError(
-            f"{name} keeps its data in {location}, but it doesn't exist or is not accessible",
-            hint=f"Put that file beside the model, in {str(folder)!r}.",
-        )
-    return path
 
 
 def _place(tensor: onnx.TensorProto, folder: Path | None, trusted: Collection[Path]) -> ExternalPlace:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Never
 from podrun.popart import enums as _enums
 from podrun.popart import session as session
 from podrun.popart.builder import Builder
+from podrun.popart.builder_scopes import AttributeContextManager, KeyValueContextManager, NameContextManager
 from podrun.popart.custom import register_op
 from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
 from podrun.popart.debug import (
@@ -49,12 +50,7 @@ from podrun.popart.exceptions import (
     poplibs_exception,
 )
 from podrun.popart.former_losses import AnchorReturnTypes, IdentityLoss, L1Loss, NllLoss
-from podrun.popart.graph_builder import (
-    DEFAULT_OPSET,
-    AttributeContextManager,
-    KeyValueContextManager,
-    NameContextManager,
-)
+from podrun.popart.graph_builder import DEFAULT_OPSET
 from podrun.popart.names import ACCESSORS as _ACCESSORS
 from podrun.popart.names import missing
 from podrun.popart.optimizers import (

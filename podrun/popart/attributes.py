@@ -30,9 +30,9 @@ from podrun.onnx_models.annotations import (
     SERIALIZE_PRECISION,
     VIRTUAL_GRAPH,
 )
+from podrun.popart.builder_scopes import Pushed
 from podrun.popart.enums import RecomputeType
 from podrun.popart.exceptions import popart_exception
-from podrun.popart.graph_builder import Pushed
 from podrun.popart.option_groups import TensorLocation
 
 if TYPE_CHECKING:

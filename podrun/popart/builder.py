@@ -21,19 +21,12 @@ import numpy as np
 
 from podrun.onnx_models.annotations import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY
 from podrun.popart.attributes import NodeAttributes
+from podrun.popart.builder_scopes import Pushed
 from podrun.popart.dataflow import InputSettings
 from podrun.popart.debug import TRACE, note
 from podrun.popart.enums import ExchangeStrategy, ReplicatedStreamMode
 from podrun.popart.exceptions import popart_exception
-from podrun.popart.graph_builder import (
-    DEFAULT_OPSET,
-    GRAPHCORE_DOMAIN,
-    BuilderModel,
-    GraphScope,
-    Names,
-    Pushed,
-    load,
-)
+from podrun.popart.graph_builder import DEFAULT_OPSET, GRAPHCORE_DOMAIN, BuilderModel, GraphScope, Names, load
 from podrun.popart.graphcore_ops import GraphcoreOp
 from podrun.popart.names import FormerBuilder
 from podrun.popart.node_inference import check_windows, infer_custom, infer_graphcore

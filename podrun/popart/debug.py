@@ -207,6 +207,7 @@ class Logger:
         if name not in _LEVELS:
             raise ValueError(f"Unknown log level {level!r}; it is one of {', '.join(_LEVELS)}.")
         self._logger.setLevel(_LEVELS[name])
+        _set_lower_levels()
 
     def debug(self, message: str) -> None:
         """Log at DEBUG."""
@@ -243,20 +244,21 @@ class _Standard(logging.StreamHandler[TextIO]):
         return stream
 
 
-class _AsPopart(logging.Handler):
-    """Hands lines of a lower room to the logger of a part of PopART, under its name and level."""
+class _AsPopart(logging.Filter):
+    """Hands lines of a lower room to the logger of a part of PopART, under its name; the room's own drops them."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
         self._logger = logging.getLogger(f"{_ROOT}.{part}")
 
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Log the record as PopART's; the record itself stays as it is. True iff it was logged."""
-        if not self._logger.isEnabledFor(record.levelno):
-            return False
-        line = _LINES.get(record.msg, record.msg)
-        self._logger.handle(logging.makeLogRecord({**vars(record), "name": self._logger.name, "msg": line}))
-        return True
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Log the record as PopART's if its level is one that the part logs. False: that is all."""
+        if self._logger.isEnabledFor(record.levelno):
+            line = _LINES.get(record.msg, record.msg)
+            self._logger.handle(
+                logging.makeLogRecord({**vars(record), "name": self._logger.name, "msg": line})
+            )
+        return False
 
 
 def getLogger(name: str = "all") -> Logger:
@@ -279,9 +281,14 @@ def configure(environ: Mapping[str, str] | None = None) -> None:
     level = variables.get(LOG_LEVEL, "").upper()
     root.setLevel(_LEVELS.get(_ALIASES.get(level, level), logging.WARNING))
     for name, part in _PARTS.items():
-        lower = logging.getLogger(name)
-        lower.handlers, lower.propagate = [_AsPopart(part)], False
-        lower.setLevel(TRACE)  # the part's level decides
+        logging.getLogger(name).filters = [_AsPopart(part)]
+    _set_lower_levels()
+
+
+def _set_lower_levels() -> None:
+    """Lower rooms log what their parts of PopART do."""
+    for name, part in _PARTS.items():
+        logging.getLogger(name).setLevel(logging.getLogger(f"{_ROOT}.{part}").getEffectiveLevel())
 
 
 POPART_VERSION = "3.4.0"

@@ -4,8 +4,7 @@ written out.
 Source of names and rules: graphcore/popart, willow/src/builder_impl.cpp.
 
 A `GraphScope` is one graph; subgraphs are child scopes that see their parents' tensors and share their parents' names,
-so that a name is unique over all of them. `BuilderModel` is the whole model. The context managers name the operators
-that are added inside them.
+so that a name is unique over all of them. `BuilderModel` is the whole model.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +25,11 @@ from podrun.onnx_models.light_model import LightModel, put_beside
 from podrun.onnx_models.tensor_proto import to_array, to_proto
 from podrun.popart.exceptions import popart_exception, surfacing
 from podrun.popart.names import UNNAMED
+from podrun.popart.onnx_inference import infer_outputs
 from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx, info_from_type, type_proto
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto, TypeProto
-    from onnx.defs import OpSchema
-
-    from podrun.popart.builder import Builder
 
 
 _log = logging.getLogger("podrun.popart.builder")
@@ -177,7 +172,7 @@ class GraphScope:
         if any(attribute.HasField("g") for attribute in node.attribute):
             return self._infer_control(node)
         try:
-            inferred = _infer(node, version, types, data)
+            inferred = infer_outputs(node, version, types, data)
         except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
             # PopART takes more than ONNX's inference does (negative pads, say); what it refuses, it refuses when a
             # session is made, and so do we, in its words.
@@ -227,75 +222,6 @@ class GraphScope:
                 if info is not None:
                     value.type.CopyFrom(type_proto(info))
                 field_.append(value)
-
-
-def _infer(
-    node: NodeProto, version: int, types: dict[str, TypeProto], data: dict[str, TensorProto]
-) -> dict[str, TypeProto]:
-    """ONNX's inference for one node, without its limits on element types, which are narrower than PopART's.
-
-    PopART takes UINT32 indices, for example: they are taken for INT32 where ONNX does not know them. So are INT64
-    ones that meet INT32: what ONNX calls INT64 (ArgMax) is INT32 on the IPU. Any other type that the operator does
-    not list is left to the session: the shape is inferred with one that it does.
-    """
-    from onnx import TensorProto, checker, defs, helper, shape_inference
-
-    schema = defs.get_schema(node.op_type, version, "")
-    opsets = [helper.make_opsetid("", version)]
-    unsigned: dict[int, int] = {TensorProto.UINT32: TensorProto.INT32}
-    wide: dict[int, int] = {**unsigned, TensorProto.INT64: TensorProto.INT32}
-    listed = _listed_types(schema, node)
-    for instead in ({}, dict.fromkeys(types, unsigned), dict.fromkeys(types, wide), listed):
-        known = {}
-        for name, kind in types.items():
-            known[name] = type(kind)()
-            known[name].CopyFrom(kind)
-            element = kind.tensor_type.elem_type
-            if element:
-                known[name].tensor_type.elem_type = instead.get(name, {}).get(element, element)
-        try:
-            inferred: dict[str, TypeProto] = shape_inference.infer_node_outputs(
-                schema, node, known, data, opset_imports=opsets, ir_version=4
-            )
-        except checker.ValidationError:
-            continue
-        if instead is listed:
-            _restore(schema, node, types, inferred)
-        return inferred
-    return {}
-
-
-def _listed_types(schema: OpSchema, node: NodeProto) -> dict[str, dict[int, int]]:
-    """For each input, the type that replaces element types that the operator does not list: the first one that it
-    lists.
-    """
-    from onnx import TensorProto
-
-    kinds = {f"tensor({n.lower()})": value for n, value in TensorProto.DataType.items()}
-    replacements: dict[str, dict[int, int]] = {}
-    for index, name in enumerate(node.input):
-        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
-        allowed = sorted(kinds[text] for text in formal.types if text in kinds)
-        if name and allowed:
-            replacements[name] = {kind: allowed[0] for kind in kinds.values() if kind not in allowed}
-    return replacements
-
-
-def _restore(
-    schema: OpSchema, node: NodeProto, types: Mapping[str, TypeProto], inferred: Mapping[str, TypeProto]
-) -> None:
-    """Give outputs whose type is an input's type the real type of this input, where the operator lists more
-    than one.
-    """
-    types_by_variable = {}
-    for index, name in enumerate(node.input):
-        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
-        if name and len(formal.types) > 1:
-            types_by_variable[formal.type_str] = types[name]
-    for index, name in enumerate(node.output):
-        source = types_by_variable.get(schema.outputs[min(index, len(schema.outputs) - 1)].type_str)
-        if name in inferred and source is not None:
-            inferred[name].tensor_type.elem_type = source.tensor_type.elem_type
 
 
 def scope_from_graph(graph: GraphProto, opsets: dict[str, int], known: Mapping[str, Any]) -> GraphScope:
@@ -417,52 +343,3 @@ def load(source: str | bytes | os.PathLike[str]) -> GraphScope:
     scope = scope_from_graph(model.graph, opsets, known)
     scope.values.update(light.values)
     return scope
-
-
-class Pushed:
-    """A context manager that keeps ``item`` on top of ``stack``."""
-
-    def __init__(self, stack: list[Any], item: Any) -> None:
-        self._stack, self._item = stack, item
-
-    def __enter__(self) -> None:
-        self._stack.append(self._item)
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.pop()
-
-
-class _Manager:
-    """Base of the context managers that the builder returns; it wraps another one."""
-
-    def __init__(self, inner: AbstractContextManager[Any]) -> None:
-        self._inner = inner
-
-    def __enter__(self) -> Any:
-        return self._inner.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._inner.__exit__(kind, error, trace)
-
-
-class NameContextManager(_Manager):
-    """Prefixes the names of tensors that are added inside with ``name/``."""
-
-    def __init__(self, builder: Builder, name: str) -> None:
-        super().__init__(builder.nameScope(name))
-
-
-class AttributeContextManager(_Manager):
-    """Gives nodes that are added inside the attribute ``attribute``."""
-
-    def __init__(self, builder: Builder, attribute: str, value: Any) -> None:
-        super().__init__(builder._attribute_scope(attribute, value))
-
-
-class KeyValueContextManager(_Manager):
-    """Gives nodes that are added inside the outline attribute ``key`` with ``value``."""
-
-    def __init__(self, builder: Builder, key: str, value: str) -> None:
-        super().__init__(builder.outlineAttributes({key: value}))

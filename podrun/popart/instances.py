@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from podrun.core.environment import environment
 from podrun.popart.exceptions import popart_unsupported
 from podrun.popart.session import TrainingSession
-from podrun.popdist import collectives, core
+from podrun.popdist import backends, core
 from podrun.popdist.core import popdist_error
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def init() -> None:
     """Start. May be called again."""
     global _up
     _up = True
-    collectives.init()
+    backends.init()
 
 
 def shutdown() -> None:

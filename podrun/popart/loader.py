@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto
 
-    from podrun.onnx_models.model_loader import ExternalPlace
+    from podrun.onnx_models.external_data import ExternalPlace
 
 _log = logging.getLogger("podrun.popart")
 

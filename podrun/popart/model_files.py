@@ -17,7 +17,10 @@ from podrun.runtime.tensor_names import STATE_PREFIXES
 
 
 class ModelFiles:
-    """Writes a session's model, which was read from ONNX, with other values."""
+    """Writes a session's model, which was read from ONNX, with other values.
+
+    The model that was read stays as it is: what is written is a copy, and large values are shared with it.
+    """
 
     def __init__(self, model: LightModel) -> None:
         self._model = model

@@ -31,7 +31,7 @@ from podrun.runtime.tensor_names import STATE_PREFIXES
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-    from podrun.onnx_models.model_loader import ExternalPlace
+    from podrun.onnx_models.external_data import ExternalPlace
 
 _TYPE_ATTRIBUTES = {"to", "dtype"}
 

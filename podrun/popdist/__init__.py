@@ -5,18 +5,20 @@ here (`core`), data of instances are exchanged (`collectives`, `mpi`), and nothi
 end may enter: `popdist.popart` is `podrun.popart.instances`.
 """
 
-from podrun.popdist.collectives import (
-    allGather,
-    allReduceSum,
-    barrier,
-    broadcast,
-    execute_on_instances,
+from podrun.popdist.backends import (
     finalizeBackend,
     init,
     initializeBackend,
     isBackendInitialized,
     registerBackend,
     registerDefaultBackend,
+)
+from podrun.popdist.collectives import (
+    allGather,
+    allReduceSum,
+    barrier,
+    broadcast,
+    execute_on_instances,
     synchronize,
 )
 from podrun.popdist.core import (

@@ -7,61 +7,49 @@ This is the runtime's only place that knows both sides: on the front ends' side 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podrun.compiler.program import (
-    FACTOR,
-    RNG,
     AnchorSpec,
     AutomaticScaling,
-    Beside,
     Forward,
     InputSpec,
     ParameterSpec,
     Program,
     Tensors,
-    Transfers,
 )
-from podrun.compiler.program import PipelineOrder as Order
 from podrun.core.errors import UsageError
-from podrun.core.executable import BATCHES_PER_PASS, Reduction, Retrieval, TensorSpec
-from podrun.core.names import NORM_ANCHOR, in_float32
-from podrun.costmodel.recompute import NOTHING, Recompute
-from podrun.costmodel.schedule import PlanOptions
+from podrun.core.executable import BATCHES_PER_PASS, TensorSpec
+from podrun.core.names import in_float32
+from podrun.costmodel.recompute import NOTHING
 from podrun.runtime.derived_anchors import (
-    ACCUM,
-    REDUCED,
     Derived,
     derived_anchors,
     program_anchors,
     returned,
-    scaling_anchors,
     update_anchors,
-    update_specs,
 )
 from podrun.runtime.environment import import_jax
-from podrun.runtime.graph import Node, VariableGroups
+from podrun.runtime.graph import VariableGroups
 from podrun.runtime.loss_scaling import automatic_scaling, returning, scaling_type, widening
 from podrun.runtime.model_lowering import (
     Request,
     UpdateSource,
     differentiable,
     lower_model,
-    near,
     take_state,
     trainable,
 )
 from podrun.runtime.observers import Observer, observers_of, seen
 from podrun.runtime.observers import tensors as observed_tensors
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
-from podrun.runtime.optimizers.sgd import SgdRule
 from podrun.runtime.own_steps import check_written
 from podrun.runtime.pipelining import RESTORED, restoring, stage_count, stashed
-from podrun.runtime.placing import phases_of
+from podrun.runtime.planning import arrangement_of, filled_ipus, plans_of, recompute_of, transfers_of
 from podrun.runtime.replica_groups import (
     ReplicaStateRows,
     check_variables,
@@ -70,99 +58,20 @@ from podrun.runtime.replica_groups import (
     host_values,
     replica_state_rows,
 )
-from podrun.runtime.settings import Recomputation, RunPlan, RunSettings
-from podrun.runtime.tensor_names import PREFIXES, default_scalar
+from podrun.runtime.settings import RunPlan, RunSettings
+from podrun.runtime.tensor_infos import (
+    UPDATED,
+    anchor_alias,
+    check_anchors,
+    tensor_infos,
+    updated_when_copied,
+)
+from podrun.runtime.tensor_names import default_scalar
 
 if TYPE_CHECKING:
     from podrun.runtime.graph import Model
     from podrun.runtime.lowering import Lowered
     from podrun.runtime.optimizers.rules import Rule
-
-
-_SCALAR = TensorSpec("", "float32", ())
-"""Type and shape of a streamed scalar."""
-GRADIENT = PREFIXES["Gradient"]
-UPDATED = PREFIXES["UpdatedVar"]
-
-
-def tensor_infos(
-    lowered: Lowered,
-    trained: Collection[str],
-    rule: Rule | None,
-    loss: str | None,
-    loss_scaling: float | str,
-    accumulates: bool,
-) -> dict[str, TensorSpec]:
-    """Infos of the graph's tensors, and of gradients, updated weights, optimizer state and streamed scalars."""
-    infos = dict(lowered.tensors)
-    if loss is None:
-        return infos
-    infos |= {GRADIENT + name: infos[name] for name in differentiable(lowered, loss)}
-    if isinstance(loss_scaling, str):
-        infos[loss_scaling] = _SCALAR
-        if rule is not None and rule.context.automatic:
-            infos[FACTOR] = _SCALAR
-        for name in scaling_anchors(rule, sorted(trained), scaling_type(lowered, loss)):
-            infos[name] = TensorSpec(name, "float16" if name.endswith("FLOAT16") else "float32", ())
-    if rule is not None:
-        groups = range(len(rule.values.clipping))
-        infos |= {f"{NORM_ANCHOR}{number}": _SCALAR for number in groups}
-    for name in trained:
-        infos |= _of_weight(name, lowered.parameters[name], rule, accumulates)
-    return infos
-
-
-def _of_weight(name: str, spec: TensorSpec, rule: Rule | None, accumulates: bool) -> dict[str, TensorSpec]:
-    """Infos of what an update reads and writes of one weight."""
-    specs = {UPDATED + name: spec}
-    if rule is None:
-        return specs
-    form = rule.form(name) if isinstance(rule, SgdRule) else None
-    gradient = TensorSpec(name, rule.gradient_dtype(spec), spec.shape)
-    if form == 0:
-        specs[REDUCED + name] = gradient
-    if accumulates and form != 1:
-        specs[ACCUM + name] = gradient
-    specs |= {state.name: state for state, _ in rule.state(spec).values()}
-    specs |= update_specs(rule, spec)
-    return specs | dict.fromkeys(rule.scalars(name).keys() - {RNG}, _SCALAR)
-
-
-def check_anchors(anchors: Iterable[str], infos: Mapping[str, TensorSpec]) -> None:
-    """UsageError for an anchor that is not a tensor, with the reason where it is known."""
-    for anchor in anchors:
-        if anchor in infos:
-            continue
-        hint = ""
-        if anchor.startswith(GRADIENT):
-            subject = anchor.removeprefix(GRADIENT)
-            hint = (
-                f" No gradient path leads from the loss to {subject!r}."
-                if subject in infos
-                else f" There is no tensor {subject!r} either."
-            )
-        elif anchor.startswith(PREFIXES["Stashed"]):
-            hint = f" A stash is a ring in an IPU's memory: {RESTORED + anchor[10:]} is what comes out of it."
-        raise UsageError(f"Anchor tensor `{anchor}' not in Ir Tensors.{hint}{near(anchor, infos)}")
-
-
-def anchor_alias(anchor: str, inputs: Container[str]) -> str:
-    """The name of an anchor in the Program: its own, except for inputs, because the streams to the device have their
-    names.
-    """
-    return f"Input___{anchor}" if anchor in inputs else anchor
-
-
-def updated_when_copied(plan: RunPlan, trained: Collection[str], settings: RunSettings) -> set[str]:
-    """The anchored weights that have been updated when they are copied to the host.
-
-    Weights are copied when the backward pass is done, with Final when the step is. Without gradient accumulation the
-    update is part of the backward pass, in a pipeline of that of the weight's stage; with it, the update comes after
-    the last micro-batch. (Source: graphcore/popart, willow/src/popx/irlowering.cpp: copies wait for the weight's update
-    and come with the highest stage that reads it; and tests/integration/external_tensorproto_data_test.py.)
-    """
-    early, final = not settings.accumulates, Retrieval.FINAL
-    return {n for n, kind in plan.returned.items() if n in trained and (early or kind.retrieval is final)}
 
 
 def aliasing(lowered: Lowered, anchors: Sequence[str]) -> Forward:
@@ -272,12 +181,12 @@ def _built(model: Model, request: Request) -> BuiltModel:
         uses_random=lowered.uses_random,
         rounds_stochastically=settings.stochastic_rounding,
         recompute=recompute_of(lowered.graph.nodes, settings) if loss is not None else NOTHING,
-        ipus_per_replica=_filled(request.ipus_per_replica),
+        ipus_per_replica=filled_ipus(request.ipus_per_replica),
         updates_each_micro_batch=settings.overlaps_batches and bool(trained),
         metadata=_step_metadata(plan, lowered, model_read.broadcast, settings),
         plans=plans_of(lowered.graph.nodes, settings),
-        transfers=_transfers(model.transfers, lowered, plan, settings),
-        **_arrangement(settings, plan, stage_count(model.graph)),
+        transfers=transfers_of(model.transfers, lowered, plan, settings),
+        **arrangement_of(settings, plan, stage_count(model.graph)),
     )
     return BuiltModel(
         program=program,
@@ -393,40 +302,6 @@ def _step_metadata(
     }
 
 
-def _filled(ipus_per_replica: int) -> int:
-    """The IPUs that fill machines: a power of two, so that a model of three IPUs becomes one of four with an
-    idle one.
-    """
-    return 1 << (ipus_per_replica - 1).bit_length()
-
-
-def _arrangement(settings: RunSettings, plan: RunPlan, stages: int) -> dict[str, Any]:
-    """The parts of a Program that settings determine: replicas, micro-batches, their order, locations in memory."""
-    return {
-        "replicas": settings.replicas,
-        # The batches of a run that are in a pipeline together are the micro-batches of one run.
-        "accumulation_factor": plan.batches if settings.overlaps_batches else settings.micro_batches,
-        # In one stage micro-batches of a batch follow each other, pipelined or not: then it is not, to the last bit.
-        "pipelined": settings.overlaps and (stages > 1 or settings.overlaps_batches),
-        "pipeline_schedule": settings.order or Order.GROUPED,
-        "phases": phases_of(settings),
-        "reduction": Reduction.MEAN if settings.mean and settings.running_mean else Reduction.SUM,
-        "locations": settings.locations,
-    }
-
-
-def _transfers(
-    inputs: Mapping[str, Beside], lowered: Lowered, plan: RunPlan, settings: RunSettings
-) -> Transfers | None:
-    """How transfers are arranged: by inputs, tensors that come back, and tiles for input and output. None if nothing
-    says so."""
-    beside = dict(inputs)
-    for name, kind in plan.returned.items():
-        beside[anchor_alias(name, lowered.inputs)] = kind.beside
-    beside = {name: what for name, what in beside.items() if what is not Beside.NOTHING}
-    return Transfers(settings.io_tiles, beside) if beside or settings.io_tiles else None
-
-
 def _update_context(settings: RunSettings, loss: str | None, own_copies: bool) -> UpdateContext:
     return UpdateContext(
         replicas=settings.replicas,
@@ -473,42 +348,3 @@ def _loss_scaling(optimizer: UpdateSource | None) -> float | str:
         return 1.0
     scaling = optimizer.loss_scaling
     return scaling.value if scaling.constant else default_scalar("lossScaling")
-
-
-NORMS = frozenset({"BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization"})
-NONLINEARITIES = frozenset(
-    {"Relu", "Gelu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Selu", "Softplus", "Swish"}
-)
-
-
-def plans_of(nodes: Iterable[Node], settings: RunSettings) -> PlanOptions:
-    """How products are planned: partials by setting, memory proportions by the hints of ``nodes``."""
-    hinted = ((node.label, node.hints.available_memory) for node in nodes)
-    own = {label: round(float(value), 6) for label, value in hinted if value is not None}
-    return PlanOptions(
-        partials_type=settings.partials,
-        convolution_partials=settings.convolution_partials,
-        proportions=tuple(sorted(own.items())),
-    )
-
-
-def recompute_of(nodes: Iterable[Node], settings: RunSettings) -> Recompute:
-    """What is computed again in the backward pass: by setting, and by the hints of ``nodes``."""
-    listed = list(nodes)
-    scopes = {node.label for node in listed if node.hints.recompute}
-    kept = {node.label for node in listed if node.hints.recompute is False}
-    rule = settings.recomputation
-    if rule is Recomputation.NORMS:
-        scopes |= _norms(listed) - kept
-    name = "none" if rule is Recomputation.NORMS else rule.value
-    return Recompute(name, frozenset(scopes), frozenset(kept), outlined=settings.outlining)
-
-
-def _norms(nodes: list[Node]) -> set[str]:
-    """Norms, and non-linearities that read them directly."""
-    normed = {output for node in nodes if node.kind in NORMS for output in node.outputs if output}
-    return {
-        node.label
-        for node in nodes
-        if node.kind in NORMS or (node.kind in NONLINEARITIES and not normed.isdisjoint(node.inputs))
-    }

@@ -20,10 +20,10 @@ from typing import Any
 
 from podrun.core.errors import UsageError
 from podrun.core.executable import TensorSpec, numpy_dtype
-from podrun.runtime.building import recompute_of
 from podrun.runtime.environment import dot_checks
 from podrun.runtime.graph import Node, OperatorGraph, subgraphs
 from podrun.runtime.pipelining import RESTORED, stage_count, stashed
+from podrun.runtime.planning import recompute_of
 from podrun.runtime.settings import RunSettings
 from podrun.runtime.tensor_names import PREFIXES
 

@@ -118,7 +118,7 @@ def test_the_program_must_want_the_ipus_per_replica_it_was_launched_with(launche
 
 
 def test_the_backend_s_order():
-    backend = popdist.collectives
+    backend = popdist.backends
     popdist.init()
     popdist.init()
     assert popdist.isBackendInitialized()

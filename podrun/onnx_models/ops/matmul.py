@@ -131,6 +131,23 @@ def _bias(
     return bias
 
 
+def _attention_scores(ctx: Context, node: Node, q: Array, k: Array, bias: Array) -> tuple[Array, ...]:
+    """Scaled products of queries and keys ``[batch, heads, queries, keys]``: raw, capped, with the bias, and as weights
+    of the values, which are 0 for a query that may see no key.
+    """
+    scale = jnp.asarray(np.sqrt(node.get("scale") or 1 / np.sqrt(q.shape[3])), q.dtype)
+    raw = jnp.einsum("bhqd,bhkd->bhqk", q * scale, k * scale, preferred_element_type=bias.dtype)
+    cap = node.get("softcap", 0.0)
+    capped = jnp.tanh(raw / cap) * cap if cap else raw
+    biased = capped + bias
+    scores = biased
+    if node.get("softmax_precision"):
+        scores = scores.astype(onnx_dtype(node["softmax_precision"], ctx))
+    empty = jnp.max(bias, axis=-1, keepdims=True) == -jnp.inf
+    p = jnp.where(empty, jnp.zeros((), scores.dtype), jax.nn.softmax(jnp.where(empty, 0, scores), axis=-1))
+    return raw, capped, biased, p
+
+
 @operator(ONNX, "Attention", since=(23, 24, 25))
 def onnx_attention(
     ctx: Context,
@@ -164,25 +181,12 @@ def onnx_attention(
     if repeats > 1:
         k, v = jnp.repeat(k, repeats, axis=1), jnp.repeat(v, repeats, axis=1)
     wide = jnp.float32 if is_half(q) else kind
-    root = np.sqrt(node.get("scale") or 1 / np.sqrt(q.shape[3]))
-    scale = jnp.asarray(root, kind)
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q * scale, k * scale, preferred_element_type=wide)
-    raw = scores
-    cap = node.get("softcap", 0.0)
-    if cap:
-        scores = jnp.tanh(scores / cap) * cap
-    capped = scores
     bias = _bias(node, wide, q.shape[2], k.shape[2], mask, past, valid)
-    scores = scores + bias
-    biased = scores
-    if node.get("softmax_precision"):
-        scores = scores.astype(onnx_dtype(node["softmax_precision"], ctx))
-    empty = jnp.max(bias, axis=-1, keepdims=True) == -jnp.inf
-    p = jnp.where(empty, jnp.zeros((), scores.dtype), jax.nn.softmax(jnp.where(empty, 0, scores), axis=-1))
+    *scores, p = _attention_scores(ctx, node, q, k, bias)
     y = jnp.einsum("bhqk,bhkd->bhqd", p.astype(wide), v.astype(wide)).astype(kind)
     if packed:
         y = jnp.swapaxes(y, 1, 2).reshape(y.shape[0], y.shape[2], y.shape[1] * y.shape[3])
-    shown = (raw, capped, biased, p)[node.get("qk_matmul_output_mode", 0)]
+    shown = (*scores, p)[node.get("qk_matmul_output_mode", 0)]
     return y, *present, shown.astype(kind)
 
 

@@ -157,9 +157,8 @@ def gru(
         own, recurrent = b[d, : 3 * n], b[d, 3 * n :]
         if not after:
             return CellWeights(w[d], r, (own, recurrent), direction=d)
-        new = jnp.arange(3 * n) >= 2 * n
-        inside, zero = jnp.where(new, recurrent, 0), jnp.zeros((), b.dtype)
-        return CellWeights(w[d], r, (own, jnp.where(new, zero, recurrent)), inside, direction=d)
+        gates = recurrent.at[2 * n :].set(0)  # That of the new state is added before the reset.
+        return CellWeights(w[d], r, (own, gates), b, direction=d)
 
     names = ("Sigmoid", "Tanh")
     return _directions(

@@ -38,6 +38,7 @@ FAMILIES = (
     "indexing",
     "normalization",
     "control",
+    "sequences",
     "recurrent_layers",
     "quantization",
     "resize",

@@ -19,7 +19,7 @@ import torch
 
 from podrun.core.environment import environment
 from podrun.core.errors import UnsupportedError
-from podrun.popdist import collectives, core, mpi
+from podrun.popdist import backends, core, mpi
 from podrun.popdist.core import popdist_error
 from podrun.poptorch.api.option_parts import DistributedOptions
 from podrun.poptorch.api.options import Options
@@ -53,7 +53,7 @@ class _State:
 def init(*args: object, **kwargs: object) -> None:
     """Start. May be called again."""
     _State.up = True
-    collectives.init()
+    backends.init()
 
 
 def shutdown() -> None:
