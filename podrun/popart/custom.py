@@ -116,8 +116,8 @@ def infer(
         results = jax.eval_shape(functools.partial(function, **_public(attributes)), *known)
     except (TypeError, ValueError) as error:
         raise popart_exception(f"{domain}.{name} cannot take its inputs {list(inputs)}: {error}") from error
-    found = results if isinstance(results, (list, tuple)) else [results]
-    return [TensorInfo(data_type_of(item.dtype), item.shape) for item in found]
+    arrays = results if isinstance(results, (list, tuple)) else [results]
+    return [TensorInfo(data_type_of(item.dtype), item.shape) for item in arrays]
 
 
 _CTYPES = os.path.dirname(ctypes.__file__)

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from podrun.core.environment import environment
 from podrun.core.errors import UnsupportedError, UsageError
-from podrun.popdist import collectives, core, mpi
+from podrun.popdist import backends, collectives, core, mpi
 
 Exchange = Callable[[np.ndarray], np.ndarray]
 _numbers = itertools.count()
@@ -229,7 +229,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
 
 def init_instances(*_: object, **__: object) -> None:
     """Start. May be called again."""
-    collectives.init()
+    backends.init()
 
 
 def end_instances() -> None:
