@@ -16,10 +16,11 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from podrun.compat._tensorflow_contrib import contrib_module
 from podrun.core.environment import environment
 
 _HERE = str(Path(__file__).resolve().parent)
@@ -51,6 +52,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "custom_ops": ("user_ops",),
     "slicing_ops": ("row_slices",),
     "statistics_ops": ("row_slices",),
+    "ipu_estimator": ("ipu_estimator",),
+    "ipu_pipeline_estimator": ("ipu_pipeline_estimator",),
+    "ipu_run_config": ("ipu_run_config",),
+    "ipu_session_run_hooks": ("ipu_session_run_hooks",),
     "distributed": ("host_collectives",),
     "distributed.host_collective_ops": ("host_collectives",),
     "horovod": ("host_collectives",),
@@ -253,8 +258,30 @@ def add_sdk(module: Any) -> None:
     if not any(isinstance(finder, SdkFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, SdkFinder())
     importlib.import_module("podrun.tensorflow.keras.extensions").install_keras()
+    estimators = _estimator_module()
+    module.estimator = module.compat.v1.estimator = estimators
     if wants_version_1():
         _overlay(module)
+
+
+def _estimator_module() -> types.ModuleType:
+    """``tf.estimator``, which loads when it is first used."""
+    module = types.ModuleType("tensorflow.estimator")
+    names = {"RunConfig": "EstimatorRunConfig", "Estimator": "HostEstimator"}
+
+    def lookup(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        source = importlib.import_module(
+            _SDK + ("estimator_sessions" if name == "Estimator" else "estimator_parts")
+        )
+        if name == "export":
+            raise NotImplementedError("podrun does not have tf.estimator.export: use ipu.serving.")
+        return getattr(source, names.get(name, name))
+
+    module.__getattr__ = lookup  # type: ignore[method-assign]
+    sys.modules.setdefault("tensorflow.estimator", module)
+    return module
 
 
 def check_version(version: str) -> None:
@@ -266,13 +293,15 @@ def check_version(version: str) -> None:
 
 
 _VERSION_1 = {
-    "Session",
-    "placeholder",
-    "contrib",
-    "global_variables_initializer",
-    "get_variable",
-    "ConfigProto",
-}
+    "AUTO_REUSE", "ConfigProto", "GPUOptions", "GraphKeys", "InteractiveSession", "Session", "app", "assign", "contrib",
+    "disable_eager_execution", "disable_v2_behavior", "enable_eager_execution", "estimator", "flags", "get_collection",
+    "get_variable", "global_variables", "global_variables_initializer", "layers", "local_variables_initializer",
+    "logging", "placeholder", "placeholder_with_default", "random_normal", "random_uniform", "reset_default_graph",
+    "set_random_seed", "to_float", "to_int32", "trainable_variables", "truncated_normal_initializer", "variable_scope",
+}  # fmt: skip
+"""Names that plain ``tensorflow`` has in version 1 alone."""
+MOST_FILES = 100
+"""Most files of a program that are looked at for these names."""
 
 
 def wants_version_1() -> bool:
@@ -283,11 +312,34 @@ def wants_version_1() -> bool:
     script = sys.argv[0] if sys.argv else ""
     if not script.endswith(".py") or not os.path.isfile(script):
         return False
-    try:
-        tree = ast.parse(Path(script).read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError, OSError):
-        return False
-    return uses_version_1(tree)
+    return any(uses_version_1(tree) for tree in _program_files(Path(script)))
+
+
+def _program_files(script: Path) -> Iterator[ast.AST]:
+    """A script and the modules beside it that it imports, parsed."""
+    waiting, seen = [script], {script}
+    while waiting and len(seen) <= MOST_FILES:
+        path = waiting.pop(0)
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError, OSError):
+            continue
+        yield tree
+        for name in _imported(tree):
+            base = script.parent.joinpath(*name.split("."))
+            for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+                if candidate not in seen and candidate.is_file():
+                    seen.add(candidate)
+                    waiting.append(candidate)
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def uses_version_1(tree: ast.AST) -> bool:
@@ -312,13 +364,7 @@ def _overlay(module: Any) -> None:
     """Let the package's names be those of version 1."""
     version_1 = module.compat.v1
     version_1.disable_v2_behavior()
-    names = {n: getattr(version_1, n) for n in dir(version_1) if not n.startswith("_") and n != "compat"}
+    kept = {"compat", "estimator", "python"}
+    names = {n: getattr(version_1, n) for n in dir(version_1) if not n.startswith("_") and n not in kept}
     module.__dict__.update(names)
-    contrib = types.ModuleType("tensorflow.contrib")
-    layers = types.SimpleNamespace(
-        xavier_initializer=lambda uniform=True, seed=None, dtype=version_1.float32: (
-            version_1.glorot_uniform_initializer(seed=seed, dtype=dtype)
-        )
-    )
-    contrib.layers = layers  # type: ignore[attr-defined]
-    module.contrib = contrib
+    module.contrib = contrib_module(version_1)

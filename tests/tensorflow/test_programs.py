@@ -58,3 +58,34 @@ def test_plain_names_of_optimizers_accumulate_gradients(optimizer: str, tmp_path
 def test_an_optimizer_that_cannot_accumulate_is_refused(tmp_path: Path) -> None:
     output = run("accumulate_keras.py", "AdamW", cwd=tmp_path)
     assert "does not accumulate gradients for AdamW" in output
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_estimator_trains_resumes_evaluates_and_predicts(replicas: int, tmp_path: Path) -> None:
+    output = run("estimator_v1.py", str(replicas), cwd=tmp_path)
+    assert "steps 16 96" in output
+    first, second = (float(v) for v in re.findall(r"^loss (\S+) (\S+)", output, re.MULTILINE)[0])
+    assert second < first
+    count, share = re.findall(r"predictions (\d+) (\S+)", output)[0]
+    assert int(count) == 256
+    assert float(share) > 0.7
+
+
+def test_a_pipelined_estimator_learns(tmp_path: Path) -> None:
+    output = run("pipeline_estimator_v1.py", cwd=tmp_path)
+    steps, losses, _ = zip(*re.findall(r"result (\d+) (\S+) (\S+)", output), strict=True)
+    assert steps == ("256", "512")
+    assert float(losses[1]) < float(losses[0])
+    assert "predictions (512, 2)" in output
+
+
+def test_instances_give_the_bits_of_one_process(tmp_path: Path) -> None:
+    alone = run("popdist_v1.py", cwd=tmp_path)
+    command = [sys.executable, "-m", "podrun", "--num-replicas", "4", "--num-instances", "2"]
+    command.append(str(PROGRAMS / "popdist_v1.py"))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    weights = re.findall(r"weights (\w+)", done.stdout)
+    assert weights == re.findall(r"weights (\w+)", alone) * 2
+    means = re.findall(r"mean (\S+)", done.stdout)
+    assert means == re.findall(r"mean (\S+)", alone) * 2

@@ -1,0 +1,164 @@
+"""What estimators are made of: ``tf.estimator`` as far as programs for IPUs use it, for TensorFlow has none since 2.16.
+
+The estimators themselves are in `estimator_sessions`, `ipu_estimator` and `ipu_pipeline_estimator`. Source of meaning:
+TensorFlow's documentation of ``tf.estimator``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+Hooks = Sequence[Any]
+
+
+class ModeKeys:
+    """What a model function is called for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "infer"
+
+
+@dataclass(frozen=True)
+class EstimatorSpec:
+    """What a model function returns. ValueError for a loss or training operation that a mode needs and that is not
+    there.
+    """
+
+    mode: str
+    predictions: Any = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metric_ops: Any = None
+    export_outputs: Any = None
+    training_chief_hooks: Any = None
+    training_hooks: Any = None
+    scaffold: Any = None
+    evaluation_hooks: Any = None
+    prediction_hooks: Any = None
+
+    def __post_init__(self) -> None:
+        check_mode(self.mode, self.loss, self.train_op)
+        if self.mode == ModeKeys.PREDICT and self.predictions is None:
+            raise ValueError("Missing predictions.")
+
+
+def check_mode(mode: str, loss: object, train_op: object) -> None:
+    """ValueError for what a mode needs and that is not there."""
+    if mode == ModeKeys.TRAIN and train_op is None:
+        raise ValueError("Missing train_op.")
+    if mode in (ModeKeys.TRAIN, ModeKeys.EVAL) and loss is None:
+        raise ValueError("Missing loss.")
+
+
+class EstimatorRunConfig:
+    """How an estimator runs: folder, seed, checkpoints, logging. TypeError for an unknown option."""
+
+    _DEFAULTS: Mapping[str, Any] = {
+        "model_dir": None,
+        "tf_random_seed": 1,
+        "save_summary_steps": 100,
+        "save_checkpoints_steps": None,
+        "save_checkpoints_secs": None,
+        "session_config": None,
+        "keep_checkpoint_max": 5,
+        "keep_checkpoint_every_n_hours": 10000,
+        "log_step_count_steps": 100,
+        "train_distribute": None,
+        "eval_distribute": None,
+        "device_fn": None,
+        "protocol": None,
+        "experimental_distribute": None,
+        "experimental_max_worker_delay_secs": None,
+        "session_creation_timeout_secs": 7200,
+    }
+
+    def __init__(self, model_dir: str | None = None, **options: Any) -> None:
+        unknown = sorted(options.keys() - self._DEFAULTS.keys())
+        if unknown:
+            raise TypeError(f"RunConfig got an unexpected keyword argument {unknown[0]!r}")
+        if options.get("save_checkpoints_steps") and options.get("save_checkpoints_secs"):
+            raise ValueError("Can not provide both save_checkpoints_steps and save_checkpoints_secs.")
+        self.__dict__.update(self._DEFAULTS)
+        self.__dict__.update(options, model_dir=model_dir)
+        if self.save_checkpoints_steps is None and self.save_checkpoints_secs is None:
+            self.save_checkpoints_secs = 600
+        self.is_chief, self.num_worker_replicas, self.global_id_in_cluster = True, 1, 0
+
+    model_dir: str | None
+    tf_random_seed: int | None
+    save_checkpoints_steps: int | None
+    save_checkpoints_secs: int | None
+    session_config: Any
+    keep_checkpoint_max: int
+
+    def replace(self, **options: Any) -> EstimatorRunConfig:
+        """A copy with other options."""
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__.update(options)
+        return copy
+
+
+def called_with(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Call ``function`` with those of the named arguments that it takes."""
+    try:
+        taken = inspect.signature(function).parameters
+    except ValueError:
+        return function(*args)
+    every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    return function(*args, **{n: v for n, v in named.items() if every or n in taken})
+
+
+def takes_argument(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter of that name."""
+    return name in inspect.signature(function).parameters
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """What a session of an estimator runs. ``step``: fetched in a call: ``train`` and ``loss``, or ``loss`` and
+    ``values``, or ``predictions``; ``first``: operations that start it; ``steps``: steps that a call counts for;
+    ``fetched``: metrics that are read after a call.
+    """
+
+    step: Any
+    first: Sequence[Any] = ()
+    hooks: Hooks = ()
+    steps: int = 1
+    fetched: Mapping[str, Any] = field(default_factory=dict)
+
+
+class StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Runs operations when a session is made."""
+
+    def __init__(self, operations: Sequence[Any]) -> None:
+        super().__init__()
+        self._operations = list(operations)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Run them."""
+        session.run(self._operations)
+
+
+class StopHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Ends a session when the global step, which may grow by several in a call, reaches ``last``."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self._last = last
+        self._step: Any = None
+
+    def begin(self) -> None:
+        """Note the step's variable."""
+        self._step = tf.compat.v1.train.get_global_step()
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Look at the step."""
+        if int(run_context.session.run(self._step)) >= self._last:
+            run_context.request_stop()

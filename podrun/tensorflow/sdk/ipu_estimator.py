@@ -1,0 +1,293 @@
+"""``IPUEstimator``: a model function that is trained, evaluated and run on IPUs (semantics section 11).
+
+A call of the session runs ``iterations_per_loop`` iterations of a loop on the device. The training loss is the mean
+over these and over replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.tensorflow.capture.markers import marked
+from podrun.tensorflow.graph.importer import function_graph
+from podrun.tensorflow.sdk import ipu_compiler
+from podrun.tensorflow.sdk.estimator_parts import (
+    ModeKeys,
+    SessionPlan,
+    called_with,
+    check_mode,
+    takes_argument,
+)
+from podrun.tensorflow.sdk.estimator_sessions import BaseEstimator
+from podrun.tensorflow.sdk.ipu_infeed_queue import IPUInfeedQueue
+from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedQueue
+from podrun.tensorflow.sdk.ipu_run_config import RunConfig
+from podrun.tensorflow.sdk.loops import repeat_loop
+from podrun.tensorflow.sdk.scopes import ipu_scope
+
+
+@dataclass(frozen=True)
+class IPUEstimatorSpec:
+    """What a model function for IPUs returns: as ``EstimatorSpec``, with ``eval_metrics`` and ``host_call``, pairs of a
+    function of the host and tensors that it is called_with with.
+    """
+
+    mode: str
+    predictions: Any = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metric_ops: Any = None
+    eval_metrics: Any = None
+    host_call: Any = None
+    training_hooks: Any = None
+    evaluation_hooks: Any = None
+    prediction_hooks: Any = None
+
+    def __post_init__(self) -> None:
+        check_mode(self.mode, self.loss, self.train_op)
+        for name in ("host_call", "eval_metrics"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, tuple) and callable(value[0])):
+                raise ValueError(f"{name} must be a tuple of a function and its tensors.")
+
+
+class IPUBaseEstimator(BaseEstimator):
+    """What estimators for IPUs share: the dataset, the queues, the program of a call."""
+
+    config_class = RunConfig
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: str | None = None,
+        config: Any = None,
+        params: Mapping[str, Any] | None = None,
+        warm_start_from: Any = None,
+    ) -> None:
+        if config is not None and not isinstance(config, RunConfig):
+            raise ValueError("`config` must be provided with type `ipu_run_config.RunConfig`")
+        super().__init__(model_fn, model_dir, config, params, warm_start_from)
+
+    @property
+    def iterations(self) -> int:
+        """Iterations in a call."""
+        return int(self.config.ipu_run_config.iterations_per_loop)
+
+    def _checked_steps(self, steps: int | None) -> None:
+        if steps is not None and steps % self.iterations:
+            raise ValueError(
+                f"steps ({steps}) must be a multiple of iterations_per_loop ({self.iterations})."
+            )
+
+    def train(self, *args: Any, **kwargs: Any) -> BaseEstimator:
+        """Train. ValueError for steps that are no multiple of ``iterations_per_loop``."""
+        for name, place in (("steps", 2), ("max_steps", 3)):
+            self._checked_steps(kwargs.get(name, args[place] if len(args) > place else None))
+        return super().train(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Evaluate. ValueError for steps that are no multiple of ``iterations_per_loop``."""
+        self._checked_steps(kwargs.get("steps", args[1] if len(args) > 1 else None))
+        return super().evaluate(*args, **kwargs)
+
+    def infeed(self, mode: str, input_fn: Callable[..., Any]) -> IPUInfeedQueue:
+        """The queue of the data. ValueError if ``input_fn`` gives no Dataset."""
+        self.config.ipu_run_config.configure()
+        with tf.device("cpu"):
+            data = called_with(input_fn, params=self._params, config=self.config, mode=mode)
+        if not isinstance(data, tf.data.Dataset):
+            raise ValueError("input_fn must return Dataset")
+        run_config = self.config.ipu_run_config
+        return IPUInfeedQueue(data, run_config.ordinal, run_config.prefetch_depth)
+
+    def compiled(self, net: Callable[[], Any]) -> Any:
+        """The operation that runs ``net`` on the device."""
+        with ipu_scope(f"/device:IPU:{self.config.ipu_run_config.ordinal}"):
+            run = ipu_compiler.compile(net)
+        return run[0].op if isinstance(run, list) else run
+
+
+class IPUEstimator(IPUBaseEstimator):
+    """See the module docstring. ``train_batch_size`` and its like: of all replicas and instances together; the model
+    and input functions get ``params['batch_size']``, that of one replica.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: str | None = None,
+        config: Any = None,
+        params: Mapping[str, Any] | None = None,
+        warm_start_from: Any = None,
+        train_batch_size: int | None = None,
+        eval_batch_size: int | None = None,
+        predict_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(model_fn, model_dir, config, params, warm_start_from)
+        self._batch_sizes = {
+            ModeKeys.TRAIN: train_batch_size,
+            ModeKeys.EVAL: eval_batch_size,
+            ModeKeys.PREDICT: predict_batch_size,
+        }
+        if any(self._batch_sizes.values()):
+            if not takes_argument(model_fn, "params"):
+                raise ValueError("model_fn must take the argument `params` when batch sizes are given.")
+            if "batch_size" in self._params:
+                raise ValueError("batch_size is set by the estimator: leave it out of params.")
+
+    def _set_batch_size(self, mode: str) -> None:
+        size, replicas = self._batch_sizes[mode], self.config.ipu_run_config.num_replicas
+        if any(self._batch_sizes.values()):
+            self._params.pop("batch_size", None)
+        if size is None:
+            return
+        if size % replicas:
+            raise ValueError(f"batch size {size} must be divisible by the number of replicas {replicas}.")
+        self._params["batch_size"] = size // replicas
+
+    def _plan(self, mode: str, input_fn: Callable[..., Any], steps: int | None) -> SessionPlan:
+        self._set_batch_size(mode)
+        infeed = self.infeed(mode, input_fn)
+        call = _DeviceCall(self, mode)
+        outer = self
+
+        def net() -> Any:
+            return repeat_loop(outer.iterations, call.body, infeed_queue=infeed)
+
+        with tf.compat.v1.variable_scope(tf.compat.v1.get_variable_scope(), use_resource=True):
+            run = self.compiled(net)
+        if mode == ModeKeys.TRAIN and self.config.ipu_run_config.num_replicas > 1:
+            call.check_replicated()
+        return call.plan(run, infeed, self.iterations)
+
+
+class _DeviceCall:
+    """One call of the device: the loop's body, and what the host takes from its outfeeds."""
+
+    def __init__(self, estimator: IPUEstimator, mode: str) -> None:
+        self.estimator, self.mode = estimator, mode
+        self.losses, self.others = IPUOutfeedQueue(), IPUOutfeedQueue()
+        self.spec: Any = None
+        self.program: Any = None
+
+    def body(self, *args: Any, **kwargs: Any) -> Any:
+        """One iteration: the model function, and what goes out."""
+        spec = self.spec = self._called(args, kwargs)
+        self.program = tf.compat.v1.get_default_graph()
+        if self.mode == ModeKeys.PREDICT:
+            return self.others.enqueue(spec.predictions)
+        check_mode(self.mode, spec.loss, spec.train_op)
+        effects = [self._leaving(spec)]
+        if self.mode == ModeKeys.TRAIN:
+            with tf.control_dependencies([_operation(spec.train_op)]):
+                effects.append(self.losses.enqueue(tf.cast(spec.loss, tf.float32)))
+        else:
+            effects.append(self.losses.enqueue(tf.cast(spec.loss, tf.float32)))
+        return tf.group(*[e for e in effects if e is not None])
+
+    def _called(self, args: Any, kwargs: Any) -> Any:
+        if args and kwargs:
+            raise ValueError("Invalid dataset with both tuple and keywords")
+        if len(args) > 2:
+            raise ValueError("The dataset must give features, or features and labels.")
+        features, labels = (kwargs or args[0]), (args[1] if len(args) == 2 else None)
+        model_fn = self.estimator._model_fn
+        named = {"mode": self.mode, "params": self.estimator._params, "config": self.estimator.config}
+        if takes_argument(model_fn, "labels"):
+            named["labels"] = labels
+        elif labels is not None:
+            raise ValueError("model_fn does not take labels, but input_fn returns labels.")
+        spec = called_with(model_fn, features, **named)
+        if not hasattr(spec, "train_op"):
+            raise ValueError("model_fn must return an IPUEstimatorSpec or EstimatorSpec.")
+        return spec
+
+    def _leaving(self, spec: Any) -> Any:
+        """What else goes out: the tensors of a host call, or of metrics."""
+        host_call = getattr(spec, "host_call", None)
+        if self.mode == ModeKeys.TRAIN:
+            if host_call is None:
+                return None
+            if self.estimator.iterations > 1:
+                raise ValueError("host_call is only allowed for iterations_per_loop=1.")
+            return self.others.enqueue(tuple(host_call[1]))
+        metrics, operations = getattr(spec, "eval_metrics", None), spec.eval_metric_ops
+        if (metrics is None) == (operations is None):
+            raise ValueError("EstimatorSpec must contain exactly one of eval_metrics and eval_metric_ops.")
+        if metrics is not None:
+            return self.others.enqueue(
+                dict(metrics[1]) if isinstance(metrics[1], dict) else tuple(metrics[1])
+            )
+        updates = {key: tf.identity(update) for key, (_, update) in operations.items()}
+        return self.others.enqueue(updates)
+
+    def check_replicated(self) -> None:
+        """ValueError unless the model reduces something over the replicas."""
+        graphs, kinds = [self.program], set()
+        while graphs:
+            for operation in graphs.pop().get_operations():
+                facts = marked(operation)
+                kinds |= set() if facts is None else {facts["kind"]}
+                if operation.type in ("If", "StatelessIf"):
+                    names = [operation.get_attr(name).name for name in ("then_branch", "else_branch")]
+                    graphs += [function_graph(operation.graph, name) for name in names]
+        if not any(kind.startswith(("cross_replica", "reduce_scatter")) for kind in kinds):
+            raise ValueError(
+                "This is not a valid replicated training graph because no cross-replica operations were found: use "
+                "ipu.optimizers.CrossReplicaOptimizer."
+            )
+
+    def plan(self, run: Any, infeed: IPUInfeedQueue, iterations: int) -> SessionPlan:
+        """What a session runs."""
+        first, spec = [infeed.initializer], self.spec
+        hooks = tuple(getattr(spec, f"{_HOOKS[self.mode]}_hooks", None) or ())
+        replicas = self.estimator.config.ipu_run_config.num_replicas
+        with tf.control_dependencies([run]):
+            if self.mode == ModeKeys.PREDICT:
+                predictions = tf.nest.map_structure(lambda t: batches_of(t, replicas), self.others.dequeue())
+                return SessionPlan({"predictions": predictions}, first, hooks)
+            loss = tf.reduce_mean(self.losses.dequeue())
+            if self.mode == ModeKeys.TRAIN:
+                train = tf.group(loss, *self._host_call())
+                return SessionPlan({"train": train, "loss": loss}, first, hooks, iterations)
+            left = self.others.dequeue()
+        metrics = getattr(spec, "eval_metrics", None)
+        if metrics is None:
+            values = {key: value[-1] if replicas == 1 else value[-1, -1] for key, value in left.items()}
+            return SessionPlan({"loss": loss, "values": values}, first, hooks, iterations)
+        results = host_metrics(metrics[0], left, replicas)
+        updates = [update for _, update in results.values()]
+        step = {"loss": loss, "values": {}, "updates": updates}
+        return SessionPlan(step, first, hooks, iterations, {key: v for key, (v, _) in results.items()})
+
+    def _host_call(self) -> list[Any]:
+        host_call = getattr(self.spec, "host_call", None)
+        if host_call is None:
+            return []
+        result = host_call[0](*(value[0] for value in self.others.dequeue()))
+        return [result] if result is not None else []
+
+
+def host_metrics(function: Callable[..., Any], left: Any, replicas: int) -> dict[str, Any]:
+    """Metrics of the host from the values of all iterations, samples one after the other."""
+    joined = tf.nest.map_structure(
+        lambda t: tf.reshape(batches_of(t, replicas), [-1, *batches_of(t, replicas).shape[2:]]), left
+    )
+    results: dict[str, Any] = function(**joined) if isinstance(joined, dict) else function(*joined)
+    return results
+
+
+_HOOKS = {ModeKeys.TRAIN: "training", ModeKeys.EVAL: "evaluation", ModeKeys.PREDICT: "prediction"}
+
+
+def _operation(value: Any) -> Any:
+    return getattr(value, "op", value)
+
+
+def batches_of(value: tf.Tensor, replicas: int) -> tf.Tensor:
+    """Elements of an outfeed, ``[iterations, (replicas), batch, ...]``, with one axis for iterations and replicas."""
+    return value if replicas == 1 else tf.reshape(value, [-1, *value.shape[2:]])

@@ -1,0 +1,102 @@
+"""``IPULoggingTensorHook``: tensors of the device that are logged while an estimator runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.tensorflow.capture.program_graphs import innermost_program
+from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
+
+LoggingMode = IPUOutfeedMode
+"""LAST: the newest values; ALL: all since the last message."""
+
+
+class IPULoggingTensorHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Logs what the model function gives to `log`: every so many calls or seconds, or at the end. ValueError for both
+    or none of these.
+    """
+
+    LoggingMode = IPUOutfeedMode
+
+    def __init__(
+        self,
+        every_n_iter: int | None = None,
+        every_n_secs: float | None = None,
+        at_end: bool = False,
+        formatter: Callable[[Mapping[str, Any]], str] | None = None,
+        logging_mode: IPUOutfeedMode = IPUOutfeedMode.LAST,
+        feed_name: str | None = None,
+        replication_factor: int = 1,
+    ) -> None:
+        super().__init__()
+        if every_n_iter is not None and every_n_secs is not None:
+            raise ValueError("Cannot provide both every_n_iter and every_n_secs.")
+        if every_n_iter is None and every_n_secs is None and not at_end:
+            raise ValueError("Either at_end, every_n_iter or every_n_secs must be used.")
+        if every_n_iter is not None and every_n_iter < 1:
+            raise ValueError(f"Invalid every_n_iter={every_n_iter}.")
+        if not isinstance(logging_mode, IPUOutfeedMode):
+            raise ValueError("logging_mode must be an IPUOutfeedMode.")
+        self._formatter, self._at_end = formatter, at_end
+        only_at_end = every_n_iter is None and every_n_secs is None
+        self._timer = (
+            None
+            if only_at_end
+            else tf.compat.v1.train.SecondOrStepTimer(every_secs=every_n_secs, every_steps=every_n_iter)
+        )
+        self._mode = logging_mode
+        self._queue: IPUOutfeedQueue | None = None
+        self._dequeued: Any = None
+        self._calls = 0
+
+    def log(self, tensors: Any) -> tf.Operation:
+        """Give a tensor, list or dictionary to the log, in the model function. RuntimeError at a second call, TypeError
+        for something else.
+        """
+        if self._queue is not None and self._dequeued is None:
+            raise RuntimeError("Cannot use this hook more than once: `log` was called already.")
+        if isinstance(tensors, (list, tuple)):
+            tensors = {tf.convert_to_tensor(t).name: t for t in tensors}
+        elif isinstance(tensors, tf.Tensor):
+            tensors = {tensors.name: tensors}
+        elif not isinstance(tensors, Mapping):
+            raise TypeError(f"`tensors` must be a tensor, list or dict, not {type(tensors)}.")
+        self._queue, self._dequeued = IPUOutfeedQueue(self._mode), None
+        operation = self._queue.enqueue(dict(tensors))
+        program = innermost_program()
+        if program is not None:
+            program.control_outputs.append(operation)
+        return operation
+
+    def begin(self) -> None:
+        """Make the operation that takes the values. RuntimeError if `log` was not called."""
+        if self._queue is None:
+            raise RuntimeError("This logging hook was never used: call `log` in the model function.")
+        self._dequeued = self._queue.dequeue()
+        if self._timer is not None:
+            self._timer.reset()
+        self._calls = 0
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Log, if it is time."""
+        self._calls += 1
+        if self._timer is None or not self._timer.should_trigger_for_step(self._calls):
+            return
+        self._timer.update_last_triggered_step(self._calls)
+        self._write(run_context.session)
+
+    def end(self, session: Any) -> None:
+        """Log at the end, if so asked."""
+        if self._at_end and self._calls:
+            self._write(session)
+
+    def _write(self, session: Any) -> None:
+        values = session.run(self._dequeued)
+        if self._formatter is not None:
+            text = self._formatter(values)
+        else:
+            text = ", ".join(f"{name} = {value}" for name, value in values.items())
+        tf.compat.v1.logging.info(text)
