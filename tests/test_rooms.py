@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         "runtime",
         "onnx_backend",
         "commands",
+        "faults",
         "device.connection",
         "estimate",
         "costmodel",

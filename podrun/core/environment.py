@@ -30,6 +30,7 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_HOST_COLLECTIVES": "Set by `podrun`: address, port and key at which the instances find each other.",
     "PODRUN_HOST_COLLECTIVES_TIMEOUT": "Seconds that an instance waits for others in a popdist collective; 300.",
     "PODRUN_HOST_MARK": "Set by `podrun` on remote hosts: marks the processes of one launch, so that all can be ended.",
+    "PODRUN_INCIDENTS": "File for incidents of served models, a line of JSON each; `podrun serve --incidents` sets it.",
     "PODRUN_LAUNCH_ID": "Set by `podrun`: identifies the launch that a process belongs to.",
     "PODRUN_MACHINES_PER_PROCESS": "Emulated machines that share one process; by default as many as memory requires.",
     "PODRUN_OFFLINE_MODE": "Set by `podrun --offline-mode`: 1 lets programs compile without attaching to IPUs.",

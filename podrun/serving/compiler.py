@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.errors import UnsupportedError, UsageError
+from podrun.core.errors import ConfigError, UnsupportedError, UsageError
 from podrun.popef.metadata import PopefMetadata
 from podrun.popef.reader import PopefReader
 
@@ -98,12 +98,21 @@ class ServedModel:
         else:
             self.reader.parseFile(source)
         self.label = "the compiled model" if isinstance(source, bytes) else os.fspath(source)
+        self._written = None if isinstance(source, bytes) else _written(source)
         described = self.reader.metadata()
         if len(described) != 1:
             raise UsageError(f"{self.label} describes {len(described)} programs; a server takes one")
         self.metadata: PopefMetadata = described[0]
         if not self.metadata.isInference:
             raise UsageError(f"{self.label} holds a training program", hint="Compile an InferenceSession.")
+
+    def check_unchanged(self) -> None:
+        """ConfigError if the file was written to since it was read: its weights are mapped, not copied."""
+        if self._written is not None and _written(self.label) != self._written:
+            raise ConfigError(
+                f"{self.label} was changed while it was in use: load the model again",
+                hint="Write a new version's folder, or move a whole file into place.",
+            )
 
     def program(self) -> Executable:
         """The program."""
@@ -112,6 +121,15 @@ class ServedModel:
     def variables(self) -> dict[str, np.ndarray]:
         """Weights and other values that a run starts with, as they lie in the file."""
         return {tensor.name: tensor.data() for tensor in self.reader.tensors()}
+
+
+def _written(path: str | os.PathLike[str]) -> tuple[int, int, int] | None:
+    """What tells one state of a file from another; None for a file that is gone."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 class Compiler:

@@ -122,6 +122,7 @@ class LoadedModel:
 
     def load(self) -> None:
         """Attach and load the program with its variables: what an IPU holds before is gone."""
+        self.model.check_unchanged()
         self._device.hold(self._program.layout.ipus)
         self._device.ensure_attached()
         self._device.connection.load(self._program)

@@ -22,15 +22,14 @@ from pathlib import Path
 from types import FrameType
 
 import podrun
-from podrun.core.errors import ConfigError, MissingPackageError, UsageError
-from podrun.popef.metadata import ElementType, PopefAnchor
-from podrun.popef.reader import PopefReader
+from podrun.core.errors import MissingPackageError, UsageError
+from podrun.serving.repository import check_repository, write_missing_config
 
 USUAL_PLACE = Path("/opt/tritonserver/bin/tritonserver")
 INSTALL = "pip install --no-deps nvidia-pytriton==0.7.0"
 """Its metadata ask for NumPy 1, which only its own Python code needs: the server does not."""
+TESTED_VERSION = "2.51"
 _END_SECONDS = 30.0
-_TIME_ENTRY = '{ name: "ipu_time_us", data_type: TYPE_FP32, dims: [ 3 ] }'
 _MODEL_FILE = """import sys
 
 sys.path += [path for path in {paths!r} if path not in sys.path]
@@ -143,43 +142,6 @@ def _holds_packages(path: str, library: str) -> bool:
     return os.path.isdir(path) and (not path.startswith(library) or "-packages" in path)
 
 
-def check_repository(repository: Path) -> list[Path]:
-    """The folders of models. ConfigError for a repository that is none."""
-    if not repository.is_dir():
-        raise ConfigError(f"there is no model repository {repository}", hint=f"mkdir -p {repository}/MODEL/1")
-    return sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def write_missing_config(model: Path) -> Path | None:
-    """Write the ``config.pbtxt`` of a model that has none, from its newest compiled file; the path, or None."""
-    target = model / "config.pbtxt"
-    versions = sorted((p for p in model.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
-    files = [p / "executable.popef" for p in versions if (p / "executable.popef").is_file()]
-    if target.exists() or not files:
-        return None
-    metadata = PopefReader().parseFile(files[-1]).metadata()[0]
-    rows = metadata.inputs()[0].tensorInfo.shape[0] if metadata.inputs() else 0
-    lines = ['backend: "poplar"', f"max_batch_size: {rows * metadata.replicationFactor}"]
-    for key, anchors in (("input", metadata.inputs()), ("output", metadata.outputs())):
-        entries = [_entry(anchor) for anchor in anchors] + ([_TIME_ENTRY] if key == "output" else [])
-        lines.append(f"{key} [ {', '.join(entries)} ]")
-    lines += ["instance_group [ { kind: KIND_CPU, count: 1 } ]", "dynamic_batching { }", ""]
-    target.write_text("\n".join(lines))
-    return target
-
-
-def _entry(anchor: PopefAnchor) -> str:
-    names = {
-        ElementType.BOOL: "BOOL",
-        ElementType.F16: "FP16",
-        ElementType.F32: "FP32",
-        ElementType.U8: "UINT8",
-    }
-    kind = names.get(anchor.tensorInfo.dataType, anchor.tensorInfo.dataType.value.upper())
-    dims = ", ".join(map(str, anchor.tensorInfo.shape[1:] or (1,)))
-    return f'{{ name: "{anchor.name}", data_type: TYPE_{kind}, dims: [ {dims} ] }}'
-
-
 def serve(
     repository: Path,
     ports: ServerPorts,
@@ -198,7 +160,13 @@ def serve(
         write_backends(place, backends)
         words = [*command(place, repository.resolve(), backends, ports), *extra]
         process = subprocess.Popen(words, env=server_environment(place, environ))
-        return _wait(process)
+        code = _wait(process)
+    if code not in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
+        sys.stderr.write(
+            f"podrun serve: {place.program} ended with exit code {code}; what it printed says why. podrun is tested "
+            f"with tritonserver {TESTED_VERSION}: {INSTALL}\n"
+        )
+    return code
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -23,8 +23,10 @@ import pytest
 from podrun.core.errors import ConfigError, MissingPackageError, PodrunError, UsageError
 from podrun.serving import triton_server
 from podrun.serving.compiler import Compiler
+from podrun.serving.instance import TensorBinding, as_anchor, bindings
 from podrun.serving.loaded_model import DataDescription
-from podrun.serving.triton_backend import TensorBinding, anchor_names, as_anchor, bindings, compiled_file
+from podrun.serving.model_folder import anchor_names, compiled_file
+from podrun.serving.repository import check_repository
 from tests.serving.test_runner import OPTIONS, expected, model, rows_of
 
 START_SECONDS = 60.0
@@ -84,8 +86,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"podrun-serve-*/{folder.name}"))
 
 
-def wait_for(ready: Any, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + START_SECONDS
+def wait_for(ready: Any, process: subprocess.Popen[bytes], log: Path, seconds: float = START_SECONDS) -> None:
+    end = time.monotonic() + seconds
     while (
         time.monotonic() < end and process.poll() is None and b"failed to load 'net'" not in log.read_bytes()
     ):
@@ -239,4 +241,4 @@ def test_a_server_that_is_not_there_is_told_of(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="has no Python backend"):
         triton_server.find_tritonserver("", {"PATH": str(program.parent)})
     with pytest.raises(ConfigError, match="no model repository"):
-        triton_server.check_repository(tmp_path / "absent")
+        check_repository(tmp_path / "absent")

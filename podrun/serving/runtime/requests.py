@@ -45,6 +45,11 @@ class RunFuture:
         """True iff the request was answered."""
         return self._done.is_set()
 
+    @property
+    def error(self) -> BaseException | None:
+        """The request's error; None if there is none, or none as yet."""
+        return self._error
+
     def when_done(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` once, when the request is answered: in the runner's thread, or now."""
         self._listeners.append(listener)
@@ -81,6 +86,8 @@ class QueuedRequest:
     """Rows that runs have taken."""
     answered: int = 0
     """Rows that were answered."""
+    label: str = ""
+    """The client's id."""
 
 
 @dataclass(frozen=True, slots=True)

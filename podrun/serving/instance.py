@@ -1,0 +1,198 @@
+"""An instance of a served model: the compiled file on IPUs, under the names, types and parameters of a configuration.
+
+What a server of any protocol needs and Triton's own module is not needed for. A configuration is Triton's, as JSON.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from podrun.core.errors import ConfigError, UsageError
+from podrun.serving.loaded_model import DataDescription
+from podrun.serving.model_folder import served_model
+from podrun.serving.request_incidents import IncidentLog
+from podrun.serving.runtime.config import FOREVER, RuntimeConfig
+from podrun.serving.runtime.live_runner import LiveRunner
+from podrun.serving.runtime.requests import QueuedRequest, RunFuture
+
+TYPES: Mapping[str, str] = {
+    "TYPE_BOOL": "bool",
+    "TYPE_UINT8": "uint8",
+    "TYPE_UINT16": "uint16",
+    "TYPE_UINT32": "uint32",
+    "TYPE_INT8": "int8",
+    "TYPE_INT16": "int16",
+    "TYPE_INT32": "int32",
+    "TYPE_FP16": "float16",
+    "TYPE_FP32": "float32",
+    "TYPE_INT64": "int64",
+}
+"""Triton's types that models may have, with NumPy's names. TYPE_INT64 stands for the int32 of the device."""
+TIME_OUTPUT = "ipu_time_us"
+"""An output that a configuration may have beside the model's: TYPE_FP32, 3 values in us for each row: modelled
+computation, modelled transfer, wait for the run. (Python backends of Triton 2.51 cannot set
+parameters of responses: the library calls no function for them.)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBinding:
+    """A tensor of a configuration and the anchor behind it. ``dtype``: what clients send and get."""
+
+    name: str
+    anchor: DataDescription
+    dtype: np.dtype[Any]
+
+
+def bindings(
+    config: Mapping[str, Any], key: str, anchors: Sequence[DataDescription], names: Mapping[str, str]
+) -> list[TensorBinding]:
+    """The inputs or outputs (``key``) of a configuration. ConfigError names the tensor that does not fit the file."""
+    known = {names.get(anchor.name, anchor.name): anchor for anchor in anchors}
+    entries = {entry["name"]: entry for entry in config.get(key, ()) if entry["name"] != TIME_OUTPUT}
+    if key == "input" and entries.keys() != known.keys():
+        raise ConfigError(
+            f"config.pbtxt has inputs {sorted(entries)}; the compiled model has {sorted(known)}"
+        )
+    return [_binding(entry, key, known, config) for entry in entries.values()]
+
+
+def _binding(
+    entry: Mapping[str, Any], key: str, known: Mapping[str, DataDescription], config: Mapping[str, Any]
+) -> TensorBinding:
+    name, kind = entry["name"], entry["data_type"]
+    if name not in known:
+        raise ConfigError(f"config.pbtxt has {key} {name!r}; the compiled model has {sorted(known)}")
+    if kind not in TYPES:
+        raise ConfigError(
+            f"{key} {name!r} has {kind}, which IPUs do not compute", hint=f"One of {', '.join(TYPES)}."
+        )
+    anchor, dtype = known[name], np.dtype(TYPES[kind])
+    if dtype != anchor.dtype and (kind, anchor.dtype.name) != ("TYPE_INT64", "int32"):
+        raise ConfigError(f"{key} {name!r} has {kind}; the compiled model has {anchor.dtype}")
+    batched = int(config.get("max_batch_size", 0)) > 0
+    dims = [int(size) for size in entry.get("dims", ())]
+    shape = list(anchor.shape[1:] if batched else anchor.shape)
+    if len(dims) != len(shape) or any(a not in (-1, b) for a, b in zip(dims, shape, strict=True)):
+        raise ConfigError(f"{key} {name!r} has dims {dims}; the compiled model has {shape}")
+    return TensorBinding(name, anchor, dtype)
+
+
+def as_anchor(value: np.ndarray, binding: TensorBinding) -> np.ndarray:
+    """A client's array as the anchor takes it. UsageError for 64-bit integers that 32 bits do not hold."""
+    if value.dtype == binding.anchor.dtype:
+        return value
+    if value.dtype != np.int64 or binding.anchor.dtype != np.int32:
+        raise UsageError(
+            f"input {binding.name!r} has type {value.dtype}; the model takes {binding.anchor.dtype}"
+        )
+    bounds = np.iinfo(np.int32)
+    if value.size and (value.min() < bounds.min or value.max() > bounds.max):
+        raise UsageError(f"input {binding.name!r} has values that 32 bits do not hold")
+    return value.astype(np.int32)
+
+
+PARAMETERS = ("synchronous_execution", "timeout_ns", "auto_reset")
+"""Parameters of a model that are the backend's."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """Parameters of a configuration.
+
+    ``synchronous``: each request is a run of its own, else those that Triton's batcher puts together share runs.
+    ``timeout_ns``: how long an incomplete run waits for other requests before zeros fill it; None: not at all.
+    ``auto_reset``: after an error of IPUs the program is loaded again, else all later requests get that error.
+    """
+
+    synchronous: bool = False
+    timeout_ns: int | None = None
+    auto_reset: bool = True
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> BackendSettings:
+        """ConfigError for a value that cannot be."""
+        values = {
+            name: str(entry.get("string_value", ""))
+            for name, entry in (config.get("parameters") or {}).items()
+            if name in PARAMETERS
+        }
+        for name in ("synchronous_execution", "auto_reset"):
+            if values.get(name, "0") not in ("0", "1"):
+                raise ConfigError(f"parameter {name} is {values[name]!r}: 0 or 1 is taken")
+        timeout = values.get("timeout_ns")
+        if timeout is not None and not (timeout.isdecimal() and 0 < int(timeout) < FOREVER):
+            raise ConfigError(
+                f"parameter timeout_ns is {timeout!r}: nanoseconds above 0 are taken",
+                hint="Without the parameter nothing waits; Triton's batcher has a delay of its own.",
+            )
+        return BackendSettings(
+            values.get("synchronous_execution") == "1",
+            None if timeout is None else int(timeout),
+            values.get("auto_reset", "1") == "1",
+        )
+
+    def runtime_config(self) -> RuntimeConfig:
+        """The runner's settings."""
+        return RuntimeConfig(batching_dim=0, auto_reset=self.auto_reset, timeout_ns=self.timeout_ns or 1)
+
+
+class PoplarInstance:
+    """An instance of a model on IPUs. ``name``: for incidents."""
+
+    def __init__(
+        self, folder: str | os.PathLike[str], config: Mapping[str, Any], name: str = "the model"
+    ) -> None:
+        model, names = served_model(Path(folder))
+        self.settings = BackendSettings.of(config)
+        self.runner = LiveRunner(model, self.settings.runtime_config(), IncidentLog(name))
+        try:
+            self.inputs = bindings(config, "input", self.runner.get_execute_inputs(), names)
+            self.outputs = bindings(config, "output", self.runner.get_execute_outputs(), names)
+            self._tells_time = any(entry["name"] == TIME_OUTPUT for entry in config.get("output", ()))
+        except BaseException:
+            self.runner.close()
+            raise
+
+    def prepared(self, inputs: Mapping[str, np.ndarray], label: str = "") -> QueuedRequest:
+        """A request for the runner, by the names of the configuration. UsageError if it does not fit; ``label``: the
+        client's id of it.
+        """
+        arrays = {b.anchor.name: as_anchor(inputs[b.name], b) for b in self.inputs}
+        rows = next(iter(arrays.values())).shape[0]
+        outputs = {b.anchor.name: np.empty(self._shape(b, rows), b.anchor.dtype) for b in self.outputs}
+        return self.runner.prepared(arrays, outputs, label)
+
+    def answer(self, requests: Sequence[QueuedRequest]) -> None:
+        """Answer requests that came together, as the settings say; their futures have the results."""
+        groups = [[request] for request in requests] if self.settings.synchronous else [list(requests)]
+        for group in groups:
+            if self.settings.timeout_ns is None:
+                self.runner.run_now(group)
+            else:
+                self.runner.run_queued(group)
+
+    def results(self, request: QueuedRequest) -> dict[str, np.ndarray]:
+        """The outputs of an answered request, by the names of the configuration. Raises its error."""
+        request.future.wait(0)
+        results = {b.name: request.outputs[b.anchor.name].astype(b.dtype, copy=False) for b in self.outputs}
+        if self._tells_time:
+            results[TIME_OUTPUT] = np.tile(times_us(request.future), (request.rows, 1))
+        return results
+
+    def _shape(self, binding: TensorBinding, rows: int) -> tuple[int, ...]:
+        shape = binding.anchor.shape
+        return (rows * shape[0] // self.runner.compiled_rows, *shape[1:])
+
+
+def times_us(future: RunFuture) -> np.ndarray:
+    """Modelled computation, modelled transfer and wait of an answered request, microseconds: float32 ``[3]``."""
+    cost = future.modelled
+    compute, transfer = (cost.compute_s, cost.transfer_s) if cost is not None else (0.0, 0.0)
+    return np.array([compute * 1e6, transfer * 1e6, future.queue_seconds * 1e6], np.float32)

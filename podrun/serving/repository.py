@@ -1,0 +1,84 @@
+"""A repository of models before it is served: which folders there are, configurations that are missing, and the
+environment of the processes that serve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from podrun.core.errors import ConfigError
+from podrun.faults import parse_faults
+from podrun.popef.metadata import ElementType, PopefAnchor
+from podrun.popef.reader import PopefReader
+from podrun.serving.model_folder import MODEL_FILE, versions_of
+from podrun.serving.request_incidents import VARIABLE as INCIDENTS
+
+_TIME_ENTRY = '{ name: "ipu_time_us", data_type: TYPE_FP32, dims: [ 3 ] }'
+
+
+def check_repository(repository: Path) -> list[Path]:
+    """The folders of models. ConfigError for a repository that is none, or that cannot be read."""
+    if not repository.is_dir():
+        raise ConfigError(f"there is no model repository {repository}", hint=f"mkdir -p {repository}/MODEL/1")
+    try:
+        return sorted(
+            path for path in repository.iterdir() if path.is_dir() and not path.name.startswith(".")
+        )
+    except OSError as error:
+        raise ConfigError(f"{repository} cannot be read: {error.strerror or error}") from error
+
+
+def write_missing_config(model: Path) -> Path | None:
+    """Write the ``config.pbtxt`` of a model that has none, from its newest compiled file; the path, or None."""
+    target = model / "config.pbtxt"
+    files = [path / MODEL_FILE for path in versions_of(model).values() if (path / MODEL_FILE).is_file()]
+    if target.exists() or not files:
+        return None
+    metadata = PopefReader().parseFile(files[-1]).metadata()[0]
+    rows = metadata.inputs()[0].tensorInfo.shape[0] if metadata.inputs() else 0
+    lines = ['backend: "poplar"', f"max_batch_size: {rows * metadata.replicationFactor}"]
+    for key, anchors in (("input", metadata.inputs()), ("output", metadata.outputs())):
+        entries = [_entry(anchor) for anchor in anchors] + ([_TIME_ENTRY] if key == "output" else [])
+        lines.append(f"{key} [ {', '.join(entries)} ]")
+    lines += ["instance_group [ { kind: KIND_CPU, count: 1 } ]", "dynamic_batching { }", ""]
+    try:
+        target.write_text("\n".join(lines))
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{target} cannot be written: {error.strerror or error}",
+            hint="Make room, or write the configuration yourself: docs/serving.md shows one.",
+        ) from error
+    return target
+
+
+def _entry(anchor: PopefAnchor) -> str:
+    names = {
+        ElementType.BOOL: "BOOL",
+        ElementType.F16: "FP16",
+        ElementType.F32: "FP32",
+        ElementType.U8: "UINT8",
+    }
+    kind = names.get(anchor.tensorInfo.dataType, anchor.tensorInfo.dataType.value.upper())
+    dims = ", ".join(map(str, anchor.tensorInfo.shape[1:] or (1,)))
+    return f'{{ name: "{anchor.name}", data_type: TYPE_{kind}, dims: [ {dims} ] }}'
+
+
+def serving_environment(
+    environ: Mapping[str, str], faults: Sequence[str] = (), incidents: Path | None = None
+) -> dict[str, str]:
+    """The environment of processes that serve, with faults that are planned and a file for incidents. UsageError for a
+    text that is no fault, ConfigError for a file that cannot be written.
+    """
+    variables = dict(environ)
+    if faults:
+        specs = parse_faults(" ".join(faults))
+        variables["PODRUN_FAULTS"] = " ".join(spec.text for spec in specs)
+    if incidents is not None:
+        try:
+            incidents.touch(mode=0o600)
+        except OSError as error:
+            raise ConfigError(f"{incidents} cannot be written: {error.strerror or error}") from error
+        variables[INCIDENTS] = str(incidents.resolve())
+    return variables
