@@ -56,7 +56,9 @@ NOT_PYTHON = {"podrun.strict", "podrun.vipu", "podrun.profile", "podrun.estimate
 """An engine option, a gRPC package, schemas of JSON documents."""
 MADE_FOR_SITE = {"reference/commands.md", "reference/errors.md"}
 """Pages that the site's hooks make; `tests.test_site` builds them."""
-MADE_BY_RUNS = re.compile(r"profile\.|trace\.json|summary\.txt|executable\.popef|name_map\.json|model|train\.py|script\.py")
+MADE_BY_RUNS = re.compile(
+    r"profile\.|trace\.json|summary\.txt|executable\.popef|name_map\.json|model|train\.py|script\.py"
+)
 
 
 def _files() -> list[str]:
