@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
 UPKEEP_VERBS = ("doctor", "cache", "ps", "stop")
 SIMULATION_VERBS = ("simulate", "chaos", "scale")
-SERVING_VERBS = ("serve", "capacity")
+SERVING_VERBS = ("serve", "capacity", "load")
 MONITOR_VERBS = ("top", "record", "health", "exporter", "dashboards", "schema")
 VERBS = (
     *("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS),

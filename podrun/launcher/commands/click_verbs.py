@@ -27,6 +27,7 @@ ELSEWHERE = {
     "health": "podrun.monitor.commands.health",
     "schema": "podrun.monitor.commands.schema",
     "record": "podrun.monitor.commands.record",
+    "load": "podrun.serving.commands.load",
     "serve": "podrun.serving.commands.serve",
     "simulate": "podrun.simulate.commands.simulate",
     "top": "podrun.monitor.commands.top",
