@@ -118,10 +118,10 @@ class Admission:
             if ready.fileobj is self._listener:
                 self._accept()
                 continue
-            assert isinstance(ready.fileobj, socket.socket)
-            hello = self._listen_to(ready.fileobj) if ready.fileobj in self._strangers else None
-            if hello is not None:
-                yield hello, ready.fileobj
+            stranger = next((sock for sock in self._strangers if sock is ready.fileobj), None)
+            hello = self._listen_to(stranger) if stranger is not None else None
+            if stranger is not None and hello is not None:
+                yield hello, stranger
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # the peer is gone already

@@ -220,8 +220,7 @@ class _Planner:
         arenas: dict[str, Arena] = {}
         variables: dict[str, Variable] = {}
         for index, weights in enumerate(self._grouped()):
-            rule = self.program.update
-            assert rule is not None
+            rule = self.program.update_rule
             groups.append(self._group(index, weights, rule))
             arenas |= self._group_arenas(groups[-1], rule)
             variables |= self._group_variables(groups[-1], rule)
@@ -246,9 +245,9 @@ class _Planner:
 
     def _group_of(self, groups: Iterable[WeightGroup]) -> dict[str, GroupOf]:
         """Groups of replicas by variable: those of weights, and of the state that has an axis of groups with them."""
-        group_of, rule = grouped_names(self.program), self.program.update
+        group_of = grouped_names(self.program)
         for weight in (weight for group in groups for weight in group.weights if weight.name in group_of):
-            assert rule is not None
+            rule = self.program.update_rule
             for spec, _ in self._state(rule, weight).values():
                 if spec.shape[:1] == (group_count(group_of[weight.name]),) and not (
                     rule.elementwise and spec.shape != weight.shape
@@ -270,9 +269,8 @@ class _Planner:
         name.
         """
         groups: dict[Any, list[TensorSpec]] = {}
-        rule = self.program.update
         for weight in trained(self.program):
-            assert rule is not None
+            rule = self.program.update_rule
             states = tuple(
                 (p, spec.dtype, initial) for p, (spec, initial) in sorted(self._state(rule, weight).items())
             )
@@ -391,9 +389,8 @@ def _scalar_variables(program: Program, groups: Iterable[WeightGroup]) -> dict[s
     if isinstance(program.loss_scaling, str) and program.loss is not None:
         values[program.loss_scaling] = None
     for group in groups:
-        assert program.update is not None
         for weight in group.weights:
-            values |= program.update.scalars(weight.name)
+            values |= program.update_rule.scalars(weight.name)
     values.pop(FACTOR, None)
     values.pop(RNG, None)
     specs = [(TensorSpec(name, scalar_dtype(name), ()), values[name]) for name in sorted(values)]

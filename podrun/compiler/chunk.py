@@ -23,7 +23,7 @@ from podrun.compiler.forward_trace import Trace, evaluate_forward
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.model_collectives import alone
 from podrun.compiler.program import FACTOR, Anchor, AnchorKind, Program
-from podrun.core.errors import UnimplementedError
+from podrun.core.errors import UnimplementedError, present
 from podrun.core.executable import REPLICA_OFFSET, Stream, StreamDirection, TensorSpec, numpy_dtype
 from podrun.core.layout import Layout
 from podrun.core.names import (
@@ -204,9 +204,8 @@ class ChunkBuilder:
         results: dict[str, Any],
         subjects: dict[AnchorKind, Mapping[str, Any]],
     ) -> dict[str, Any]:
-        """Forward values; puts accumulated gradients into ``results``, anchored ones into ``found``."""
-        loss = self.program.loss
-        assert loss is not None
+        """Forward values; puts accumulated gradients into ``results``, anchored ones into ``subjects``."""
+        loss = present(self.program.loss, "gradients are those of a loss")
         scaling = self.program.loss_scaling
         scale = buffers[scaling] if isinstance(scaling, str) else jnp.float32(scaling)
         if self.tracked:
@@ -256,9 +255,8 @@ class ChunkBuilder:
         results: dict[str, Any],
     ) -> None:
         """Add the counts of the chunk's tracked gradients to the batch's."""
-        scaling = self.program.automatic_scaling
         for name in self.tracked:
-            assert scaling is not None
+            scaling = present(self.program.automatic_scaling, "only automatic loss scaling tracks gradients")
             weight = name in self.program.parameters
             kind = AnchorKind.PARAMETER_GRADIENT if weight else AnchorKind.VALUE_GRADIENT
             buffer, more = statistics_buffer(name), counts(subjects[kind][name], scaling)

@@ -196,8 +196,7 @@ class _Compilation:
         exported_updates = SimilarUpdates(memory, rule)
         with fixed_numerics():
             for index, group in enumerate(() if computations else memory.groups):
-                assert rule is not None
-                piece = update_piece(index, group, memory, rule, self.layout)
+                piece = update_piece(index, group, memory, self.program.update_rule, self.layout)
                 if self.program.updates_each_micro_batch:
                     piece = in_turn(piece, index)
                 first = exported_updates.similar(group, piece)

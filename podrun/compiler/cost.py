@@ -43,7 +43,7 @@ from podrun.compiler.timeline import (
     update_spec,
 )
 from podrun.compiler.update import scalar_buffer
-from podrun.core.errors import UsageError
+from podrun.core.errors import UsageError, present
 from podrun.core.executable import TensorSpec
 from podrun.core.names import CROSSING, gradient_buffer, parse_scope
 from podrun.costmodel.cost import cost_flat, cost_jaxpr
@@ -331,10 +331,9 @@ def _pipeline(program: Program, placement: Placement, tasks: Sequence[SegmentTas
 
 def _update_reports(program: Program, memory: Memory, target: Chip) -> dict[int, dict[str, Any]]:
     """The tile model's report of the update on each IPU that has weights."""
-    rule = program.update
     reports = {}
     for ipu, groups in _groups_by_ipu(memory).items():
-        assert rule is not None
+        rule = program.update_rule
         # New weights and state take the place of the old ones.
         reports[ipu] = cost_jaxpr(_update_jaxpr(program, rule, groups), target, results_stay=False)
     return reports
@@ -453,8 +452,7 @@ def balanced_places(
     room = room_bytes / nbytes
     low, high = 0.0, 1.001 / min(ratios)  # Shares may add up to a rounding error more than 1.
     places = lowest_bound(lambda bound: _balanced(shares, ratios, bound, room), low, high)
-    assert places is not None
-    return places
+    return present(places, "the highest bound has room for all operators")
 
 
 def _balanced(

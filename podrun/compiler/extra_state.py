@@ -38,6 +38,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.compiler.program import FACTOR, PHASE, RNG, AutomaticScaling, Program
+from podrun.core.errors import present
 from podrun.core.executable import Arena, ArenaMember, Reduction, TensorSpec, Variable, VariableRole
 from podrun.core.names import count_buffer, statistics_buffer
 
@@ -259,9 +260,8 @@ def scaling_piece(program: Program) -> PieceFunction:
     from podrun.compiler.export import PieceFunction
     from podrun.compiler.jaxprs import buffer
 
-    scaling, loss_scaling = program.automatic_scaling, program.loss_scaling
-    assert scaling is not None
-    assert isinstance(loss_scaling, str)
+    scaling = present(program.automatic_scaling, "only a program with automatic loss scaling scales")
+    loss_scaling = str(program.loss_scaling)  # Automatic scaling has a variable.
     buffers = [statistics_buffer(name) for name in scaling.tracked]
     inputs = {name: buffer((2,), "float32") for name in buffers}
     inputs |= {name: buffer((), "float32") for name in (FACTOR, PHASE, loss_scaling)}

@@ -160,9 +160,8 @@ def _update_bytes(program: Program, groups: Sequence[WeightGroup]) -> int:
 
     Streamed state is there for one weight at a time, and the largest counts, unless phases batch it.
     """
-    where, rule = program.locations, program.update
+    where, rule = program.locations, program.update_rule
     batched = program.phases is not None and program.phases.batched
-    assert rule is not None
     extra = most = 0
     for group in groups:
         for weight in (program.parameters[weight.name].spec for weight in group.weights):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from podrun.core.errors import UnimplementedError, UsageError
+from podrun.core.errors import UnimplementedError, UsageError, present
 from podrun.core.executable import Reduction, Retrieval, TensorSpec
 from podrun.core.layout import Layout
 from podrun.core.names import GRADIENT_ANCHOR, NORM_ANCHOR, REDUCED_ANCHOR, UPDATED_ANCHOR
@@ -295,6 +295,11 @@ class Program:
     transfers: Transfers | None = None
     """None: the host's data are there in time, and take no modelled time."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def update_rule(self) -> UpdateRule:
+        """The update of a program that trains. Raises InternalError for one that does not."""
+        return present(self.update, "only a program that trains is asked for its update")
 
     @property
     def training(self) -> bool:

@@ -353,10 +353,10 @@ def streamed_segment_bytes(
 
 def streamed_update_bytes(program: Program, groups: Sequence[WeightGroup]) -> int:
     """Bytes that the update of the groups of one IPU moves."""
-    where, rule = program.locations, program.update
+    where = program.locations
     total = 0
     for group in groups:
-        assert rule is not None
+        rule = program.update_rule
         for weight in (program.parameters[weight.name].spec for weight in group.weights):
             total += 2 * _streamed_bytes(weight, where.of(weight.name, where.weights))
             for spec, _ in rule.state(weight).values():

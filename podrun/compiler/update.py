@@ -22,7 +22,7 @@ from podrun.compiler.export import PieceFunction
 from podrun.compiler.extra_state import place_state
 from podrun.compiler.jaxprs import buffer
 from podrun.compiler.program import RNG, JointRule, NormRule, UpdateRule
-from podrun.core.errors import UnsupportedError
+from podrun.core.errors import UnsupportedError, present
 from podrun.core.executable import REPLICA_OFFSET, Computation, TensorSpec
 from podrun.core.layout import Layout
 from podrun.core.names import NORM_ANCHOR, SLICE, WHOLE, anchor_buffer, gradient_buffer
@@ -251,10 +251,10 @@ class SimilarUpdates:
         return None if first is piece else first
 
     def _key(self, group: WeightGroup, piece: PieceFunction) -> Any:
-        assert self._rule is not None
+        rule = present(self._rule, "a group of weights has an update rule")
         position = {name: index for index, name in enumerate(group.scalars)}
         return (
-            _positions(self._rule.group_key(group.weights[0].name), position),
+            _positions(rule.group_key(group.weights[0].name), position),
             tuple((w.shape, w.dtype, self._memory.group_of.get(w.name, ())) for w in group.weights),
             tuple((f.prefix, f.dtype, f.scalar) for f in group.states),
             tuple(member.offset for member in self._memory.arenas[group.weight_arena].members),

@@ -146,6 +146,16 @@ class InternalError(PodrunError):
         )
 
 
+_Value = TypeVar("_Value")
+
+
+def present(value: _Value | None, what: str) -> _Value:
+    """A value that is never None here. ``what``: the sentence that would be untrue. Raises InternalError."""
+    if value is None:
+        raise InternalError(f"podrun relies on this, and it does not hold: {what}")
+    return value
+
+
 # --- What the emulated system reports ---------------------------------------------------------------------------------
 
 
@@ -453,7 +463,8 @@ def cause_from_dict(data: Any) -> ErrorCause | None:
 def copy_error(error: AnyError) -> AnyError:
     """An equal error without traceback, so that several threads may each raise one."""
     copied = _made(type(error), error_to_dict(error), exact=True)
-    assert isinstance(copied, type(error))
+    if not isinstance(copied, type(error)):
+        raise InternalError(f"a {type(error).__name__} cannot be made again from its fields")
     return copied
 
 

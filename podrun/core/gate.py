@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core import own_sockets
 from podrun.core.access import AGAIN_KEY, ANSWER_KEY, GREET, PROOF_KEY, VARIABLE, tls_asked_for
-from podrun.core.errors import UsageError
+from podrun.core.errors import UsageError, present
 from podrun.core.identity import (
     Caller,
     OwnAddresses,
@@ -57,8 +57,7 @@ def _add_port(server: grpc.Server, address: str) -> int:
         return int(server.add_insecure_port(address))
     from podrun.core.tls import credentials
 
-    ours = credentials()
-    assert ours is not None
+    ours = present(credentials(), "a process that is asked for TLS has credentials")
     shown = grpc.ssl_server_credentials([(ours.key, ours.cert)], ours.ca, require_client_auth=True)
     return int(server.add_secure_port(address, shown))
 

@@ -34,7 +34,7 @@ from podrun.core.access import (
     strangers_server,
     tls_asked_for,
 )
-from podrun.core.errors import UsageError
+from podrun.core.errors import UsageError, present
 from podrun.core.identity import (
     FRESH_S,
     Greeting,
@@ -299,8 +299,7 @@ def _connect(target: str, name: str, options: list[tuple[str, Any]]) -> grpc.Cha
         return grpc.insecure_channel(target, options=options)
     from podrun.core.tls import credentials, split_endpoint
 
-    ours = credentials()
-    assert ours is not None
+    ours = present(credentials(), "a process that is asked for TLS has credentials")
     host = name or split_endpoint(target)[0]
     if (wanted := ours.name_at(host)) != split_endpoint(target)[0]:
         options.append(("grpc.ssl_target_name_override", wanted))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from podrun.core.errors import present
 from podrun.core.names import parse_scope
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor
 
@@ -282,15 +283,17 @@ class TracedOperator:
         """The values that the backward run reads and the forward run neither read nor made: gradients of other
         operators.
         """
-        assert self.backward is not None
+        backward = self._backward_run()
         forward = self.equations[self.forward.first : self.forward.end]
         known = {*self.forward.reads, *(n for e in forward for n in e.outputs)}
-        return [n for n in self.backward.reads if n not in known]
+        return [n for n in backward.reads if n not in known]
+
+    def _backward_run(self) -> OperatorRun:
+        return present(self.backward, "only an operator with a backward run is asked for its gradients")
 
     def wanted(self, source: int) -> int | None:
         """The result of the backward run that is the gradient of ``source``, if anything reads it."""
-        assert self.backward is not None
-        for number in self.backward.written:
+        for number in self._backward_run().written:
             if self.shape(number) == self.shape(source):
                 return number
         return None

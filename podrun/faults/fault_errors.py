@@ -15,6 +15,7 @@ from podrun.core.errors import (
     RecoverableRuntimeError,
     RecoveryAction,
     Remains,
+    present,
 )
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def error_for(
     if effect.error is GraphMemoryAllocationError:
         return GraphMemoryAllocationError(message, where=where, cause=cause, hint=hint)
     if effect.error is RecoverableRuntimeError:
-        assert effect.action is not None
+        action = present(effect.action, "a recoverable error names its recovery action")
         return RecoverableRuntimeError(
-            message, recovery_action=effect.action, code=effect.code, where=where, cause=cause, hint=hint
+            message, recovery_action=action, code=effect.code, where=where, cause=cause, hint=hint
         )
     return effect.error(message, code=effect.code, where=where, cause=cause, hint=hint)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podrun.core.errors import PodrunError
+from podrun.core.errors import PodrunError, present
 from podrun.faults import FaultSpec, PlanOfALaunch, report_unstruck
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log, error_text
@@ -103,8 +103,7 @@ class LaunchEnding:
 
     def _report_failure(self, outcome: LaunchOutcome, mixer: OutputMixer) -> None:
         """Report the failing instance: podrun's line first, the instance's traceback last."""
-        failed = outcome.failed
-        assert failed is not None
+        failed = present(outcome.failed, "an attempt that failed without an error has a failed instance")
         alone = self.current.spec.layout.instances == 1
         if alone and failed.signal is None and mixer.explains_itself(failed.instance):
             mixer.show_failure(failed.instance)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from podrun.core.access import quiet_grpc
-from podrun.core.errors import PodrunError, UsageError
+from podrun.core.errors import PodrunError, UsageError, present
 from podrun.faults import UNSTRUCK_EXIT_CODE, PlanOfALaunch
 from podrun.faults.in_program import FILE
 from podrun.launcher.ending import LaunchEnding
@@ -256,9 +256,8 @@ class _Launch:
 
     def _watch_partition(self) -> None:
         """Wait for the partition while instances start; end them if the partition fails."""
-        partition, supervisor = self.partition, self.supervisor
-        assert partition is not None
-        assert supervisor is not None
+        partition = present(self.partition, "a launch that waits for a partition has one")
+        supervisor = present(self.supervisor, "instances start before their partition is waited for")
         started, again = time.monotonic(), bool(self.starts)
 
         def watch() -> None:

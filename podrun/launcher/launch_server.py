@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.access import is_loopback, make_token
 from podrun.core.environment import runtime_directory
-from podrun.core.errors import ConflictError, PodrunError, UsageError
+from podrun.core.errors import ConflictError, PodrunError, UsageError, present
 from podrun.launcher.own_streams import Log
 from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_launch_server
 from podrun.launcher.spec import CurrentLaunch, PodFacts
@@ -56,8 +56,17 @@ class LaunchServer:
     @property
     def client(self) -> VipuClient:
         """The connection. There is one after `connect`."""
-        assert self._client is not None, "connect comes first"
-        return self._client
+        return present(self._client, "connect comes first")
+
+    @property
+    def connected_address(self) -> ServerAddress:
+        """The address. There is one after `connect`."""
+        return present(self.address, "connect comes first")
+
+    @property
+    def connected_pod(self) -> PodFacts:
+        """What the POD is. It is known after `connect`."""
+        return present(self.pod, "connect comes first")
 
     @property
     def missing(self) -> bool:
@@ -97,9 +106,8 @@ class LaunchServer:
 
     def reconnect(self, timeout: float) -> None:
         """Replace the connection, which may have been cancelled, by a new one with a shorter ``timeout`` (seconds)."""
-        assert self.address is not None
         self.close_client()
-        self._connect(self.address, min(self.current.spec.server.timeout, timeout))
+        self._connect(self.connected_address, min(self.current.spec.server.timeout, timeout))
 
     def close_client(self) -> None:
         """Close the connection. A call that another thread waits for fails. Idempotent."""

@@ -17,6 +17,7 @@ from podrun.core.errors import (
     PodrunError,
     ServiceError,
     UsageError,
+    present,
 )
 from podrun.core.layout import IpuRange
 from podrun.launcher.holds import IpuReservation, PartitionKeepalive, check_unused, reserve_ipus
@@ -141,8 +142,7 @@ class LaunchPartition:
         return f"podrun-{os.getpid()}"
 
     def _reserve_ipus(self, info: PartitionInfo) -> None:
-        address, size = self.server.address, self.wanted.size
-        assert address is not None
+        address, size = self.server.connected_address, self.wanted.size
         directory = runtime_directory(self.server.environ)
         self._reservation = reserve_ipus(self.client, info, size, directory, f"{address.host}-{address.port}")
         last = self.first_ipu + size - 1
@@ -273,8 +273,7 @@ class LaunchPartition:
         from podrun.launcher.placement import fit_to_pod
 
         if spec is not None:
-            assert self.server.pod is not None
-            self.current.spec = fit_to_pod(spec, self.server.pod)
+            self.current.spec = fit_to_pod(spec, self.server.connected_pod)
             self.current.keep_faults(faults)
         with contextlib.suppress(NotFoundError):
             self._remove()
@@ -282,20 +281,18 @@ class LaunchPartition:
 
     def address(self) -> PartitionAddress:
         """The address through which instances reach the partition."""
-        server = self.server
-        assert server.address is not None
-        assert server.pod is not None
-        assert self._info is not None
+        server, info = self.server, present(self._info, "prepare comes first")
         options = target_options(
-            self._info.size,
-            server.pod.ild_ipus,
+            info.size,
+            server.connected_pod.ild_ipus,
             self.current.spec.layout.ipus_per_instance,
-            self._info.ild_routing,
+            info.ild_routing,
             server.environ,
         )
+        address = server.connected_address
         return PartitionAddress(
-            server.address.host,
-            server.address.port,
+            address.host,
+            address.port,
             self.name,
             self.current.spec.server.timeout,
             options,

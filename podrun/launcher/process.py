@@ -22,8 +22,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+from podrun.core.errors import present
 from podrun.launcher.output import OutputChannel
 from podrun.launcher.own_streams import Log
 from podrun.launcher.spec import LAUNCH_ID
@@ -97,6 +98,11 @@ class _Child:
     ended_at: float = 0.0
     reported: bool = False
 
+    def pipe(self, channel: OutputChannel) -> IO[bytes]:
+        """The end of the channel that is read here."""
+        pipe = self.process.stdout if channel is OutputChannel.STDOUT else self.process.stderr
+        return present(pipe, "an instance's output is a pipe")
+
 
 class ProcessRunner:
     """Starts processes, reports what they print and how they end, signals their groups. Use from one thread,
@@ -122,8 +128,8 @@ class ProcessRunner:
         )
         child = _Child(command.instance, process, os.pidfd_open(process.pid))
         self._children[command.instance] = child
-        for channel, pipe in ((OutputChannel.STDOUT, process.stdout), (OutputChannel.STDERR, process.stderr)):
-            assert pipe is not None
+        for channel in (OutputChannel.STDOUT, OutputChannel.STDERR):
+            pipe = child.pipe(channel)
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, selectors.EVENT_READ, (child, channel))
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child, None))
@@ -191,8 +197,7 @@ class ProcessRunner:
                 pass
 
     def _read(self, child: _Child, channel: OutputChannel) -> list[InstanceEvent]:
-        pipe = child.process.stdout if channel is OutputChannel.STDOUT else child.process.stderr
-        assert pipe is not None
+        pipe = child.pipe(channel)
         try:
             data = os.read(pipe.fileno(), CHUNK_BYTES)
         except BlockingIOError:
@@ -206,8 +211,7 @@ class ProcessRunner:
         if channel not in child.open_channels:
             return
         child.open_channels.discard(channel)
-        pipe = child.process.stdout if channel is OutputChannel.STDOUT else child.process.stderr
-        assert pipe is not None
+        pipe = child.pipe(channel)
         self._selector.unregister(pipe)
         pipe.close()
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from podrun.core.errors import PodrunError
+from podrun.core.errors import PodrunError, present
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log, error_text
 from podrun.launcher.partition import LaunchPartition
@@ -121,7 +121,6 @@ def _how_failed(outcome: LaunchOutcome, seconds: float) -> Attempt:
     if outcome.error is not None:
         cause = f"the partition did not become active: {outcome.error.message}"
         return Attempt(cause, outcome.exit_code, Damage(), seconds=seconds, in_recovery=True)
-    failed = outcome.failed
-    assert failed is not None
+    failed = present(outcome.failed, "an attempt that failed without an error has a failed instance")
     cause = f"instance {failed.instance} ended with {failed.in_words}"
     return Attempt(cause, failed.code, Damage(), seconds=seconds)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from podrun.core.access import OWN_SERVER, VARIABLE
 from podrun.core.environment import TLS_VARIABLES
-from podrun.core.errors import UsageError
+from podrun.core.errors import UsageError, present
 from podrun.core.layout import InstancePart
 
 if TYPE_CHECKING:
@@ -187,8 +187,7 @@ class CurrentLaunch:
     @property
     def wanted(self) -> PartitionSpec:
         """The requirements of the partition. A launch that is offline has none."""
-        assert self.spec.partition is not None, "a launch that is offline has no partition"
-        return self.spec.partition
+        return present(self.spec.partition, "only a launch that is not offline asks for its partition")
 
     def keep_faults(self, faults: Sequence[FaultSpec]) -> None:
         """Let these faults be those that have still to strike."""

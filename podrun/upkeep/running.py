@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podrun.core.errors import ConflictError, DeadlineError, DeniedError, NotFoundError, PodrunError
+from podrun.core.errors import ConflictError, DeadlineError, DeniedError, NotFoundError, PodrunError, present
 from podrun.partition.host.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry
 
 if TYPE_CHECKING:
@@ -236,20 +236,20 @@ def stop_run(
     ``force``: kill it if it has not ended after ``patience`` seconds; its instances and machines end with it. Raises
     DeadlineError otherwise.
     """
-    assert run.owner is not None, "find gives launches"
-    _signal(run.owner, signal.SIGTERM, kill)
-    if _ended(run.owner, patience, sleep, clock):
+    owner = present(run.owner, "only launches are stopped")
+    _signal(owner, signal.SIGTERM, kill)
+    if _ended(owner, patience, sleep, clock):
         return "ended"
     if not force:
         raise DeadlineError(
-            f"{run.name} (process {run.owner.pid}) has not ended within {patience:.0f} s",
+            f"{run.name} (process {owner.pid}) has not ended within {patience:.0f} s",
             hint=f"Wait, or kill it: podrun stop {run.name} --force",
         )
-    _signal(run.owner, signal.SIGKILL, kill)
-    if not _ended(run.owner, patience, sleep, clock):
+    _signal(owner, signal.SIGKILL, kill)
+    if not _ended(owner, patience, sleep, clock):
         raise DeadlineError(
-            f"{run.name} (process {run.owner.pid}) was killed and is still there",
-            hint=f"See what holds it: cat /proc/{run.owner.pid}/stack",
+            f"{run.name} (process {owner.pid}) was killed and is still there",
+            hint=f"See what holds it: cat /proc/{owner.pid}/stack",
         )
     return "killed"
 

@@ -26,6 +26,7 @@ from podrun.core.errors import (
     PoplarError,
     UnrecoverableRuntimeError,
     copy_error,
+    present,
 )
 from podrun.core.executable import Executable, numpy_dtype
 from podrun.core.proven_channel import ProvenChannel
@@ -268,9 +269,9 @@ class RemotePort:
 
     def _give(self, region: SharedRegion) -> pb.Region:
         """Hand a region over; returns its number for requests."""
-        assert self._stream is not None
-        assert self._stream.memory is not None
-        return pb.Region(number=self._stream.memory.give(region), size=region.nbytes)
+        stream = present(self._stream, "a region is handed over on a stream")
+        memory = present(stream.memory, "a region is handed over on a host that shares memory")
+        return pb.Region(number=memory.give(region), size=region.nbytes)
 
     def load(self, program: ProgramFile, timeout: float) -> Wait[None]:
         data = program.data()

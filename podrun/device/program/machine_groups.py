@@ -32,6 +32,7 @@ from typing import Any
 
 from podrun.collectives import Communicator, Group, RankLostError, RankMissingError
 from podrun.collectives.shared_memory import SharedMemoryGroup
+from podrun.core.errors import present
 from podrun.core.executable import (
     Compute,
     Executable,
@@ -234,8 +235,8 @@ class MachineGroups:
         """Make the group of peers, and a channel to each machine of the replica that messages go to or come from."""
         everybody, count = Communicator(self.program), self.machines_per_replica
         firsts = range(0, self.program.size, count)
-        mine = everybody.split([[first + p for first in firsts] for p in range(count)])
-        assert mine is not None
+        groups = everybody.split([[first + p for first in firsts] for p in range(count)])
+        mine = present(groups, "every machine is in the group of its position")
         self.peers = mine.group
         counts = {
             (t.source, t.dest): t.messages

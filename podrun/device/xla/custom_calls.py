@@ -123,9 +123,8 @@ def check_call(name: str, op: Any) -> None:
     config = attributes.get("mhlo.backend_config" if version is None else "backend_config")
     # Typed calls have named attributes: as JAX writes them into files, and as it lowers them.
     typed = type(config).__name__ == "DictAttr" and (version is None or int(version.value) == _TYPED_CALL)
-    if not typed or "called_computations" in attributes:
+    if config is None or not typed or "called_computations" in attributes:
         raise _refused(name, f"calls {target!r} in another way than JAX does")
-    assert config is not None
     values = {
         key: config[key]
         for key in (attribute if isinstance(attribute, str) else attribute.name for attribute in config)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from podrun.core import executable_file
-from podrun.core.errors import ApplicationRuntimeError, PodrunError
+from podrun.core.errors import ApplicationRuntimeError, PodrunError, present
 from podrun.core.executable import Computation
 from podrun.device.xla.custom_calls import RefusedPiece
 
@@ -79,12 +79,11 @@ class Vetter:
         late.daemon = True
         late.start()
         try:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            child.stdin.write(_LENGTH.pack(len(header), len(computation.stablehlo)) + header)
-            child.stdin.write(computation.stablehlo)
-            child.stdin.flush()
-            line = child.stdout.readline()
+            requests = present(child.stdin, "the child's input is a pipe")
+            requests.write(_LENGTH.pack(len(header), len(computation.stablehlo)) + header)
+            requests.write(computation.stablehlo)
+            requests.flush()
+            line = present(child.stdout, "the child's output is a pipe").readline()
         except OSError:
             line = b""
         finally:

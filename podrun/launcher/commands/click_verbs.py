@@ -96,11 +96,9 @@ def records_argument(count: int) -> Callable[[F], F]:
 
     def check(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> Sequence[Path]:
         if len(files) != count:
-            assert isinstance(context.command, RecordCommand)
             what = ("one record", "two records")[count - 1]
-            raise UsageError(
-                f"podrun {context.command.name} takes {what}, not {len(files)}", hint=context.command.usage
-            )
+            usage = getattr(context.command, "usage", None)
+            raise UsageError(f"podrun {context.command.name} takes {what}, not {len(files)}", hint=usage)
         return files
 
     return click.argument("records", nargs=-1, type=click.Path(path_type=Path), callback=check)

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from podrun.core.command_line import HELP_OPTIONS, PodName
 from podrun.core.environment import environment
+from podrun.core.errors import present
 from podrun.launcher.option_kinds import Option, ValueKind
 from podrun.launcher.option_table import OPTIONS
 
@@ -31,8 +32,7 @@ def completion_variable(command: str) -> str:
 
 def completion_script(shell: str) -> str:
     """The script that a shell has to read, for every installed command."""
-    kind = get_completion_class(shell)
-    assert kind is not None, "the shells of the command line are click's"
+    kind = present(get_completion_class(shell), "the shells of the command line are click's")
     names = [
         entry.name for entry in metadata.distribution("podrun").entry_points.select(group="console_scripts")
     ]

@@ -16,7 +16,7 @@ import click
 
 from podrun.core.access import is_loopback, tls_asked_for
 from podrun.core.environment import environment
-from podrun.core.errors import UsageError
+from podrun.core.errors import UsageError, present
 from podrun.core.identity import user_name
 
 if TYPE_CHECKING:
@@ -238,8 +238,8 @@ def tell_users(desk: FrontDesk, host: str, port: int) -> None:
     from podrun.partition.commands.which_server import write_account
     from podrun.partition.state.accounts import Account, Role
 
-    assert desk.accounts is not None
-    users = desk.accounts.all()
+    accounts = present(desk.accounts, "a server that is secure has accounts")
+    users = accounts.all()
     if users:
         click.echo(f"secure: {len(users)} users")
         return
@@ -250,7 +250,7 @@ def tell_users(desk: FrontDesk, host: str, port: int) -> None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_account(path, host, port, ("admin", key))
 
-    desk.accounts.create(Account("admin", Role.ADMIN, may_inject=True), write)
+    accounts.create(Account("admin", Role.ADMIN, may_inject=True), write)
     click.echo(f"secure: the first user is admin: vipu-admin --config {path} create user NAME")
 
 

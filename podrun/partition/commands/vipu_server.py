@@ -87,8 +87,7 @@ def _hand_over(ctx: click.Context, verb: str) -> None:
     """Pass the group's options to a verb that has them too (``--port 9000 stop``). Raises UsageError for the others:
     the verb would act on a server that was not named.
     """
-    assert isinstance(ctx.command, click.Group)
-    command = ctx.command.get_command(ctx, verb)
+    command = vipu_server_command.get_command(ctx, verb)
     own = {param.name for param in command.params} if command is not None else set()
     options = {
         name: value

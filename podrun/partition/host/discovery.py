@@ -25,7 +25,7 @@ from pathlib import Path
 
 from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import runtime_directory
-from podrun.core.errors import ConfigError, NotFoundError, ServiceError, UsageError
+from podrun.core.errors import ConfigError, NotFoundError, ServiceError, UsageError, present
 from podrun.partition.host.guardian import SCRATCH_PREFIX, end_writers, marked_processes, remove_tree
 
 VIPU_SERVER = "vipu-server"
@@ -226,25 +226,21 @@ def remove_scratch(path: Path) -> None:
 
 def own_process_id() -> ProcessId:
     """The calling process."""
-    process = ProcessId.of(os.getpid())
-    assert process is not None, "the calling process runs"
-    return process
+    return present(ProcessId.of(os.getpid()), "the calling process runs")
 
 
 def _from_json(data: Mapping[str, object]) -> ServiceEntry:
     def process(value: object) -> ProcessId:
-        assert isinstance(value, dict)
+        if not isinstance(value, dict):
+            raise ValueError("a process is an object")
         return ProcessId(int(value["pid"]), int(value["start_ticks"]))
 
-    try:
-        # A newer build may say more of what it runs. What is known here suffices to find it and to end it.
-        plain = {name: data[name] for name in ServiceEntry.__dataclass_fields__ if name in data}
-        plain["owner"] = process(plain["owner"])
-        plain["processes"] = tuple(process(item) for item in plain.get("processes", ()))  # type: ignore[attr-defined]
-        plain["directories"] = tuple(str(item) for item in plain.get("directories", ()))  # type: ignore[attr-defined]
-        return ServiceEntry(**plain)  # type: ignore[arg-type]
-    except AssertionError as error:
-        raise ValueError("a process is an object") from error
+    # A newer build may say more of what it runs. What is known here suffices to find it and to end it.
+    plain = {name: data[name] for name in ServiceEntry.__dataclass_fields__ if name in data}
+    plain["owner"] = process(plain["owner"])
+    plain["processes"] = tuple(process(item) for item in plain.get("processes", ()))  # type: ignore[attr-defined]
+    plain["directories"] = tuple(str(item) for item in plain.get("directories", ()))  # type: ignore[attr-defined]
+    return ServiceEntry(**plain)  # type: ignore[arg-type]
 
 
 def listens(endpoint: str, timeout: float = 1.0) -> bool:

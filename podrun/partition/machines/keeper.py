@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from podrun.core.documents import parse_json, read_text
-from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError
+from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError, present
 from podrun.partition.host.discovery import POD, Publication, Registry, ServiceEntry, own_process_id
 
 log = logging.getLogger("podrun.partition")
@@ -133,8 +133,7 @@ class Keeper:
             start_new_session=True,
             env={**os.environ, "PODRUN_RUNTIME_DIR": str(self._registry.directory)},
         )
-        assert process.stdout is not None
-        with process.stdout as answer:
+        with present(process.stdout, "the keeper's output is a pipe") as answer:
             ready, _, _ = select.select([answer], [], [], START_SECONDS)
             said = answer.readline() if ready else b""
         entry = self.running() if said == b"{}\n" else None

@@ -316,7 +316,8 @@ class Allocator:
     def note(self, what: str, name: str, value: object) -> None:
         """Change one entry of ``partitions``, ``maintenance``, ``queue`` or ``reservations``; None removes it."""
         if what == "partitions":
-            assert value is None or isinstance(value, Partition)
+            if value is not None and not isinstance(value, Partition):
+                raise InternalError(f"an entry of partitions is a {type(value).__name__}")
             self._replace(name, value)
         else:
             _update(getattr(self, what), {name: value})
