@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fidelity_kinds.record import TYPES, NotPredicted, Record, make_record
-from podrun.costmodel import vertices
+from podrun.costmodel import product_vertices
 
 LOAD_BITS = 64
 """Width of a weight load where the record does not say: what matches hardware points."""
@@ -48,7 +48,7 @@ def _estimated(record: Record, load_bytes: int) -> float:
     rows, inputs, outputs = record.need("rows", "in_channels", "out_channels")
     input_type, partials = (TYPES[kind] for kind in _types(record))
     return float(
-        vertices.matmul_cycles(
+        product_vertices.matmul_cycles(
             rows,
             inputs,
             outputs,

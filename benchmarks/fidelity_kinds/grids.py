@@ -6,7 +6,8 @@ from typing import Any
 
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
 from podrun.costmodel import exchange, stencil
-from podrun.costmodel.matmul import Product, plan_product
+from podrun.costmodel.matmul import plan_product
+from podrun.costmodel.products import Product
 
 STENCILS: dict[str, dict[str, Any]] = {
     "gaussian_blur_3x3": {"taps": 9, "flops": 18, "values": 4, "code": None},

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from fidelity_kinds.record import TYPES, NotPredicted, Record
-from podrun.costmodel import exchange, lookups, vertices
-from podrun.costmodel.matmul import Product, plan_product
+from podrun.costmodel import exchange, lookups, product_vertices, vertices
+from podrun.costmodel.matmul import plan_product
+from podrun.costmodel.products import Product
 
 
 def vertex(record: Record) -> float:
@@ -43,9 +44,11 @@ def _conv_nx1(record: Record) -> float:
     _inside(height, width, kernel_h, kernel_w)
     rows = batch * ((height - kernel_h) // stride + 1)
     row_length = (width - kernel_w) // stride + 1
-    total, supervisor = vertices.four_row_cycles(rows, row_length, inputs, outputs, kernel_h, kernel_w)
+    total, supervisor = product_vertices.four_row_cycles(
+        rows, row_length, inputs, outputs, kernel_h, kernel_w
+    )
     part, scope = record.params["part"], record.params["scope"]
-    parts = vertices.four_row_parts(rows, row_length, inputs, outputs, kernel_h, kernel_w)
+    parts = product_vertices.four_row_parts(rows, row_length, inputs, outputs, kernel_h, kernel_w)
     if part in parts:
         return record.rate(parts[part])
     if part != "total":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.costmodel import exchange, vertices
+from podrun.costmodel import exchange, product_vertices, vertices
 
 
 def amp_tile(record: Record) -> float:
@@ -12,7 +12,7 @@ def amp_tile(record: Record) -> float:
     input_type, partials = record.product_types()
     units = record.chip.conv_units(input_type, partials)
     cycles = float(
-        vertices.matmul_cycles(
+        product_vertices.matmul_cycles(
             rows, inputs, outputs, input_type=input_type, partials_type=partials, units=units
         )
     )

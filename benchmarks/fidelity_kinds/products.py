@@ -7,8 +7,9 @@ from typing import Any
 
 from fidelity_kinds import sparse
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.costmodel import exchange, vertices
-from podrun.costmodel.matmul import Product, plan_product
+from podrun.costmodel import exchange, product_vertices, vertices
+from podrun.costmodel.matmul import plan_product
+from podrun.costmodel.products import Product
 from podrun.costmodel.target import GC2, Chip
 
 ITEM = {"float8": 1.0, "float16": 2.0, "float32": 4.0}
@@ -97,14 +98,14 @@ def _one_tile(
     """
     part = math.ceil(k / splits)
     item, sums = ITEM[input_type], ITEM[partials]
-    group = vertices.in_group(input_type)
+    group = product_vertices.in_group(input_type)
     padded_k, padded_n = (
         math.ceil(part / group) * group,
-        math.ceil(n / vertices.CONV_UNITS) * vertices.CONV_UNITS,
+        math.ceil(n / product_vertices.CONV_UNITS) * product_vertices.CONV_UNITS,
     )
     units = chip.conv_units(input_type, partials)
     turn = float(
-        vertices.matmul_cycles(m, part, n, input_type=input_type, partials_type=partials, units=units)
+        product_vertices.matmul_cycles(m, part, n, input_type=input_type, partials_type=partials, units=units)
     )
     turn += sum(vertices.elementwise_cycles(part * side, input_type, (), 1) for side in (m, n))
     turn += exchange.ARRANGE_PER_BYTE * item * padded_k * (m + padded_n)

@@ -35,7 +35,8 @@ from podrun.collectives.group import (
     RankMissingError,
 )
 from podrun.collectives.linux import Futex, ProcessWatch, address_of, boot_ticks, create_region, open_region
-from podrun.core.errors import ConflictError, InternalError, PodrunError, error_from_json, error_to_dict
+from podrun.core.error_codec import error_from_json, error_to_dict
+from podrun.core.errors import ConflictError, InternalError, PodrunError
 from podrun.core.shared_region import SharedRegion
 
 MAX_RANKS = 1024

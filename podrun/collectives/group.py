@@ -286,7 +286,7 @@ class Group(Protocol):
     def abort(self, error: Mapping[str, Any]) -> None:
         """End the group: every rank, waiting now or calling later, raises the error that this plain data describes.
 
-        May be called from any thread. The first error counts. See `podrun.core.errors.error_to_dict`.
+        May be called from any thread. The first error counts. See `podrun.core.error_codec.error_to_dict`.
         """
 
     def close(self) -> None:

@@ -38,10 +38,12 @@ from podrun.collectives.host_memory import reducible
 from podrun.collectives.host_reduction import HostLanes, HostReduction, pieces_of
 from podrun.collectives.linux import host_identity
 from podrun.collectives.mesh import Mesh
-from podrun.collectives.registrar import Registrar, RegistrarClient
+from podrun.collectives.registrar import Registrar
+from podrun.collectives.registrar_client import RegistrarClient
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.collectives.tcp_link import FrameKind, LinkFrame, RankLink
-from podrun.core.errors import PodrunError, error_from_dict, error_to_dict
+from podrun.core.error_codec import error_from_dict, error_to_dict
+from podrun.core.errors import PodrunError
 from podrun.core.executable import Reduction
 from podrun.core.layout import slice_of
 

@@ -41,7 +41,8 @@ from podrun.collectives.hosts import HostsGroup
 from podrun.collectives.linux import boot_ticks, host_identity
 from podrun.collectives.registrar import Registrar
 from podrun.collectives.shared_memory import SharedMemoryGroup
-from podrun.core.errors import ConflictError, UsageError, error_from_dict
+from podrun.core.error_codec import error_from_dict
+from podrun.core.errors import ConflictError, UsageError
 from podrun.core.executable import Reduction, numpy_dtype
 
 _ALIGNMENT = 64

@@ -15,14 +15,16 @@ import jax
 import jax.numpy as jnp
 
 from podrun.compiler import extra_state
-from podrun.compiler.arenas import Memory, WeightGroup, grouped_names, replicas_reduced, rows
+from podrun.compiler.anchors import Anchor, AnchorKind
+from podrun.compiler.arenas import Memory, WeightGroup
 from podrun.compiler.export import PieceFunction
 from podrun.compiler.extra_state import averaged, averages, counts, counts_micro_batches
 from podrun.compiler.fold import Folded, FoldedOperands, gradients, weight_gradients_each
 from podrun.compiler.forward_trace import Trace, evaluate_forward
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.model_collectives import alone
-from podrun.compiler.program import FACTOR, Anchor, AnchorKind, Program
+from podrun.compiler.program import FACTOR, Program
+from podrun.compiler.replica_groups import grouped_names, replicas_reduced, rows
 from podrun.core.errors import UnimplementedError, present
 from podrun.core.executable import REPLICA_OFFSET, Stream, StreamDirection, TensorSpec, numpy_dtype
 from podrun.core.layout import Layout

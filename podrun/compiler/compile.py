@@ -11,7 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from podrun.compiler import extra_state
-from podrun.compiler.arenas import Memory, check_parameter_groups, plan_memory
+from podrun.compiler.anchors import Anchor, classify, unknown_tensor
+from podrun.compiler.arenas import Memory, plan_memory
 from podrun.compiler.cache import cached, executable_digest
 from podrun.compiler.chain import (
     ChainUnit,
@@ -41,16 +42,8 @@ from podrun.compiler.extra_state import UPDATE as SCALING
 from podrun.compiler.fold import micro_batch_chunks
 from podrun.compiler.forward_trace import Trace, fixed_numerics, trace_forward
 from podrun.compiler.model_collectives import exchanges
-from podrun.compiler.program import (
-    RNG,
-    Anchor,
-    PipelineOrder,
-    Program,
-    classify,
-    joint,
-    layout_of,
-    unknown_tensor,
-)
+from podrun.compiler.program import RNG, PipelineOrder, Program, joint, layout_of
+from podrun.compiler.replica_groups import check_parameter_groups
 from podrun.compiler.schedule import Timetable, schedule
 from podrun.compiler.segments import Placement, placement_of
 from podrun.compiler.update import JOINT_UPDATE, SimilarUpdates, joint_piece, renamed, update_piece

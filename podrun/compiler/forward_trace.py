@@ -24,9 +24,10 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from podrun.compiler import jaxprs, stochastic
+from podrun.compiler.anchors import Anchor, AnchorKind, unknown_tensor
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.model_collectives import has_exchange
-from podrun.compiler.program import Anchor, AnchorKind, Program, unknown_tensor
+from podrun.compiler.program import Program
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.device.xla.clients import on_one_thread_device

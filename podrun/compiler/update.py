@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.compiler.arenas import ALIGNMENT, GroupOf, Memory, WeightGroup, group_count, rows, scalar_dtype
+from podrun.compiler.arenas import ALIGNMENT, Memory, WeightGroup, scalar_dtype
 from podrun.compiler.export import PieceFunction
 from podrun.compiler.extra_state import place_state
 from podrun.compiler.jaxprs import buffer
 from podrun.compiler.program import RNG, JointRule, NormRule, UpdateRule
+from podrun.compiler.replica_groups import GroupOf, group_count, rows
 from podrun.core.errors import UnsupportedError, present
 from podrun.core.executable import REPLICA_OFFSET, Computation, TensorSpec
 from podrun.core.layout import Layout

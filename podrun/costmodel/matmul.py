@@ -11,52 +11,18 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from podrun.core.errors import InvalidOptionError
-from podrun.costmodel import vertices
-from podrun.costmodel.equations import Equation, Plan
+from podrun.costmodel import product_vertices, vertices
+from podrun.costmodel.equations import Plan
 from podrun.costmodel.exchange import PHASE_CYCLES
+from podrun.costmodel.products import Product, check_proportion
 from podrun.costmodel.splits import BYTES, ProductCandidate, ProductSplits, choose, splits
 from podrun.costmodel.target import Chip
-
-DEFAULT_PROPORTION = 0.6
-"""availableMemoryProportion: share of a tile's memory that one operation may use for temporary data."""
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """G products [M, K] x [K, N]; a convolution if ``kernel`` > 1 (K is then the channels of one position).
-
-    ``row_length``: output pixels side by side. ``stride``: how far apart the input pixels of neighbouring
-    outputs are. ``transposed``: the rows' operand must be regrouped first. ``reuse``: how often each input
-    element stands in the rows (kernel positions of a weight gradient), so that fewer bytes move than the
-    rows hold.
-    """
-
-    groups: int
-    m: int
-    k: int
-    n: int
-    input_type: str = "float16"
-    output_type: str = "float16"
-    partials_type: str = "float16"
-    kernel: int = 1
-    row_length: int = 1
-    stride: int = 1
-    proportion: float = DEFAULT_PROPORTION
-    transposed: bool = False
-    reuse: int = 1
-    rows_resident: bool = False
-
-    @property
-    def macs(self) -> float:
-        """Multiply-adds."""
-        return float(self.groups) * self.m * self.k * self.n * self.kernel
 
 
 def plan_product(chip: Chip, product: Product, *, tiles: int | None = None) -> Plan:
@@ -77,15 +43,6 @@ def plan_product(chip: Chip, product: Product, *, tiles: int | None = None) -> P
             hint=f"It takes {takes}; FP8 needs a C600.",
         )
     return _plan(chip.name, tiles or chip.tiles, product)
-
-
-def check_proportion(proportion: float) -> None:
-    """Raises InvalidOptionError for an availableMemoryProportion outside (0, 1]."""
-    if not 0.0 < proportion <= 1.0:
-        raise InvalidOptionError(
-            f"availableMemoryProportion {proportion} is not above 0 and at most 1",
-            hint="Give a share of tile memory such as 0.6 (the default).",
-        )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -138,14 +95,14 @@ def _amp_plan(
     chip: Chip, product: Product, tiles: int, transform: float = 0.0, method: str = "amp"
 ) -> ProductCandidate:
     units = chip.conv_units(product.input_type, product.partials_type)
-    grain_k = vertices.in_group(product.input_type)
+    grain_k = product_vertices.in_group(product.input_type)
     pg, pm, pk, pn, used = _grid(product, tiles, grain_k, units)
     rows = np.ceil(product.m / pm)
     k = np.ceil(product.k / pk / grain_k) * grain_k
     n = np.ceil(product.n / pn / units) * units
     groups = np.ceil(product.groups / pg)
     if product.kernel == 1:
-        compute = vertices.matmul_cycles(
+        compute = product_vertices.matmul_cycles(
             rows,
             k,
             n,
@@ -156,7 +113,7 @@ def _amp_plan(
         )
     else:
         row_length = np.minimum(rows, product.row_length)
-        compute = vertices.kernel_cycles(
+        compute = product_vertices.kernel_cycles(
             np.ceil(rows / row_length),
             row_length,
             k,
@@ -176,7 +133,7 @@ def _combined(product: Product) -> Product:
 
     The library joins as many groups as fill a block, so that small groups cost no more than one that size.
     """
-    factor = vertices.in_group(product.input_type) // max(1, product.k, product.n)
+    factor = product_vertices.in_group(product.input_type) // max(1, product.k, product.n)
     if product.groups == 1 or factor < 2:
         return product
     factor = min(factor, product.groups)
@@ -219,10 +176,10 @@ def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> ProductCa
     groups = np.ceil(product.groups / pg)
     units = chip.conv_units(product.input_type, product.partials_type)
     k, n = np.full_like(rows, ROW_CHANNELS), np.ceil(product.n / pn / units) * units
-    compute = vertices.kernel_cycles(
+    compute = product_vertices.kernel_cycles(
         np.ceil(rows / row_length),
         row_length,
-        vertices.in_group(product.input_type),
+        product_vertices.in_group(product.input_type),
         n,
         blocks,
         input_type=product.input_type,
@@ -248,7 +205,9 @@ def _slic_plan(chip: Chip, product: Product, tiles: int) -> ProductCandidate:
     rows = np.ceil(product.m / pm)
     groups = np.ceil(blocks.groups / pg)
     row_length = np.minimum(rows, product.row_length)
-    compute = groups * vertices.slic_cycles(np.ceil(rows / row_length), row_length, product.k, product.kernel)
+    compute = groups * product_vertices.slic_cycles(
+        np.ceil(rows / row_length), row_length, product.k, product.kernel
+    )
     k, n = np.full_like(rows, product.k), np.full_like(rows, product.n)
     cut = ProductSplits(
         pm, pk, pn, used, groups * SLIC_GROUPS, rows, rows * _halo(product, rows), k, n, compute
@@ -293,7 +252,7 @@ def _vector_plan(chip: Chip, product: Product, tiles: int) -> ProductCandidate:
     k = np.ceil(product.k / pk)
     n = np.ceil(product.n / pn)
     groups = np.ceil(product.groups / pg)
-    compute = groups * vertices.mac_cycles(rows, k, n, vector=vector, kernel=product.kernel)
+    compute = groups * product_vertices.mac_cycles(rows, k, n, vector=vector, kernel=product.kernel)
     cut = ProductSplits(pm, pk, pn, used, groups, rows, rows * _halo(product, rows), k, n, compute)
     return choose(chip, product, "mac", cut, grain=1)
 
@@ -311,99 +270,3 @@ def _halo(product: Product, rows: NDArray[np.float64]) -> NDArray[np.float64]:
 def forget() -> None:
     """Drop all kept plans, for measurements of planning itself."""
     _plan.cache_clear()
-
-
-_FLOATS = ("float16", "bfloat16", "float32")
-
-
-def _type(dtype: str) -> str:
-    return "float16" if dtype in ("float16", "bfloat16") else "float32"
-
-
-def _planned(equation: Equation, partials_type: str, proportion: float) -> dict[str, Any]:
-    """What the planner goes by besides sizes: types, and the share of tile memory."""
-    input_type = _type(equation.operands[0].dtype)
-    return {
-        "input_type": input_type,
-        "output_type": _type(equation.results[0].dtype),
-        "partials_type": partials_type if input_type == "float16" else "float32",
-        "proportion": proportion,
-    }
-
-
-def of_dot(equation: Equation, partials_type: str, proportion: float) -> Product:
-    """Batch dimensions become groups, contracted ones K, the rest of each side M and N."""
-    (contract_l, contract_r), (batch_l, batch_r) = equation.params["dimension_numbers"]
-    left, right = equation.operands
-    groups = math.prod(left.shape[d] for d in batch_l)
-    k = math.prod(left.shape[d] for d in contract_l)
-    m = math.prod(s for d, s in enumerate(left.shape) if d not in (*contract_l, *batch_l))
-    n = math.prod(s for d, s in enumerate(right.shape) if d not in (*contract_r, *batch_r))
-    transposed = bool(left.shape) and len(left.shape) - 1 not in contract_l
-    swapped = n > m and groups == 1
-    if swapped:
-        # The planner may swap sides: the longer one feeds rows.
-        m, n = n, m
-    return Product(
-        groups,
-        m,
-        k,
-        n,
-        transposed=transposed,
-        rows_resident=swapped,
-        **_planned(equation, partials_type, proportion),
-    )
-
-
-def of_sizes(equation: Equation, partials_type: str, proportion: float) -> Product:
-    """A product whose sizes are the equation's parameters."""
-    return Product(**_planned(equation, partials_type, proportion), **equation.params)
-
-
-def of_convolution(equation: Equation, partials_type: str, proportion: float) -> Product:
-    """Forward and data-gradient convolutions keep kernel positions; a weight gradient becomes a plain
-    product.
-
-    A weight gradient is seen by its window being larger than its result's field: its contraction runs over
-    the batch and the field, its rows are the kernel positions and input channels.
-    """
-    params = equation.params
-    numbers = params["dimension_numbers"]
-    left, right = equation.operands
-    out = equation.results[0]
-    batch = left.shape[numbers.lhs_spec[0]]
-    channels_in = right.shape[numbers.rhs_spec[1]]
-    channels_out = right.shape[numbers.rhs_spec[0]]
-    window = [right.shape[d] for d in numbers.rhs_spec[2:]]
-    field = [out.shape[d] for d in numbers.out_spec[2:]]
-    groups = int(params["feature_group_count"])
-    batch_groups = int(params["batch_group_count"])
-    planned = _planned(equation, partials_type, proportion)
-    kernel, positions = math.prod(window), math.prod(field)
-    if kernel > positions and kernel > 1:
-        all_groups = groups * batch_groups
-        rows = batch // batch_groups * positions
-        return Product(
-            all_groups,
-            max(1, rows),
-            channels_in * kernel,
-            max(1, channels_out // all_groups),
-            transposed=True,
-            reuse=positions,
-            **planned,
-        )
-    spread = math.prod(params["lhs_dilation"])
-    stride = int(params["window_strides"][0]) if params["window_strides"] else 1
-    # A dilated input (gradient of a strided convolution) is mostly zeros, which the library's split skips.
-    effective = max(1, round(kernel / spread))
-    return Product(
-        groups,
-        batch * positions,
-        channels_in,
-        max(1, channels_out // groups),
-        kernel=effective,
-        row_length=field[-1] if field else 1,
-        stride=min(stride, max(window)) if kernel > 1 else 1,
-        transposed=False,
-        **planned,
-    )

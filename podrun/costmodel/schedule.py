@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from podrun.core.names import parse_scope
-from podrun.costmodel import matmul, planners
+from podrun.costmodel import planners, products
 from podrun.costmodel.elementwise import OPS, plan_chain
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor, Plan
-from podrun.costmodel.matmul import DEFAULT_PROPORTION, plan_product
+from podrun.costmodel.matmul import plan_product
 from podrun.costmodel.planners import PLANNERS, PRODUCTS, REDUCTIONS, VIEWS
+from podrun.costmodel.products import DEFAULT_PROPORTION
 from podrun.costmodel.splitting import DependencyGraph, Spot, earliest
 from podrun.costmodel.target import Chip
 
@@ -69,9 +70,9 @@ class PlannedOperation:
 
 
 MAKERS = {
-    "dot_general": matmul.of_dot,
-    "conv_general_dilated": matmul.of_convolution,
-    "product": matmul.of_sizes,
+    "dot_general": products.of_dot,
+    "conv_general_dilated": products.of_convolution,
+    "product": products.of_sizes,
 }
 """How each kind of product states its sizes."""
 

@@ -20,7 +20,7 @@ from podrun.costmodel.exchange import DELIVERED, FRAGMENTED, PHASE_CYCLES
 from podrun.costmodel.target import Chip
 
 if TYPE_CHECKING:
-    from podrun.costmodel.matmul import Product
+    from podrun.costmodel.products import Product
 
 Values = NDArray[np.float64]
 MAX_SPLITS = 28

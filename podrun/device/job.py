@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podrun.collectives import ClosedError, Group, create, join
-from podrun.core.errors import ApplicationRuntimeError, ErrorCause, PoplarError, error_to_dict
+from podrun.core.error_codec import error_to_dict
+from podrun.core.errors import ApplicationRuntimeError, ErrorCause, PoplarError
 from podrun.core.executable import AllReduce, Executable, ReduceScatter, numpy_dtype
 from podrun.core.layout import IpuRange
 from podrun.device.activity import BatchActivity, TrafficCounters, activity_of_batches

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from podrun.core.error_codec import copy_error
 from podrun.core.errors import (
     ApplicationRuntimeError,
     IpusTakenError,
@@ -25,7 +26,6 @@ from podrun.core.errors import (
     RecoveryAction,
     TakenBy,
     UsageError,
-    copy_error,
 )
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange

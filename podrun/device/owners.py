@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podrun.core.errors import ApplicationRuntimeError, PoplarError, copy_error
+from podrun.core.error_codec import copy_error
+from podrun.core.errors import ApplicationRuntimeError, PoplarError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.device.activity import BatchActivity, TrafficCounters, Usage

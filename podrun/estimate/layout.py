@@ -27,8 +27,8 @@ from podrun.core.errors import InvalidOptionError, UsageError
 from podrun.core.names import parse_scope
 from podrun.costmodel.batch import UPDATE_PASSES
 from podrun.costmodel.equations import FlatJaxpr
-from podrun.costmodel.matmul import check_proportion
 from podrun.costmodel.planners import VIEWS
+from podrun.costmodel.products import check_proportion
 from podrun.costmodel.target import Chip, System
 from podrun.costmodel.tile_memory import (
     ACCUMULATORS,

@@ -298,7 +298,7 @@ class LaunchPartition:
             options,
             server.token,
             str(runtime_directory()),
-            server.address.own,
+            address.own,
             self.first_ipu,
         )
 

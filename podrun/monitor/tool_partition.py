@@ -193,12 +193,12 @@ def streamed_product_cycles(chip: Chip, input_type: str, rows: int) -> float:
     The tile model's vertex for a further block of input channels: it loads the block's weights, starts the workers and
     adds to the existing partial sums.
     """
-    from podrun.costmodel import vertices
+    from podrun.costmodel import product_vertices
 
-    units, block = chip.conv_units(input_type, input_type), vertices.in_group(input_type)
+    units, block = chip.conv_units(input_type, input_type), product_vertices.in_group(input_type)
     cycles = [
         float(
-            vertices.matmul_cycles(
+            product_vertices.matmul_cycles(
                 rows, k, units, input_type=input_type, partials_type=input_type, units=units
             )
         )

@@ -123,12 +123,12 @@ class ProductsRun:
     """Products on the IPUs that ``connection`` holds, ``ipus`` of them; ``dtype``: "float16" or "float32"."""
 
     def __init__(self, connection: Connection, chip: Chip, ipus: int, dtype: str, passes: int) -> None:
-        from podrun.costmodel import vertices
+        from podrun.costmodel import product_vertices
         from podrun.costmodel.exchange import sync_cycles
 
         self._connection = connection
         self.flops = 2.0 * chip.tiles * ROWS * BLOCK * BLOCK * passes
-        blocks = BLOCK // vertices.in_group(dtype)
+        blocks = BLOCK // product_vertices.in_group(dtype)
         cycles = blocks * streamed_product_cycles(chip, dtype, ROWS * passes) + sync_cycles(chip)
         matrix = mixing_matrix()
         shape = (1, 1, ipus, chip.tiles * ROWS, BLOCK)

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podrun.core.environment import environment
+from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import (
     ConflictError,
     ErrorCause,
@@ -26,7 +27,6 @@ from podrun.core.errors import (
     PodrunError,
     UnknownRuntimeError,
     UnsupportedError,
-    error_to_dict,
 )
 from podrun.core.event_record import AttachedIpus, record_error
 from podrun.faults import cause_of, program_faults

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.core.errors import cause_from_dict
+from podrun.core.error_codec import cause_from_dict
 from podrun.faults import FaultSpec, FaultTarget, parse_fault
 from podrun.record.events import LAUNCH, SERVICE, Event, Record
 from podrun.record.goodput import progress_of

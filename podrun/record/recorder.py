@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from podrun.core.environment import environment
-from podrun.core.errors import ErrorCause, PodrunError, PoplarError, RecoverableRuntimeError, cause_to_dict
+from podrun.core.error_codec import cause_to_dict
+from podrun.core.errors import ErrorCause, PodrunError, PoplarError, RecoverableRuntimeError
 from podrun.core.executable import AllGather, AllReduce, Executable, ReduceScatter, Sync
 from podrun.device.connection import AttachRequest, Connection, RunResult
 from podrun.record.events import normalised

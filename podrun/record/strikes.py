@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from podrun.core.errors import cause_from_dict
+from podrun.core.error_codec import cause_from_dict
 from podrun.faults import FaultSpec, FaultTarget, is_strike_of
 from podrun.record.events import LAUNCH, Event, TimedEvent, operation_at, ordered
 

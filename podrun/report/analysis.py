@@ -18,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 
 from podrun.costmodel.target import chip
-from podrun.report.chrome_trace import stage_runs
 from podrun.report.document import SCHEMA_VERSION, load
 from podrun.report.library.compilation import (
     IPU,
@@ -50,6 +49,7 @@ from podrun.report.library.execution import (
     TotalCycles,
 )
 from podrun.report.model import PHASES, MemoryUse, Profile, ReportStage, layer_of
+from podrun.report.stage_runs import stage_runs
 
 LASTING = ("weights", "optimizer_state", "accumulators", "streams", "stash", "constants", "arguments")
 """Contents that are always live (`podrun.costmodel.tile_memory.LASTING`)."""

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from podrun.report.chrome_trace import shown_micro_batches, stage_runs
 from podrun.report.model import PHASES, MemoryUse, Profile, ReportStage
+from podrun.report.stage_runs import shown_micro_batches, stage_runs
 from podrun.report.text import byte_size
 
 WIDTH = 860

@@ -13,8 +13,8 @@ from itertools import groupby
 from pathlib import Path
 
 from podrun.report import charts
-from podrun.report.chrome_trace import pipeline_shape, shown_micro_batches
 from podrun.report.model import IpuUse, MemoryUse, Profile, ReportOrigin, ReportStage, layer_of
+from podrun.report.stage_runs import pipeline_shape, shown_micro_batches
 from podrun.report.text import (
     BATCH,
     CONTENTS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from podrun.report.chrome_trace import pipeline_shape
 from podrun.report.model import MemoryUse, Profile, layer_of, numbered
+from podrun.report.stage_runs import pipeline_shape
 
 BATCH: Mapping[str, str] = {
     "compute": "micro-batches on the tiles, their exchange and a pipeline's bubble included",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from podrun.compiler.arenas import stored
+from podrun.compiler.replica_groups import stored
 from podrun.core.errors import UsageError
 from podrun.core.executable import Executable, StreamDirection
 from podrun.popef.reader import read_program

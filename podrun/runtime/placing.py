@@ -33,7 +33,7 @@ from podrun.runtime.graph import NOWHERE, Node, OperatorGraph
 from podrun.runtime.settings import PhaseSettings, PlacedBy, RunSettings
 
 if TYPE_CHECKING:
-    from podrun.compiler.cost import OperatorCost
+    from podrun.compiler.operator_balance import OperatorCost
     from podrun.compiler.program import Phases
     from podrun.runtime.building import BuiltModel
 
@@ -185,7 +185,7 @@ def place_automatically(
     ``build`` makes a program of a graph without places. ``ratios``: the share of the work that each IPU is meant to
     get (empty: equal shares). UsageError if there are fewer operators than IPUs.
     """
-    from podrun.compiler.cost import balanced_places, operator_costs
+    from podrun.compiler.operator_balance import balanced_places, operator_costs
     from podrun.costmodel.target import chip
 
     if len(computing(graph)) < ipus:

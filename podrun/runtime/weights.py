@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from podrun.compiler.arenas import rule_state
 from podrun.compiler.program import FACTOR, PHASE, ParameterSpec
+from podrun.compiler.replica_groups import rule_state
 from podrun.core.errors import CallError, PoplarError, UsageError
 from podrun.core.executable import Executable, VariableRole, numpy_dtype
 from podrun.runtime.device_program import ProgramLoader

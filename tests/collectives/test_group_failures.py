@@ -13,7 +13,8 @@ from collective_ranks import on_all, ranks
 from faulty_ranks import PROCESSES
 
 from podrun.collectives import Group, GroupError, RankLostError, RankMissingError, create, join
-from podrun.core.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction, error_to_dict
+from podrun.core.error_codec import error_to_dict
+from podrun.core.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction
 
 
 def test_a_rank_that_does_not_come_is_named_on_every_rank() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.compiler.cost import OperatorCost, balanced_places, operator_costs
+from podrun.compiler.operator_balance import OperatorCost, balanced_places, operator_costs
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
 from podrun.core.errors import UsageError
 from podrun.core.executable import TensorSpec

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from podrun.collectives.timing import all_gather_time, all_reduce_time, reduce_scatter_time
+from podrun.compiler.collective_times import Shards, shards_of, update_spec
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import Locations, Program
-from podrun.compiler.timeline import Shards, shards_of, update_spec
 from podrun.costmodel.exchange import fabric_of
 from podrun.costmodel.target import chip
 from podrun.costmodel.tile_memory import Location

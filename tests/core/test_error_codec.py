@@ -12,8 +12,17 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 import podrun
-from podrun.core.errors import (
+from podrun.core.error_codec import (
     RESERVED,
+    copy_error,
+    error_classes,
+    error_from_dict,
+    error_from_json,
+    error_to_dict,
+    error_to_json,
+    fields_of,
+)
+from podrun.core.errors import (
     DeadlineError,
     ExistsError,
     GraphMemoryAllocationError,
@@ -23,13 +32,6 @@ from podrun.core.errors import (
     ServiceError,
     SystemRuntimeError,
     UsageError,
-    copy_error,
-    error_classes,
-    error_from_dict,
-    error_from_json,
-    error_to_dict,
-    error_to_json,
-    fields_of,
 )
 
 

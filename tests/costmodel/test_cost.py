@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from podrun.core.errors import InvalidOptionError, UnimplementedError
-from podrun.costmodel import matmul, planners
+from podrun.costmodel import matmul, planners, products
 from podrun.costmodel.cost import cost_jaxpr
 from podrun.costmodel.target import GC200
 
@@ -69,7 +69,7 @@ def test_what_follows_a_product_works_where_its_outputs_lie(rows: int, columns: 
         jax.make_jaxpr(lambda x, w: close(x @ w))(_half(rows, 64), _half(64, columns)), "gc200"
     )
     alone = cost_jaxpr(jax.make_jaxpr(close)(_half(rows, columns)), "gc200")
-    plan = matmul.plan_product(GC200, matmul.Product(1, rows, 64, columns, partials_type="float32"))
+    plan = matmul.plan_product(GC200, products.Product(1, rows, 64, columns, partials_type="float32"))
     assert plan.share * plan.tiles > 0.999  # No tile has less than the mean of those that are used.
     most = 1.0 + plan.share * GC200.tiles
     assert alone["by_scope"]["close"] <= after["by_scope"]["close"] <= most * alone["by_scope"]["close"]

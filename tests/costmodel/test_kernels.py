@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from podrun.core.executable import numpy_dtype
 from podrun.costmodel import lookups, stencil
 from podrun.costmodel.cost import cost_jaxpr
-from podrun.costmodel.matmul import Product, plan_product
+from podrun.costmodel.matmul import plan_product
+from podrun.costmodel.products import Product
 from podrun.costmodel.target import CHIPS
 from podrun.onnx_models.lowering import lower
 from podrun.popart import TensorInfo

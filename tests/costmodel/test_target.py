@@ -6,7 +6,8 @@ import pytest
 
 from podrun.core.errors import InvalidOptionError
 from podrun.costmodel.exchange import all_reduce_seconds, neighbour_seconds
-from podrun.costmodel.matmul import Product, plan_product
+from podrun.costmodel.matmul import plan_product
+from podrun.costmodel.products import Product
 from podrun.costmodel.target import BOW, C600, CHIPS, GC2, GC200, Chip, Status, chip, system
 
 

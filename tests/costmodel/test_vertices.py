@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.costmodel import exchange, vertices
+from podrun.costmodel import exchange, product_vertices, vertices
 from podrun.costmodel.target import BOW, GC2, GC200
 
 DTYPES = st.sampled_from(["float16", "float32"])
@@ -17,53 +17,53 @@ SIZES = st.integers(1, 200_000)
 @pytest.mark.parametrize(("rows", "slope_rows"), [(960, 1008), (1920, 2016)])
 def test_an_amp_row_takes_four_cycles(rows: int, slope_rows: int) -> None:
     """Published: slope 4.000 cycles per [1, 16] x [16, 16] row on Bow."""
-    low, high = vertices.matmul_cycles([rows, slope_rows], 16, 16)
+    low, high = product_vertices.matmul_cycles([rows, slope_rows], 16, 16)
     assert (high - low) / (slope_rows - rows) == pytest.approx(4.0)
 
 
 @given(st.integers(1, 3000), st.integers(1, 300), st.integers(1, 300), DTYPES)
 def test_amp_is_never_below_its_peak_rate(rows: int, k: int, n: int, dtype: str) -> None:
-    cycles = float(vertices.matmul_cycles(rows, k, n, input_type=dtype, partials_type=dtype))
+    cycles = float(product_vertices.matmul_cycles(rows, k, n, input_type=dtype, partials_type=dtype))
     assert cycles >= rows * k * n / GC200.amp_macs(dtype, dtype)
 
 
 @given(st.integers(18, 3000), st.integers(1, 300), st.integers(1, 300), DTYPES)
 def test_amp_grows_with_every_side(rows: int, k: int, n: int, dtype: str) -> None:
     def cost(r: int, i: int, o: int) -> float:
-        return float(vertices.matmul_cycles(r, i, o, input_type=dtype, partials_type=dtype))
+        return float(product_vertices.matmul_cycles(r, i, o, input_type=dtype, partials_type=dtype))
 
     assert cost(rows, k, n) <= min(cost(rows + 6, k, n), cost(rows, k + 16, n), cost(rows, k, n + 16))
 
 
 def test_formulas_price_many_splits_at_once_as_they_price_one() -> None:
     rows, k = np.asarray([1.0, 17.0, 400.0]), np.asarray([16.0, 64.0, 512.0])
-    together = vertices.kernel_cycles(rows, 14, k, 64, 9)
+    together = product_vertices.kernel_cycles(rows, 14, k, 64, 9)
     assert list(together) == [
-        float(vertices.kernel_cycles(r, 14, i, 64, 9)) for r, i in zip(rows, k, strict=True)
+        float(product_vertices.kernel_cycles(r, 14, i, 64, 9)) for r, i in zip(rows, k, strict=True)
     ]
 
 
 def test_four_row_vertex_is_near_the_published_estimate() -> None:
     """16 to 16 channels, 6x6 field, 3x3 kernel, batch 4: simulator 24,661, library's estimate 22,181."""
-    total, supervisor = vertices.four_row_cycles(16, 4, 16, 16, 3, 3)
+    total, supervisor = product_vertices.four_row_cycles(16, 4, 16, 16, 3, 3)
     assert total == pytest.approx(22_181, rel=0.02)
     assert supervisor == pytest.approx(5400, rel=0.05)
-    assert pytest.approx(178) == vertices.FOUR_ROW_CALL
+    assert pytest.approx(178) == product_vertices.FOUR_ROW_CALL
 
 
 def test_a_four_row_trace_is_its_parts() -> None:
     """The published trace of that convolution: 3,857 instructions, 1,381 stalls, 162 syncs."""
-    parts = vertices.four_row_parts(16, 4, 16, 16, 3, 3)
+    parts = product_vertices.four_row_parts(16, 4, 16, 16, 3, 3)
     assert parts["instructions"] == pytest.approx(3857, rel=0.03)
     assert parts["stalls"] == pytest.approx(1381, rel=0.1)
     assert parts["syncs"] == 162
-    _, supervisor = vertices.four_row_cycles(16, 4, 16, 16, 3, 3)
+    _, supervisor = product_vertices.four_row_cycles(16, 4, 16, 16, 3, 3)
     assert parts["instructions"] + parts["stalls"] + parts["syncs"] == pytest.approx(supervisor)
 
 
 def test_a_wider_four_row_kernel_turns_its_column_loop_as_often() -> None:
-    narrow, wide = (vertices.four_row_cycles(16, 4, 16, 16, 3, columns)[1] for columns in (3, 4))
-    each = vertices.FOUR_ROW_CALL + vertices.FOUR_ROW_LOOPS[-1]
+    narrow, wide = (product_vertices.four_row_cycles(16, 4, 16, 16, 3, columns)[1] for columns in (3, 4))
+    each = product_vertices.FOUR_ROW_CALL + product_vertices.FOUR_ROW_LOOPS[-1]
     assert wide - narrow == pytest.approx(8 * each)
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from podrun.collectives import RankLostError, RankMissingError
 from podrun.collectives.rendezvous import in_process
-from podrun.core.errors import ApplicationRuntimeError, InternalError, error_to_dict
+from podrun.core.error_codec import error_to_dict
+from podrun.core.errors import ApplicationRuntimeError, InternalError
 from podrun.device.program.replica_messages import (
     WINDOW,
     MachineLost,

@@ -12,7 +12,7 @@ import pytest
 from podrun.core.errors import RecoverableRuntimeError, RecoveryAction, UnrecoverableRuntimeError
 from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
-from podrun.device.host.remote import OTHERS_SECONDS, JobLosses
+from podrun.device.host.machine_stream import OTHERS_SECONDS, JobLosses
 from podrun.device.service.wire import UNREACHABLE_SECONDS
 
 from .conftest import request

@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from podrun import models
-from podrun.costmodel.matmul import Product, plan_product
+from podrun.costmodel.matmul import plan_product
+from podrun.costmodel.products import Product
 from podrun.costmodel.target import GC200, system
 from podrun.estimate import ProgramLayout, estimate
 from podrun.estimate.tracing import trace_model

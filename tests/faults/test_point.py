@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from podrun.core.errors import UsageError, error_from_dict, error_to_dict
+from podrun.core.error_codec import error_from_dict, error_to_dict
+from podrun.core.errors import UsageError
 from podrun.faults import (
     UNSTRUCK_EXIT_CODE,
     FaultPoint,

@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.core.errors import (
-    ErrorCode,
-    RecoverableRuntimeError,
-    RecoveryAction,
-    UsageError,
-    error_from_dict,
-    error_to_dict,
-)
+from podrun.core.error_codec import error_from_dict, error_to_dict
+from podrun.core.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction, UsageError
 from podrun.faults import (
     EFFECTS,
     FaultSpec,

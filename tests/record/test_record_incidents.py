@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from podrun.core.errors import ErrorCause, cause_to_dict
+from podrun.core.error_codec import cause_to_dict
+from podrun.core.errors import ErrorCause
 from podrun.faults import cause_of, error_for, parse_fault
 from podrun.record.events import (
     AT_END,

@@ -9,10 +9,10 @@ import pytest
 
 from podrun.compiler.program import PipelineOrder
 from podrun.compiler.timeline import SegmentTask, idle_share, makespan
-from podrun.report.chrome_trace import pipeline_shape, stage_runs
 from podrun.report.document import from_json, profile_to_json
 from podrun.report.html import page
 from podrun.report.model import Profile
+from podrun.report.stage_runs import pipeline_shape, stage_runs
 from podrun.report.text import summary
 
 from .profiles import pipeline_profile

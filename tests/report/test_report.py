@@ -26,7 +26,7 @@ from podrun.report import text as report_text
 from podrun.report.__main__ import main
 from podrun.report.analysis import Report
 from podrun.report.charts import memory_by_tile
-from podrun.report.chrome_trace import DETAILED, chrome_trace, stage_runs, to_trace
+from podrun.report.chrome_trace import DETAILED, chrome_trace, to_trace
 from podrun.report.document import (
     SCHEMA_VERSION,
     from_json,
@@ -39,6 +39,7 @@ from podrun.report.document import (
 )
 from podrun.report.html import page, side_by_side
 from podrun.report.model import CAUSES, PHASES, layer_of
+from podrun.report.stage_runs import stage_runs
 from podrun.report.text import byte_size, compare, largest_by_layer, rate, summary
 from tests.report.profiles import cost, pipeline_profile, pipeline_report
 

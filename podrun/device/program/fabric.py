@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from podrun.collectives import ClosedError
-from podrun.core.errors import PoplarError, error_to_dict
+from podrun.core.error_codec import error_to_dict
+from podrun.core.errors import PoplarError
 from podrun.core.layout import IpuRange
 from podrun.device.error_messages import different_programs, host_sync_timeout, ipus_in_words
 

@@ -19,13 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from podrun.core import executable_file
-from podrun.core.errors import (
-    ApplicationRuntimeError,
-    PodrunError,
-    UnknownRuntimeError,
-    UsageError,
-    error_to_json,
-)
+from podrun.core.error_codec import error_to_json
+from podrun.core.errors import ApplicationRuntimeError, PodrunError, UnknownRuntimeError, UsageError
 from podrun.core.identity import Caller, user_name
 from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest
 from podrun.device.crash_records import own_crash_record

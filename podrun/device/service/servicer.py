@@ -14,6 +14,7 @@ import grpc
 
 from podrun.collectives import ClosedError
 from podrun.core.access import open_channel, why_unreachable
+from podrun.core.error_codec import error_to_json
 from podrun.core.errors import (
     ApplicationRuntimeError,
     ConflictError,
@@ -22,7 +23,6 @@ from podrun.core.errors import (
     PodrunError,
     TakenBy,
     UnrecoverableRuntimeError,
-    error_to_json,
 )
 from podrun.core.gate import Gate, caller_of
 from podrun.device.owners import MachinePlace

@@ -10,7 +10,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from podrun.core.connections import connection_limits
-from podrun.core.errors import ApplicationRuntimeError, ServiceError, error_from_json
+from podrun.core.error_codec import error_from_json
+from podrun.core.errors import ApplicationRuntimeError, ServiceError
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
 from podrun.device.program.xla_memory import Array

@@ -9,14 +9,8 @@ from typing import Any
 
 from podrun.core.access import account_of, make_token, open_channel, quiet_grpc, why_unreachable, with_account
 from podrun.core.environment import environment, runtime_directory
-from podrun.core.errors import (
-    DeadlineError,
-    DeniedError,
-    LostAnswerError,
-    PodrunError,
-    ServiceError,
-    error_from_json,
-)
+from podrun.core.error_codec import error_from_json
+from podrun.core.errors import DeadlineError, DeniedError, LostAnswerError, PodrunError, ServiceError
 from podrun.core.known_servers import KnownServers
 from podrun.partition.host.discovery import DEFAULT_PORT, listens
 from podrun.partition.state.codec import ERROR_METADATA_KEY

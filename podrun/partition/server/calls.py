@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import (
     ConflictError,
     DeadlineError,
@@ -22,7 +23,6 @@ from podrun.core.errors import (
     PodrunError,
     ServiceError,
     UsageError,
-    error_to_dict,
 )
 from podrun.core.gate import caller_of
 from podrun.core.identity import Caller, user_name

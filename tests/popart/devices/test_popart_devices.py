@@ -7,7 +7,8 @@ import pytest
 
 import podrun.popart as popart
 from podrun.core import errors
-from podrun.core.errors import UsageError, error_from_dict, error_to_dict
+from podrun.core.error_codec import error_from_dict, error_to_dict
+from podrun.core.errors import UsageError
 from podrun.core.layout import IpuRange
 from podrun.popart.exceptions import surfaced
 from podrun.runtime.device import device_ids
