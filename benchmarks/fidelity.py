@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from fidelity_kinds import applications, estimators, footprints, grids, kernels, machine, products, schema  # noqa: E402
+from fidelity_kinds.benchmark_only import USED  # noqa: E402
 from fidelity_kinds.record import DEFAULTS, NotPredicted, Record, make_record  # noqa: E402
 from short_mode import add_short  # noqa: E402
 
@@ -99,7 +100,8 @@ def predict(raw: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> f
 
 
 def evaluate(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per record: id, kind, confidence, predicted, published, error (signed fraction), reason.
+    """One row per record: id, kind, confidence, predicted, published, error (signed fraction), reason, and the formulas
+    that it rests on and no program of a user reaches.
 
     A scaling ratio may name records of another file: what ``records`` do not hold is sought in the
     project's copy.
@@ -115,7 +117,9 @@ def evaluate(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "published": raw["value"],
             "error": None,
             "reason": None,
+            "benchmark_only": [],
         }
+        USED.clear()
         try:
             value = predict(raw, by_id)
         except NotPredicted as why:
@@ -123,6 +127,7 @@ def evaluate(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         else:
             row["predicted"] = float(f"{value:.6g}")
             row["error"] = round(value / raw["value"] - 1.0, 6) if raw["value"] else None
+            row["benchmark_only"] = sorted(USED)
         rows.append(row)
     return rows
 
@@ -163,9 +168,11 @@ def _statistics(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if row["error"] is not None:
             votes[str(row["id"]).split(".")[0]].append(abs(row["error"]))
     errors = [abs(row["error"]) for row in group if row["error"] is not None]
+    reached = sum(row["error"] is not None and not row["benchmark_only"] for row in group)
     return {
         "records": len(group),
         "predicted": len(errors),
+        "reached": reached,
         "coverage": round(len(errors) / len(group), 4),
         "rows": len({str(row["id"]).split(".")[0] for row in group}),
         "median_error": round(median([median(v) for v in votes.values()]), 4) if votes else None,

@@ -27,12 +27,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import fidelity  # noqa: E402
 import numpy as np  # noqa: E402
-from fidelity_kinds import applications, footprints, products  # noqa: E402
+from fidelity_kinds import applications, footprints, own_formulas, products, stencil  # noqa: E402
 from fidelity_kinds.support import elasticities, left_out, support  # noqa: E402
 from short_mode import add_short  # noqa: E402
 
 from podrun.collectives import timing as ipu_links  # noqa: E402
-from podrun.costmodel import batch, exchange, lookups, stencil, vertices  # noqa: E402
+from podrun.costmodel import batch, exchange, lookups  # noqa: E402
 
 FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (applications, "LIBRARY_2018", "network"),
@@ -43,8 +43,8 @@ FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (footprints, "VERTEX_DATA_2018", "memory"),
     (footprints, "IMBALANCE_2018", "memory"),
     (footprints, "TILE_IMBALANCE", "memory"),
-    (vertices, "LOOP_SLOTS", "memory_bandwidth"),
-    (exchange, "HALO_FRAGMENTS", "exchange"),
+    (own_formulas, "LOOP_SLOTS", "memory_bandwidth"),
+    (own_formulas, "HALO_FRAGMENTS", "exchange"),
     (stencil, "SWEEP_CYCLES", "stencil"),
     (stencil, "ROW_CYCLES", "stencil"),
     (stencil, "GATHER_START", "stencil"),
@@ -52,7 +52,7 @@ FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (stencil, "CELL_PACKETS", "stencil"),
     (exchange, "WAIT_SECONDS", "host_stream"),
     (exchange, "RELEASE_SECONDS", "host_stream"),
-    (exchange, "CALL_SECONDS", "session_call"),
+    (own_formulas, "CALL_SECONDS", "session_call"),
     (products, "CPP_MAC", "gemm"),
     (products, "LINEAR_FRAGMENTS", "gemm"),
 )
@@ -62,7 +62,7 @@ cached.
 ONE_STEP: tuple[tuple[ModuleType, str], ...] = (
     (applications, "LIBRARY_2018"),
     (footprints, "VARIABLES_2018"),
-    (vertices, "COISSUE_EFFICIENCY"),
+    (own_formulas, "COISSUE_EFFICIENCY"),
     (exchange, "ARRANGE_PER_BYTE"),
     (exchange, "COUNTER_READ"),
     (stencil, "GLOBAL_SKEW"),

@@ -7,18 +7,20 @@ network, one length per task.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from networks import trace
 
+from fidelity_kinds.benchmark_only import benchmark_only
 from fidelity_kinds.layouts import Layout, layout_of, proportion
 from fidelity_kinds.record import TYPES, NotPredicted, Record
 from podrun.costmodel import vertices
-from podrun.costmodel.batch import BatchWork, batch_seconds, tied_pipeline
+from podrun.costmodel.batch import BatchWork, batch_seconds
 from podrun.costmodel.exchange import all_reduce_seconds
-from podrun.costmodel.target import GC2
+from podrun.costmodel.target import GC2, Chip
 from podrun.models import CATALOGUE, TRANSFORMERS
 
 ASSUMED_VARIANT = {
@@ -372,3 +374,42 @@ def _lstm(record: Record) -> Workload:
     optimizer = record.params.get("optimizer") or "sgd"
     batch = BatchWork(report["step"]["cycles"], weights=weights, optimizer=optimizer, training=train)
     return Workload(micro, batch, report["step"]["by_cause"])
+
+
+WEIGHT_SHARE = 0.4
+"""Share of a chip's SRAM that weights and their accumulated gradients may take beside activations and code. Assumed:
+with it, published layouts of BERT-Large on four IPUs get seven layers per IPU.
+"""
+
+
+@benchmark_only
+def tied_pipeline(
+    chip: Chip,
+    layers: int,
+    layer: float,
+    ends: float,
+    stages: int,
+    layer_weights: float,
+    end_weights: float,
+    *,
+    pieces: int = 1,
+    first: float | None = None,
+) -> float:
+    """Cycles of the slowest IPU when embedding and head share a table and so stand on the first IPU.
+
+    The first IPU takes as many layers as its memory allows beside the table (two bytes for each weight and
+    two for its gradient); the rest are spread evenly over the others. ``ends``: cycles of embedding and
+    head. ``pieces``: equal parts of a layer that may stand on different IPUs. ``first``: layers on the first
+    IPU, where a layout says.
+    """
+    layers, layer, layer_weights = layers * pieces, layer / pieces, layer_weights / pieces
+    if stages <= 1:
+        return layers * layer + ends
+    room = chip.sram_bytes * WEIGHT_SHARE / 4.0
+    best = math.inf
+    for held in range(layers + 1) if first is None else (round(first * pieces),):
+        others = math.ceil((layers - held) / (stages - 1))
+        heaviest = max(end_weights + held * layer_weights, others * layer_weights)
+        if heaviest <= room or held == 0 or first is not None:
+            best = min(best, max(held * layer + ends, others * layer))
+    return best

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fidelity_kinds import stencil
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.costmodel import exchange, stencil
+from podrun.costmodel import exchange
 from podrun.costmodel.matmul import plan_product
 from podrun.costmodel.products import Product
 

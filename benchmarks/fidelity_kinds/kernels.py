@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+from fidelity_kinds import four_rows, own_formulas
 from fidelity_kinds.record import TYPES, NotPredicted, Record
-from podrun.costmodel import exchange, lookups, product_vertices, vertices
+from podrun.costmodel import exchange, lookups, vertices
 from podrun.costmodel.matmul import plan_product
 from podrun.costmodel.products import Product
+from podrun.costmodel.target import Chip
 
 
 def vertex(record: Record) -> float:
@@ -44,11 +46,9 @@ def _conv_nx1(record: Record) -> float:
     _inside(height, width, kernel_h, kernel_w)
     rows = batch * ((height - kernel_h) // stride + 1)
     row_length = (width - kernel_w) // stride + 1
-    total, supervisor = product_vertices.four_row_cycles(
-        rows, row_length, inputs, outputs, kernel_h, kernel_w
-    )
+    total, supervisor = four_rows.four_row_cycles(rows, row_length, inputs, outputs, kernel_h, kernel_w)
     part, scope = record.params["part"], record.params["scope"]
-    parts = product_vertices.four_row_parts(rows, row_length, inputs, outputs, kernel_h, kernel_w)
+    parts = four_rows.four_row_parts(rows, row_length, inputs, outputs, kernel_h, kernel_w)
     if part in parts:
         return record.rate(parts[part])
     if part != "total":
@@ -67,7 +67,9 @@ def _avg_pool(record: Record) -> float:
     _inside(height, width, kernel_h, kernel_w)
     fields = batch * ((height - kernel_h) // stride + 1) * ((width - kernel_w) // stride + 1)
     return record.rate(
-        vertices.pool_rows_cycles(fields, kernel_h * kernel_w, channels, TYPES[record.params["input_type"]])
+        own_formulas.pool_rows_cycles(
+            fields, kernel_h * kernel_w, channels, TYPES[record.params["input_type"]]
+        )
     )
 
 
@@ -82,12 +84,28 @@ def _reduce(record: Record) -> float:
     if how == "previous":
         raise NotPredicted("an older implementation that is not described")
     if how == "continuous_reduce":
-        return record.rate(vertices.last_stage_cycles(outputs, 2, continuous=True))
+        return record.rate(own_formulas.last_stage_cycles(outputs, 2, continuous=True))
     if how == "generic":
-        return record.rate(vertices.last_stage_cycles(outputs, 2, continuous=False))
+        return record.rate(own_formulas.last_stage_cycles(outputs, 2, continuous=False))
     here = depth / tiles
-    first, second = vertices.two_stage_reduce_cycles(outputs, here, dtype)
+    first, second = own_formulas.two_stage_reduce_cycles(outputs, here, dtype)
     return record.rate({"stage_1": first, "stage_2": second}.get(part, first + second))
+
+
+def loss_cycles(
+    chip: Chip,
+    steps: int,
+    label: int,
+    dtype: str,
+    *,
+    step_part: int | None = None,
+    label_part: int | None = None,
+) -> float:
+    """Alpha and beta of one entry, gradient reduction left out. ``step_part``, ``label_part``: time steps and labels of
+    a partition.
+    """
+    turns, turn_cycles = lookups.wave_front(steps, label, dtype, step_part, label_part)
+    return turns * (turn_cycles + exchange.sync_cycles(chip) + exchange.launch_cycles(chip))
 
 
 def _ctc_loss(record: Record) -> float:
@@ -101,7 +119,7 @@ def _ctc_loss(record: Record) -> float:
     if part != "total":
         raise NotPredicted(f"part {part!r} of a loss depends on its partition, which is not stated")
     split = record.params.get("split_time"), record.params.get("split_label")
-    cycles = lookups.loss_cycles(record.chip, steps, label, dtype, step_part=split[0], label_part=split[1])
+    cycles = loss_cycles(record.chip, steps, label, dtype, step_part=split[0], label_part=split[1])
     if split[1] and split[1] < label:
         # Partitions of labels hold parts of one gradient: their sum belongs to the loss.
         cycles += lookups.loss_reduction_cycles(steps, label, dtype)
@@ -126,23 +144,20 @@ def _elements(record: Record) -> float:
 def _dot(record: Record) -> float:
     """Two loads and a multiply-add per vector, then the workers' sums joined."""
     dtype = TYPES[record.params["input_type"]]
-    each = vertices.per_worker_vectors(_elements(record), dtype)
-    return record.rate(vertices.SUPERVISOR + vertices.WORKERS * (30.0 + 2.0 * each))
+    return record.rate(own_formulas.dot_cycles(_elements(record), dtype))
 
 
 def _vector_arithmetic(record: Record) -> float:
     dtype = TYPES[record.params["input_type"]]
     if record.params.get("implementation") == "vectorised" or record.params.get("implementation") is None:
         return record.rate(vertices.elementwise_cycles(_elements(record), dtype, ("add",), 2))
-    # A compiled loop takes its issue slots for every element.
-    each = math.ceil(_elements(record) / vertices.WORKERS)
-    return record.rate(vertices.SUPERVISOR + vertices.WORKERS * (27.0 + vertices.LOOP_SLOTS * each))
+    return record.rate(own_formulas.compiled_loop_cycles(_elements(record)))
 
 
 def _qr(record: Record) -> float:
     """A Householder step on one tile: a product with the matrix and an update, a vector at a time."""
-    each = vertices.per_worker_vectors(_elements(record), TYPES[record.params["input_type"]])
-    return record.rate(vertices.SUPERVISOR + vertices.WORKERS * (27.0 + 4.0 * each))
+    dtype = TYPES[record.params["input_type"]]
+    return record.rate(own_formulas.householder_cycles(_elements(record), dtype))
 
 
 def _rows_update(record: Record) -> float:
@@ -213,7 +228,7 @@ def _fully_connected(record: Record) -> float:
 
 def _spin_loop(record: Record) -> float:
     (iterations,) = record.need("iterations")
-    return record.rate(vertices.supervisor_loop_cycles(iterations))
+    return record.rate(own_formulas.supervisor_loop_cycles(iterations))
 
 
 def _compute_sets(record: Record) -> float:

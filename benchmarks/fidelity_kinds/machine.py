@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fidelity_kinds import own_formulas
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.costmodel import exchange, product_vertices, vertices
+from podrun.costmodel import exchange, product_vertices
 
 
 def amp_tile(record: Record) -> float:
@@ -23,8 +24,8 @@ def memory_bandwidth(record: Record) -> float:
     """Streaming kernels and latency."""
     pattern, how = record.need("pattern", "implementation")
     if pattern == "load_latency":
-        return record.rate(vertices.LOAD_LATENCY)
-    per_cycle = vertices.bytes_per_cycle(record.chip, pattern, how, TYPES[record.params["data_type"]])
+        return record.rate(own_formulas.load_latency_cycles())
+    per_cycle = own_formulas.bytes_per_cycle(record.chip, pattern, how, TYPES[record.params["data_type"]])
     if record.metric == "fraction":
         return per_cycle / record.chip.load_bytes
     # A triad moves three elements for each multiply-add.
@@ -47,7 +48,7 @@ def exchange_kind(record: Record) -> float:
     if record.params["phase"] not in ("exchange", "total"):
         raise NotPredicted(f"phase {record.params['phase']!r} of a halo swap is not separated")
     height, width = record.need("block_h", "block_w")
-    moved = exchange.halo_cycles(
+    moved = own_formulas.halo_cycles(
         chip, height, width, BYTES[record.params["data_type"]], record.params["implementation"]
     )
     if record.params["phase"] == "total":
@@ -90,7 +91,7 @@ def session_call(record: Record) -> float:
     """One call of a session from the links."""
     train = record.params.get("mode") == "train"
     rounds = record.params["gradient_accumulation"] * exchange.REMOTE_ROUNDS if train else 0
-    seconds = exchange.session_call_seconds(record.chip, rounds)
+    seconds = own_formulas.session_call_seconds(record.chip, rounds)
     if record.metric == "samples_per_s":
         return float(record.params["samples"]) / seconds
     return record.rate(seconds * record.chip.clock_hz)

@@ -35,6 +35,10 @@ parameters alone, and held against the published figure. This page is generated:
 Errors are predicted over published, less one. The table takes one vote per row of the source (records of one row
 are one piece of evidence): a row's vote is the median of its records; *worst* is the worst single record.
 
+*reached* counts predictions whose formulas a program of a user reaches too; the other predictions rest on a formula
+that stands in the benchmark alone (`benchmarks/fidelity_kinds/`), which the tables of records name. Their errors say
+nothing about a program of yours.
+
 Constants fitted to measurements are few; each stands beside its name in the code with what it was derived from:
 `podrun/costmodel/target.py`, `podrun/costmodel/*.py`, and for what belongs to a benchmark's set-up (layouts,
 library version) `benchmarks/fidelity_kinds/`. Networks are those of `podrun/models/`, written with the front end and
@@ -203,8 +207,8 @@ def _percent(value: float | None, *, sign: bool = False) -> str:
 
 def _summary(by_kind: Mapping[str, Any]) -> str:
     lines = [
-        "| kind | records | rows | predicted | median error | aim | worst | aim |",
-        "|---|---|---|---|---|---|---|---|",
+        "| kind | records | rows | predicted | reached | median error | aim | worst | aim |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for kind, groups in by_kind.items():
         found = groups.get("high+medium")
@@ -212,7 +216,7 @@ def _summary(by_kind: Mapping[str, Any]) -> str:
             continue
         _, middle, worst = TARGETS.get(kind, ("", None, None))
         lines.append(
-            f"| {kind} | {found['records']} | {found['rows']} | {found['coverage']:.0%} "
+            f"| {kind} | {found['records']} | {found['rows']} | {found['coverage']:.0%} | {found['reached']} "
             f"| {_percent(found['median_error'])} | {_percent(middle)} "
             f"| {_percent(found['worst_error'])} | {_percent(worst)} |"
         )
@@ -326,11 +330,17 @@ def _defaults(defaults: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _reached(row: Mapping[str, Any]) -> str:
+    """Whether a program of a user reaches the formulas of a prediction, or those that only the benchmark uses."""
+    own = ", ".join(f"`{name}`" for name in row["benchmark_only"])
+    return f"no: {own}" if own else "yes"
+
+
 def _records(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["| record | confidence | predicted | published | error |", "|---|---|---|---|---|"]
+    lines = ["| record | confidence | predicted | published | error | reached |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {row['id']} | {row['confidence']} | {row['predicted']:.6g} | {row['published']:.6g} "
-        f"| {_percent(row['error'], sign=True)} |"
+        f"| {_percent(row['error'], sign=True)} | {_reached(row)} |"
         for row in rows
         if row["predicted"] is not None
     ]

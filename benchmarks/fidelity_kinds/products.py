@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from fidelity_kinds import sparse
+from fidelity_kinds.benchmark_only import benchmark_only
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
 from podrun.costmodel import exchange, product_vertices, vertices
 from podrun.costmodel.matmul import plan_product
@@ -58,6 +59,7 @@ def _library_phases(chip: Chip, product: Product, tiles: int) -> dict[str, float
     return {"compute": plan.compute + plan.rearrange + launch, "exchange": plan.exchange, "sync": sync}
 
 
+@benchmark_only
 def _matrix_vector(record: Record, m: int, k: int, n: int) -> float:
     """The tutorial's product: one hand-written C++ vertex per output, operands mapped linearly."""
     chip, item = record.chip, BYTES[record.params["input_type"]]
@@ -90,6 +92,7 @@ LINEAR_FRAGMENTS = 1.1
 """Schedule length over word bound when a linearly mapped matrix moves to row-wise vertices. Derived."""
 
 
+@benchmark_only
 def _one_tile(
     chip: Any, m: int, k: int, n: int, input_type: str, partials: str, splits: int, variant: str
 ) -> float:

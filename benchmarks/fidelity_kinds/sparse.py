@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from fidelity_kinds.benchmark_only import benchmark_only
 from podrun.costmodel.equations import Plan
 from podrun.costmodel.exchange import PHASE_CYCLES, launch_cycles, sync_cycles
 from podrun.costmodel.target import Chip
@@ -25,6 +26,7 @@ product (the library's own estimator says 3 to 5).
 """
 
 
+@benchmark_only
 def plan_sparse(chip: Chip, m: int, k: int, n: int, density: float, block: int, dtype: str) -> Plan:
     """The cheapest cut of [m, k] (share ``density`` of blocks of ``block`` non-zero) times [k, n]."""
     item = 2.0 if dtype == "float16" else 4.0
@@ -78,6 +80,7 @@ LEVELS = 7
 """Levels of a search over a small-world graph. Published: diameters of 6 to 8."""
 
 
+@benchmark_only
 def search_cycles(chip: Chip, edges: float, tiles: int, levels: int = LEVELS) -> float:
     """A breadth-first search over ``edges`` edges spread over ``tiles`` tiles."""
     each = LEVEL_CYCLES + sync_cycles(chip) + launch_cycles(chip)

@@ -75,8 +75,6 @@ def global_sync_cycles(chip: Chip, ipus: int) -> float:
     return sync_cycles(chip) + math.ceil(15e-9 * chip.clock_hz * hops * 2.0)
 
 
-HALO_FRAGMENTS = 1.2
-"""Schedule length over word bound of a halo swap with rows and columns. Derived: 1.17 to 1.3."""
 LOADED_LATENCY = 0.24
 """Growth of tile-to-tile latency under full load. Published for GC2."""
 COUNTER_READ = 14.0
@@ -85,15 +83,6 @@ COUNTER_READ = 14.0
 ARRANGE_PER_BYTE = 2.1
 """Cycles per byte of element-wise rearrangement on a tile. Derived: GC2 stencil's pre- and post-arrange
 phases."""
-PHASES = {"implicit": 1, "two_wave_copies": 2, "grouped_directions": 4, "many_tensors": 1}
-"""Exchange phases that a halo swap becomes, by how its copies are written."""
-
-
-def halo_cycles(chip: Chip, height: int, width: int, item: int, implementation: str = "implicit") -> float:
-    """Receive a rim of one element from all eight neighbours of a ``height`` x ``width`` block."""
-    rim = (2 * (height + width) + 4) * item
-    phases = PHASES.get(implementation, 1)
-    return phases * PHASE_CYCLES + math.ceil(rim / chip.exchange_bytes) * HALO_FRAGMENTS
 
 
 GC2_NEIGHBOUR_BYTES = 8.9 * 1.6e9
@@ -172,8 +161,6 @@ PCIE_BYTES_PER_SECOND = 20e9
 """Host link of one IPU when a program reads its data at once. Derived: the matrix-vector tutorial on
 hardware moves 40 MB in 2.64 M cycles of 1.33 GHz; PCIe 4 x16 peaks at 32e9.
 """
-CALL_SECONDS = 0.8e-3
-"""Fixed cost of one session call seen from the host. Published: two notebooks with a trivial model."""
 REMOTE_ROUNDS = 5
 """Gateway rounds per micro-batch of a program with remote variables: data in, weights in twice, state in
 and out.
@@ -187,9 +174,3 @@ def stream_copy(chip: Chip, nbytes: float) -> dict[str, float]:
         "mid": TRANSFER_CYCLES + nbytes / STREAM_BYTES_PER_SECOND * chip.clock_hz,
         "end": RELEASE_SECONDS * chip.clock_hz,
     }
-
-
-def session_call_seconds(chip: Chip, rounds: int = 0, nbytes: float = 0.0) -> float:
-    """Seconds of one session call: its fixed cost and ``rounds`` host rounds that nothing hides."""
-    round_seconds = sum(stream_copy(chip, 0.0).values()) / chip.clock_hz
-    return CALL_SECONDS + rounds * round_seconds + nbytes / STREAM_BYTES_PER_SECOND

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from podrun.costmodel import vertices
 from podrun.costmodel.elementwise import spread_over_tiles
 from podrun.costmodel.equations import Equation, Plan
-from podrun.costmodel.exchange import PHASE_CYCLES, exchange_cycles, launch_cycles, sync_cycles
+from podrun.costmodel.exchange import PHASE_CYCLES, exchange_cycles
 from podrun.costmodel.target import Chip
 from podrun.costmodel.vertices import WORKERS, vector_width
 
@@ -167,24 +167,7 @@ published on 16.
 """
 
 
-def loss_cycles(
-    chip: Chip,
-    steps: int,
-    label: int,
-    dtype: str,
-    *,
-    step_part: int | None = None,
-    label_part: int | None = None,
-) -> float:
-    """Alpha and beta of one entry, gradient reduction left out.
-
-    ``step_part``, ``label_part``: time steps and labels of a partition.
-    """
-    turns, turn_cycles = _wave(steps, label, dtype, step_part, label_part)
-    return turns * (turn_cycles + sync_cycles(chip) + launch_cycles(chip))
-
-
-def _wave(
+def wave_front(
     steps: int, label: int, dtype: str, step_part: int | None = None, label_part: int | None = None
 ) -> tuple[int, float]:
     """Turns of the wave front over the partitions, and cycles of a partition."""
@@ -217,7 +200,7 @@ def plan_loss(chip: Chip, equation: Equation) -> Plan:
     steps, batch, classes = equation.operands[0].shape
     label, gradient = equation.params["label"], equation.params["gradient"]
     dtype = "float16" if equation.operands[0].dtype in ("float16", "bfloat16") else "float32"
-    turns, turn_cycles = _wave(steps, label, dtype)
+    turns, turn_cycles = wave_front(steps, label, dtype)
     rounds, tiles = _rounds(chip, batch)
     # The loss needs alpha alone; the gradient also needs beta, which takes as long, and the sums into classes.
     wave = turns * turn_cycles if gradient else turns * turn_cycles / 2.0

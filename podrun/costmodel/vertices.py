@@ -15,9 +15,6 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from podrun.core.errors import InvalidOptionError
-from podrun.costmodel.target import Chip
-
 Cycles = NDArray[np.float64]
 
 WORKERS = 6
@@ -170,80 +167,3 @@ def pool_cycles(outputs: float, window: float, dtype: str, *, backward: bool = F
 def random_cycles(elements: float, dtype: str) -> float:
     """Random numbers from the tile's generator: 4 per vector + 24 per thread."""
     return SUPERVISOR + WORKERS * (24.0 + 4.0 * per_worker_vectors(elements, dtype))
-
-
-def pool_rows_cycles(outputs: float, window: float, channels: float, dtype: str) -> float:
-    """Pooling on one tile, row by row: 15 worker cycles per output, kernel position and vector of channels.
-
-    Start-up of the call and its work lists takes 246 per worker. Derived: popnn's estimator (3 per vector +
-    13 per row when a row is one vector) and three simulator points, which share slope and intercept.
-    """
-    vectors = math.ceil(channels / vector_width(dtype))
-    return WORKERS * (246.0 + math.ceil(outputs / WORKERS) * window * vectors * 15.0)
-
-
-def two_stage_reduce_cycles(outputs: float, depth: float, dtype: str) -> tuple[float, float]:
-    """A reduction on one tile split over its workers, then the six partial results joined (popops'
-    estimators)."""
-    vectors = math.ceil(outputs / vector_width(dtype))
-    share = math.ceil(depth / WORKERS)
-    first = 33.0 + WORKERS * (20.0 + vectors * 2.0 * share)
-    second = 33.0 + WORKERS * (20.0 + math.ceil(vectors / WORKERS) * (2.0 * WORKERS + 10.0))
-    return first, second
-
-
-def last_stage_cycles(outputs: float, partials: float, *, continuous: bool) -> float:
-    """The last stage of a reduction: ``partials`` values into each of ``outputs`` on one tile (popops'
-    estimators)."""
-    if continuous:
-        share = math.ceil(outputs / WORKERS)
-        return WORKERS * (17.0 + share * (partials / 2.0 + 10.0))
-    return 33.0 + WORKERS * (20.0 + outputs * (partials + 10.0))
-
-
-def supervisor_loop_cycles(iterations: float) -> float:
-    """A loop on a volatile counter in the supervisor: load, add, store, load, compare, taken branch, a slot
-    of six cycles each, and half a cycle for the loop's own stalls; 255 around it with the timing block."""
-    return 255.0 + 36.5 * iterations
-
-
-LOAD_LATENCY = 6.0
-"""Cycles of a load from a tile's own memory. Published: one round of the six threads."""
-LOOP_SLOTS = 6.3
-"""Issue slots of a compiled triad body. Derived: GC2 STREAM rows, one constant for three of them."""
-COISSUE_EFFICIENCY = 0.991
-"""What remains of the ports' rate after loop set-up in hand-written loops. Published: a STREAM triad
-(SciCoLab/WaveEquation-IPU)."""
-LIBRARY_TRIAD_SLOTS = 2.0 + 2.0
-"""Issue slots of a triad per 64-bit vector where the library's own operations make it. They have no such operation: the
-benchmark's program copies one operand to the result (a load and a store), and `scaled_add_cycles` adds the other in
-place (a load of both and a store)."""
-COMPILED_LOAD_SLOTS = 2.0
-"""Slots of a compiled load loop per 64-bit load. Derived: plain loops reach about a quarter of the
-ceiling."""
-
-
-def bytes_per_cycle(chip: Chip, pattern: str, implementation: str, dtype: str) -> float:
-    """Bytes moved per cycle and tile: three streams for ``stream_triad``, one for ``load_only``.
-
-    Raises:
-        InvalidOptionError: unknown pattern or implementation.
-    """
-    width = 8.0 / vector_width(dtype)
-    compiled = implementation in ("naive_cpp", "optimised_cpp", "compiler_loop")
-    if pattern == "load_only":
-        taken = width if implementation == "naive_cpp" else 8.0
-        return taken / COMPILED_LOAD_SLOTS if compiled else chip.load_bytes * COISSUE_EFFICIENCY
-    if pattern == "stream_triad":
-        if implementation == "naive_cpp":
-            return 3.0 * width / LOOP_SLOTS
-        if compiled:
-            return 24.0 / LOOP_SLOTS
-        if implementation == "vendor_assembly":
-            return 24.0 / LIBRARY_TRIAD_SLOTS
-        if implementation == "assembly_loop":
-            # Load pair and store take a slot each when they are not combined in one instruction.
-            return 24.0 / 2.0 * COISSUE_EFFICIENCY
-        if implementation == "coissue_codelet":
-            return (chip.load_bytes + chip.store_bytes) * COISSUE_EFFICIENCY
-    raise InvalidOptionError(f"no bandwidth model for {pattern!r} written as {implementation!r}")

@@ -574,15 +574,15 @@ class Job:
             self._group = None
         self.engine = None
 
-    def _stop_tiles(self, piece_result: NotFinite) -> PoplarError:
+    def _stop_tiles(self, not_finite: NotFinite) -> PoplarError:
         """Note the floating-point exception that stops a program; returns the error to raise."""
-        ipus = sorted(self.lists[piece_result.ipu].ipus)
+        ipus = sorted(self.lists[not_finite.ipu].ipus)
         batch = self.engine.batches_done if self.engine is not None else 0
-        spec = FaultSpec(FaultTarget.IPU, (ipus[0],), batch, piece_result.kind)
+        spec = FaultSpec(FaultTarget.IPU, (ipus[0],), batch, not_finite.kind)
         error = strike_error(self._context, Strike(spec, batch))
-        what = "infinite" if piece_result.kind == "overflow" else "no numbers"
+        what = "infinite" if not_finite.kind == "overflow" else "no numbers"
         return type(error)(
-            f"{error.message}: {piece_result.name} has values that are {what}",
+            f"{error.message}: {not_finite.name} has values that are {what}",
             code=error.code,
             where=error.where,
             cause=ErrorCause(batch=batch, ipus=(ipus[0],)),  # No fault was planned: the program did this.

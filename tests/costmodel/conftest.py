@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+if str(BENCHMARKS) not in sys.path:
+    sys.path.insert(0, str(BENCHMARKS))  # Tests of its formulas import fidelity_kinds.
 
 
 @pytest.fixture(scope="session")

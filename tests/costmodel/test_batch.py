@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fidelity_kinds.applications import tied_pipeline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.costmodel.batch import BatchWork, batch_seconds, tied_pipeline
+from podrun.costmodel.batch import BatchWork, batch_seconds
 from podrun.costmodel.target import BOW, GC200
 
 PIPELINE = BatchWork(

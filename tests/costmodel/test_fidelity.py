@@ -64,7 +64,8 @@ def test_predictions_do_not_depend_on_id_value_or_note(fidelity: Any, fast_recor
 
 def test_every_row_has_a_prediction_or_a_reason(fidelity: Any, fast_records: list[Any]) -> None:
     for row in fidelity.evaluate(fast_records):
-        assert set(row) == {"id", "kind", "confidence", "predicted", "published", "error", "reason"}
+        known = {"id", "kind", "confidence", "predicted", "published", "error", "reason", "benchmark_only"}
+        assert set(row) == known
         assert (row["predicted"] is None) == (row["reason"] is not None)
 
 

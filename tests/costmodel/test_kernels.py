@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import onnx
 import pytest
+from fidelity_kinds import kernels, stencil
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.executable import numpy_dtype
-from podrun.costmodel import lookups, stencil
+from podrun.costmodel import lookups
 from podrun.costmodel.cost import cost_jaxpr
 from podrun.costmodel.matmul import plan_product
 from podrun.costmodel.products import Product
@@ -101,10 +102,10 @@ def test_turns_do_not_help_where_the_inputs_alone_have_no_room() -> None:
 
 
 def test_a_loss_walks_its_lattice_as_a_wave() -> None:
-    one = lookups.loss_cycles(GC200, 400, 100, "float32", step_part=400, label_part=100)
-    cut = lookups.loss_cycles(GC200, 400, 100, "float32", step_part=100, label_part=25)
+    one = kernels.loss_cycles(GC200, 400, 100, "float32", step_part=400, label_part=100)
+    cut = kernels.loss_cycles(GC200, 400, 100, "float32", step_part=100, label_part=25)
     assert cut == pytest.approx(one * 7.0 / 16.0, rel=0.02)
-    assert lookups.loss_cycles(GC200, 400, 100, "float16") < lookups.loss_cycles(GC200, 400, 100, "float32")
+    assert kernels.loss_cycles(GC200, 400, 100, "float16") < kernels.loss_cycles(GC200, 400, 100, "float32")
     assert lookups.loss_reduction_cycles(100, 10, "float32") == 100 * 21 * 11.5
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fidelity_kinds import four_rows, own_formulas
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,31 +46,31 @@ def test_formulas_price_many_splits_at_once_as_they_price_one() -> None:
 
 def test_four_row_vertex_is_near_the_published_estimate() -> None:
     """16 to 16 channels, 6x6 field, 3x3 kernel, batch 4: simulator 24,661, library's estimate 22,181."""
-    total, supervisor = product_vertices.four_row_cycles(16, 4, 16, 16, 3, 3)
+    total, supervisor = four_rows.four_row_cycles(16, 4, 16, 16, 3, 3)
     assert total == pytest.approx(22_181, rel=0.02)
     assert supervisor == pytest.approx(5400, rel=0.05)
-    assert pytest.approx(178) == product_vertices.FOUR_ROW_CALL
+    assert pytest.approx(178) == four_rows.FOUR_ROW_CALL
 
 
 def test_a_four_row_trace_is_its_parts() -> None:
     """The published trace of that convolution: 3,857 instructions, 1,381 stalls, 162 syncs."""
-    parts = product_vertices.four_row_parts(16, 4, 16, 16, 3, 3)
+    parts = four_rows.four_row_parts(16, 4, 16, 16, 3, 3)
     assert parts["instructions"] == pytest.approx(3857, rel=0.03)
     assert parts["stalls"] == pytest.approx(1381, rel=0.1)
     assert parts["syncs"] == 162
-    _, supervisor = product_vertices.four_row_cycles(16, 4, 16, 16, 3, 3)
+    _, supervisor = four_rows.four_row_cycles(16, 4, 16, 16, 3, 3)
     assert parts["instructions"] + parts["stalls"] + parts["syncs"] == pytest.approx(supervisor)
 
 
 def test_a_wider_four_row_kernel_turns_its_column_loop_as_often() -> None:
-    narrow, wide = (product_vertices.four_row_cycles(16, 4, 16, 16, 3, columns)[1] for columns in (3, 4))
-    each = product_vertices.FOUR_ROW_CALL + product_vertices.FOUR_ROW_LOOPS[-1]
+    narrow, wide = (four_rows.four_row_cycles(16, 4, 16, 16, 3, columns)[1] for columns in (3, 4))
+    each = four_rows.FOUR_ROW_CALL + four_rows.FOUR_ROW_LOOPS[-1]
     assert wide - narrow == pytest.approx(8 * each)
 
 
 @pytest.mark.parametrize(("channels", "cycles"), [(4, 2552), (16, 5775), (32, 10070)])
 def test_pooling_on_one_tile(channels: int, cycles: int) -> None:
-    assert vertices.pool_rows_cycles(16, 4, channels, "float16") == pytest.approx(cycles, rel=0.02)
+    assert own_formulas.pool_rows_cycles(16, 4, channels, "float16") == pytest.approx(cycles, rel=0.02)
 
 
 @given(SIZES, DTYPES)
@@ -90,7 +91,7 @@ def test_stream_kernels_reach_the_published_rates() -> None:
     def terabytes(chip: object, pattern: str, how: str, dtype: str) -> float:
         assert chip in (GC2, GC200)
         used = GC2 if chip is GC2 else GC200
-        return vertices.bytes_per_cycle(used, pattern, how, dtype) * used.tiles * used.clock_hz / 1e12
+        return own_formulas.bytes_per_cycle(used, pattern, how, dtype) * used.tiles * used.clock_hz / 1e12
 
     assert terabytes(GC200, "stream_triad", "coissue_codelet", "float32") == pytest.approx(46.55, rel=0.01)
     assert terabytes(GC2, "stream_triad", "naive_cpp", "float32") == pytest.approx(3.726, rel=0.03)
@@ -103,16 +104,16 @@ def test_the_librarys_triad_is_a_copy_and_a_scaled_addition(dtype: str) -> None:
     million = 1 << 20
     passes = vertices.elementwise_cycles(million, dtype, (), 1) + vertices.scaled_add_cycles(million, dtype)
     moved = 3.0 * million * 8.0 / vertices.vector_width(dtype)
-    library = vertices.bytes_per_cycle(GC2, "stream_triad", "vendor_assembly", dtype)
+    library = own_formulas.bytes_per_cycle(GC2, "stream_triad", "vendor_assembly", dtype)
     assert library == pytest.approx(moved / passes, rel=0.01)
-    assert library < 0.55 * vertices.bytes_per_cycle(GC2, "stream_triad", "assembly_loop", dtype)
-    assert library > vertices.bytes_per_cycle(GC2, "stream_triad", "optimised_cpp", dtype)
+    assert library < 0.55 * own_formulas.bytes_per_cycle(GC2, "stream_triad", "assembly_loop", dtype)
+    assert library > own_formulas.bytes_per_cycle(GC2, "stream_triad", "optimised_cpp", dtype)
 
 
 def test_exchange_and_sync_check_points() -> None:
     """Halo swaps of 100 x 100 FP32 blocks, and the library's rule for a barrier over 16 chips at 1.6 GHz."""
-    assert exchange.halo_cycles(GC2, 100, 100, 4) == pytest.approx(568, rel=0.1)
-    assert exchange.halo_cycles(GC2, 100, 100, 4, "grouped_directions") == pytest.approx(922, rel=0.1)
+    assert own_formulas.halo_cycles(GC2, 100, 100, 4) == pytest.approx(568, rel=0.1)
+    assert own_formulas.halo_cycles(GC2, 100, 100, 4, "grouped_directions") == pytest.approx(922, rel=0.1)
     beyond = exchange.global_sync_cycles(GC2, 16) - exchange.sync_cycles(GC2)
     assert beyond == pytest.approx(240)
     assert exchange.global_sync_cycles(BOW, 1) == exchange.sync_cycles(BOW)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fidelity_kinds import own_formulas
+from fidelity_kinds.benchmark_only import benchmark_only
 from podrun.costmodel import exchange
 from podrun.costmodel.target import Chip
 from podrun.costmodel.vertices import WORKERS
@@ -141,6 +143,7 @@ def _parts(size: int, parts: int) -> list[tuple[int, int]]:
     ]
 
 
+@benchmark_only
 def sweep(chip: Chip, grid: StencilGrid) -> dict[str, float]:
     """Cycles of one sweep by phase: sync, global_exchange, exchange, pre_arrange, compute, post_arrange."""
     cell = float(grid.values * grid.item)
@@ -155,7 +158,7 @@ def sweep(chip: Chip, grid: StencilGrid) -> dict[str, float]:
         held, busiest, rim, face, bands = cut.held, cut.slowest, cut.rim, cut.face, cut.bands
     phases = {
         "sync": exchange.global_sync_cycles(chip, grid.ipus),
-        "exchange": exchange.PHASE_CYCLES + rim * cell / chip.exchange_bytes * exchange.HALO_FRAGMENTS,
+        "exchange": exchange.PHASE_CYCLES + rim * cell / chip.exchange_bytes * own_formulas.HALO_FRAGMENTS,
         "compute": SWEEP_CYCLES + busiest * grid.values * grid.taps * tap,
     }
     if grid.ipus > 1:
