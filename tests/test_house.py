@@ -59,25 +59,12 @@ SMALL_FILES = 12
 """Files under 70 lines, besides those in ``commands``, which hold one verb each. May only go down."""
 LONGEST_FILE = 400
 LONG_FILES = {
-    "podrun.collectives.registrar",
-    "podrun.compiler.arenas",
-    "podrun.compiler.cost",
-    "podrun.compiler.ipu_memory",
-    "podrun.compiler.program",
-    "podrun.compiler.timeline",
-    "podrun.core.errors",
-    "podrun.core.proven_channel",
-    "podrun.costmodel.matmul",
-    "podrun.costmodel.vertices",
-    "podrun.device.host.client",
-    "podrun.device.host.remote",
     "podrun.device.job",
     "podrun.device.machine",
     "podrun.device.program.buffers",
     "podrun.device.program.engine",
     "podrun.onnx_models.ops.sdk",
     "podrun.partition.machines.ray_pool",
-    "podrun.report.chrome_trace",
 }
 """Files over the limit. May only shrink."""
 LONGEST_FUNCTION = 50
@@ -97,15 +84,6 @@ VAGUE_RESULTS: dict[str, int] = {
 }
 """Room -> how many assignments and parameters call a value by one of these. May only go down."""
 ASSERTS: dict[str, int] = {
-    "collectives": 1,
-    "compiler": 14,
-    "core": 3,
-    "costmodel": 2,
-    "device": 6,
-    "faults": 1,
-    "launcher": 17,
-    "partition": 6,
-    "upkeep": 1,
 }
 """Room -> how many ``assert`` statements it holds. A user's mistake is an error of its own. May only go down."""
 
