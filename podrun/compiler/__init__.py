@@ -5,11 +5,12 @@ does. An `Executable`, which is data, leaves for machines (`podrun.device`), and
 
 In the order in which data passes (`compile` runs the stages, `cache` keeps what comes out):
 
-* `program`: what is compiled, and what its anchors are. `model_collectives`: the collectives that a model may use.
+* `program`: what is compiled. `anchors`: what its anchors are. `model_collectives`: the collectives that a model may use.
 * `forward_trace`: the model's forward function as a jaxpr (`jaxprs`); `stochastic` rounds what operators compute.
 * `segments`: which IPU and stage each operator belongs to, and the trace cut there.
-* `arenas`, `extra_state`: the variables that last from batch to batch.
+* `arenas`, `replica_groups`, `extra_state`: the variables that last from batch to batch.
 * `chunk` (with `fold`) and `update`: what a batch computes on all replicas of a machine; `export` makes it StableHLO.
 * `chain`, `collective_cuts`, `schedule`: the instruction lists of the IPUs of a replica.
-* `cost`, `ipu_memory`, `timeline`: modelled memory and time. They read the same traces and change nothing.
+* `cost`, `operator_balance`, `ipu_memory`, `memory_remedies`, `timeline`, `collective_times`: modelled memory and time,
+  and what would make a model fit. They read the same traces and change nothing.
 """

@@ -11,6 +11,7 @@ ROOM = Path(podrun.compiler.__file__).parent
 ORDER = (
     *(
         "program",
+        "anchors",
         "jaxprs",
         "model_collectives",
         "stochastic",
@@ -18,12 +19,23 @@ ORDER = (
         "export",
         "segments",
     ),
-    *("extra_state", "arenas", "fold", "chunk", "update", "collective_cuts", "chain", "schedule"),
-    *("ipu_memory", "timeline", "cost", "cache", "compile"),
+    *(
+        "extra_state",
+        "replica_groups",
+        "arenas",
+        "fold",
+        "chunk",
+        "update",
+        "collective_cuts",
+        "chain",
+        "schedule",
+    ),
+    *("ipu_memory", "memory_remedies", "collective_times", "timeline", "cost", "operator_balance"),
+    *("cache", "compile"),
 )
 """The order of the list in ``podrun/compiler/__init__.py``: a module may import those before it."""
 SCHEDULES = {"collective_cuts", "chain", "schedule"}
-COSTS = {"ipu_memory", "timeline", "cost"}
+COSTS = {"ipu_memory", "memory_remedies", "collective_times", "timeline", "cost", "operator_balance"}
 
 
 def _imported(path: Path) -> set[str]:
