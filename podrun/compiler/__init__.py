@@ -5,7 +5,7 @@ does. An `Executable`, which is data, leaves for machines (`podrun.device`), and
 
 In the order in which data passes (`compile` runs the stages, `cache` keeps what comes out):
 
-* `program`: what is compiled. `anchors`: what its anchors are. `model_collectives`: the collectives that a model may use.
+* `program`: what is compiled. `anchors`: what its anchors are. `model_collectives`: the collectives of models.
 * `forward_trace`: the model's forward function as a jaxpr (`jaxprs`); `stochastic` rounds what operators compute.
 * `segments`: which IPU and stage each operator belongs to, and the trace cut there.
 * `arenas`, `replica_groups`, `extra_state`: the variables that last from batch to batch.

@@ -11,13 +11,8 @@ import grpc
 
 from podrun.core.access import StrangersServerError, why_unreachable
 from podrun.core.environment import environment
-from podrun.core.errors import (
-    ApplicationRuntimeError,
-    DeadlineError,
-    PoplarError,
-    UnrecoverableRuntimeError,
-    copy_error,
-)
+from podrun.core.error_codec import copy_error
+from podrun.core.errors import ApplicationRuntimeError, DeadlineError, PoplarError, UnrecoverableRuntimeError
 from podrun.core.proven_channel import ProvenChannel
 from podrun.device.crash_records import CrashReader
 from podrun.device.error_messages import batches_in_words, machine_lost

@@ -10,7 +10,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from podrun.core.errors import ApplicationRuntimeError, InternalError, PoplarError, copy_error
+from podrun.core.error_codec import copy_error
+from podrun.core.errors import ApplicationRuntimeError, InternalError, PoplarError
 from podrun.device.connection import RunResult
 
 
