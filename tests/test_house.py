@@ -83,8 +83,7 @@ VAGUE_RESULTS: dict[str, int] = {
     "upkeep": 1,
 }
 """Room -> how many assignments and parameters call a value by one of these. May only go down."""
-ASSERTS: dict[str, int] = {
-}
+ASSERTS: dict[str, int] = {}
 """Room -> how many ``assert`` statements it holds. A user's mistake is an error of its own. May only go down."""
 
 
