@@ -73,7 +73,6 @@ LONG_FUNCTIONS = {
     "podrun.device.error_messages.as_poplar_error",
     "podrun.device.job._load",
     "podrun.device.job._run",
-    "podrun.partition.machines.ray_starts.start_together",
 }
 """Functions over the limit. May only shrink."""
 

@@ -68,7 +68,7 @@ def start(key: Any) -> Any:
 
 
 def state_at(state: Any, place: Any) -> Any:
-    """The state of a place below that of ``state``."""
+    """The random state of operator number ``place`` inside the operator whose state is ``state``."""
     with jax.named_scope(LOCAL):
         return _below(state, place if isinstance(place, jax.Array) else np.uint32(place))
 

@@ -82,7 +82,9 @@ def _registrations(defined: Sequence[tuple[str, str, int]]) -> Iterator[str]:
 
 
 def explain_compilers() -> None:
-    """Look at commands that the program starts. May be called again."""
+    """Replace the commands by which a program compiles C++ sources against the SDK: they are refused with an
+    explanation, or do nothing. Idempotent.
+    """
     if getattr(subprocess.Popen.__init__, "_podrun", False):
         return
     popen, system = subprocess.Popen.__init__, os.system

@@ -80,7 +80,7 @@ class RandomState:
             self._program.write(self._seed_value())
 
     def seed(self) -> int:
-        """`Session.getRandomSeed`."""
+        """The seed that random operators draw from now; 0 for a program without any (`Session.getRandomSeed`)."""
         name = _seed_variable(self._program.prepared("getRandomSeed"))
         if name is None:
             return 0

@@ -64,7 +64,7 @@ class StreamTaps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunTensors:
-    """What crosses in a run of so many batches."""
+    """The tensors that cross between host and device in a run of ``batches`` batches, by name."""
 
     batches: int
     inputs: Mapping[str, StepTensor]

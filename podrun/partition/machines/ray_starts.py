@@ -155,10 +155,8 @@ def start_together(
                 )
                 starts[i] = again()
         wait()
-        return [
-            (start.actor, _answer(name, start, ray, hint))
-            for (name, _), start in zip(begin, starts, strict=True)
-        ]
+        named = zip(begin, starts, strict=True)
+        return [(start.actor, _answer(name, start, ray, hint)) for (name, _), start in named]
     except PodrunError:
         for start in starts:
             ray.kill(start.actor)

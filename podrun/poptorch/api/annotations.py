@@ -240,7 +240,7 @@ class Attribute:
 
 
 def module_repr(m: torch.nn.Module) -> str:
-    """The text of a module with the blocks that its parts begin."""
+    """The ``repr`` of a module, where each submodule that begins a block is followed by that block."""
     hooks = [repr(hook) for hook in m._forward_pre_hooks.values() if isinstance(hook, _BeginBlockHook)]
     lines = [f"({name}): " + module_repr(child).replace("\n", "\n  ") for name, child in m.named_children()]
     extra = [line for line in m.extra_repr().split("\n") if line]

@@ -71,7 +71,7 @@ class ExternalExchangeInstrumentationLevel(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class InstrumentationSettings:
-    """Nothing was measured: cycles are modelled."""
+    """How an execution was measured, in PopVision's terms. All levels are Off: podrun models cycles."""
 
     compute: ComputeInstrumentationLevel = ComputeInstrumentationLevel.Off
     externalExchange: ExternalExchangeInstrumentationLevel = ExternalExchangeInstrumentationLevel.Off
