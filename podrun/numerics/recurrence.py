@@ -83,10 +83,11 @@ class CellWeights:
     Of an LSTM alone: ``peepholes``, factors of the memory for input, output and forget gate, ``[h]`` each; ``leaving``,
     ``[p, h]``, by which outputs are multiplied: states and outputs then have p elements where the memory has h.
 
-    ``direction`` decides bits alone. With it ``recurrent`` is ``[directions, g*h, h]``, a GRU's ``recurrent_bias`` ends
-    in g*h elements for each direction, and each step reads its part: the gradient of the whole array adds up from step
-    to step. Without it the gradient of one direction does, and is put into its place at the end. XLA fuses the two
-    differently, and gradients can differ in the last bit.
+    ``part`` decides bits alone. With it ``recurrent`` is a larger array, ``[directions, g*h, h]`` or all weights of a
+    cell, and each step reads ``recurrent[part]``; with an int a GRU's ``recurrent_bias`` ends in g*h elements for each
+    direction, and is read likewise. The gradient of the whole array then adds up from step to step. Without ``part``
+    the gradient of one part does, and is put into its place at the end. XLA fuses the two differently, and gradients
+    can differ in the last bit.
     """
 
     entering: Array
@@ -95,18 +96,18 @@ class CellWeights:
     recurrent_bias: Array | None = None
     peepholes: tuple[Array, ...] | None = None
     leaving: Array | None = None
-    direction: int | None = None
+    part: int | slice | None = None
 
     def bias(self, first: int, end: int) -> Array | None:
-        """The recurrent bias of the rows ``first`` to ``end``; to be called within a step, see ``direction``."""
-        if self.recurrent_bias is None or self.direction is None:
+        """The recurrent bias of the rows ``first`` to ``end``; to be called within a step, see ``part``."""
+        if self.recurrent_bias is None or self.part is None:
             return None if self.recurrent_bias is None else self.recurrent_bias[first:end]
         before = self.recurrent_bias.shape[-1] - self.recurrent.shape[-2]
-        return self.recurrent_bias[self.direction, before + first : before + end]
+        return self.recurrent_bias[self.part, before + first : before + end]
 
     def rows(self) -> Array:
-        """The recurrent weights ``[g*h, h]``; to be called within a step, see ``direction``."""
-        return self.recurrent if self.direction is None else self.recurrent[self.direction]
+        """The recurrent weights ``[g*h, h]``; to be called within a step, see ``part``."""
+        return self.recurrent if self.part is None else self.recurrent[self.part]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from podrun.onnx_models.ops.registry import ONNX, find_onnx_operator  # noqa: E402
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, find_onnx_operator  # noqa: E402
 from podrun.runtime.graph import Node  # noqa: E402
 
 TIME, BATCH, INPUT, HIDDEN, DIRECTIONS = 2, 1, 3, 2, 2
@@ -58,3 +58,16 @@ def test_gradients_of_recurrent_weights_add_up_in_the_array_of_all_directions(op
 def test_gradients_of_a_gru_bias_inside_the_reset_add_up_in_the_array_of_all_directions() -> None:
     shapes = _scanned_shapes("GRU", linear_before_reset=1)
     assert shapes.count((DIRECTIONS, 2 * 3 * HIDDEN)) == DIRECTIONS
+
+
+def test_gradients_of_popart_lstm_weights_add_up_in_the_array_of_all_weights() -> None:
+    node = Node("LSTM", "", "", (), (), {}, 1)
+    operator = find_onnx_operator(GRAPHCORE, "LSTM", 1)
+
+    def loss(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return jnp.sum(operator.function(_Context(), node, x, weights)[0])
+
+    weights = _numbers(4, INPUT + HIDDEN, HIDDEN)
+    jaxpr = jax.make_jaxpr(jax.grad(loss, argnums=1))(_numbers(TIME, BATCH, INPUT), weights)
+    (backward,) = (e for e in jaxpr.eqns if e.primitive.name == "scan" and e.params["reverse"])
+    assert (INPUT + HIDDEN, 4 * HIDDEN) in [variable.aval.shape for variable in backward.outvars]

@@ -128,7 +128,7 @@ def rnn(
     n, lengths = _hidden(node, r), _used_lengths(ctx, node, lengths)
 
     def weights(d: int) -> CellWeights:
-        return CellWeights(w[d], r, () if b is None else (b[d, :n] + b[d, n:],), direction=d)
+        return CellWeights(w[d], r, () if b is None else (b[d, :n] + b[d, n:],), part=d)
 
     return _directions(
         node, x, (h,), lengths, weights, lambda count: _cells(node, count, "rnn", "n", ("Tanh",))
@@ -153,12 +153,12 @@ def gru(
 
     def weights(d: int) -> CellWeights:
         if b is None:
-            return CellWeights(w[d], r, direction=d)
+            return CellWeights(w[d], r, part=d)
         own, recurrent = b[d, : 3 * n], b[d, 3 * n :]
         if not after:
-            return CellWeights(w[d], r, (own, recurrent), direction=d)
+            return CellWeights(w[d], r, (own, recurrent), part=d)
         gates = recurrent.at[2 * n :].set(0)  # That of the new state is added before the reset.
-        return CellWeights(w[d], r, (own, gates), b, direction=d)
+        return CellWeights(w[d], r, (own, gates), b, part=d)
 
     names = ("Sigmoid", "Tanh")
     return _directions(
@@ -186,7 +186,7 @@ def onnx_lstm(
     def weights(d: int) -> CellWeights:
         biases = () if b is None else (b[d, : 4 * n] + b[d, 4 * n :],)
         looks = None if peepholes is None else tuple(jnp.split(peepholes[d], 3))
-        return CellWeights(w[d], r, biases, peepholes=looks, direction=d)
+        return CellWeights(w[d], r, biases, peepholes=looks, part=d)
 
     names = ("Sigmoid", "Tanh", "Tanh")
     return _directions(
@@ -194,7 +194,7 @@ def onnx_lstm(
     )
 
 
-_POPLIBS = Cell("lstm", "fino", (SIGMOID, TANH, TANH))
+_POPLIBS = Cell("lstm", "fino", (SIGMOID, TANH, TANH), product=jnp.matmul)
 
 
 @operator(GRAPHCORE, "LSTM")
@@ -210,9 +210,8 @@ def graphcore_lstm(
     """
     inputs, n = x.shape[2], weights.shape[2]
     start: State = tuple(jnp.zeros((2, x.shape[1], n), x.dtype) if state is None else state)
-    rows = jnp.transpose(weights, (0, 2, 1)).reshape(4 * n, inputs + n)
+    columns = jnp.transpose(weights, (1, 0, 2)).reshape(inputs + n, 4 * n)
     biases = (jnp.zeros((), x.dtype) if bias is None else bias.reshape(-1),)
-    y, (last, cell) = recurrence(
-        _POPLIBS, CellWeights(rows[:, :inputs], rows[:, inputs:], biases), Sequences(x), start
-    )
+    parts = CellWeights(columns[:inputs], columns, biases, part=slice(inputs, None))
+    y, (last, cell) = recurrence(_POPLIBS, parts, Sequences(x), start)
     return (y if node.get("outputFullSequence", 1) else last), cell
