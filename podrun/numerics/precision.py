@@ -21,7 +21,7 @@ Array = Any
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     """Whether a value has a dtype and a shape."""
     return hasattr(x, "dtype") and hasattr(x, "shape")
 

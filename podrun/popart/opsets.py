@@ -111,7 +111,7 @@ def check_inputs(method: str, args: Any) -> list[str]:
     return list(args)
 
 
-def debug_name(context: Any) -> str:
+def debug_name(context: object) -> str:
     """The name in a debugContext: a string or a DebugContext."""
     return context if isinstance(context, str) else str(getattr(context, "name", ""))
 
@@ -285,7 +285,7 @@ class AiOnnxMl(_OpFamily):
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def refuse(*_: Any, **__: Any) -> None:
+        def refuse(*_: object, **__: object) -> None:
             raise popart_exception(
                 f"Operator ai.onnx.ml.{name} cannot run on an IPU: PopART has no implementation of it."
             )

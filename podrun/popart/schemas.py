@@ -110,7 +110,7 @@ _INTEGER = (int, np.integer)
 _NUMBER = (int, float, np.integer, np.floating)
 
 
-def _is_number(value: Any, kinds: tuple[type, ...]) -> bool:
+def _is_number(value: object, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) or (
         isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf"
     )
@@ -127,7 +127,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _all(value: Any, kinds: tuple[type, ...]) -> bool:
+def _all(value: object, kinds: tuple[type, ...]) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and (value.dtype.kind in "iu" or float in kinds)
     return isinstance(value, (list, tuple, range)) and all(isinstance(item, kinds) for item in value)

@@ -258,7 +258,7 @@ class InputShapeInfo:
         return tensorId in self._infos
 
 
-def boolean(value: Any) -> bool:
+def boolean(value: object) -> bool:
     """A flag: True and False, None (False), and numbers."""
     if value is None or isinstance(value, bool):
         return bool(value)

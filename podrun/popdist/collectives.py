@@ -285,7 +285,7 @@ synchronize = barrier
 """`barrier` under its other name."""
 
 
-def encode_object(value: Any) -> bytes:
+def encode_object(value: object) -> bytes:
     """The object as bytes. UnsupportedError for a type other than None, number, string, bytes, list, tuple, set,
     dictionary or array of numbers.
     """

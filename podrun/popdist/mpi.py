@@ -46,7 +46,7 @@ MAX = Op("max", max)
 MIN = Op("min", min)
 
 
-def _array(buffer: Any) -> np.ndarray:
+def _array(buffer: object) -> np.ndarray:
     """The array of a buffer argument: an array, or ``[array, type]``."""
     import numpy as np
 
@@ -91,13 +91,13 @@ class Comm:
         if self.size > 1:
             collectives.barrier()
 
-    def Bcast(self, buf: Any, root: int = 0) -> None:
+    def Bcast(self, buf: object, root: int = 0) -> None:
         """Copy the root's array into every instance's array."""
         array = _array(buf)
         if self.size > 1:
             collectives.broadcast(array, root)
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
+    def Allreduce(self, sendbuf: object, recvbuf: object, op: Op = SUM) -> None:
         """Combine all instances' arrays, for all. Halves are added in float32, in the order of instances."""
         from podrun.core.executable import Reduction
 
@@ -109,7 +109,7 @@ class Comm:
         with collectives._named("mpi4py.Allreduce") as group:
             into[...] = group.all_reduce(sent, Reduction(op.name)).reshape(into.shape)
 
-    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> None:
+    def Reduce(self, sendbuf: object, recvbuf: object, op: Op = SUM, root: int = 0) -> None:
         """Combine all instances' arrays, for the root alone."""
         import numpy as np
 
@@ -120,19 +120,19 @@ class Comm:
             target = _array(recvbuf)
             target[...] = into.reshape(target.shape)
 
-    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+    def Allgather(self, sendbuf: object, recvbuf: object) -> None:
         """Gather all instances' arrays in their order, for all."""
         into = _array(recvbuf)
         into[...] = self._gathered(_array(sendbuf)).reshape(into.shape)
 
-    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+    def Gather(self, sendbuf: object, recvbuf: object, root: int = 0) -> None:
         """Gather all instances' arrays in their order, for the root alone (None elsewhere)."""
         gathered = self._gathered(_array(sendbuf))
         if self.rank == root:
             into = _array(recvbuf)
             into[...] = gathered.reshape(into.shape)
 
-    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+    def Scatter(self, sendbuf: object, recvbuf: object, root: int = 0) -> None:
         """Give each instance its entry of the root's array, which is None elsewhere."""
         into = _array(recvbuf)
         if self.size == 1:
@@ -150,7 +150,7 @@ class Comm:
 
     barrier = Barrier
 
-    def allgather(self, sendobj: Any) -> list[Any]:
+    def allgather(self, sendobj: object) -> list[Any]:
         """All instances' objects in their order."""
         import numpy as np
 
@@ -163,7 +163,7 @@ class Comm:
         rows = collectives.allGather(padded)
         return [decode_object(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
-    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+    def gather(self, sendobj: object, root: int = 0) -> list[Any] | None:
         """All instances' objects in their order, for the root; None elsewhere."""
         objects = self.allgather(sendobj)
         return objects if self.rank == root else None

@@ -73,7 +73,7 @@ class FileSection:
         }
 
     @staticmethod
-    def from_json(item: Any, where: str) -> FileSection:
+    def from_json(item: object, where: str) -> FileSection:
         """The value of an entry. ValueError for one that is none."""
         entry = typed(item, dict, where)
         section = FileSection(

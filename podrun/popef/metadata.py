@@ -85,7 +85,7 @@ class PopefTensor:
         return {"dataType": self.dataType.name, "shape": list(self.shape)}
 
     @staticmethod
-    def from_json(item: Any, where: str) -> PopefTensor:
+    def from_json(item: object, where: str) -> PopefTensor:
         """The value of what `to_json` gave. ValueError names ``where``."""
         entry = typed(item, dict, where)
         name = typed(entry.get("dataType"), str, f"{where}.dataType")
@@ -125,7 +125,7 @@ class PopefAnchor:
         }
 
     @staticmethod
-    def from_json(item: Any, where: str) -> PopefAnchor:
+    def from_json(item: object, where: str) -> PopefAnchor:
         """The value of what `to_json` gave. ValueError names the field."""
         entry = typed(item, dict, where)
         name = typed(entry.get("name"), str, f"{where}.name")
@@ -149,7 +149,7 @@ class ProgramFlow:
     save: tuple[int, ...] = ()
 
     @staticmethod
-    def from_json(item: Any) -> ProgramFlow:
+    def from_json(item: object) -> ProgramFlow:
         """The value of its fields as a dictionary."""
         entry = typed(item, dict, "programFlow")
         return ProgramFlow(
@@ -202,7 +202,7 @@ class PopefMetadata:
         }
 
     @staticmethod
-    def from_json(item: Any) -> PopefMetadata:
+    def from_json(item: object) -> PopefMetadata:
         """The value of what `to_json` gave. ValueError names the first field that is wrong."""
         entry = typed(item, dict, "the metadata")
         plain: dict[str, Any] = {
@@ -241,16 +241,16 @@ def _check_names(metadata: PopefMetadata) -> None:
         raise ValueError(f"program {unknown[0]} is not in programsMap")
 
 
-def typed(value: Any, kind: type[Any], where: str) -> Any:
+def typed(value: object, kind: type[Any], where: str) -> Any:
     """``value``, which is of ``kind``. ValueError names ``where`` otherwise; a bool is no int."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{where} is {type(value).__name__}, not {kind.__name__}")
     return value
 
 
-def _indices(value: Any, where: str) -> tuple[int, ...]:
+def _indices(value: object, where: str) -> tuple[int, ...]:
     return tuple(typed(item, int, where) for item in typed(value, list, where))
 
 
-def _strings(value: Any, where: str) -> dict[str, str]:
+def _strings(value: object, where: str) -> dict[str, str]:
     return {key: typed(text, str, where) for key, text in typed(value, dict, where).items()}

@@ -16,7 +16,6 @@ import os
 import zlib
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
@@ -121,7 +120,7 @@ class PopefWriter:
     def __enter__(self) -> PopefWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: Any, __: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
         if kind is None:
             self.close()
         self._open = False

@@ -136,7 +136,7 @@ class RunDevice:
         return None if self._program is None else self._program()
 
     @loaded.setter
-    def loaded(self, session: Any) -> None:
+    def loaded(self, session: object) -> None:
         self._program = None if session is None else weakref.ref(session)
 
     @property

@@ -16,7 +16,9 @@ from podrun.core.errors import PodrunError, UnimplementedError
 from podrun.core.executable import TensorSpec, numpy_dtype
 
 if TYPE_CHECKING:
-    from podrun.runtime.graph import Node
+    import jax
+
+    from podrun.runtime.graph import Node, OperatorGraph
 
 OperatorFunction = Callable[..., Any]
 """``function(ctx, node, *inputs) -> array or tuple of arrays``, traceable by JAX."""
@@ -152,7 +154,9 @@ class Context(Protocol):
         else None.
         """
 
-    def run(self, graph: Any, inputs: Sequence[Any], iteration: Any = None) -> tuple[Any, ...]:
+    def run(
+        self, graph: OperatorGraph, inputs: Sequence[Any], iteration: int | jax.Array | None = None
+    ) -> tuple[Any, ...]:
         """Run a subgraph attribute on arrays; it also sees the tensors around the node. Returns its
         outputs.
         """
@@ -162,5 +166,5 @@ class Context(Protocol):
         micro-batch.
         """
 
-    def static(self, value: Any) -> np.ndarray | None:
+    def static(self, value: object) -> np.ndarray | None:
         """The NumPy value of an array that a subgraph returned, if known while tracing."""

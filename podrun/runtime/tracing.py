@@ -105,7 +105,7 @@ class NodeContext:
         self.session.demanded |= tensor.origins
         return np.asarray(tensor.known)
 
-    def static(self, value: Any) -> np.ndarray | None:
+    def static(self, value: object) -> np.ndarray | None:
         if isinstance(value, jax.core.Tracer) or not isinstance(value, (np.ndarray, jax.Array)):
             return None
         return np.asarray(value)
@@ -116,7 +116,9 @@ class NodeContext:
         if tensor is not None and output < len(self.node.outputs) and self.node.outputs[output]:
             self.session.state_updates[self.node.inputs[index]] = self.node.outputs[output]
 
-    def run(self, graph: OperatorGraph, inputs: Sequence[Any], iteration: Any = None) -> tuple[Any, ...]:
+    def run(
+        self, graph: OperatorGraph, inputs: Sequence[Any], iteration: int | jax.Array | None = None
+    ) -> tuple[Any, ...]:
         if len(inputs) != len(graph.inputs):
             raise UsageError(
                 f"{self.node.describe()} gives {len(inputs)} inputs to graph '{graph.name}', which has "

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import InputMismatch, UnsupportedError
+from podrun.runtime.operators import Context
 from podrun.runtime.traced_tensor import device_dtype
 
 Array = Any
@@ -36,7 +37,7 @@ def ints(values: np.ndarray | Iterable[int]) -> tuple[int, ...]:
     return tuple(int(v) for v in np.asarray(values).reshape(-1))
 
 
-def index_dtype(ctx: Any) -> np.dtype[Any]:
+def index_dtype(ctx: Context) -> np.dtype[Any]:
     """ONNX's int64 as the device has it: int32, or int64 where 64-bit types are computed as such."""
     return np.dtype(np.int64 if ctx.x64 else np.int32)
 
@@ -50,7 +51,7 @@ def same_dtype(*inputs: Array) -> None:
         )
 
 
-def onnx_dtype(element_type: int, ctx: Any) -> np.dtype[Any]:
+def onnx_dtype(element_type: int, ctx: Context) -> np.dtype[Any]:
     """The NumPy dtype of an ONNX element type as it is computed here. Refuses strings and, on the device,
     DOUBLE.
     """
@@ -71,7 +72,7 @@ MOST_FOLDED = 1 << 20
 """Elements of the largest tensor that is computed while tracing, unless an operator needs its value."""
 
 
-def fold_module(ctx: Any, shape: Iterable[int]) -> Any:
+def fold_module(ctx: Context, shape: Iterable[int]) -> Any:
     """``ctx.xp``, but ``jax.numpy`` for a result too large to be computed while tracing.
 
     For operators that make large tensors of small ones. Raises ValueError for a shape that no array can have.

@@ -19,7 +19,7 @@ from podrun.core.errors import UnsupportedError
 from podrun.onnx_models.ops.common import Array, axis_in
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.onnx_models.ops.sdk import called
-from podrun.runtime.graph import Node
+from podrun.runtime.graph import Node, OperatorGraph
 from podrun.runtime.operators import Context
 
 _VERSIONS = (1, 11, 13, 16, 19, 21, 23, 24, 25)
@@ -66,7 +66,9 @@ def _trips(ctx: Context, count: Array | None) -> int | None:
 
 
 @operator(ONNX, "Loop", since=_VERSIONS)
-def onnx_loop(ctx: Context, node: Node, count: Array, condition: Array, *carried: Any) -> tuple[Any, ...]:
+def onnx_loop(
+    ctx: Context, node: Node, count: Array, condition: Array, *carried: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """``body(i, condition, *carried)`` up to ``count`` times while its condition holds (ONNX Loop).
 
     Outputs: the carried values at the end, then for each further output of the body its values stacked.
@@ -90,7 +92,9 @@ def _initial(condition: Array | None) -> Array:
     return jnp.ones((), bool) if condition is None else condition.reshape(())
 
 
-def _always(ctx: Context, body: Any, condition: Array | None, carried: tuple[Any, ...]) -> bool | None:
+def _always(
+    ctx: Context, body: OperatorGraph, condition: Array | None, carried: tuple[Any, ...]
+) -> bool | None:
     """True iff the body's condition is a constant true, or the loop's own passed on and known; None:
     cannot tell.
     """
@@ -117,17 +121,17 @@ def _counter(ctx: Context) -> Any:
 
 
 def _step(
-    ctx: Context, body: Any, i: Array, condition: Array, carried: Any
+    ctx: Context, body: OperatorGraph, i: Array, condition: Array, carried: tuple[Any, ...]
 ) -> tuple[Array, tuple[Any, ...], tuple[Any, ...]]:
     """One run of the body: new condition, new carried values, values to stack."""
     results = _arrays(ctx.run(body, (i, condition, *carried), iteration=i))
     return results[0].reshape(()), results[1 : 1 + len(carried)], results[1 + len(carried) :]
 
 
-def _stays(ctx: Context, body: Any, condition: Array | None, carried: tuple[Any, ...]) -> bool:
+def _stays(ctx: Context, body: OperatorGraph, condition: Array | None, carried: tuple[Any, ...]) -> bool:
     """True iff one run of the body keeps the shapes and types of the carried values."""
 
-    def once(carried: Any) -> Any:
+    def once(carried: tuple[Any, ...]) -> Any:
         return _step(ctx, body, jnp.zeros((), _counter(ctx)), _initial(condition), carried)[1]
 
     try:
@@ -138,7 +142,12 @@ def _stays(ctx: Context, body: Any, condition: Array | None, carried: tuple[Any,
 
 
 def _scanned(
-    ctx: Context, body: Any, trips: int, condition: Array | None, carried: Any, endless: bool
+    ctx: Context,
+    body: OperatorGraph,
+    trips: int,
+    condition: Array | None,
+    carried: tuple[Any, ...],
+    endless: bool,
 ) -> tuple[Any, ...]:
     def step(state: Any, i: Array) -> Any:
         going, values = state
@@ -154,7 +163,7 @@ def _scanned(
 
 
 def _while(
-    ctx: Context, body: Any, count: Array | None, condition: Array | None, carried: Any
+    ctx: Context, body: OperatorGraph, count: Array | None, condition: Array | None, carried: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     def more(state: Any) -> Array:
         i, going, _ = state
@@ -174,7 +183,7 @@ MOST_TRIPS = 10_000
 
 
 def _unrolled(
-    ctx: Context, node: Node, count: Array | None, condition: Array | None, carried: Any
+    ctx: Context, node: Node, count: Array | None, condition: Array | None, carried: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """The loop written out, for bodies that change shapes or carry sequences; its end must be known while
     tracing.
@@ -211,10 +220,10 @@ def _unrolled(
     )
 
 
-def _nothing(ctx: Context, body: Any, index: int, carried: Any) -> Array:
+def _nothing(ctx: Context, body: OperatorGraph, index: int, carried: tuple[Any, ...]) -> Array:
     """A stack of no values, of the shape and type that the body would make."""
 
-    def once(carried: Any) -> Any:
+    def once(carried: tuple[Any, ...]) -> Any:
         return _step(ctx, body, jnp.zeros((), _counter(ctx)), jnp.ones((), bool), carried)[2][index]
 
     element = jax.eval_shape(once, carried)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +26,7 @@ from podrun.runtime.operators import Context
 
 
 def _batch_training(
-    node: Node, ctx: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array
+    node: Node, ctx: Context, x: Array, scale: Array, bias: Array, mean: Array, var: Array
 ) -> tuple[Array, ...]:
     """Normalise by the batch; running statistics are old * momentum + batch * (1 - momentum), variance
     biased.

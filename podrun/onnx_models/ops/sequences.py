@@ -39,33 +39,35 @@ def _position(ctx: Context, index: int, length: int, most: int) -> int:
 
 
 @operator(ONNX, "SequenceAt", since=(11,))
-def sequence_at(ctx: Context, node: Node, items: Any, position: Array) -> Array:
+def sequence_at(ctx: Context, node: Node, items: tuple[Array, ...], position: Array) -> Array:
     """The element at a position known while tracing."""
     return items[_position(ctx, 1, len(items), len(items) - 1)]
 
 
 @operator(ONNX, "SequenceInsert", since=(11,))
-def sequence_insert(ctx: Context, node: Node, items: Any, x: Array, position: Array = None) -> tuple[Any]:
+def sequence_insert(
+    ctx: Context, node: Node, items: tuple[Array, ...], x: Array, position: Array = None
+) -> tuple[Any]:
     """The sequence with x put in before a position, by default at the end."""
     at = len(items) if position is None else _position(ctx, 2, len(items), len(items))
     return ((*items[:at], x, *items[at:]),)
 
 
 @operator(ONNX, "SequenceErase", since=(11,))
-def sequence_erase(ctx: Context, node: Node, items: Any, position: Array = None) -> tuple[Any]:
+def sequence_erase(ctx: Context, node: Node, items: tuple[Array, ...], position: Array = None) -> tuple[Any]:
     """The sequence without the element at a position, by default the last."""
     at = len(items) - 1 if position is None else _position(ctx, 1, len(items), len(items) - 1)
     return ((*items[:at], *items[at + 1 :]),)
 
 
 @operator(ONNX, "SequenceLength", since=(11,))
-def sequence_length(ctx: Context, node: Node, items: Any) -> Array:
+def sequence_length(ctx: Context, node: Node, items: tuple[Array, ...]) -> Array:
     """The number of elements, always known while tracing."""
     return np.asarray(len(items), np.int64)
 
 
 @operator(ONNX, "ConcatFromSequence", since=(11,))
-def concat_from_sequence(ctx: Context, node: Node, items: Any) -> Array:
+def concat_from_sequence(ctx: Context, node: Node, items: tuple[Array, ...]) -> Array:
     """Elements one after the other along ``axis``, or stacked with ``new_axis``."""
     join = jnp.stack if node.get("new_axis", 0) else jnp.concatenate
     return join(items, axis=node["axis"])
