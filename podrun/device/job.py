@@ -47,7 +47,8 @@ from podrun.device.owners import (
     machines_of,
 )
 from podrun.device.program.check import check_executable
-from podrun.device.program.engine import Disagreement, Engine, RunOutcome, held_by_ipu, modelled_step_seconds
+from podrun.device.program.digests import Disagreement, held_by_ipu
+from podrun.device.program.engine import Engine, RunOutcome, modelled_step_seconds
 from podrun.device.program.fabric import Fabric, JobName, OfferBook, Wait
 from podrun.device.program.interpreter import InstructionHook, NotFinite, batch_starts
 from podrun.device.program.machine_groups import at_position, choose_core, core_lock_of, pin_thread_to

@@ -45,7 +45,8 @@ from podrun.device.owners import (
     owned_part,
     part_of,
 )
-from podrun.device.program.engine import UNCOMPARED, RunOutcome, digest_of_array
+from podrun.device.program.digests import UNCOMPARED, digest_of_array
+from podrun.device.program.engine import RunOutcome
 from podrun.device.program.fabric import Fabric, JobName, OfferBook
 from podrun.device.program.xla_memory import Array
 from podrun.device.strikes import strike_machine_event

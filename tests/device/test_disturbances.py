@@ -27,7 +27,7 @@ from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.host.ports import LocalPort, Site
 from podrun.device.machine import Machine
 from podrun.device.owners import MachinePlace
-from podrun.device.program.engine import held_by_ipu
+from podrun.device.program.digests import held_by_ipu
 from podrun.device.program.fabric import LocalFabric
 from podrun.device.service.control import machine_report
 from podrun.device.strikes import strike_error

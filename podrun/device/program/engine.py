@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import math
 import time
@@ -33,9 +32,7 @@ from podrun.core.executable import (
     Receive,
     Send,
     StoreStream,
-    VariableRole,
 )
-from podrun.core.names import SLICE, WHOLE
 from podrun.core.shared_region import RegionName
 from podrun.core.terminal import reported_steps
 from podrun.device.crash_records import (
@@ -45,6 +42,13 @@ from podrun.device.crash_records import (
     survive_stack_overflow,
 )
 from podrun.device.program.buffers import Buffers
+from podrun.device.program.digests import (
+    CONTROL_ROW,
+    FIRST_PLACE,
+    held_by_ipu,
+    program_state_digest,
+    refuse_differences,
+)
 from podrun.device.program.interpreter import InstructionHook, Interpreter
 from podrun.device.program.machine_groups import (
     NO_CORE_LOCK,
@@ -59,11 +63,6 @@ from podrun.device.xla.clients import own_settings, return_freed_memory
 from podrun.device.xla.pieces import PieceCache
 
 _CONTROL = "podrun:control"
-_CONTROL_ROW = 64
-"""int64 numbers per machine in the control arena: batches, batches done, digest of host writes, number of variables
-without a value, and the places of the first of these among all names. The rest is padding.
-"""
-_FIRST_PLACE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,6 @@ class RunOutcome:
     batches_done: int
     modelled_seconds: float
     seconds: float
-
-
-class Disagreement(ApplicationRuntimeError):
-    """The machines got different requests. Nothing has changed, and the program stays loaded."""
 
 
 class Engine:
@@ -131,7 +126,7 @@ class Engine:
         survive_stack_overflow()
         executable, groups = self.executable, self.groups
         for group in (groups.program, groups.peers):
-            group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
+            group.allocate(_CONTROL, "int64", CONTROL_ROW * group.size)
         self._other_records = self._records_of_others()
         self.buffers = Buffers(executable, groups.peers)
         compiled = {
@@ -286,10 +281,10 @@ class Engine:
         """Compare states with the machines of a group; raises Disagreement if they differ. Then apply the host's
         writes."""
         missing = self.buffers.unwritten - self._pending.keys()
-        places = [self._names.index(name) for name in sorted(missing)][: _CONTROL_ROW - _FIRST_PLACE]
-        row = [batches, self.batches_done, _digest(self._digests), len(missing), *places]
+        places = [self._names.index(name) for name in sorted(missing)][: CONTROL_ROW - FIRST_PLACE]
+        row = [batches, self.batches_done, program_state_digest(self._digests), len(missing), *places]
         rows = self._exchange(row, group)
-        _refuse_differences(
+        refuse_differences(
             rows, 1 if group is self.groups.peers else self.groups.machines_per_replica, self._names
         )
         if rows[group.rank, 2]:
@@ -299,11 +294,11 @@ class Engine:
         self._complete = True
 
     def _exchange(self, row: Sequence[int], group: Group) -> Array:
-        control = group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
-        start = group.rank * _CONTROL_ROW
+        control = group.allocate(_CONTROL, "int64", CONTROL_ROW * group.size)
+        start = group.rank * CONTROL_ROW
         control[start : start + len(row)] = row
         gathered = group.all_gather(_CONTROL)
-        return np.array(gathered).reshape(group.size, _CONTROL_ROW)
+        return np.array(gathered).reshape(group.size, CONTROL_ROW)
 
     def _gather_slices(self) -> None:
         """Gather arenas of which each machine updated its slice, where machines share no memory: the host may read
@@ -330,77 +325,8 @@ class Engine:
         )
 
 
-def held_by_ipu(executable: Executable) -> list[list[str]]:
-    """For each instruction list, the weights and optimizer state that all replicas hold alike and that its Computations
-    use. What several lists use lies with the first that only reads it; what none reads, with the first that uses it.
-    """
-    roles = (VariableRole.WEIGHT, VariableRole.OPTIMIZER_STATE)
-    names = {n for n, v in executable.variables.items() if v.role in roles and not v.per_replica}
-    behind = {m.name: arena.name for arena in executable.arenas.values() for m in arena.members}
-    places = dict.fromkeys(names, 0)
-    for written in (True, False):
-        for k, work in reversed(list(enumerate(executable.instructions))):
-            for computation in (
-                executable.computations[i.computation] for i in work if isinstance(i, Compute)
-            ):
-                for name in names:
-                    own = {name, WHOLE + behind.get(name, ""), SLICE + behind.get(name, "")}
-                    if own & set(computation.inputs) and bool(own & set(computation.outputs)) is written:
-                        places[name] = k
-    return [sorted(n for n in names if places[n] == k) for k in range(len(executable.instructions))]
-
-
 def modelled_step_seconds(executable: Executable) -> float:
     """Modelled time of one batch; NaN if the Executable has no model of it."""
     step = executable.tile_report.get("step")
     seconds = step.get("seconds") if isinstance(step, Mapping) else None
     return float(seconds) if isinstance(seconds, int | float) else math.nan
-
-
-UNCOMPARED = b"uncompared"
-"""Replaces a digest where one owner holds the whole job: no other owner can write other values."""
-
-
-def digest_of_array(value: Array) -> bytes:
-    """A digest of an array's bits, 16 bytes."""
-    flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(flat.data, digest_size=16).digest()
-
-
-def _digest(digests: Mapping[str, bytes]) -> int:
-    """A digest of names and contents, 63 bits; 0 for no values."""
-    if not digests:
-        return 0
-    whole = hashlib.blake2b(digest_size=8)
-    for name in sorted(digests):
-        whole.update(name.encode() + b"\0" + digests[name])
-    return (int.from_bytes(whole.digest(), "little") >> 1) or 1
-
-
-def _refuse_differences(rows: Array, machines_per_replica: int, names: Sequence[str]) -> None:
-    """Raise Disagreement. ``rows``: of all machines that compare states; machines of one position get equal writes."""
-    for column, what in ((0, "batches in this run"), (1, "batches done since the program was loaded")):
-        if len(set(rows[:, column])) > 1:
-            listed = ", ".join(f"machine {m}: {n}" for m, n in enumerate(rows[:, column]))
-            raise Disagreement(
-                f"the machines of the program do not agree on the number of {what}: {listed}",
-                hint="Call run with the same batches in every instance.",
-            )
-    for first in range(machines_per_replica):
-        odd = [m for m in range(first, len(rows), machines_per_replica) if rows[m, 2] != rows[first, 2]]
-        if odd:
-            raise Disagreement(
-                "host processes wrote different weights or other variables: "
-                f"those on machine(s) {', '.join(map(str, odd))} differ from those on machine {first}",
-                hint="Write the same values in every instance (same initial weights, same random seed).",
-            )
-    if any(rows[:, 3]):
-        missing = {
-            names[place]
-            for row in rows
-            for place in row[_FIRST_PLACE : _FIRST_PLACE + min(row[3], _CONTROL_ROW - _FIRST_PLACE)]
-        }
-        raise Disagreement(
-            f"variables have no value yet: {', '.join(sorted(missing)[:10])}",
-            hint="Write the weights to the device before the first run (weightsFromHost).",
-        )
