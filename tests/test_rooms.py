@@ -60,6 +60,8 @@ ALLOWED: dict[str, set[str]] = {
     "partition": BASE | {"faults", "device", "private_apis"},
     # The test tools hold IPUs and run programs on them, as front ends do.
     "monitor": BASE | {"partition", "device", "collectives", "costmodel", "commands"},
+    # A POD of its own: it hosts the service and machines, and judges health as the monitor does.
+    "drill": BASE | {"faults", "partition", "monitor", "checkpoint", "popdist"},
     "commands": {"core"},  # Imports the command that is asked for, and nothing before it; core tells errors.
     "__main__": {"commands"},  # python -m podrun.
     # Completion tells a shell the options of every verb.

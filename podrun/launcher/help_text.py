@@ -41,6 +41,7 @@ VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("podrun health", "what is broken, who is hit, what to type"),
         ("podrun exporter", "metrics for Prometheus"),
         ("podrun dashboards DIR", "panels for Grafana, alerts for Prometheus"),
+        ("podrun drill NAME", "find a hidden fault with the real tools"),
         ("podrun schema [TOOL]", "JSON schema of what --format json prints"),
         ("podrun cache info|clear", "what is kept between runs"),
         ("podrun completion SHELL", "for bash, zsh and fish"),

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "dashboards": "podrun.monitor.commands.dashboards",
     "exporter": "podrun.monitor.commands.exporter",
     "health": "podrun.monitor.commands.health",
+    "drill": "podrun.drill.commands.drill",
     "schema": "podrun.monitor.commands.schema",
     "record": "podrun.monitor.commands.record",
     "load": "podrun.serving.commands.load",

@@ -12,7 +12,7 @@ from podrun.core.command_line import HELP_OPTIONS
 def schema_verb(tool: str) -> None:
     """Print the JSON schema of what TOOL prints with --format json, or the names of tools that have one.
 
-    Its $defs.row describes a line of --format jsonl. The schema of vipu-admin is that of vipu.
+    Its $defs.row describes a line of --format jsonl.
     """
     from podrun.core.machine_output import schema_names, schema_text
 
