@@ -12,7 +12,7 @@ import click
 
 from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION
 from podrun.core.environment import environment
-from podrun.core.errors import UsageError
+from podrun.core.errors import ConflictError, UsageError
 from podrun.core.machine_output import format_option, is_for_people, print_output
 from podrun.partition.commands.shared_options import server_options
 
@@ -40,10 +40,16 @@ if TYPE_CHECKING:
 @click.option(
     "--filter", "words", default="", metavar="WORDS", help="With --once: rows with all of these words."
 )
+@click.option("--web", is_flag=True, help="Serve it to browsers on this host, until Ctrl-C.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="With --web: port [a free one].", metavar="P"
+)
 @format_option
 @server_options
 def top_verb(
     once: bool,
+    web: bool,
+    port: int,
     replay: Path | None,
     speed: float,
     interval: float,
@@ -70,7 +76,9 @@ def top_verb(
     else:
         source = ServiceSource(connect, time.time)
     try:
-        if once or not is_for_people(form) or not _has_screen():
+        if web:
+            _serve(source, interval, port)
+        elif once or not is_for_people(form) or not _has_screen():
             _print_once(source, words, form)
         else:
             from podrun.monitor.live.screen import PodTop
@@ -79,6 +87,26 @@ def top_verb(
     finally:
         if isinstance(source, ServiceSource):
             source.close()
+
+
+def _serve(source: ReplaySource | ServiceSource, interval: float, port: int) -> None:
+    from podrun.monitor.web.serving import SightingFeed, make_web_server, new_token
+
+    feed, token = SightingFeed(source.look, interval), new_token()
+    try:
+        server = make_web_server(feed, port, token)
+    except OSError as error:
+        feed.close()
+        raise ConflictError(
+            f"cannot listen on port {port}: {error.strerror}", hint="Use another: --port 0"
+        ) from error
+    with server:
+        click.echo(f"http://127.0.0.1:{server.server_address[1]}/?token={token}")
+        click.echo("Open it on this host, or forward the port: ssh -L. Ctrl-C ends it.", err=True)
+        try:
+            server.serve_forever()
+        finally:
+            feed.close()
 
 
 def _has_screen() -> bool:
