@@ -134,7 +134,7 @@ class _PageHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """The page, the events, or a refusal that says what to do."""
         url = urlsplit(self.path)
-        port = self.server.server_address[1]
+        port = self.connection.getsockname()[1]
         if self.headers.get("Host", "") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             self._text(421, "This server is 127.0.0.1 alone.")
         elif url.path == "/" and self._matches("".join(parse_qs(url.query).get("token", []))):
