@@ -2,13 +2,16 @@
 
     python benchmarks/serving.py --json
 
-A model of 4 rows of 8 numbers (128 bytes in, 48 out) is compiled, run by `ModelRunner`, then served; gRPC, one client.
+Models whose requests have 1 kB and 150 kB (4 rows of 64 and of 9,600 numbers, 3 a row back) are compiled, run by
+`ModelRunner`, then served; gRPC, one client. The rate is that of the small one, with 16 requests in flight. Limits
+stand beside the figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import signal
 import socket
@@ -32,16 +35,22 @@ from podrun.serving.compiler import Compiler
 from podrun.serving.runner import ModelRunner
 
 IN_FLIGHT = 16
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
-def model() -> onnx.ModelProto:
+SIZES = {"1kB": 64, "150kB": 9600}
+"""Numbers in a row of the input; 4 rows of 4 bytes each."""
+LIMITS = {"overhead_1kB_ms": 1.5, "overhead_150kB_ms": 3.0, "requests_per_s": 800.0}
+"""What is asked of a quiet host."""
+
+
+def model(width: int) -> onnx.ModelProto:
     """``y = relu(x @ w)``."""
-    weight = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    weight = np.random.default_rng(0).standard_normal((width, 3)).astype(np.float32)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])],
         "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 8])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, width])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 3])],
         [numpy_helper.from_array(weight, "w")],
     )
@@ -64,7 +73,7 @@ def rate(client: Any, tensor: Any, requests: int) -> float:
     answers: queue.Queue[Any] = queue.Queue()
 
     def send() -> None:
-        client.async_infer("net", [tensor], lambda result, error: answers.put(error))
+        client.async_infer("1kB", [tensor], lambda result, error: answers.put(error))
 
     begin = time.perf_counter()
     for _ in range(IN_FLIGHT):
@@ -79,12 +88,16 @@ def rate(client: Any, tensor: Any, requests: int) -> float:
 
 def measure(folder: Path, requests: int) -> dict[str, float]:
     """All figures."""
-    version = folder / "net" / "1"
-    version.mkdir(parents=True)
-    Compiler.compile_and_export(model(), None, version)
-    x, y = np.ones((4, 8), np.float32), np.zeros((4, 3), np.float32)
-    with ModelRunner(str(version / "executable.popef")) as runner:
-        own = median_ms(lambda: runner.execute({"x": x}, {"y": y}), 400)
+    figures: dict[str, float] = {}
+    inputs = {name: np.ones((4, width), np.float32) for name, width in SIZES.items()}
+    for name, width in SIZES.items():
+        version = folder / name / "1"
+        version.mkdir(parents=True)
+        Compiler.compile_and_export(model(width), None, version)
+        x, y = inputs[name], np.zeros((4, 3), np.float32)
+        with ModelRunner(str(version / "executable.popef")) as runner:
+            own = median_ms(lambda r=runner, x=x, y=y: r.execute({"x": x}, {"y": y}), 400)
+        figures[f"own_run_{name}_ms"] = own
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         grpc, http, metrics = (each.getsockname()[1] for each in sockets)
@@ -93,29 +106,28 @@ def measure(folder: Path, requests: int) -> dict[str, float]:
     try:
         client = grpcclient.InferenceServerClient(f"127.0.0.1:{grpc}")
         end = time.monotonic() + START_SECONDS
-        while not _ready(client):
+        while not all(_ready(client, name) for name in SIZES):
             if time.monotonic() > end or server.poll() is not None:
                 raise SystemExit("the server does not start: podrun serve says why")
             time.sleep(0.1)
-        tensor = grpcclient.InferInput("x", [4, 8], "FP32")
-        tensor.set_data_from_numpy(x)
-        served = median_ms(lambda: client.infer("net", [tensor]), 400)
-        answered = rate(client, tensor, requests)
+        for name, x in inputs.items():
+            tensor = grpcclient.InferInput("x", list(x.shape), "FP32")
+            tensor.set_data_from_numpy(x)
+            served = median_ms(lambda n=name, t=tensor: client.infer(n, [t]), 400)
+            figures[f"served_{name}_ms"] = served
+            figures[f"overhead_{name}_ms"] = served - figures[f"own_run_{name}_ms"]
+            if name == "1kB":
+                figures["requests_per_s"] = rate(client, tensor, requests)
         client.close()
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
-    return {
-        "own_run_median_ms": own,
-        "served_median_ms": served,
-        "overhead_median_ms": served - own,
-        "requests_per_s": answered,
-    }
+    return figures
 
 
-def _ready(client: Any) -> bool:
+def _ready(client: Any, name: str) -> bool:
     try:
-        return bool(client.is_model_ready("net"))
+        return bool(client.is_model_ready(name))
     except InferenceServerException:
         return False
 
@@ -131,13 +143,17 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="podrun-serving-") as folder:
         figures = measure(Path(folder), options.requests)
-    text = json.dumps({"schema": "podrun-serving-1", "in_flight": IN_FLIGHT, **figures})
+    load = os.getloadavg()[0]
+    text = json.dumps(
+        {"schema": "podrun-serving-2", "in_flight": IN_FLIGHT, "load": load, "limits": LIMITS, **figures}
+    )
     if options.json == "-":
         print(text)
     elif options.json:
         Path(options.json).write_text(text)
     else:
-        print("\n".join(f"{name}: {value:.2f}" for name, value in figures.items()))
+        asked = {name: f" (asked: {limit:g})" for name, limit in LIMITS.items()}
+        print("\n".join(f"{name}: {value:.2f}{asked.get(name, '')}" for name, value in figures.items()))
 
 
 if __name__ == "__main__":

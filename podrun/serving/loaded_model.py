@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import (
     PodrunError,
     PoplarError,
@@ -25,7 +26,7 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.core.executable import Retrieval, StreamDirection
-from podrun.runtime.device_pool import DevicePool
+from podrun.runtime.device_pool import Candidates, DevicePool
 from podrun.runtime.model_export import ANCHOR_HANDLE
 from podrun.serving.compiler import ServedModel
 
@@ -274,14 +275,15 @@ def acquire_device(
     environ: Mapping[str, str] | None = None,
     wait: DeviceWait | None = None,
     identifier: int | None = None,
+    turn: int = 0,
 ) -> RunDevice:
-    """A device of that many IPUs, attached: that of an id, or the first that is free. UsageError with who holds
-    them.
+    """A device of that many IPUs, attached: that of an id, or the first that is free, from machine ``turn`` on.
+    UsageError with who holds them.
     """
     wait, pool = wait or DeviceWait(), DevicePool(environ)
     end = time.monotonic() + wait.timeout_s
     while True:
-        device, reasons = _attempt(pool, ipus, identifier)
+        device, reasons = _attempt(pool, ipus, identifier, turn)
         if device is not None:
             return device
         left = end - time.monotonic()
@@ -294,10 +296,23 @@ def acquire_device(
         time.sleep(min(wait.sleep_s, left))
 
 
-def _attempt(pool: DevicePool, ipus: int, identifier: int | None) -> tuple[RunDevice | None, Sequence[str]]:
+def from_machine(devices: Candidates, turn: int) -> Candidates:
+    """Devices in an order that begins with machine ``turn`` (counted around), so that instances spread over
+    machines.
+    """
+    machines = sorted({ipus.first // IPUS_PER_MACHINE for _, ipus in devices})
+    if len(machines) < 2 or not turn:
+        return devices
+    places = {machine: (index - turn) % len(machines) for index, machine in enumerate(machines)}
+    return sorted(devices, key=lambda device: places[device[1].first // IPUS_PER_MACHINE])
+
+
+def _attempt(
+    pool: DevicePool, ipus: int, identifier: int | None, turn: int
+) -> tuple[RunDevice | None, Sequence[str]]:
     """A device, or why there is none."""
     if identifier is None:
-        acquisition = pool.acquire(ipus)
+        acquisition = pool.acquire(ipus, order=lambda devices: from_machine(devices, turn))
         return acquisition.device, list(dict.fromkeys(acquisition.refusals)) or ["the partition is smaller"]
     device = pool.acquire_by_id(identifier)
     if device is None:

@@ -26,12 +26,14 @@ MODEL_RUNNER, PACK_RUNNER, MODEL_FUSION_RUNNER = range(3)
 @dataclass(slots=True)
 class LightRunnerConfig:
     """How a `LightRunner` gets its IPUs. ``replica_to_device``: device id of each replica; empty: any that is free.
-    ``check_package_hash``: refuse files that another release of podrun compiled.
+    ``check_package_hash``: refuse files that another release of podrun compiled. ``first_machine``: podrun's own:
+    where to look for free IPUs first, counted around, so that instances spread over machines.
     """
 
     replica_to_device: Mapping[int, int] = field(default_factory=dict)
     check_package_hash: bool = True
     device_wait_config: DeviceWait = field(default_factory=DeviceWait)
+    first_machine: int = 0
 
     def device_identifier(self, replicas: int) -> int | None:
         """The device that the map names, None for any. UsageError for a map that leaves replicas out, or that puts
@@ -69,7 +71,7 @@ class LightRunnerConfig:
                 raise UsageError(f"the device has {device.ipu_count} IPUs; {compiled.label} takes {ipus}")
             return LoadedModel(compiled, device, shared=True)
         identifier = self.device_identifier(metadata.replicationFactor)
-        own = acquire_device(ipus, None, self.device_wait_config, identifier)
+        own = acquire_device(ipus, None, self.device_wait_config, identifier, self.first_machine)
         try:
             return LoadedModel(compiled, own)
         except BaseException:

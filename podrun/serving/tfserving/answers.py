@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from podrun.core.errors import CallError, UsageError
+from podrun.serving.compiler import ServedModel
 from podrun.serving.instance import TensorBinding, as_anchor
 from podrun.serving.loaded_model import DataDescription
 from podrun.serving.model_folder import served_model
@@ -27,12 +28,17 @@ REQUEST_SECONDS = 60.0
 
 
 class VersionOnIpus:
-    """A version of a model on IPUs, under the names of its ``name_map.json``."""
+    """A version of a model on IPUs. ``names``: anchor -> name for clients, where they differ; ``label``: for incidents;
+    ``delay_us``: how long an incomplete batch waits for other requests; ``turn``: machine to look for IPUs on first.
+    """
 
-    def __init__(self, model: str, folder: Path, delay_us: int = 0) -> None:
-        compiled, names = served_model(folder)
-        config = RuntimeConfig(batching_dim=0, auto_reset=True, timeout_ns=max(1, delay_us * 1000))
-        self._runner = LiveRunner(compiled, config, IncidentLog(f"{model}/{folder.name}"))
+    def __init__(
+        self, label: str, compiled: ServedModel, names: Mapping[str, str], delay_us: int = 0, turn: int = 0
+    ) -> None:
+        config = RuntimeConfig(
+            batching_dim=0, auto_reset=True, timeout_ns=max(1, delay_us * 1000), first_machine=turn
+        )
+        self._runner = LiveRunner(compiled, config, IncidentLog(label))
         self.inputs = {names.get(d.name, d.name): d for d in self._runner.get_execute_inputs()}
         self.outputs = {names.get(d.name, d.name): d for d in self._runner.get_execute_outputs()}
 
@@ -60,9 +66,21 @@ class VersionOnIpus:
         shape = description.shape
         return np.empty((rows * shape[0] // self._runner.compiled_rows, *shape[1:]), description.dtype)
 
+    def revive(self) -> None:
+        """Take IPUs again where an error has cost them. ServiceError while there are none."""
+        self._runner.current()
+
     def close(self) -> None:
         """Answer what is queued, then give the IPUs back. Idempotent."""
         self._runner.close()
+
+
+def load_version(model: str, folder: Path, delay_us: int = 0) -> VersionOnIpus:
+    """A version's folder on IPUs, under the names of its ``name_map.json``. ConfigError names the file that is
+    wrong.
+    """
+    compiled, names = served_model(folder)
+    return VersionOnIpus(f"{model}/{folder.name}", compiled, names, delay_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,11 @@ _HTTP = {
 }
 
 
+def http_code(error: Exception) -> int:
+    """The status that tells a client whose fault an error is."""
+    return _HTTP.get(status_code(error), 500)
+
+
 def array_of_json(name: str, value: object, description: DataDescription) -> np.ndarray:
     """The array of JSON numbers in lists. UsageError that names the input for strings, lists of unequal lengths and
     numbers that its type does not hold.
@@ -265,7 +270,7 @@ class RestHandler(BaseHTTPRequestHandler):
         except Exception as error:
             verb = PATH.fullmatch(self.path)
             refused = verb is not None and verb["verb"] in ("classify", "regress")
-            self._send(501 if refused else _HTTP.get(status_code(error), 500), {"error": told_error(error)})
+            self._send(501 if refused else http_code(error), {"error": told_error(error)})
 
     def _send(self, code: int, value: Mapping[str, Any]) -> None:
         data = json.dumps(value).encode()

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from podrun.core.errors import PodrunError
-from podrun.serving.tfserving.answers import VersionOnIpus
+from podrun.serving.tfserving.answers import load_version
 from podrun.serving.tfserving.grpc_front import grpc_server
 from podrun.serving.tfserving.rest_front import RestServer
 from podrun.serving.tfserving.versions import ServedVersions
@@ -48,7 +48,7 @@ def running_front(repository: Path, settings: FrontSettings) -> Iterator[Running
     """A front for as long as the context lasts. The models of the repository are loaded when it begins; one that
     cannot be is told in the log and by the protocol. UsageError for ports in use, ConfigError for no repository.
     """
-    versions = ServedVersions(repository, partial(VersionOnIpus, delay_us=settings.delay_us))
+    versions = ServedVersions(repository, partial(load_version, delay_us=settings.delay_us))
     ended = threading.Event()
 
     def look_again() -> None:

@@ -1,0 +1,291 @@
+"""A long run against the real Triton: requests over gRPC, streams and HTTP while models reload, requests are
+cancelled, a machine is lost and the processes of a model are killed.
+
+    python -m tests.serving.soak --requests 100000 --json -
+
+Counts what came of every request: none may be without an answer, none may have two, answers of a stream come in order,
+and every answer has the numbers of its own rows, so that padding is never seen. Memory is that of the server and its
+instances. A client of its own process: this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tritonclient.grpc as grpcclient
+
+from podrun.serving.compiler import Compiler
+from tests.serving.test_runner import OPTIONS, expected, model, rows_of
+from tests.serving.test_triton import free_ports
+
+CONFIG = """backend: "poplar"
+max_batch_size: 4
+input [ { name: "x", data_type: TYPE_FP32, dims: [ 8 ] } ]
+output [ { name: "y", data_type: TYPE_FP32, dims: [ 3 ] } ]
+instance_group [ { kind: KIND_CPU, count: %d } ]
+dynamic_batching { max_queue_delay_microseconds: 200 preserve_ordering: true }
+"""
+MODELS = {"steady": 2, "reloaded": 1, "killed": 1}
+"""Models and their instances: one is left alone, one is reloaded all the time, one has its processes killed."""
+IN_FLIGHT = 32
+ANSWER_SECONDS = 120.0
+PATTERNS = [(rows_of(1 + seed % 4, seed), seed) for seed in range(64)]
+EXPECTED = [expected(x) for x, _ in PATTERNS]
+
+
+@dataclass
+class Tally:
+    """What came of the requests. ``answers``: of each request's number, how often it was answered."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    answers: Counter[int] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    asked: int = 0
+    out_of_order: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def number(self) -> int:
+        """The number of a new request."""
+        with self.lock:
+            self.asked += 1
+            return self.asked
+
+    def answered(self, number: int, result: Any, error: Any, cancelled: bool = False) -> None:
+        """Note an answer."""
+        kind = "right"
+        if error is not None:
+            kind = "cancelled" if cancelled else "error"
+        elif not np.allclose(result.as_numpy("y"), EXPECTED[number % 64], rtol=1e-5, atol=1e-6):
+            kind = "wrong"
+        elif len(result.as_numpy("y")) != len(EXPECTED[number % 64]):
+            kind = "padded"
+        with self.lock:
+            self.answers[number] += 1
+            self.kinds[kind] += 1
+            if kind == "error":
+                self.errors[str(error)[:90]] += 1
+
+
+def request(number: int) -> list[Any]:
+    """The inputs of a request: its number says which."""
+    x, _ = PATTERNS[number % 64]
+    tensor = grpcclient.InferInput("x", list(x.shape), "FP32")
+    tensor.set_data_from_numpy(x)
+    return [tensor]
+
+
+def ask_model(address: str, name: str, requests: int, tally: Tally, seed: int) -> None:
+    """Requests to one model, `IN_FLIGHT` at a time; one in fifty is cancelled at once."""
+    client, chance = grpcclient.InferenceServerClient(address), random.Random(seed)
+    room = threading.Semaphore(IN_FLIGHT)
+    for _ in range(requests):
+        if not room.acquire(timeout=ANSWER_SECONDS):
+            return  # What is without an answer is counted at the end.
+        number, cancelled = tally.number(), chance.random() < 0.02
+
+        def done(result: Any, error: Any, number: int = number, cancelled: bool = cancelled) -> None:
+            tally.answered(number, result, error, cancelled)
+            room.release()
+
+        call = client.async_infer(name, request(number), done, request_id=str(number), client_timeout=60)
+        if cancelled:
+            call.cancel()
+    for _ in range(IN_FLIGHT):
+        if not room.acquire(timeout=ANSWER_SECONDS):
+            return
+    client.close()
+
+
+def ask_stream(address: str, requests: int, tally: Tally) -> None:
+    """Requests over one stream to the steady model; answers are to come in the order of the requests."""
+    client, answers = grpcclient.InferenceServerClient(address), queue.Queue[tuple[Any, Any]]()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    waiting: list[int] = []
+
+    def take() -> None:
+        result, error = answers.get(timeout=ANSWER_SECONDS)
+        first = waiting.pop(0)
+        said = first if result is None else int(result.get_response().id)
+        if said != first:
+            tally.out_of_order += 1
+        tally.answered(said, result, error)
+
+    for _ in range(requests):
+        number = tally.number()
+        waiting.append(number)
+        client.async_stream_infer("steady", request(number), request_id=str(number))
+        if len(waiting) >= IN_FLIGHT:
+            take()
+    while waiting:
+        take()
+    client.stop_stream()
+    client.close()
+
+
+def stubs(server: int, name: str) -> list[psutil.Process]:
+    """The processes of a model's instances."""
+    family = psutil.Process(server).children(recursive=True)
+    return [
+        p for p in family if "stub" in p.name() and any(f"/{name}/" in w or w == name for w in p.cmdline())
+    ]
+
+
+def disturb(server: int, address: str, ended: threading.Event, told: Counter[str]) -> None:
+    """Reload one model and kill the processes of another until told to end."""
+    client, turn = grpcclient.InferenceServerClient(address), 0
+    while not ended.wait(2.0):
+        turn += 1
+        try:
+            client.load_model("reloaded", client_timeout=120)
+            told["reloads"] += 1
+            if turn % 4 == 2:
+                for process in stubs(server, "killed"):
+                    process.kill()
+                    told["killed"] += 1
+            if turn % 4 == 0 and told["killed"] and not client.is_model_ready("killed"):
+                client.unload_model("killed", client_timeout=120)
+                client.load_model("killed", client_timeout=120)
+        except Exception as error:
+            told[f"disturbance failed: {type(error).__name__}: {str(error)[:80]}"] += 1
+    client.close()
+
+
+def memory(server: int) -> float:
+    """Megabytes of the server and what it started, shared memory counted once."""
+    total = 0.0
+    for process in [psutil.Process(server), *psutil.Process(server).children(recursive=True)]:
+        try:
+            total += process.memory_full_info().uss / 1e6
+        except psutil.Error:
+            continue
+    return total
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[int, str]]:
+    """A server of the models: its process id and gRPC address. A fault loses the machine of each first instance."""
+    compiled = folder / "executable.popef"
+    Compiler.compile_and_export(model(), None, compiled, OPTIONS)
+    for name, instances in MODELS.items():
+        version = folder / "models" / name / "1"
+        version.mkdir(parents=True)
+        (version / "executable.popef").write_bytes(compiled.read_bytes())
+        (version.parent / "config.pbtxt").write_text(CONFIG % instances)
+    grpc, http, metrics = free_ports(3)
+    words = [sys.executable, "-m", "podrun", "serve", str(folder / "models"), "--grpc-port", str(grpc)]
+    words += ["--http-port", str(http), "--metrics-port", str(metrics)]
+    words += [
+        "--fault",
+        "ipu:0@batch=500:tile-parity:optional",
+        "--fault",
+        "machine:0@batch=900:lost:optional",
+    ]
+    words += ["--incidents", str(folder / "incidents.jsonl"), "--", "--model-control-mode=explicit"]
+    words += [f"--load-model={name}" for name in MODELS]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+    try:
+        client = grpcclient.InferenceServerClient(f"127.0.0.1:{grpc}")
+        end = time.monotonic() + 300
+        while not _ready(client):
+            if time.monotonic() > end or process.poll() is not None:
+                raise SystemExit((folder / "log").read_text()[-3000:])
+            time.sleep(0.2)
+        client.close()
+        yield process.pid, f"127.0.0.1:{grpc}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ready(client: Any) -> bool:
+    try:
+        return all(client.is_model_ready(name) for name in MODELS)
+    except Exception:  # It does not listen as yet.
+        return False
+
+
+def run(requests: int) -> dict[str, Any]:
+    """All of it; what came of the requests."""
+    tally, told, ended = Tally(), Counter[str](), threading.Event()
+    with (
+        tempfile.TemporaryDirectory(prefix="podrun-soak-") as place,
+        served(Path(place)) as (server, address),
+    ):
+        share = requests // 5
+        works = [
+            threading.Thread(target=ask_model, args=(address, name, share, tally, seed), daemon=True)
+            for seed, name in enumerate([*MODELS, "steady"])
+        ]
+        works.append(
+            threading.Thread(target=ask_stream, args=(address, requests - 4 * share, tally), daemon=True)
+        )
+        disturbing = threading.Thread(target=disturb, args=(server, address, ended, told), daemon=True)
+        begin = time.monotonic()
+        for work in (*works, disturbing):
+            work.start()
+        samples = []
+        while any(work.is_alive() for work in works):
+            samples.append((tally.asked, memory(server)))
+            time.sleep(1.0)
+        seconds = time.monotonic() - begin
+        ended.set()
+        disturbing.join(300)
+        file = Path(place, "incidents.jsonl")
+        incidents = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    steady = [mb for asked, mb in samples if asked > requests / 4] or [0.0]
+    return {
+        "requests": tally.asked,
+        "seconds": round(seconds, 1),
+        "kinds": dict(tally.kinds),
+        "unanswered": sum(1 for number in range(1, tally.asked + 1) if not tally.answers[number]),
+        "answered_twice": sum(1 for count in tally.answers.values() if count > 1),
+        "out_of_order": tally.out_of_order,
+        "errors": dict(tally.errors.most_common(12)),
+        "disturbances": dict(told),
+        "incidents": len(incidents),
+        "requests_named_by_incidents": sum(len(entry["cost"]["requests"]) for entry in incidents),
+        "memory_mb": {
+            "quarter": round(steady[0], 1),
+            "end": round(steady[-1], 1),
+            "most": round(max(steady), 1),
+        },
+    }
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--json", default="-")
+    options = parser.parse_args()
+    text = json.dumps(run(options.requests), indent=1)
+    if options.json == "-":
+        print(text)
+    else:
+        Path(options.json).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
