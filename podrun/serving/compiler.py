@@ -3,23 +3,23 @@
     executable = Compiler.compile("model.onnx", ["y"], CompilerOptions(num_ipus=1))
     Compiler.compile_and_export("model.onnx", ["y"], "executable.popef", CompilerOptions())
 
-The model is compiled as PopART's InferenceSession compiles it, for a device that need not be there. Options have the
-names and defaults of the SDK's compiler. Those that would change nothing here are accepted and do nothing
-(`WITHOUT_EFFECT`); others that podrun does not have are refused by name.
+The model is compiled as PopART's InferenceSession compiles it, for a device that need not be there. Options are those
+of `podrun.serving.compiler_options`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.errors import ConfigError, UnsupportedError, UsageError
+from podrun.core.errors import ConfigError, UsageError
 from podrun.popef.metadata import PopefMetadata
 from podrun.popef.reader import PopefReader
+from podrun.serving.compiler_options import CompilerOptions as CompilerOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,57 +33,6 @@ _PRODUCTS = ("MatMul", "Conv", "Gemm", "ConvTranspose")
 """Operators that the memory proportion is for."""
 _GRAPH_MODES = {"off": "Off", "manual": "Manual", "automatic": "Auto"}
 """Values of ``virtual_graph_mode``, with PopART's names."""
-WITHOUT_EFFECT = (
-    *("enable_prefetch_datastreams", "enable_gather_simplifier", "show_compilation_progress_bar"),
-    *("enable_multi_stage_reduce", "rearrange_anchors_on_host", "rearrange_streams_on_host"),
-    *("group_host_sync", "enable_non_stable_softmax", "stream_buffering_depth", "outline_threshold"),
-    *("time_limit_scheduler", "swap_limit_scheduler", "transitive_closure_optimization_threshold"),
-    *("enable_pad_conv_channel", "use_128bit_conv_unit_load", "enable_fast_reduce"),
-    *("subgraph_copying_strategy", "create_host_transferable_tensor_with_offset"),
-    "enable_efficient_overlap_io_topo_cons",
-)
-"""Options that change neither numbers nor what is modelled: any value is accepted."""
-
-
-@dataclass(slots=True)
-class CompilerOptions:
-    """Options of `Compiler`; names and defaults are the SDK's. ``popart_options``: fields of SessionOptions."""
-
-    num_ipus: int = 1
-    ipu_version: str = ""
-    batches_per_step: int = 1
-    partials_type: str = "half"
-    available_memory_proportion: float = 0.6
-    num_io_tiles: int = 0
-    constant_weights: bool = True
-    enable_outlining: bool = True
-    enable_pipelining: bool = False
-    virtual_graph_mode: str = "off"
-    virtual_graph_split_ratios: Sequence[float] = ()
-    enable_engine_caching: bool = False
-    cache_path: str = ""
-    engine_options: Mapping[str, str] = field(default_factory=dict)
-    popart_options: Mapping[str, Any] = field(default_factory=dict)
-    without_effect: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `WITHOUT_EFFECT` that were set."""
-
-    @staticmethod
-    def from_dict(options: Mapping[str, Any]) -> CompilerOptions:
-        """Options by name. UsageError for a name that does not exist, UnsupportedError for one of the SDK's that podrun
-        does not have.
-        """
-        known = {f.name for f in fields(CompilerOptions)}
-        plain = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT}
-        for name in plain:
-            if name in ("enable_model_fusion", "serialize_ir", "custom_patterns", "opaque_blobs"):
-                raise UnsupportedError(f"the compiler option {name!r} is not supported")
-            if name not in known:
-                raise UsageError(
-                    f"there is no compiler option {name!r}",
-                    hint=f"The options are {', '.join(sorted(known))}.",
-                )
-        ignored = {name: value for name, value in options.items() if name in WITHOUT_EFFECT}
-        return CompilerOptions(**plain, without_effect=ignored)
 
 
 class ServedModel:
@@ -158,9 +107,17 @@ class Compiler:
         from podrun.runtime.executable_files import check_writable, in_folder
 
         path = check_writable(os.fspath(filename))
-        session = _session(model, outputs, options or CompilerOptions())
+        chosen = options or CompilerOptions()
+        proto = model_proto(model)
+        session = _session(proto, outputs, chosen)
+        report = chosen.compilation_progress_logger or (lambda step, total: None)
+        report(0, 100)
         session.prepareDevice(loadEngine=False)
-        session.parts.files.save(in_folder(path, "executable.popef"))
+        report(100, 100)
+        blobs = {entry.key: entry.value.encode() for entry in proto.metadata_props if entry.key in CARRIED}
+        session.parts.files.save(in_folder(path, "executable.popef"), blobs=blobs | dict(chosen.opaque_blobs))
+        if chosen.serialize_ir:
+            write_ir(proto, chosen.serialized_ir_dest)
 
     @staticmethod
     def compile_and_get_summary_report(
@@ -180,19 +137,71 @@ def _session(model: Any, outputs: Sequence[str] | None, options: CompilerOptions
     from podrun import popart
 
     proto = model_proto(model)
+    named = [value.name for value in proto.graph.output]
     if outputs is None:
-        outputs = [value.name for value in proto.graph.output]
+        outputs = named
+    elif missing := [name for name in outputs if name not in named]:
+        raise UsageError(f"the model has no output {missing[0]!r}; it has {', '.join(named)}")
+    options.check()
     _annotate(proto, options)
     version = options.ipu_version or "ipu2"
     device = popart.DeviceManager().createOfflineIPUDevice(
         {"numIPUs": options.num_ipus, "ipuVersion": version}
     )
-    flow = popart.DataFlow(
-        options.batches_per_step, {name: popart.AnchorReturnType("All") for name in outputs}
-    )
+    kind = popart.AnchorReturnType("All")
+    if options.num_io_tiles:
+        overlap = popart.ExchangeStrategy.OverlapInnerLoop
+        kind = popart.AnchorReturnType("All", tileSet=popart.TileSet.IO, exchangeStrategy=overlap)
+        overlap_inputs(proto)
+    flow = popart.DataFlow(options.batches_per_step, dict.fromkeys(outputs, kind))
     return popart.InferenceSession(
-        proto.SerializeToString(), flow, device, userOptions=_session_options(options)
+        proto.SerializeToString(),
+        flow,
+        device,
+        userOptions=_session_options(options),
+        patterns=_patterns(options),
     )
+
+
+CARRIED = ("hostConcatRunnerConfig",)
+"""Metadata of models that compiled files carry as opaque blobs, for runners."""
+
+
+def overlap_inputs(proto: ModelProto) -> None:
+    """Let all inputs of a model move through I/O tiles while it computes."""
+    from podrun.onnx_models.annotations import TRANSFERS_KEY
+
+    held = {tensor.name for tensor in proto.graph.initializer}
+    names = [value.name for value in proto.graph.input if value.name not in held]
+    for index in reversed([i for i, e in enumerate(proto.metadata_props) if e.key == TRANSFERS_KEY]):
+        del proto.metadata_props[index]
+    proto.metadata_props.add(key=TRANSFERS_KEY, value=json.dumps(dict.fromkeys(names, "OverlapInnerLoop")))
+
+
+def write_ir(proto: ModelProto, path: str) -> None:
+    """Write a model's graphs as JSON: name -> operators, each with its ``type``, name, inputs and outputs."""
+    graphs = {}
+    for graph in _graphs_of(proto.graph):
+        graphs[graph.name or "main"] = [
+            {"type": n.op_type, "domain": n.domain or "ai.onnx", "name": n.name,
+             "inputs": list(n.input), "outputs": list(n.output)}
+            for n in graph.node
+        ]  # fmt: skip
+    Path(path or "ir.json").write_text(json.dumps(graphs, indent=1) + "\n", encoding="utf-8")
+
+
+def _graphs_of(graph: Any) -> list[Any]:
+    inner = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    return [graph, *(deeper for one in inner for deeper in _graphs_of(one))]
+
+
+def _patterns(options: CompilerOptions) -> Any:
+    from podrun import popart
+
+    patterns = popart.Patterns(popart.PatternsLevel.Default)
+    for name, enabled in options.patterns().items():
+        patterns.enablePattern(name, enabled)
+    return patterns
 
 
 def model_proto(model: Any) -> ModelProto:

@@ -1,202 +1,206 @@
-"""The command ``poprt``: fix the shapes of an ONNX model, check it, compile it, export it, time it.
+"""The command ``poprt``: convert an ONNX model for IPUs, check it, compile it, export it, time it.
 
-The options are PopRT's; those of conversion that podrun does not have as yet (precisions below fp32, passes, packing,
-calibration) are not among them, and click names the nearest that is. Numbers under ``--run`` are modelled.
+The options are PopRT's; `podrun.serving.poprt_flow` does what they ask for. Numbers under ``--run`` are modelled.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-import numpy as np
 
 from podrun.core.command_line import HELP_OPTIONS, run_command
-from podrun.core.errors import CallError, UsageError
-from podrun.serving.compiler import Compiler, CompilerOptions, ServedModel, model_proto
-from podrun.serving.loaded_model import LoadedModel
+from podrun.core.errors import UsageError
+from podrun.serving.poprt_words import ManyWords
 
-if TYPE_CHECKING:
-    from onnx import ModelProto
+_PATH = click.Path(path_type=Path)
+_PRECISIONS = click.Choice(["fp32", "fp16", "fp8", "fp8_weight"])
+_LOSSES = click.Choice(["kld", "mse", "mae", "snr", "cos_dist", "gptq"])
+_LEVELS = click.Choice(["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG"], case_sensitive=False)
 
-TOLERANCE = 1e-3
-"""Largest difference from onnxruntime that ``--check`` lets pass, of values and relative to them."""
-
-
-def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
-    """The model whose inputs have these shapes. UsageError for an unknown input, or one that has another shape."""
-    known = {tensor.name for tensor in model.graph.initializer}
-    inputs = {value.name: value for value in model.graph.input if value.name not in known}
-    for name, shape in shapes.items():
-        if name not in inputs:
-            raise UsageError(f"the model has no input {name!r}; it has {sorted(inputs)}")
-        dims = inputs[name].type.tensor_type.shape.dim
-        if len(dims) != len(shape) or any(
-            d.dim_value not in (0, s) for d, s in zip(dims, shape, strict=True)
-        ):
-            told = [dim.dim_value or dim.dim_param or "?" for dim in dims]
-            raise UsageError(f"input {name!r} has shape {told}, which cannot become {list(shape)}")
-        for dim, size in zip(dims, shape, strict=True):
-            dim.dim_value = size
-    for name, value in inputs.items():
-        if any(dim.dim_value <= 0 for dim in value.type.tensor_type.shape.dim):
-            raise UsageError(f"the shape of input {name!r} is not known", hint=f"--input_shape {name}=1,8")
-    return model
+Decorator = Callable[[Any], Any]
 
 
-def with_batch(model: ModelProto, size: int, axis: int) -> ModelProto:
-    """The model whose inputs have ``size`` along ``axis``, where that is open."""
-    known = {tensor.name for tensor in model.graph.initializer}
-    for value in model.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if value.name not in known and axis < len(dims) and dims[axis].dim_value <= 0:
-            dims[axis].dim_value = size
-    return model
+def _flag(name: str, text: str, *others: str) -> Decorator:
+    return click.option(name, *others, is_flag=True, help=text)
 
 
-def random_inputs(loaded: LoadedModel, seed: int = 0) -> dict[str, np.ndarray]:
-    """Inputs of one micro-batch: standard normal numbers, zeros for integers."""
-    random = np.random.default_rng(seed)
-    return {
-        name: random.standard_normal(d.shape).astype(d.dtype)
-        if d.dtype.kind == "f"
-        else np.zeros(d.shape, d.dtype)
-        for name, d in loaded.inputs.items()
-    }
+def _words(name: str, metavar: str, text: str) -> Decorator:
+    return click.option(name, multiple=True, metavar=metavar, help=text)
 
 
-def difference(
-    model: ModelProto, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
-) -> float:
-    """The largest difference of outputs from onnxruntime's, relative to 1 or to the value."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    wide = {
-        i.name: inputs[i.name].astype(np.int64) if "int64" in i.type else inputs[i.name]
-        for i in session.get_inputs()
-    }
-    expected = dict(zip(outputs, session.run(list(outputs), wide), strict=True))
-    worst = 0.0
-    for name, value in outputs.items():
-        right = np.asarray(expected[name], np.float64)
-        error = np.abs(value.astype(np.float64).reshape(right.shape) - right) / np.maximum(1.0, np.abs(right))
-        worst = max(worst, float(error.max(initial=0.0)))
-    return worst
+def _csv(name: str, text: str, metavar: str = "NAME,NAME") -> Decorator:
+    return click.option(name, metavar=metavar, help=text)
 
 
-def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    pairs = {}
-    for word in (part for text in words for part in text.split()):
-        name, equals, value = word.rpartition("=")
-        if not equals or not name:
-            raise UsageError(f"{option} takes NAME=VALUE, not {word!r}")
-        pairs[name] = value
-    return pairs
-
-
-def _shapes(words: Sequence[str]) -> dict[str, list[int]]:
-    shapes = {}
-    for name, text in _pairs(words, "--input_shape").items():
-        if not all(size.isdecimal() and int(size) > 0 for size in text.split(",")):
-            raise UsageError(f"--input_shape {name}={text}: a shape is numbers above 0, as in {name}=1,8")
-        shapes[name] = [int(size) for size in text.split(",")]
-    return shapes
-
-
-@click.command(
-    "poprt", context_settings=HELP_OPTIONS, epilog="Example: poprt -i model.onnx --export_popef --run"
-)
-@click.option("-i", "--input_model", type=click.Path(path_type=Path), required=True, help="The ONNX model.")
-@click.option(
-    "--output_model", default="", help="Name of the converted model; <input>.optimized.onnx if not given."
-)
-@click.option("--output_dir", type=click.Path(path_type=Path), default=Path(), help="Folder of results.")
-@click.option(
-    "--input_shape", multiple=True, metavar="NAME=1,8", help="Shapes of inputs that the model leaves open."
-)
-@click.option("--batch_size", type=click.IntRange(1), help="Batch of inputs that leave it open.")
-@click.option("--batch_axis", type=click.IntRange(0), default=0, show_default=True, help="Axis of the batch.")
-@click.option(
-    "--batches_per_step", type=click.IntRange(1), default=1, show_default=True, help="Iterations in a run."
-)
-@click.option(
-    "--ipu_version", type=click.Choice(["ipu2", "ipu21"]), default="ipu2", show_default=True, help="Chip."
-)
-@click.option(
-    "--compiler_options", multiple=True, metavar="NAME=VALUE", help="num_ipus, partials_type and others."
-)
-@click.option("--check", is_flag=True, help="Compare with onnxruntime on random data.")
-@click.option(
-    "--run", "runs", is_flag=True, help="Run on random data; print batch, latency and throughput, modelled."
-)
-@click.option("--show", is_flag=True, help="Print inputs and outputs.")
-@click.option("--export_popef", is_flag=True, help="Write executable.popef.")
-def poprt_command(input_model: Path, output_model: str, output_dir: Path, **options: Any) -> int:
-    """Convert an ONNX model for IPUs; compile, check, run and export it."""
-    model = model_proto(input_model)
-    if options["batch_size"]:
-        model = with_batch(model, options["batch_size"], options["batch_axis"])
-    model = with_shapes(model, _shapes(options["input_shape"]))
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / (output_model or f"{input_model.stem}.optimized.onnx")).write_bytes(
-        model.SerializeToString()
+def _number(name: str, default: int | None, text: str, least: int = 0) -> Decorator:
+    return click.option(
+        name, type=click.IntRange(least), default=default, show_default=default is not None, help=text
     )
-    if not any(options[name] for name in ("check", "runs", "show", "export_popef")):
+
+
+_MODEL = (
+    click.option("-i", "--input_model", type=_PATH, help="The model: a file, or a SavedModel's folder."),
+    click.option("--output_model", help="Name of the converted model; <input>.optimized.onnx if not given."),
+    click.option("--output_dir", type=_PATH, default=Path(), help="Folder of results."),
+    click.option("--framework", type=click.Choice(["onnx", "tensorflow"]), default="onnx", show_default=True),
+    _words("--input_shape", "NAME=1,8", "Shapes of inputs that the model leaves open."),
+    _number("--batch_size", None, "Batch of all inputs, where they leave it open.", 1),
+    _number("--batch_axis", None, "Axis of the batch."),
+    _number("--convert_version", 11, "Version of ONNX's operators.", 7),
+    _csv("--checkpoints", "Tensors within the model that become outputs."),
+    _csv("--remove_outputs", "Outputs that go."),
+    _flag("--eightbitsio", "Images come in and go out in 8 bits."),
+)
+_PRECISION = (
+    click.option("--precision", type=_PRECISIONS, default="fp32", show_default=True),
+    _csv("--fp16_skip_op_types", "Operators that stay in float32.", "TYPE,TYPE"),
+    _csv("--fp8_skip_op_names", "Nodes that stay in float16."),
+    _csv("--fp8_params", "Formats and scales [F143,F143,-1,-1].", "INPUT,WEIGHT,SCALE,SCALE"),
+    _flag("--calibration_with_data", "Choose formats and scales by data.", "--quantize"),
+    click.option("--calibration_loss_type", "--quantize_loss_type", type=_LOSSES, help="[kld]"),
+    click.option("--data_preprocess", type=_PATH, help="A .npz file of calibration data by input."),
+    _number("--num_of_layers_keep_fp16", 0, "So many layers with the largest losses stay in float16."),
+    _flag("--precision_compare", "Compare layers with the original: precision_compare.log."),
+    _flag("--enable_avoid_overflow_patterns", "Sums of squares stay in float32."),
+    _flag("--disable_fast_norm", "Keep normalisations of half precision as they are."),
+)
+_PASSES = (
+    _csv("--passes", "Passes to run besides, in this order.", "PASS,PASS"),
+    _csv("--skip_passes", "Passes not to run.", "PASS,PASS"),
+    _flag("--list_all_passes", "Print the names of all passes and stop."),
+    _csv("--custom_pass_config", "Python files that register passes.", "FILE,FILE"),
+    _csv("--custom_shape_inference", "Python files with shape functions.", "FILE,FILE"),
+    _words("--custom_library_so_paths", "FILE", "Refused: compiled operators cannot run here."),
+    _flag("--infer_shape_ahead", "Infer shapes first."),
+    _flag("--enable_erf_gelu", "GELU by erf becomes one operator."),
+    _flag("--enable_compress_pattern", "Compress by a constant becomes a Gather."),
+    _flag("--merge_if_with_same_cond", "Ifs of one condition become one."),
+    _flag("--fold_periodic_initializer", "Weights that repeat themselves are tiled."),
+    _flag("--optimize_internal_exchange_code", "Accepted; code of exchanges is not modelled."),
+    _flag("--disable_compilation_progress_bar", "Show no progress."),
+    _flag("--perf_tuner", "Refused: not in PopRT either."),
+    _flag("--enable_insert_remap", "Lay results of operators out anew."),
+    _csv("--remap_mode", "Where: before_ or after_ an operator [after_matmul].", "PLACE,PLACE"),
+    click.option("--max_tensor_size", type=int, default=-1, show_default=True, help="Bytes folded at most."),
+    _words("--serialize_matmul", "NODE=FACTOR[/MODE[/KEEP]]", "Compute products in slices."),
+    _words("--serialize_matmul_add", "MATMUL/ADD=FACTOR", "Divide products with their bias."),
+    _csv("--merge_matmul", "MatMuls that become one."),
+    _csv("--merge_matmul_add", "Pairs of MatMul and Add that become one."),
+    _csv("--merge_moe", "Experts that become one: begin,end,begin,end."),
+    _words("--pack_args", "KEY=VALUE", "Pack samples: max_valid_num, segment_max_size."),
+    _words("--apply_hcsr", "TYPE,SHAPE[,NUMBER]", "Merge inputs of one form on the host: fp32,[512,1],50."),
+)
+_PLACES = (
+    click.option("--manual_sharding_config", type=_PATH, help="YAML: a list of {node, device, stage}."),
+    _flag("--only_manual_sharding", "Shard, and nothing else."),
+    click.option(
+        "--available_memory_proportion",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="Share of tile memory for products.",
+    ),
+    _number("--batches_per_step", 1, "Iterations in a run.", 1),
+    _number("--num_io_tiles", 0, "Tiles that move data while others compute."),
+    click.option(
+        "--ipu_version", type=click.Choice(["ipu2", "ipu21"]), default="ipu2", show_default=True, help="Chip."
+    ),
+    _words("--compiler_options", "NAME=VALUE", "num_ipus, partials_type and others."),
+    _words("--popart_options", "NAME=VALUE", "Fields of PopART's SessionOptions."),
+)
+_ACTIONS = (
+    _flag("--check", "Compare with onnxruntime on made-up data."),
+    _flag("--run", "Run on random data; print batch, latency and throughput, modelled."),
+    _flag("--show", "Print inputs and outputs."),
+    _flag("--show_io_stat", "Print how many bytes go in and out."),
+    _flag("--export_popef", "Write executable.popef."),
+    click.option("--config_yaml", type=_PATH, help="Options from a YAML file; model_fusion lists models."),
+    click.option("--logging_level", type=_LEVELS, default="WARNING", show_default=True),
+    click.option(
+        "--print_completion", type=click.Choice(["bash", "zsh"]), help="Print a script for a shell."
+    ),
+    _flag("--version", "Print versions.", "-v"),
+)
+
+
+class PoprtGroup(ManyWords):
+    """``poprt``, whose one sub-command says how a SavedModel is read."""
+
+    several = (
+        *("--input_shape", "--serialize_matmul", "--serialize_matmul_add", "--pack_args", "--apply_hcsr"),
+        *("--custom_library_so_paths", "--compiler_options", "--popart_options"),
+    )
+
+
+def _all_options(command: Any) -> Any:
+    for option in reversed((*_MODEL, *_PRECISION, *_PASSES, *_PLACES, *_ACTIONS)):
+        command = option(command)
+    return command
+
+
+@click.group(
+    "poprt",
+    cls=PoprtGroup,
+    invoke_without_command=True,
+    context_settings=HELP_OPTIONS,
+    options_metavar="[OPTIONS]",
+    subcommand_metavar="[tf2onnx [OPTIONS]]",
+    epilog="Example: poprt -i model.onnx --input_shape x=1,8 --precision fp16 --export_popef --run",
+)
+@_all_options
+@click.pass_context
+def poprt_command(ctx: click.Context, /, **options: Any) -> int:
+    """Convert an ONNX model for IPUs; check, compile, run and export it."""
+    from podrun.serving import poprt_flow
+
+    if options["version"]:
+        click.echo("\n".join(poprt_flow.version_lines()))
         return 0
-    settings = _compiler_options(options)
-    compiled: ServedModel
-    if options["export_popef"]:
-        Compiler.compile_and_export(model, None, output_dir / "executable.popef", settings)
-        compiled = ServedModel(output_dir / "executable.popef")
-    else:
-        compiled = Compiler.compile(model, None, settings)
-    if options["show"]:
-        for kind, anchors in (("Input", compiled.metadata.inputs()), ("Output", compiled.metadata.outputs())):
-            for anchor in anchors:
-                click.echo(f"{kind} {anchor.name}: dtype - {anchor.tensorInfo.dataType.value}, "
-                           f"shape - {list(anchor.tensorInfo.shape)}")  # fmt: skip
-    if options["check"] or options["runs"]:
-        _try(model, compiled, check=options["check"], runs=options["runs"])
-    return 0
+    if options["print_completion"]:
+        click.echo(poprt_flow.completion_script(ctx.command, options["print_completion"]))
+        return 0
+    if options["list_all_passes"]:
+        click.echo("\n".join(poprt_flow.pass_names(options["custom_pass_config"])))
+        return 0
+    typed = {
+        name for name in options if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = (options, typed)
+        return 0
+    return poprt_flow.convert_and_run(options, typed)
 
 
-def _compiler_options(options: Mapping[str, Any]) -> CompilerOptions:
-    typed: dict[str, Any] = {}
-    defaults = CompilerOptions()
-    for name, text in _pairs(options["compiler_options"], "--compiler_options").items():
-        now = getattr(defaults, name, "")
-        if isinstance(now, bool):
-            typed[name] = text.lower() in ("1", "true")
-        else:
-            try:
-                typed[name] = type(now)(text)
-            except (TypeError, ValueError) as error:
-                raise UsageError(f"the compiler option {name} cannot be {text!r}") from error
-    plain = {"batches_per_step": options["batches_per_step"], "ipu_version": options["ipu_version"]}
-    return CompilerOptions.from_dict(plain | typed)
+@poprt_command.command("tf2onnx")
+@click.option(
+    "--saved_model", is_flag=True, default=True, help="Read a SavedModel; what else there was is not read."
+)
+@click.option("--signature_def", default="", help="The signature.")
+@click.option("--tag", default="", help="The tag of the graph.")
+@click.option("--inputs", help="Tensors to begin at.", metavar="NAME,NAME")
+@click.option("--outputs", help="Tensors to end at.", metavar="NAME,NAME")
+@click.option("--opset", type=click.IntRange(7), default=11, show_default=True)
+@click.option("--inputs_as_nchw", help="Images whose channels come first.", metavar="NAME,NAME")
+@click.option("--outputs_as_nchw", help="Results whose channels come first.", metavar="NAME,NAME")
+@click.pass_context
+def tf2onnx_command(ctx: click.Context, /, **settings: Any) -> int:
+    """How a SavedModel of TensorFlow is read (--framework tensorflow)."""
+    from podrun.serving import poprt_flow
 
-
-def _try(model: ModelProto, compiled: ServedModel, *, check: bool, runs: bool) -> None:
-    with LoadedModel(compiled) as loaded:
-        inputs = random_inputs(loaded)
-        outputs, cost = loaded.run(inputs, 1)
-        if runs:
-            seconds = cost.compute_s + cost.transfer_s
-            rows = next(iter(loaded.inputs.values())).shape[0] if loaded.inputs else 1
-            click.echo(f"Bs: {rows}\nLatency: {seconds * 1e3:.3g}ms\nTput: {int(rows / seconds)}")
-        if check:
-            worst = difference(model, inputs, outputs)
-            if not worst <= TOLERANCE:
-                raise CallError(
-                    f"the outputs differ from onnxruntime's by {worst:.3g}, more than {TOLERANCE:g}"
-                )
-            click.echo(f"The outputs are onnxruntime's to {worst:.1e}.")
+    options, typed = ctx.obj
+    if options["framework"] != "tensorflow":
+        raise UsageError(
+            "tf2onnx is for --framework tensorflow", hint="Put it before: poprt --framework tensorflow"
+        )
+    return poprt_flow.convert_and_run(options, typed, settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command ``poprt``; returns its exit code."""
     return run_command(poprt_command, list(sys.argv[1:] if arguments is None else arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -74,7 +74,13 @@ def _words(name: str, value: Any, label: str) -> tuple[str, ...]:
     if isinstance(value, Mapping):
         return tuple(f"{key}={_joined(one)}" for key, one in value.items())
     if isinstance(value, list):
-        return tuple(str(one) for one in value)
+        words: list[str] = []
+        for one in map(str, value):
+            if name == "input_shape" and words and "=" not in one:
+                words[-1] += f",{one}"  # YAML takes [x=1,8] for two words.
+            else:
+                words.append(one)
+        return tuple(words)
     if isinstance(value, str):
         return tuple(value.split())
     raise ConfigError(f"--config_yaml: {label}: {name} is a list of words, not {value!r}")

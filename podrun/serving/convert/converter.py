@@ -21,6 +21,7 @@ from podrun.serving.convert.half_passes import listed_names
 from podrun.serving.convert.opset import convert_opset
 from podrun.serving.convert.pass_manager import Pass, pass_class, run_pass
 from podrun.serving.convert.placing_passes import parse_hcsr
+from podrun.serving.convert.report_passes import TOLERANCES, CheckWithFakeData
 from podrun.serving.convert.structure_passes import check_shapes_known
 
 PRECISIONS = ("fp32", "fp16", "fp8", "fp8_weight")
@@ -90,6 +91,8 @@ class Converter:
                 )
         self.options = ConversionOptions(**options)
         self.progress: Callable[[str], None] = lambda step: None
+        self.difference = 0.0
+        """Largest difference from onnxruntime that the last check saw."""
         _check_options(self.options)
         self.skipped = listed_names(self.options.skip_passes, "skip_passes")
         for name in (*self.skipped, *self.options.used_passes):
@@ -103,18 +106,10 @@ class Converter:
                 f"convert takes a ModelProto, not {type(model).__name__}",
                 hint='onnx.load("model.onnx") reads one.',
             )
-        result = ModelProto()
-        result.CopyFrom(model)
-        if result.functions:
-            result = onnx.inliner.inline_local_functions(result)
+        result = self.fixed(model)
         origin = ModelProto()
         if self.options.check:
-            origin.CopyFrom(self._stage(result, _ends(self.options)))
-            result = ModelProto()
-            result.CopyFrom(origin)
-        else:
-            result = self._stage(result, _ends(self.options))
-        check_shapes_known(result)
+            origin.CopyFrom(result)
         self.progress("shapes")
         result = self._stage(result, _cleaning(self.options))
         result = self._opset(result)
@@ -129,6 +124,16 @@ class Converter:
         result.producer_name, result.producer_version = "podrun", _version()
         return result
 
+    def fixed(self, model: ModelProto) -> ModelProto:
+        """The model with inputs and outputs as the options fix them: what checks compare with."""
+        result = ModelProto()
+        result.CopyFrom(model)
+        if result.functions:
+            result = onnx.inliner.inline_local_functions(result)
+        result = self._stage(result, _ends(self.options))
+        check_shapes_known(result)
+        return result
+
     def _opset(self, model: ModelProto) -> ModelProto:
         model = convert_opset(model, self.options.convert_version)
         return self._stage(model, ["extract_constant_to_initializer", "constant_folding", "apply_ir_pass"])
@@ -141,6 +146,8 @@ class Converter:
                 chosen = Pass.get_pass("apply_ir_pass", passes=_cleanup_without(self.skipped))
             self._log(chosen)
             model = run_pass(chosen, model)
+            if isinstance(chosen, CheckWithFakeData):
+                self.difference = chosen.worst
         return model
 
     def _log(self, one: Pass) -> None:
@@ -291,8 +298,6 @@ def _finishing(options: ConversionOptions, origin: ModelProto) -> list[str | Pas
         passes.append("overlap_io")
     passes += ["shape_inference", "final_check"]
     if options.check:
-        from podrun.serving.convert.report_passes import TOLERANCES
-
         tolerance = TOLERANCES[options.precision]
         passes.append(Pass.get_pass("check_with_fake_data", origin=origin, tolerance=tolerance))
     return passes

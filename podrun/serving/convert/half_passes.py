@@ -62,6 +62,8 @@ class _Halving:
         self.owner = ModelEditor(model)
         self.types = dict(self.owner.types)
         self.keeps = keeps
+        self.wide: dict[str, str] = {}
+        """Tensors that are there in float32 too, by the names of their halves."""
 
     def is_float(self, name: str) -> bool:
         kind = self.types.get(name)
@@ -72,6 +74,7 @@ class _Halving:
             for node in list(graph.nodes):
                 self._node(graph, node)
             self._constants(graph)
+            graph.drop_dead()
             for value in (*graph.graph.input, *graph.graph.output):
                 if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type == _FLOAT:
                     value.type.tensor_type.elem_type = _HALF
@@ -103,6 +106,7 @@ class _Halving:
             if name and self.is_float(name) and (full or own):
                 inner = self.owner.new_name(f"{name}_full")
                 node.output[index] = inner
+                self.wide[name] = inner
                 after.append(graph.node("Cast", [inner], name, to=_HALF))
         if after:
             graph.insert_after(node, after)
@@ -112,6 +116,8 @@ class _Halving:
 
     def _full(self, graph: GraphEditor, node: NodeProto, name: str) -> str:
         """A tensor in float32: a constant as it is, anything else cast."""
+        if name in self.wide:
+            return self.wide[name]
         value = graph.constant(name)
         if value is not None:
             return graph.add_constant(value.astype(np.float32), f"{name}_fp32")

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from podrun.core.errors import UsageError
+from podrun.onnx_models.annotations import TRANSFERS_KEY
 from podrun.serving.convert.fusion_passes import split_node
 from podrun.serving.convert.graph_edit import GraphEditor, ModelEditor
 from podrun.serving.convert.graph_walk import GRAPHCORE_DOMAIN
@@ -21,8 +22,6 @@ from podrun.serving.convert.structure_passes import true_inputs
 
 HOST_CONCAT_KEY = "hostConcatRunnerConfig"
 """Metadata of a model: how the host puts inputs together, as JSON."""
-OVERLAP_KEY = "podrun.overlapped_io"
-"""Metadata of a model: inputs and outputs that move while the model computes."""
 
 
 def set_metadata(model: ModelProto, key: str, value: str) -> None:
@@ -59,12 +58,13 @@ class ManualSharding(Pass):
 
 @register("overlap_io")
 class OverlapIo(Pass):
-    """All inputs and outputs move through I/O tiles while the model computes: what ``num_io_tiles`` asks for."""
+    """Inputs move through I/O tiles while the model computes; compile with ``num_io_tiles``, which does it for outputs
+    too.
+    """
 
     def run(self, model: ModelProto) -> ModelProto:
         """The changed model."""
-        ends = {"inputs": list(true_inputs(model)), "outputs": [value.name for value in model.graph.output]}
-        set_metadata(model, OVERLAP_KEY, json.dumps(ends))
+        set_metadata(model, TRANSFERS_KEY, json.dumps(dict.fromkeys(true_inputs(model), "OverlapInnerLoop")))
         return model
 
 

@@ -40,11 +40,10 @@ def read_calibration_data(path: str | os.PathLike[str]) -> dict[str, np.ndarray]
             hint='Save the arrays once: numpy.savez("data.npz", **pickle.load(open("data.pkl", "rb")))',
         )
     try:
-        with np.load(file, allow_pickle=False) as held:
-            if not isinstance(held, np.lib.npyio.NpzFile):
-                raise UsageError(
-                    f"data_preprocess: {file.name} holds one array; a .npz names one for each input"
-                )
+        held = np.load(file, allow_pickle=False)
+        if isinstance(held, np.ndarray):
+            raise UsageError(f"data_preprocess: {file.name} holds one array; a .npz names one for each input")
+        with held:
             return {name: held[name] for name in held.files}
     except FileNotFoundError as error:
         raise UsageError(f"data_preprocess: there is no file {str(file)!r}") from error
