@@ -144,7 +144,10 @@ class CompilerOptions:
         return held
 
 
-_OF_SEVERAL_TYPES = ("custom_patterns", "custom_transform_applier_settings", "compilation_progress_logger")
+_OF_SEVERAL_TYPES = (
+    *("custom_patterns", "custom_transform_applier_settings", "compilation_progress_logger"),
+    "virtual_graph_mode",  # The compiler names the modes.
+)
 
 
 def _fits(value: Any, default: Any) -> bool:

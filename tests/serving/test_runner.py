@@ -122,8 +122,16 @@ def test_replicas_take_micro_batches_in_order() -> None:
 def test_files_and_options_that_cannot_be(file: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no compiler option 'num_ipu'"):
         CompilerOptions.from_dict({"num_ipu": 2})
-    with pytest.raises(UnsupportedError, match="enable_model_fusion"):
-        CompilerOptions.from_dict({"enable_model_fusion": True})
+    with pytest.raises(UnsupportedError, match="custom_transform_applier_settings"):
+        CompilerOptions.from_dict({"custom_transform_applier_settings": "{'Fwd0': ['Own']}"})
+    for name, value in (
+        ("num_ipus", "2"),
+        ("enable_fast_reduce", 1),
+        ("partials_type", "full"),
+        ("num_ipus", 0),
+    ):
+        with pytest.raises(UsageError, match=f"the compiler option {name} is"):
+            CompilerOptions.from_dict({name: value})
     assert CompilerOptions.from_dict({"enable_fast_reduce": True, "num_ipus": 2}).num_ipus == 2
     with pytest.raises(UsageError, match="at most 1, not 2"):
         Compiler.compile(model(), None, CompilerOptions(available_memory_proportion=2.0))
