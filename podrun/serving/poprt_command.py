@@ -159,7 +159,7 @@ def poprt_command(ctx: click.Context, /, **options: Any) -> int:
         click.echo("\n".join(poprt_flow.version_lines()))
         return 0
     if options["print_completion"]:
-        click.echo(poprt_flow.completion_script(ctx.command, options["print_completion"]))
+        click.echo(poprt_flow.poprt_completion(ctx.command, options["print_completion"]))
         return 0
     if options["list_all_passes"]:
         click.echo("\n".join(poprt_flow.pass_names(options["custom_pass_config"])))

@@ -41,7 +41,7 @@ def version_lines() -> list[str]:
     ]
 
 
-def completion_script(command: click.Command, shell: str) -> str:
+def poprt_completion(command: click.Command, shell: str) -> str:
     """A script that teaches a shell the command's options."""
     from click.shell_completion import get_completion_class
 

@@ -1,5 +1,5 @@
 """Passes by name over a model."""
 
-from podrun.serving.convert.tools import Optimizer
+from podrun.serving.convert.tools import PassOptimizer as Optimizer
 
 __all__ = ["Optimizer"]

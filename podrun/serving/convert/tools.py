@@ -16,8 +16,8 @@ from podrun.serving.convert.structure_passes import ShapeInference, true_inputs
 from podrun.serving.convert.type_inference import infer_types
 
 
-class Optimizer:
-    """Passes by name: ``Optimizer(["eliminate_identity"]).run(model)``."""
+class PassOptimizer:
+    """Passes by name: ``PassOptimizer(["eliminate_identity"]).run(model)``, which programs know as Optimizer."""
 
     def __init__(self, passes: Sequence[str | Pass] = ()) -> None:
         self._manager = PassManager(passes)
@@ -82,27 +82,27 @@ def infer_shapes(model: ModelProto) -> ModelProto:
     return ShapeInference().run(model)
 
 
-Sizes = Sequence[Sequence[int]]
+NodeShapes = Sequence[Sequence[int]]
 
 
-def _of_matmul(node: NodeProto, inputs: Sizes, outputs: Sizes) -> int:
+def _of_matmul(node: NodeProto, inputs: NodeShapes, outputs: NodeShapes) -> int:
     return 2 * int(np.prod(outputs[0], dtype=np.int64)) * int(inputs[0][-1])
 
 
-def _of_gemm(node: NodeProto, inputs: Sizes, outputs: Sizes) -> int:
+def _of_gemm(node: NodeProto, inputs: NodeShapes, outputs: NodeShapes) -> int:
     depth = inputs[0][0 if attribute(node, "transA", 0) else 1]
     return 2 * int(np.prod(outputs[0], dtype=np.int64)) * int(depth)
 
 
-def _of_conv(node: NodeProto, inputs: Sizes, outputs: Sizes) -> int:
+def _of_conv(node: NodeProto, inputs: NodeShapes, outputs: NodeShapes) -> int:
     return 2 * int(np.prod(outputs[0], dtype=np.int64)) * int(np.prod(inputs[1][1:], dtype=np.int64))
 
 
-def _of_elements(node: NodeProto, inputs: Sizes, outputs: Sizes) -> int:
+def _of_elements(node: NodeProto, inputs: NodeShapes, outputs: NodeShapes) -> int:
     return int(np.prod(outputs[0], dtype=np.int64)) if outputs else 0
 
 
-_COUNTS: dict[str, Callable[[NodeProto, Sizes, Sizes], int]] = {
+_COUNTS: dict[str, Callable[[NodeProto, NodeShapes, NodeShapes], int]] = {
     "MatMul": _of_matmul,
     "Gemm": _of_gemm,
     "Conv": _of_conv,
@@ -113,7 +113,7 @@ _FREE = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", 
 class OperationCounter:
     """Operations of nodes: products count two for each multiplication and addition, others one for each result."""
 
-    def get_profiler(self, op_type: str) -> Callable[[NodeProto, Sizes, Sizes], int]:
+    def get_profiler(self, op_type: str) -> Callable[[NodeProto, NodeShapes, NodeShapes], int]:
         """A function of a node, its inputs' and its outputs' shapes."""
         if op_type in _FREE:
             return lambda node, inputs, outputs: 0
