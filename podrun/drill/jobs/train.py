@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ def main(checkpoints: Path, pause: float, hold: bool) -> None:
     """Train, and say every few batches how it goes."""
     if "DRILL_FAULTS" in os.environ:  # Faults of this process, which the drill writes there later.
         os.environ["PODRUN_PROGRAM_FAULTS"] = os.environ["DRILL_FAULTS"]
+        logging.getLogger("podrun.faults").setLevel(logging.ERROR)  # It would say that a fault strikes.
     session, x, loss = training_session()
     anchors = session.initAnchorArrays()
     dice = np.random.default_rng(popdist.getInstanceIndex())
