@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
         "report.curves",
     }
     | {"simulate.streams", "simulate.traces.lines"},
-    "tensorflow": BASE | {"numerics", "runtime", "popdist", "private_apis", "compiler"},
+    "tensorflow": BASE | {"numerics", "runtime", "popdist", "private_apis", "compiler", "serving"},
     "models": BASE | {"popart"},
     "popdist": BASE | {"device.connection", "collectives", "record", "faults"},
     "onnx_backend": BASE | {"onnx_models", "runtime", "compiler", "device.xla"},

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.tensorflow.cases import CASES
+from tests.tensorflow.more_cases import MORE
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,18 +29,24 @@ def strategy() -> Any:
     return IPUStrategyV1()
 
 
-NO_HALF = {"batch_norm", "lgamma", "digamma", "resize", "pow", "local_norm"}
+ALL = CASES | MORE
+NO_HALF = {
+    "batch_norm", "lgamma", "digamma", "resize", "pow", "local_norm", "cholesky", "inverse", "determinant",
+    "log_determinant",
+    "solve", "triangular_solve", "qr", "singular_values", "eigenvalues", "whole_numbers", "bits", "bincount", "bitcast",
+    "comparisons", "scatter_max", "scatter_min",
+}  # fmt: skip
 """Operations that are compared in float32 alone."""
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", sorted(ALL))
 def test_it_computes_what_tensorflow_does(strategy: Any, name: str, half: bool) -> None:
     import tensorflow as tf
 
     if half and name in NO_HALF:
         pytest.skip("compared in float32")
-    function, arrays = CASES[name]
+    function, arrays = ALL[name]
     dtype = tf.float16 if half else tf.float32
     inputs = [tf.cast(a, dtype) for a in arrays]
 

@@ -173,9 +173,14 @@ class HostProgram:
         if self._program is None or self._generation != DEVICES.generation:
             settings = DEVICES.settings(self.ordinal, self.shards)
             device = DEVICES.device(self.ordinal)
-            self._program = StepProgram(self._source, self.step, device, settings, _feed_types)
+            self._program = StepProgram(self._source, self.step, device, settings, feed_types)
             self._generation = DEVICES.generation
         return self._program
+
+    @property
+    def source_keys(self) -> set[str]:
+        """The values from which a step starts, by key."""
+        return set(self._source.names.values())
 
     def written_inputs(self) -> list[int]:
         """The positions of the variables that the program writes."""
@@ -198,16 +203,22 @@ class HostProgram:
         if self.loop is None:
             results, written = program.run(1, values, feed, take)
             return results, written
-        starts = [self._start(t, values) for t in self.loop.inputs]
-        counts = [_limit(bound, starts) - int(starts[place]) for place, bound in self.loop.counted]
-        iterations = max(min(counts), 0)
-        values |= {f"loop/{i}": s for i, s in enumerate(starts) if s is not None}
+        iterations = self.start_loop(values)
         if not iterations:
             outcome = [values[key] for key in self._carried]
             written = {}
         else:
             outcome, written = program.run(iterations, values, feed, take)
         return [self._result(t, values, outcome) for t in self.results], written
+
+    def start_loop(self, values: dict[str, np.ndarray]) -> int:
+        """Add the values with which the loop starts. Returns how often it runs; 1 without a loop."""
+        if self.loop is None:
+            return 1
+        starts = [self._start(t, values) for t in self.loop.inputs]
+        counts = [_limit(bound, starts) - int(starts[place]) for place, bound in self.loop.counted]
+        values.update((f"loop/{i}", s) for i, s in enumerate(starts) if s is not None)
+        return max(min(counts), 0)
 
     def _start(self, tensor: Any, values: Mapping[str, np.ndarray]) -> Any:
         if tensor.dtype == tf.resource:
@@ -261,7 +272,8 @@ def _limit(bound: tuple[str, int], starts: Sequence[Any]) -> int:
     return int(starts[bound[1]]) if bound[0] == "input" else bound[1]
 
 
-def _feed_types(step: ReadStep) -> dict[str, TensorType]:
+def feed_types(step: ReadStep) -> dict[str, TensorType]:
+    """The inputs that infeeds give, by name."""
     types = {}
     for queue, names in step.infeeds.items():
         for name, spec in zip(names, REFERENCES[queue].flat_specs, strict=True):

@@ -43,6 +43,18 @@ def variable_type(handle: Any) -> tuple[Any, Any]:
     return tf.as_dtype(entry.dtype), tf.TensorShape(entry.shape)
 
 
+def read_handle(tensor: Any) -> np.ndarray:
+    """The value of a tensor of eager mode: that of the variable, for a handle."""
+    if tensor.dtype == tf.resource:
+        return np.asarray(_read_variable(tensor, variable_type(tensor)[0]))
+    return np.asarray(tensor)
+
+
+def value_tensor(tensor: Any) -> Any:
+    """The tensor, or for a handle the value of its variable, in a graph."""
+    return _read_variable(tensor, variable_type(tensor)[0]) if tensor.dtype == tf.resource else tensor
+
+
 def launch_program(program: HostProgram, arguments: Sequence[Any]) -> list[Any]:
     """Launch a program with the values of its inputs: handles of variables, and tensors. Returns its results."""
     values = []

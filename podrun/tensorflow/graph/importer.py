@@ -51,6 +51,16 @@ UPDATES: dict[str, tuple[int, ...]] = {
     "ResourceScatterAdd": (0,),
     "ResourceScatterSub": (0,),
     "ResourceScatterUpdate": (0,),
+    "ResourceScatterMul": (0,),
+    "ResourceScatterDiv": (0,),
+    "ResourceScatterMin": (0,),
+    "ResourceScatterMax": (0,),
+    "ResourceScatterNdUpdate": (0,),
+    "ResourceScatterNdAdd": (0,),
+    "ResourceScatterNdSub": (0,),
+    "ResourceApplyProximalGradientDescent": (0,),
+    "ResourceApplyAddSign": (0, 1),
+    "ResourceApplyPowerSign": (0, 1),
 }
 """Operations that write variables, and at which inputs these stand. Their nodes give the new values in that order."""
 

@@ -231,7 +231,8 @@ def _dequeue(
             hint="Let the outermost loop of the program take from the queue.",
         )
     feeds = builder.facts.infeeds
-    feeds.setdefault(queue, [f"infeed{queue}/{i}" for i in range(len(operation.outputs))])
+    names = getattr(REFERENCES.get(queue), "tensor_names", None)
+    feeds.setdefault(queue, list(names or (f"infeed{queue}/{i}" for i in range(len(operation.outputs)))))
     return feeds[queue]
 
 

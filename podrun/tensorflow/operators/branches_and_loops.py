@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from podrun.numerics.gradients import with_gradient
-from podrun.tensorflow.operators.table import computes
+from podrun.tensorflow.operators.table import computes, kept_linear
 
 Array = Any
 MOST_COUNTED = 100_000
@@ -45,7 +45,8 @@ def _custom_gradient(ctx: Any, node: Any, *inputs: Array) -> Any:
     values = [jnp.asarray(x) for x in inputs]
 
     def backward(*incoming: Array) -> list[Array]:
-        results = ctx.run(node["backward"], incoming)
+        with kept_linear():
+            results = ctx.run(node["backward"], incoming)
         return [
             jnp.asarray(r).astype(values[i].dtype) for i, r in zip(node["positions"], results, strict=True)
         ]

@@ -6,8 +6,10 @@ numbers. Functions are registered by the modules of this room (`computes`).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,9 @@ FAMILIES = (
     "branches_and_loops",
     "random",
     "ipu",
+    "linear_algebra",
+    "segments",
+    "special_functions",
 )
 
 
@@ -65,6 +70,25 @@ EXACT = frozenset({
 """Operations that make no value greater than they are given, or whose parts are looked at one by one."""
 
 
+class _Linear(threading.local):
+    """Whether operations are being traced that must stay linear in what they are given."""
+
+    depth = 0
+
+
+_linear = _Linear()
+
+
+@contextlib.contextmanager
+def kept_linear() -> Iterator[None]:
+    """Operations inside are as they are defined: halves are not looked at, which would not be linear."""
+    _linear.depth += 1
+    try:
+        yield
+    finally:
+        _linear.depth -= 1
+
+
 @dataclass(frozen=True, slots=True)
 class HalfPrecision:
     """What becomes of halves that overflow: the largest finite ones, or NaN (``nan_on_overflow``). A division of a half
@@ -75,6 +99,8 @@ class HalfPrecision:
 
     def results(self, node: Node, inputs: Sequence[Any], results: Any) -> Any:
         """The results of an operation in the form that an IPU gives them."""
+        if _linear.depth:
+            return results
         single = not isinstance(results, tuple)
         values = [self._value(node, inputs, r) for r in ((results,) if single else results)]
         return values[0] if single else tuple(values)

@@ -141,3 +141,50 @@ def _store(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
     """The value that a variable has after the step."""
     ctx.state_update(0, 0)
     return jnp.asarray(value).astype(variable.dtype).reshape(variable.shape)
+
+
+@computes("ResourceScatterMul", "ResourceScatterDiv", "ResourceScatterMin", "ResourceScatterMax")
+def _scatter_with(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
+    rows = v.at[indices]
+    kind = node.op_type.removeprefix("ResourceScatter")
+    return {"Mul": rows.multiply, "Div": rows.divide, "Min": rows.min, "Max": rows.max}[kind](updates)
+
+
+@computes("ResourceScatterNdUpdate", "ResourceScatterNdAdd", "ResourceScatterNdSub")
+def _scatter_places(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
+    places = v.at[tuple(jnp.moveaxis(indices, -1, 0))]
+    if node.op_type.endswith("Update"):
+        return places.set(updates)
+    return places.add(updates if node.op_type.endswith("Add") else -updates)
+
+
+@computes("ResourceApplyFtrl", "ResourceApplyFtrlV2", attributes="multiply_linear_by_lr")
+def _ftrl(
+    ctx: Any, node: Any, v: Array, total: Array, linear: Array, g: Array, rate: Array, l1: Array, l2: Array,
+    *more: Array,
+) -> Any:  # fmt: skip
+    """Follow the regularised leader; the second version adds shrinkage of the gradient."""
+    power = more[-1]
+    shifted = g + 2 * more[0] * v if node.op_type.endswith("V2") else g
+    new = total + g * g
+    sigma = (new**-power - total**-power) / rate
+    line = linear + shifted - sigma * v
+    square = new**-power / rate + 2 * l2
+    clipped = jnp.clip(line, -l1, l1)
+    return (clipped - line) / square, new, line
+
+
+@computes("ResourceApplyProximalGradientDescent")
+def _proximal(ctx: Any, node: Any, v: Array, rate: Array, l1: Array, l2: Array, g: Array) -> Array:
+    step = v - rate * g
+    return jnp.sign(step) * jnp.maximum(jnp.abs(step) - rate * l1, 0) / (1 + rate * l2)
+
+
+@computes("ResourceApplyAddSign", "ResourceApplyPowerSign")
+def _signed(
+    ctx: Any, node: Any, v: Array, m: Array, rate: Array, first: Array, decay: Array, beta: Array, g: Array
+) -> Any:
+    new = m * beta + g * (1 - beta)
+    agree = decay * jnp.sign(g) * jnp.sign(new)
+    step = (first + agree) * g if node.op_type.endswith("AddSign") else jnp.exp(first * agree) * g
+    return v - rate * step, new

@@ -1,0 +1,134 @@
+"""``application_compile_op`` and ``embedded_runtime``: a loop compiled to a PopEF file, and run from there.
+
+The loop's infeed and outfeed become inputs and outputs of the file; its variables are constants, with the values of the
+moment at which it is compiled. A call gives one element to the device, which runs as many iterations as the loop has
+and fills what is missing with zeros that nobody sees.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from podrun.core.errors import UsageError
+from podrun.serving.runner import ModelRunner
+from podrun.serving.runtime.config import OFF
+from podrun.tensorflow.capture.program_graphs import IpuGraph, parameter, trace
+from podrun.tensorflow.execution.host_program import HostProgram, feed_types
+from podrun.tensorflow.execution.launching import read_handle, value_tensor
+from podrun.tensorflow.sdk.served_programs import write_program_file
+
+
+def experimental_application_compile_op(
+    func: Callable[..., Any],
+    inputs: Sequence[Any] | None = None,
+    output_path: str | None = None,
+    freeze_variables: bool = False,
+    name: str | None = None,
+) -> tf.Tensor:
+    """The name of the file to which ``func`` is compiled: a string tensor. UsageError for a function without a loop
+    that takes from an infeed and gives to an outfeed.
+    """
+    values = [tf.convert_to_tensor(v) for v in inputs or ()]
+    graph = IpuGraph("application", 0, automatic=tf.executing_eagerly())
+    parameters = [parameter(graph, v, f"input_{i}") for i, v in enumerate(values)]
+    outcome = trace(graph, func, parameters)
+    effects = [r for r in tf.nest.flatten(outcome) if isinstance(r, tf.Operation)]
+    effects += [t.op for t in tf.nest.flatten(outcome) if isinstance(t, tf.Tensor)]
+    graph.inputs = [*parameters, *(inner for _, inner in graph.captures)]
+    program = HostProgram(graph, [], [*effects, *graph.control_outputs])
+    if program.loop is None or not program.step.infeeds or not program.step.outfeeds:
+        raise UsageError(
+            "experimental_application_compile_op takes a loop that takes from an infeed and gives to an outfeed.",
+            hint="return ipu.loops.repeat(iterations, body, infeed_queue=infeed), with outfeed.enqueue in body",
+        )
+    path = output_path or os.path.join(tempfile.mkdtemp(), "application.poplar_exec")
+    outer = [*values, *(tensor for tensor, _ in graph.captures)]
+
+    def compile_now(*arrays: np.ndarray) -> np.ndarray:
+        held = dict(zip(program.keys, arrays, strict=True))
+        iterations = program.start_loop(held)
+        leaving = sum(len(queue) for queue in program.step.outfeeds.values())
+        outputs = [f"output_{place:03d}" for place in range(leaving)]
+        kinds = feed_types(program.step)
+        needed = {key: held[key] for key in program.source_keys}
+        write_program_file(program.step, kinds, outputs, needed, path, max(iterations, 1), program.shards)
+        return np.array(path.encode())
+
+    if tf.executing_eagerly():
+        return tf.constant(compile_now(*(read_handle(t) for t in outer)).item())
+    return tf.numpy_function(compile_now, [value_tensor(t) for t in outer], tf.string, name=name)
+
+
+class EmbeddedContext:
+    """A program in a file that is being run. The IPUs are taken at the first call."""
+
+    def __init__(self, executable_file: str, timeout: float | None) -> None:
+        self.executable_file, self.timeout = executable_file, timeout
+        self._runner: ModelRunner | None = None
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The runner of the program. ConfigError for a file that holds none."""
+        if self._runner is None:
+            self._runner = ModelRunner(self.executable_file, batching_dim=OFF)
+        return self._runner
+
+
+_contexts: dict[str, EmbeddedContext] = {}
+
+
+def embedded_runtime_start(
+    executable_file: str, inputs: Sequence[Any], name: str, timeout: float | None = None
+) -> EmbeddedContext:
+    """Start the program in a file. UsageError for a name that another program has. ``inputs`` are constants of the file
+    already.
+    """
+    path = executable_file.numpy().decode() if hasattr(executable_file, "numpy") else str(executable_file)
+    if name in _contexts and _contexts[name].executable_file != path:
+        raise UsageError(
+            f"An embedded runtime {name!r} runs another program: {_contexts[name].executable_file}."
+        )
+    return _contexts.setdefault(name, EmbeddedContext(path, timeout))
+
+
+def embedded_runtime_call(inputs: Sequence[Any], context: EmbeddedContext) -> list[tf.Tensor]:
+    """The outputs for one element of the loop's infeed. UsageError for another number of inputs."""
+    runner = context.runner
+    wanted, leaving = runner.get_execute_inputs(), runner.get_execute_outputs()
+    wanted = sorted(wanted, key=lambda d: int(d.name.rpartition("/")[2]))
+    leaving = sorted(leaving, key=lambda d: d.name)
+    tensors = [tf.convert_to_tensor(value) for value in inputs]
+    if len(tensors) != len(wanted):
+        raise UsageError(f"The program has {len(wanted)} inputs, not {len(tensors)}.")
+
+    def run(*arrays: np.ndarray) -> list[np.ndarray]:
+        named = {d.name: np.ascontiguousarray(a, d.dtype) for d, a in zip(wanted, arrays, strict=True)}
+        results = {d.name: np.empty(d.shape, d.dtype) for d in leaving}
+        runner.execute(named, results)
+        return [results[d.name] for d in leaving]
+
+    if tf.executing_eagerly():
+        return [tf.constant(value) for value in run(*(t.numpy() for t in tensors))]
+    outputs = tf.numpy_function(run, tensors, [tf.as_dtype(d.dtype) for d in leaving])
+    outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    for output, description in zip(outputs, leaving, strict=True):
+        output.set_shape(description.shape)
+    return outputs
+
+
+def embedded_runtime_start_and_call(
+    inputs: Sequence[Any], executable_file: str, startup_inputs: Sequence[Any], name: str
+) -> list[tf.Tensor]:
+    """Start the program if it has not been started, and call it."""
+    return embedded_runtime_call(inputs, embedded_runtime_start(executable_file, startup_inputs, name))
+
+
+def embedded_runtime_stop(context: EmbeddedContext) -> NoReturn:
+    """Not in the SDK either."""
+    raise NotImplementedError("embedded_runtime_stop is not implemented, in the SDK neither.")

@@ -1,0 +1,95 @@
+"""Programs of TensorFlow in PopEF files: exported steps, pipelines and Keras models, and the embedded runtime."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+X = np.random.RandomState(0).rand(4, 3).astype(np.float32)
+W = np.random.RandomState(1).rand(3, 2).astype(np.float32)
+
+
+def _served(folder: Path) -> np.ndarray:
+    """What the executable in a folder gives for `X`."""
+    from podrun.serving.runner import ModelRunner
+
+    with ModelRunner(str(folder / "executable.popef")) as runner:
+        (inputs,), (outputs,) = runner.get_execute_inputs(), runner.get_execute_outputs()
+        result = np.empty(outputs.shape, outputs.dtype)
+        runner.execute({inputs.name: X}, {outputs.name: result})
+    return result
+
+
+def test_a_step_is_served_and_saved(ipu: Any, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    folder = tmp_path / "model"
+    with ipu.ipu_strategy.IPUStrategyV1().scope():
+        weights = tf.Variable(W)
+
+    @tf.function(input_signature=[tf.TensorSpec([4, 3], tf.float32)])
+    def step(x: Any) -> Any:
+        return tf.nn.relu(x @ weights) - 1.0
+
+    def after(y: Any) -> Any:
+        return 10 * y
+
+    export = ipu.serving.export_single_step
+    export(step, str(folder), iterations=2, output_names="y", postprocessing_step=after)
+    np.testing.assert_allclose(_served(folder), X @ W - 1, atol=1e-6)
+    saved = tf.saved_model.load(str(folder)).signatures["serving_default"](tf.constant(X))
+    np.testing.assert_allclose(saved["y"], 10 * (X @ W - 1), atol=1e-5)
+    with pytest.raises(ValueError, match="is not empty"):
+        export(step, str(folder), iterations=2)
+    with pytest.raises(TypeError, match=r"tf\.data\.Dataset"):
+        export(lambda x: x, str(tmp_path / "other"), iterations=1, input_dataset=[X])
+
+
+def test_a_pipeline_and_a_keras_model_are_served(ipu: Any, tmp_path: Path) -> None:
+    import tensorflow as tf
+    from tensorflow import keras
+
+    stages = [lambda x: x @ W, tf.nn.relu]
+    signature = [tf.TensorSpec([4, 3], tf.float32, "x")]
+    ipu.serving.export_pipeline(
+        stages, str(tmp_path / "pipeline"), iterations=2, predict_step_signature=signature
+    )
+    np.testing.assert_allclose(_served(tmp_path / "pipeline"), X @ W, atol=1e-6)
+    with ipu.ipu_strategy.IPUStrategyV1().scope():
+        model = keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
+    ipu.serving.export_keras(model, str(tmp_path / "keras"), batch_size=4)
+    np.testing.assert_allclose(_served(tmp_path / "keras"), model(X), atol=1e-6)
+
+
+def test_a_compiled_loop_runs_from_its_file(ipu: Any, tmp_path: Path) -> None:
+    import tensorflow.compat.v1 as tf
+
+    path = str(tmp_path / "application.poplar_exec")
+    with tf.Graph().as_default():
+        infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(tf.data.Dataset.from_tensors(tf.zeros([4, 3])).repeat())
+        outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+        def body(x: Any) -> Any:
+            return outfeed.enqueue(x @ tf.get_variable("w", initializer=W, use_resource=True))
+
+        def loop() -> Any:
+            return ipu.loops.repeat(3, body, infeed_queue=infeed)
+
+        compiled = ipu.application_compile_op.experimental_application_compile_op(loop, output_path=path)
+        x = tf.placeholder(tf.float32, [4, 3])
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            assert session.run(compiled).decode() == path
+            runtime = ipu.embedded_runtime
+            context = runtime.embedded_runtime_start(path, [], "application")
+            (result,) = session.run(runtime.embedded_runtime_call([x], context), {x: X})
+            context.runner.close()
+    np.testing.assert_allclose(result, X @ W, atol=1e-6)
