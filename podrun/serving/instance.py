@@ -98,7 +98,7 @@ def as_anchor(value: np.ndarray, binding: TensorBinding) -> np.ndarray:
     return value.astype(np.int32)
 
 
-PARAMETERS = ("synchronous_execution", "timeout_ns", "auto_reset")
+PARAMETERS = ("synchronous_execution", "timeout_ns", "auto_reset", "time_scale")
 """Parameters of a model that are the backend's."""
 
 
@@ -109,11 +109,13 @@ class BackendSettings:
     ``synchronous``: each request is a run of its own, else those that Triton's batcher puts together share runs.
     ``timeout_ns``: how long an incomplete run waits for other requests before zeros fill it; None: not at all.
     ``auto_reset``: after an error of IPUs the program is loaded again, else all later requests get that error.
+    ``time_scale``: runs take their modelled time, times this; 0: as long as their emulation.
     """
 
     synchronous: bool = False
     timeout_ns: int | None = None
     auto_reset: bool = True
+    time_scale: float = 0.0
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> BackendSettings:
@@ -136,11 +138,29 @@ class BackendSettings:
             values.get("synchronous_execution") == "1",
             None if timeout is None else int(timeout),
             values.get("auto_reset", "1") == "1",
+            _time_scale(values.get("time_scale", "0")),
         )
 
     def runtime_config(self) -> RuntimeConfig:
         """The runner's settings."""
-        return RuntimeConfig(batching_dim=0, auto_reset=self.auto_reset, timeout_ns=self.timeout_ns or 1)
+        return RuntimeConfig(
+            batching_dim=0,
+            auto_reset=self.auto_reset,
+            timeout_ns=self.timeout_ns or 1,
+            time_scale=self.time_scale,
+        )
+
+
+def _time_scale(text: str) -> float:
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = -1.0
+    if not 0 <= scale < float("inf"):
+        raise ConfigError(
+            f"parameter time_scale is {text!r}: a number is taken", hint='"1" is the speed of IPUs.'
+        )
+    return scale
 
 
 class PoplarInstance:

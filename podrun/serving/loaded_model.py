@@ -1,8 +1,8 @@
 """A compiled model on IPUs: attached, loaded, and run on any number of micro-batches.
 
-A *micro-batch* is what the model was compiled for: arrays of the anchors' shapes. Micro-batches go to iterations, then
-replicas, in order. The device runs whole iterations of all replicas, and where micro-batches overlap in a pipeline
-whole passes of it; what is missing is filled with zeros, whose results nobody sees.
+A *micro-batch* is what the model was compiled for: arrays of the anchors' shapes. Micro-batches go to iterations,
+then replicas, in order. The device runs whole iterations of all replicas, and where micro-batches overlap in a
+pipeline whole passes of it; what is missing is filled with zeros, whose results nobody sees.
 """
 
 from __future__ import annotations
@@ -90,14 +90,37 @@ class StartedBatches:
         return self._loaded.collected(self._run, self._size)
 
 
+class ModelledPace:
+    """Lets runs take as long as is modelled, times ``scale``: for trying a service at the speed of IPUs. Runs
+    follow one another, as on IPUs. Scale 0: they take as long as their emulation.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self._free = 0.0
+
+    def keep(self, begin: float, modelled_s: float) -> None:
+        """Wait until the run that was started at ``begin`` (of `time.perf_counter`) is over on IPUs."""
+        if self.scale:
+            self._free = max(begin, self._free) + modelled_s * self.scale
+            time.sleep(max(0.0, self._free - time.perf_counter()))
+
+
 class LoadedModel:
     """See the module docstring. UsageError where no IPUs are free, with who holds them.
 
-    ``shared``: the caller holds ``device``, and other models may run on it: the program of the one that runs is loaded
-    when it runs.
+    ``shared``: the caller holds ``device``, and other models may run on it: the program of the one that runs is
+    loaded when it runs.
     """
 
-    def __init__(self, model: ServedModel, device: RunDevice | None = None, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        device: RunDevice | None = None,
+        *,
+        shared: bool = False,
+        time_scale: float = 0.0,
+    ) -> None:
         self.model, metadata = model, model.metadata
         self._program = model.program()
         self.inputs = {
@@ -115,6 +138,7 @@ class LoadedModel:
         """Micro-batches that the device takes at once."""
         self._device = device or acquire_device(self._program.layout.ipus)
         self._shared = shared
+        self._pace = ModelledPace(time_scale)
         self._lock = _locks.setdefault(self._device, threading.Lock())
         self._loaded = False
         self._loads = 0
@@ -167,12 +191,13 @@ class LoadedModel:
                 if size.loads == self._loads:  # Another run's error may have had the program loaded again.
                     self._loaded = not needs_reset(error)
             raise
-        wall = time.perf_counter() - size.begin
+        cost = self._cost(size.batches, result.modelled_seconds, time.perf_counter() - size.begin)
+        self._pace.keep(size.begin, cost.compute_s + cost.transfer_s)
         outputs = {
             name: self._results(name, result.anchors[stream], size.count)
             for name, stream in self._streams.items()
         }
-        return outputs, self._cost(size.batches, result.modelled_seconds, wall)
+        return outputs, cost
 
     def write_variables(self, values: NamedArrays) -> None:
         """Replace weights on the IPUs, and those that a later load writes. Waits for runs in flight."""
@@ -254,8 +279,8 @@ class LoadedModel:
 
 
 def needs_reset(error: PodrunError) -> bool:
-    """True iff an error costs IPUs their memory and a reset of them makes them usable again: an application's error, or
-    a recoverable one whose action is IPU_RESET.
+    """True iff an error costs IPUs their memory and a reset of them makes them usable again: an application's
+    error, or a recoverable one whose action is IPU_RESET.
     """
     if isinstance(error, RecoverableRuntimeError):
         return str(getattr(error.recovery_action, "value", "")) == "IPU_RESET"

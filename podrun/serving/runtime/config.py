@@ -1,5 +1,5 @@
-"""Settings of runners, `RuntimeConfig` and its relatives, and how they put a model on IPUs. Names and defaults are the
-SDK's.
+"""Settings of runners, `RuntimeConfig` and its relatives, and how they put a model on IPUs. Names and defaults are
+the SDK's.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ class LightRunnerConfig:
     """How a `LightRunner` gets its IPUs. ``replica_to_device``: device id of each replica; empty: any that is free.
     ``check_package_hash``: refuse files that another release of podrun compiled. ``first_machine``: podrun's own:
     where to look for free IPUs first, counted around, so that instances spread over machines.
+    ``time_scale``, podrun's own: runs take their modelled time, times this; 0: as long as their emulation.
     """
 
     replica_to_device: Mapping[int, int] = field(default_factory=dict)
     check_package_hash: bool = True
     device_wait_config: DeviceWait = field(default_factory=DeviceWait)
     first_machine: int = 0
+    time_scale: float = 0.0
 
     def device_identifier(self, replicas: int) -> int | None:
         """The device that the map names, None for any. UsageError for a map that leaves replicas out, or that puts
@@ -69,11 +71,11 @@ class LightRunnerConfig:
         if device is not None:
             if device.ipu_count != ipus:
                 raise UsageError(f"the device has {device.ipu_count} IPUs; {compiled.label} takes {ipus}")
-            return LoadedModel(compiled, device, shared=True)
+            return LoadedModel(compiled, device, shared=True, time_scale=self.time_scale)
         identifier = self.device_identifier(metadata.replicationFactor)
         own = acquire_device(ipus, None, self.device_wait_config, identifier, self.first_machine)
         try:
-            return LoadedModel(compiled, own)
+            return LoadedModel(compiled, own, time_scale=self.time_scale)
         except BaseException:
             own.detach()
             raise
@@ -90,7 +92,8 @@ class RuntimeConfig(LightRunnerConfig):
     replica's batch is incomplete; ``data_parallel_timeout_ns``: while batches of replicas are missing.
     ``validate_io_params``: refuse names that the model does not have, else they are passed over.
     ``request_tracepoints_buffer_size``: of the last requests whose times are kept, 0 for all.
-    ``thread_safe`` and ``flush_by_name`` change nothing: runners are always thread-safe, and flush all inputs together.
+    ``thread_safe`` and ``flush_by_name`` change nothing: runners are always thread-safe, and flush all inputs
+    together.
     """
 
     timeout_ns: int = 10_000_000
