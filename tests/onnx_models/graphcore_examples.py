@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 
+import ml_dtypes
 import numpy as np
+from onnx import TensorProto
 
 from podrun.onnx_models.ops.registry import GRAPHCORE
 from tests.onnx_models.example_models import Example, example, ints, random, subgraph
@@ -27,6 +29,12 @@ def elementwise() -> list[Example]:
         g("ShapedDropout", [x], shape=[2, 1], ratio=0.25),
         *(g(op, [ints(5, 3), ints(6, 1)]) for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseXnor")),
         g("BitwiseNot", [ints(5, 3)]),
+        g("ErfV2", [x]),
+        g("SoftmaxV2", [x]),
+        g("WhereV2", [np.asarray([[True], [False]]), x, random(2, 3, seed=1)]),
+        g("FastNorm", [random(3, 8), random(8, seed=1), random(8, seed=2)]),
+        g("Pow2ScaleThenCast", [x, ints(-1)], to=TensorProto.FLOAT8E4M3FNUZ),
+        g("CastThenPow2Scale", [x.astype(ml_dtypes.float8_e4m3fnuz), ints(-1)], to=TensorProto.FLOAT),
     ]
 
 

@@ -32,7 +32,10 @@ NOT_DIFFERENTIABLE = {
         "CtcBeamSearchDecoder", "IncrementMod", "BitCast", "OneHot", "TfIdfVectorizer",
     ],
     "constant almost everywhere": [
-        "Floor", "Ceil", "Round", "NearbyInt", "Sign", "Hardmax", "Binarizer", "TreeEnsemble",
+        "Floor", "Ceil", "Round", "NearbyInt", "Sign", "Hardmax", "Binarizer", "TreeEnsemble", "Pow2ScaleThenCast",
+    ],
+    "an 8-bit float goes in, which has no neighbours to take a slope from": [
+        "CastThenPow2Scale",
     ],
     "made from shapes or constants alone": [
         "Constant", "ConstantOfShape", "EyeLike", "Range", "Init", "HannWindow", "HammingWindow", "BlackmanWindow",

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import InputMismatch
+from podrun.numerics.precision import widen
 from podrun.onnx_models.ops.common import Array, axis_in, onnx_dtype
 from podrun.onnx_models.ops.quantization import is_eight_bit_float, to_float8
 from podrun.onnx_models.ops.registry import GRAPHCORE, operator
@@ -40,7 +41,7 @@ def cast_then_pow2_scale(ctx: Context, node: Node, x: Array, scale: Array) -> Ar
 @operator(GRAPHCORE, "ErfV2")
 def erf_v2(ctx: Context, node: Node, x: Array) -> Array:
     """The error function to 1.5e-7 by a polynomial and one exponential (Abramowitz and Stegun, 7.1.26)."""
-    wide = x.astype(jnp.float32)
+    wide = widen(x)
     size = jnp.abs(wide)
     t = 1 / (1 + 0.3275911 * size)
     series = jnp.zeros_like(t)
@@ -63,9 +64,9 @@ def where_v2(ctx: Context, node: Node, condition: Array, x: Array, y: Array) -> 
 
 @operator(GRAPHCORE, "FastNorm")
 def fast_norm(ctx: Context, node: Node, x: Array, scale: Array, shift: Array) -> Array:
-    """Each row of ``x [rows, width]`` less its mean, over its deviation, times scale, plus shift; in float32."""
-    wide = x.astype(jnp.float32)
+    """Each row of ``x [rows, width]`` less its mean, over its deviation, times scale, plus shift; halves in float32."""
+    wide = widen(x)
     mean = wide.mean(-1, keepdims=True)
     variance = jnp.square(wide - mean).mean(-1, keepdims=True)
     normal = (wide - mean) * jax.lax.rsqrt(variance + np.float32(node.get("epsilon", 1e-5)))
-    return (normal * scale.astype(jnp.float32) + shift.astype(jnp.float32)).astype(x.dtype)
+    return (normal * widen(scale) + widen(shift)).astype(x.dtype)
