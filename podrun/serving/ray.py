@@ -29,15 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.core.errors import (
-    DeadlineError,
-    PodrunError,
-    PoplarError,
-    ServiceError,
-    UsageError,
-    error_from_json,
-    error_to_json,
-)
+from podrun.core.error_codec import error_from_json, error_to_json
+from podrun.core.errors import DeadlineError, PodrunError, PoplarError, ServiceError, UsageError
 from podrun.runtime.device_pool import DevicePool
 from podrun.serving.compiler import ServedModel
 from podrun.serving.tfserving.answers import VersionOnIpus
