@@ -93,7 +93,7 @@ def _joining(members: set[int], down_until: Sequence[float], now: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PoolParameters:
-    """AIReSim's defaults. Rates per server and day, times in minutes."""
+    """AIReSim's defaults. Rates per server and day, times in minutes; of the repairs they are means."""
 
     servers: int = 4096
     work_days: float = 256.0
@@ -124,8 +124,14 @@ class PoolOutcome:
 
 
 class ServerPool:
-    """One job on a pool of servers of which some are bad. A failed server is repaired, and turns good if that
-    succeeds."""
+    """One job on a pool of servers of which some are bad, by AIReSim's rules.
+
+    A server that fails is repaired automatically, and then with probability ``manual_share`` by people; both times are
+    exponential. If the last repair helps, a bad server turns good. Repaired servers fill up the standbys, else they
+    wait in the pool. After each failure the job recovers, and a standby joins. Without a standby the hosts are selected
+    anew, at random from the pool; a pool smaller than the job first takes servers from the spare pool, one after
+    another, until the job *and all standbys* have one.
+    """
 
     def __init__(self, parameters: PoolParameters, seed: int) -> None:
         self.p = p = parameters
@@ -134,42 +140,36 @@ class ServerPool:
         self._choices = self._streams.of("pool", "servers")
         self._repairs = self._streams.of("pool", "repairs")
         total = p.pool + p.spare_pool
-        bad = self._streams.of("pool", "bad").permutation(total)[: int(p.bad_share * total)]
         self._bad = [False] * total
-        for server in bad:
+        for server in self._streams.of("pool", "bad").permutation(total)[: int(p.bad_share * total)]:
             self._bad[int(server)] = True
         self._good_in: list[int] = []
         self._bad_in: list[int] = []
-        for server in range(p.servers):
-            (self._bad_in if self._bad[server] else self._good_in).append(server)
-        self._standby = list(range(p.servers, p.servers + p.standbys))
-        self._working = list(range(p.servers + p.standbys, p.pool))
+        self._standby: list[int] = []
+        self._working = list(range(p.pool))
         self._spare = list(range(p.pool, total))
         self._back: list[tuple[float, int, bool]] = []
+        self._now, self._manual = 0.0, 0
 
     def run(self) -> PoolOutcome:
         """Run the job to its end."""
-        p, done, now = self.p, 0.0, minutes_in_days(self.p.selection_min)
-        failures = manual = 0
+        p, done, failures = self.p, 0.0, 0
+        self._select_hosts()
         while True:
-            good, bad = len(self._good_in), len(self._bad_in)
-            rate = (good + bad) * p.rate + bad * p.bad_rate
+            rate = len(self._good_in) * p.rate + len(self._bad_in) * (p.rate + p.bad_rate)
             run = float(self._failures.exponential(1 / rate))
             if done + run >= p.work_days:
-                now += p.work_days - done
+                self._now += p.work_days - done
                 break
-            done, now, failures = done + run, now + run, failures + 1
-            server = self._struck(rate)
-            by_people = float(self._repairs.random()) < p.manual_share
-            manual += by_people
-            fails = p.manual_fails if by_people else p.automatic_fails
-            mends = float(self._repairs.random()) >= fails
-            time = p.manual_min if by_people else p.automatic_min
-            heapq.heappush(self._back, (now + minutes_in_days(time), server, mends))
-            now += minutes_in_days(p.recovery_min)
-            self._come_back(now)
-            now += self._replace()
-        return PoolOutcome(now * DAY_H, failures, manual, p.work_days / now)
+            done, failures = done + run, failures + 1
+            self._pass(run)
+            self._repair(self._struck(rate))
+            self._pass(minutes_in_days(p.recovery_min))
+            if self._standby:
+                self._join(self._standby.pop(0))
+            else:
+                self._select_hosts()
+        return PoolOutcome(self._now * DAY_H, failures, self._manual, p.work_days / self._now)
 
     def _struck(self, rate: float) -> int:
         p = self.p
@@ -179,34 +179,56 @@ class ServerPool:
         members[place], members[-1] = members[-1], members[place]
         return members.pop()
 
-    def _come_back(self, now: float) -> None:
-        while self._back and self._back[0][0] <= now:
-            _, server, mends = heapq.heappop(self._back)
-            if mends:
-                self._bad[server] = False
-            if len(self._standby) < self.p.standbys:
-                self._standby.append(server)
-            else:
-                (self._working if server < self.p.pool else self._spare).append(server)
+    def _repair(self, server: int) -> None:
+        """Send a server to the repairs; when it comes back, and whether good, is drawn."""
+        p = self.p
+        took = float(self._repairs.exponential(p.automatic_min))
+        by_people = float(self._repairs.random()) < p.manual_share
+        if by_people:
+            self._manual += 1
+            took += float(self._repairs.exponential(p.manual_min))
+        mends = float(self._repairs.random()) >= (p.manual_fails if by_people else p.automatic_fails)
+        heapq.heappush(self._back, (self._now + minutes_in_days(took), server, mends))
 
-    def _replace(self) -> float:
-        """A server for the one that failed; how many days that took beyond the recovery."""
-        p, took = self.p, 0.0
-        if not self._standby:
-            took += minutes_in_days(p.selection_min)
-            while self._working and len(self._standby) < p.standbys + 1:
-                self._standby.append(self._working.pop())
-            if not self._standby and self._spare:
-                took += minutes_in_days(p.preemption_min)
-                self._standby.append(self._spare.pop())
-            if not self._standby:
-                begin, server, mends = heapq.heappop(self._back)
-                took = max(took, begin)
-                self._bad[server] = self._bad[server] and not mends
-                self._standby.append(server)
-        server = self._standby.pop()
+    def _pass(self, days: float) -> None:
+        """Time passes, and repaired servers come back."""
+        self._now += days
+        while self._back and self._back[0][0] <= self._now:
+            self._return_one()
+
+    def _return_one(self) -> None:
+        _, server, mends = heapq.heappop(self._back)
+        self._bad[server] = self._bad[server] and not mends
+        (self._standby if len(self._standby) < self.p.standbys else self._working).append(server)
+
+    def _select_hosts(self) -> None:
+        """Choose the job's servers and its standbys anew from all that work."""
+        p = self.p
+        if self._available() < p.servers:
+            self._preempt()
+        pool = [*self._good_in, *self._bad_in, *self._standby, *self._working]
+        order = [pool[int(place)] for place in self._choices.permutation(len(pool))]
+        self._good_in, self._bad_in = [], []
+        for server in order[: p.servers]:
+            self._join(server)
+        self._standby = order[p.servers : p.servers + p.standbys]
+        self._working = order[p.servers + p.standbys :]
+        self._pass(minutes_in_days(p.selection_min))
+
+    def _available(self) -> int:
+        return len(self._good_in) + len(self._bad_in) + len(self._standby) + len(self._working)
+
+    def _preempt(self) -> None:
+        """Take servers from the spare pool, or wait for repairs, until the job and all standbys have one."""
+        while self._available() < self.p.servers + self.p.standbys:
+            if self._spare:
+                self._pass(minutes_in_days(self.p.preemption_min))
+                self._working.append(self._spare.pop(0))
+            else:
+                self._pass(max(0.0, self._back[0][0] - self._now))
+
+    def _join(self, server: int) -> None:
         (self._bad_in if self._bad[server] else self._good_in).append(server)
-        return took
 
 
 def minutes_in_days(minutes: float) -> float:

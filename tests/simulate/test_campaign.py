@@ -386,10 +386,11 @@ def test_the_infinitehbd_replay(
 
 
 def test_airesim_of_14_days() -> None:
-    results = [ServerPool(PoolParameters(work_days=14.0), seed).run() for seed in range(30)]
-    assert np.mean([r.hours for r in results]) == pytest.approx(644.63, rel=0.02)
-    assert np.mean([r.failures for r in results]) == pytest.approx(912.2, rel=0.03)
-    assert np.mean([r.etr for r in results]) == pytest.approx(0.5212, rel=0.02)
+    """Published: 644.63 +- 7.15 h of 8 runs; the mean of 40 runs lies within."""
+    results = [ServerPool(PoolParameters(work_days=14.0), seed).run() for seed in range(40)]
+    assert np.mean([r.hours for r in results]) == pytest.approx(644.63, abs=7.15)
+    assert np.mean([r.failures for r in results]) == pytest.approx(912.2, abs=18.7)
+    assert np.mean([r.etr for r in results]) == pytest.approx(0.5212, abs=0.006)
 
 
 @pytest.mark.slow
