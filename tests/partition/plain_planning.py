@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from podrun.core.cluster import Cluster
 from podrun.partition.state.backfill import PlannedStart, RequestToPlan
+from podrun.partition.state.candidates import ChoicesByPlace
 from podrun.partition.state.events import Instruction
 from podrun.partition.state.placement import Flags, ipus_of, place_at
 from podrun.partition.state.queueing import QUEUE_DEPTH, _ipus_of_agents, _to_plan
@@ -172,11 +173,13 @@ def planned_queue(draft: Draft, more: Sequence[Any] = ()) -> list[PlannedStart]:
         waiting = waiting[:QUEUE_DEPTH]  # A request that is not planned does not start.
     inside = [entry for entry in waiting if entry.needs.reservation]
     outside = [entry for entry in waiting if not entry.needs.reservation]
-    first = plan_with_backfill(_timeline_inside(draft), [_to_plan(draft, entry.needs) for entry in inside])
+    first = plan_with_backfill(
+        _timeline_inside(draft), [_to_plan(ChoicesByPlace(draft), entry.needs) for entry in inside]
+    )
     timeline = _timeline(draft)
     for reservation in draft.reservations.values():
         timeline.book(_ipus_of_agents(draft, reservation.agents), reservation.start, reservation.end)
-    second = plan_with_backfill(timeline, [_to_plan(draft, entry.needs) for entry in outside])
+    second = plan_with_backfill(timeline, [_to_plan(ChoicesByPlace(draft), entry.needs) for entry in outside])
     by_name = {planned.name: planned for planned in (*first, *second)}
     return [by_name[entry.needs.name] for entry in waiting]
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from podrun.core.cluster import Allocation, Cluster
 from podrun.core.errors import ConflictError, ExistsError, InternalError
 from podrun.partition.state import allocations, machine_loss, maintenance, orphans, partition_life, queueing
 from podrun.partition.state import events as ev
-from podrun.partition.state.backfill import HeldTimes
+from podrun.partition.state.backfill import HeldTimes, Times
 from podrun.partition.state.candidates import complete_in_cluster
 from podrun.partition.state.events import Decision, Event, Instruction, StateChange
 from podrun.partition.state.explanations import no_room
@@ -49,6 +49,19 @@ class Plans:
 
 
 NO_PLANS = Plans()
+
+
+class _Changed(TypedDict):
+    """What a draft has changed, by the fields of `StateChange`."""
+
+    partitions: dict[str, Partition | None]
+    maintenance: dict[str, Maintenance | None]
+    queue: dict[str, Queued | None]
+    reservations: dict[str, Reservation | None]
+
+
+def _nothing_changed() -> _Changed:
+    return {"partitions": {}, "maintenance": {}, "queue": {}, "reservations": {}}
 
 
 class Allocator:
@@ -83,7 +96,7 @@ class Allocator:
         self.asker = ITSELF
         self.absent: frozenset[str] = frozenset()
         self._operations = max((p.operation for p in self.partitions.values()), default=0)
-        self._changed = StateChange()
+        self._changed: _Changed = _nothing_changed()
 
     def propose(self, event: Event, asker: Asker = ITSELF) -> Decision:
         """The consequences of an event; changes nothing. Raises UsageError if the request cannot be met, DeniedError if
@@ -95,8 +108,8 @@ class Allocator:
         instructions = handler(draft, event)
         if draft.queue:
             instructions += queueing.serve_queue(draft)
-        change = replace(
-            draft._changed,
+        change = StateChange(
+            **draft._changed,
             allocations=None if draft.allocations == self.allocations else tuple(draft.allocations.values()),
             lost=None if draft.lost == self.lost else frozenset(draft.lost),
             layout=None if draft.cluster is self.cluster else draft.cluster,
@@ -111,7 +124,7 @@ class Allocator:
         draft.lost, draft.maintenance = set(self.lost), dict(self.maintenance)
         draft.queue, draft.reservations = dict(self.queue), dict(self.reservations)
         draft._operations = self._operations
-        draft._changed = StateChange()
+        draft._changed = _nothing_changed()
         return draft
 
     def apply(self, decision: Decision) -> None:
@@ -304,14 +317,9 @@ class Allocator:
         self.table = IpuTable(self.cluster, self.partitions.values())
         self._held = HeldTimes(self.cluster, self.partitions.values())
 
-    def held_times(self) -> HeldTimes:
-        """Until when partitions hold IPUs. Those of the state are kept; a draft adds what it has changed to a copy."""
-        if not self._changed.partitions:
-            return self._held
-        held = self._held.copy()
-        for name, partition in self._changed.partitions.items():
-            held.replace(name, partition)
-        return held
+    def held_times(self) -> Times:
+        """Until when partitions hold each IPU, and ``now`` for those that are free."""
+        return self._held.at(self.now, self._changed["partitions"])
 
     def note(self, what: str, name: str, value: object) -> None:
         """Change one entry of ``partitions``, ``maintenance``, ``queue`` or ``reservations``; None removes it."""
@@ -321,8 +329,7 @@ class Allocator:
             self._replace(name, value)
         else:
             _update(getattr(self, what), {name: value})
-        changed: dict[str, Any] = {what: {**getattr(self._changed, what), name: value}}
-        self._changed = replace(self._changed, **changed)
+        self._changed[what][name] = value  # type: ignore[literal-required]
 
     def _replace(self, name: str, partition: Partition | None) -> None:
         old = self.partitions.get(name)

@@ -10,9 +10,9 @@ from now on, and its start time is unknown. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from podrun.core.cluster import Cluster
 from podrun.partition.state.placement import (
     Flags,
-    find_place,
+    IpuIndex,
+    find_block,
+    index_at,
     place_at,
     ranges_of,
 )
@@ -71,13 +73,6 @@ class HeldTimes:
         for partition in partitions:
             self.replace(partition.name, partition)
 
-    def copy(self) -> HeldTimes:
-        """Times that may be changed without changing these."""
-        other = HeldTimes.__new__(HeldTimes)
-        other._cluster, other._ranges = self._cluster, dict(self._ranges)
-        other._until, other._from_now = self._until.copy(), self._from_now.copy()
-        return other
-
     def replace(self, name: str, partition: Partition | None) -> None:
         """A partition has changed, come or gone (None)."""
         for begin, end in self._ranges.pop(name, ()):
@@ -89,64 +84,103 @@ class HeldTimes:
         for begin, end in self._ranges[name]:
             self._until[begin:end], self._from_now[begin:end] = until, from_now
 
-    def at(self, now: float) -> Times:
-        """Until when each IPU is held at the latest, and ``now`` for those that are free."""
-        return np.maximum(np.maximum(self._until, now + self._from_now), now)
+    def at(self, now: float, changed: Mapping[str, Partition | None] | None = None) -> Times:
+        """Until when each IPU is held at the latest, and ``now`` for those that are free. ``changed``: partitions that
+        differ from those followed, or are gone (None)."""
+        times = self._from_now + now
+        np.maximum(times, self._until, out=times)
+        if not changed:
+            return times
+        for name in changed:
+            for begin, end in self._ranges.get(name, ()):
+                times[begin:end] = now
+        for partition in changed.values():
+            if partition is not None:
+                for begin, end in ranges_of(self._cluster, partition.slices):
+                    times[begin:end] = partition.busy_until(now)
+        return times
 
 
 class Timeline:
-    """For each IPU: until when it is held, from when it is booked for a waiting request, and when it is free after
-    both.
-    """
+    """For each IPU: whether it is held, from when it is booked for a waiting request, and when it is free after both.
+
+    ``held``: until when partitions hold it; `now` for those that are free. The array becomes the timeline's own."""
 
     def __init__(self, cluster: Cluster, now: float, held: Times | None = None) -> None:
         self.now = now
-        self._held_until: Times = np.full(cluster.ipu_count, now) if held is None else held
+        self._free_at: Times = np.full(cluster.ipu_count, now) if held is None else held
+        self.open: Flags = self._free_at <= now
         self._booked_from: Times = np.full(cluster.ipu_count, math.inf)
-        self._free_at: Times = self._held_until.copy()
+        self._first_booking = math.inf
 
-    def hold(self, ipus: Sequence[int] | NDArray[np.intp], until: float) -> None:
+    def hold(self, ipus: IpuIndex, until: float) -> None:
         """Note that IPUs are held from now until ``until``, or ``math.inf``."""
-        self._held_until[ipus] = np.maximum(self._held_until[ipus], until)
+        if until > self.now:
+            self.open[ipus] = False
         self._free_at[ipus] = np.maximum(self._free_at[ipus], until)
 
-    def book(self, ipus: Sequence[int] | NDArray[np.intp], begin: float, end: float) -> None:
+    def book(self, ipus: IpuIndex, begin: float, end: float) -> None:
         """Book IPUs for a waiting request from ``begin`` to ``end``."""
         self._booked_from[ipus] = np.minimum(self._booked_from[ipus], begin)
+        self._first_booking = min(self._first_booking, begin)
         self._free_at[ipus] = np.maximum(self._free_at[ipus], end)
 
-    def place_now(self, request: RequestToPlan) -> tuple[str, tuple[int, ...]] | None:
+    def place_now(self, request: RequestToPlan) -> PlannedPlace | None:
         """A place in which a request can start now without hindering a booking; None if there is none."""
-        open_now = (self._held_until <= self.now) & (self._booked_from >= self.now + request.limit_s)
+        end, open_now = self.now + request.limit_s, self.open
+        if self._first_booking < end:
+            open_now = open_now & (self._booked_from >= end)
         for allocation, cluster, usable in request.choices:
-            ipus = find_place(cluster, request.size, request.ilds, usable & open_now)
-            if ipus is not None:
-                return allocation, ipus
+            block = find_block(cluster, request.size, request.ilds, usable & open_now)
+            if block is not None:
+                return PlannedPlace(allocation, cluster, *block)
         return None
 
-    def soonest(self, request: RequestToPlan) -> tuple[str, tuple[int, ...], float] | None:
+    def soonest(self, request: RequestToPlan) -> tuple[PlannedPlace, float] | None:
         """The place that is free soonest, and when at the latest; of places whose time is unknown, the one with the
         fewest IPUs held. None if no place can hold the request.
         """
-        best: tuple[float, int, str, tuple[int, ...]] | None = None
+        best: tuple[float, int, PlannedPlace] | None = None
         for allocation, cluster, usable in request.choices:
             domain, share = cluster.topology.ild_ipus, request.size // request.ilds
             if share < 1 or share > domain:
                 continue
             at = np.where(usable, self._free_at, np.inf)
-            possible = _of_places(cluster, usable, np.logical_and, request)
-            if not possible.any():
-                continue
             late = _of_places(cluster, at, np.maximum, request)
-            held = _of_places(cluster, np.isinf(at).astype(np.int32), np.add, request)
-            best_late = late[possible].min()
-            soonest = possible & (late == best_late)
-            fewest = soonest & (held == held[soonest].min())
-            group, offset = divmod(int(np.argmax(fewest)), domain // share)
-            candidate = (float(late[group, offset]), int(held[group, offset]), allocation)
-            if best is None or candidate[:2] < best[:2]:
-                best = (*candidate, place_at(cluster, request.size, request.ilds, group, offset))
-        return None if best is None else (best[2], best[3], best[0])
+            if not late.size:
+                continue
+            flat, held = int(late.argmin()), 0
+            if math.isinf(
+                late.item(flat)
+            ):  # All are: those that will never be free, and those whose time is unknown.
+                possible = _of_places(cluster, usable, np.logical_and, request)
+                if not possible.any():
+                    continue
+                counts = _of_places(cluster, np.isinf(at).astype(np.int32), np.add, request)
+                held = int(counts[possible].min())
+                flat = int(np.argmax(possible & (counts == held)))
+            candidate = (late.item(flat), held)
+            if best is None or candidate < best[:2]:
+                best = (*candidate, PlannedPlace(allocation, cluster, *divmod(flat, domain // share)))
+        return None if best is None else (best[2], best[0])
+
+
+class PlannedPlace(NamedTuple):
+    """A place for a request of known shape: an allocation, its V-IPU cluster, a group of domains, a block in each."""
+
+    allocation: str
+    cluster: Cluster
+    group: int
+    offset: int
+
+    def selector(self, request: RequestToPlan) -> IpuIndex:
+        """What selects its IPUs in an array over the POD."""
+        return index_at(self.cluster, request.size, request.ilds, self.group, self.offset)
+
+    def planned(self, request: RequestToPlan, at: float, *, starts: bool) -> PlannedStart:
+        """The plan for a request to lie here."""
+        ipus = place_at(self.cluster, request.size, request.ilds, self.group, self.offset)
+        return PlannedStart(request.name, self.allocation, ipus, at, starts)
 
 
 def _of_places(
@@ -164,24 +198,45 @@ def _of_places(
     return np.asarray(join.reduce(grouped, axis=1))
 
 
-def plan_with_backfill(timeline: Timeline, requests: Iterable[RequestToPlan]) -> list[PlannedStart]:
+def plan_with_backfill(
+    timeline: Timeline, requests: Sequence[RequestToPlan], *, only_starts: bool = False
+) -> list[PlannedStart]:
     """What happens to requests, given in their order: backfill behind the bookings of those before. The timeline holds
-    the bookings afterwards.
+    the bookings afterwards. ``only_starts``: leave out requests behind the last one that can start.
     """
     result = []
-    for request in requests:
-        now = timeline.now
+    last = _last_to_start(timeline, requests, len(requests) - 1) if only_starts else len(requests) - 1
+    for number, request in enumerate(requests):
+        if number > last:
+            break
+        now, shrinks = timeline.now, True
         place = timeline.place_now(request)
         if place is not None:
-            allocation, ipus = place
-            timeline.hold(list(ipus), now + request.limit_s)
-            result.append(PlannedStart(request.name, allocation, ipus, now, starts=True))
-            continue
-        later = timeline.soonest(request)
-        if later is None:
+            timeline.hold(place.selector(request), now + request.limit_s)
+            result.append(place.planned(request, now, starts=True))
+        elif (later := timeline.soonest(request)) is not None:
+            block, at = later
+            ipus = block.selector(request)
+            shrinks = bool(timeline.open[ipus].any())
+            timeline.book(ipus, now if math.isinf(at) else at, at + request.limit_s)
+            result.append(block.planned(request, at, starts=False))
+        else:
+            shrinks = False
             result.append(PlannedStart(request.name, "", (), math.inf, starts=False))
-            continue
-        allocation, ipus, at = later
-        timeline.book(list(ipus), now if math.isinf(at) else at, at + request.limit_s)
-        result.append(PlannedStart(request.name, allocation, ipus, at, starts=False))
+        if only_starts and shrinks and number < last:
+            last = _last_to_start(timeline, requests, last)
     return result
+
+
+def _last_to_start(timeline: Timeline, requests: Sequence[RequestToPlan], last: int) -> int:
+    """The last request up to number ``last`` that has a place now, -1 if none. What is planned takes places away and
+    gives none, so that none behind it starts."""
+    refused: set[tuple[object, ...]] = set()
+    while last >= 0:
+        request = requests[last]
+        shape = (request.size, request.ilds, request.limit_s, id(request.choices))
+        if shape not in refused and timeline.place_now(request) is not None:
+            break
+        refused.add(shape)
+        last -= 1
+    return last

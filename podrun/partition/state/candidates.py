@@ -104,6 +104,28 @@ def choices_of(draft: Allocator, needs: Requirements) -> list[Choice]:
     return choices
 
 
+class ChoicesByPlace:
+    """`choices_of` requests, worked out once for all requests that may lie in the same places. The state must not
+    change meanwhile."""
+
+    def __init__(self, draft: Allocator) -> None:
+        self._draft = draft
+        self._known: dict[tuple[object, ...], tuple[Choice, ...]] = {}
+
+    def key(self, needs: Requirements) -> tuple[object, ...]:
+        """Equal for requests that may lie in the same places."""
+        index = (needs.index, needs.size, needs.num_ilds) if needs.index else ()
+        return (needs.allocation, needs.cluster, needs.reservation, *index)
+
+    def of(self, needs: Requirements) -> tuple[Choice, ...]:
+        """Where a request may lie."""
+        key = self.key(needs)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = tuple(choices_of(self._draft, needs))
+        return known
+
+
 def _allocations(draft: Allocator, needs: Requirements) -> list[str]:
     if needs.allocation:
         return [needs.allocation]

@@ -4,12 +4,13 @@ IPUs are numbered through the POD. A partition of *n* IPUs in one IPU-Link domai
 IPUs that start at a multiple of *n* within the ILD, so that its own IPU-Links are those of a smaller POD. A
 partition over *d* ILDs takes the same *n/d* places in each of *d* neighbouring ILDs.
 
-The search looks at domains as bits of numbers: some 50 microseconds for 65,536 IPUs.
+The search looks at IPUs as the bits of one number: some 50 microseconds for 65,536 IPUs, a few for 128.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import ChainMap
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -127,15 +128,19 @@ def routing_of(cluster: Cluster, size: int, ilds: int, wanted: str = "") -> Rout
 
 Flags = NDArray[np.bool_]
 """One flag for each IPU of the POD."""
+IpuIndex = slice | NDArray[np.intp]
+"""Selects IPUs in an array over the POD."""
 
 
 class IpuTable:
-    """The IPUs that partitions hold. ``taken``: whether each IPU is held; `holders`: the partitions on an agent."""
+    """The IPUs that partitions hold. ``taken``: whether each IPU is held; `holders`: the partitions on an agent.
+
+    A copy shares the holders of its original, which must not change meanwhile, and keeps its own changes apart."""
 
     def __init__(self, cluster: Cluster, partitions: Iterable[Partition] = ()) -> None:
         self._cluster = cluster
         self.taken: Flags = np.zeros(cluster.ipu_count, bool)
-        self._holders: dict[str, tuple[str, ...]] = {}
+        self._holders: ChainMap[str, tuple[str, ...]] = ChainMap({})
         self._masks: dict[str, tuple[Allocation, Flags]] = {}
         for partition in partitions:
             self.add(partition)
@@ -144,7 +149,7 @@ class IpuTable:
         """A table that may be changed without changing this one."""
         other = IpuTable.__new__(IpuTable)
         other._cluster, other.taken = self._cluster, self.taken.copy()
-        other._holders = dict(self._holders)
+        other._holders = self._holders.new_child()
         other._masks = self._masks
         return other
 
@@ -158,11 +163,7 @@ class IpuTable:
         """The partition gives its IPUs back."""
         self.mark(partition.slices, False)
         for agent in {part.agent_id for part in partition.slices}:
-            left = tuple(name for name in self._holders[agent] if name != partition.name)
-            if left:
-                self._holders[agent] = left
-            else:
-                del self._holders[agent]
+            self._holders[agent] = tuple(name for name in self._holders[agent] if name != partition.name)
 
     def mark(self, slices: Iterable[MachineSlice], taken: bool) -> None:
         """Set the flags of IPUs."""
@@ -176,7 +177,7 @@ class IpuTable:
 
     def all_holders(self) -> dict[str, tuple[str, ...]]:
         """Names of the partitions on every agent that any partition holds."""
-        return dict(self._holders)
+        return {agent: names for agent, names in self._holders.items() if names}
 
     def of_allocation(self, allocation: Allocation, without: Collection[str] = ()) -> Flags:
         """The IPUs of an allocation, except those of some agents. The caller may change the array."""
@@ -201,62 +202,74 @@ class IpuTable:
 
 def find_place(cluster: Cluster, size: int, ilds: int, usable: Flags) -> tuple[int, ...] | None:
     """IPUs of a V-IPU cluster for a partition of ``size`` IPUs over ``ilds`` IPU-Link domains, among those usable; None
-    if there are none.
+    if there are none. `find_block` says which.
+    """
+    block = find_block(cluster, size, ilds, usable)
+    return None if block is None else place_at(cluster, size, ilds, *block)
+
+
+def find_block(cluster: Cluster, size: int, ilds: int, usable: Flags) -> tuple[int, int] | None:
+    """The group of neighbouring domains and the block in each of them in which `find_place` puts a partition.
 
     Best fit: of all places the one in the smallest free block, so that larger blocks stay whole; of equals the first.
-    A domain has at most 64 IPUs, so its flags are the bits of one number.
+    The flags of all IPUs are the bits of one number. Blocks are aligned and lie in one domain, so that shifts carry no
+    bit from one domain into a block of another.
     """
     domain, share = cluster.topology.ild_ipus, size // ilds
-    usable = usable[cluster.first_ipu : cluster.first_ipu + cluster.ipu_count]
-    if share < 1 or share > domain or len(usable) < domain * ilds:
+    first, count = cluster.first_ipu, cluster.ipu_count
+    if share < 1 or share > domain or count < domain * ilds:
         return None
-    bits = _bits_of_domains(usable, domain)
-    bits = bits[: len(bits) // ilds * ilds]  # Domains that make no whole group are left out.
-    fits = np.bitwise_and.reduce(_aligned_blocks(bits, share, domain).reshape(-1, ilds), axis=1)
-    if not fits.any():
+    runs = _bits_of(usable[first : first + count])
+    for shift in _doublings(1, share):
+        runs &= runs >> shift  # Bits at which as many free IPUs begin.
+    fits = runs & _bits_at(share, count)
+    if ilds > 1:
+        for shift in _doublings(1, ilds):
+            fits &= fits >> shift * domain
+        fits &= _bits_of_first_domains(domain, ilds, count)
+    if not fits:
         return None
-    first, block = bits[::ilds], share
+    block = share
     while block < domain:
-        larger = _aligned_blocks(first, 2 * block, domain)
-        for shift in _doublings(share, 2 * block):
-            larger = larger | (larger << shift)
+        runs &= runs >> block
+        block *= 2
+        larger = runs & _bits_at(block, count)
+        for shift in _doublings(share, block):
+            larger |= larger << shift
         smallest = fits & ~larger  # Places in no free block that is larger.
-        if smallest.any():
+        if smallest:
             fits = smallest
             break
-        block *= 2
-    group = int(np.argmax(fits != 0))
-    found_bits = int(fits[group])
-    offset = ((found_bits & -found_bits).bit_length() - 1) // share
-    return place_at(cluster, size, ilds, group, offset)
+    place = (fits & -fits).bit_length() - 1
+    return place // (domain * ilds), place % domain // share
 
 
-def _bits_of_domains(usable: Flags, domain: int) -> NDArray[np.uint64]:
-    """The flags of each IPU-Link domain as the bits of a number, lowest first."""
-    packed = np.packbits(usable, bitorder="little")
-    if domain < 8:
-        nibbles = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)
-        return nibbles[: len(usable) // domain].astype(np.uint64)
-    return packed.view(f"<u{domain // 8}").astype(np.uint64)
+def _bits_of(usable: Flags) -> int:
+    """Flags as the bits of a number, lowest first."""
+    return int.from_bytes(np.packbits(usable, bitorder="little").tobytes(), "little")
 
 
-def _aligned_blocks(bits: NDArray[np.uint64], share: int, domain: int) -> NDArray[np.uint64]:
-    """The bits at which aligned blocks of ``share`` ones begin."""
-    for shift in _doublings(1, share):
-        bits = bits & (bits >> shift)
-    return bits & _aligned_bits(share, domain)
+@functools.lru_cache(maxsize=256)
+def _bits_at(share: int, count: int) -> int:
+    """The bits at which blocks of ``share`` of so many IPUs may begin."""
+    flags: Flags = np.zeros(count, bool)
+    flags[::share] = True
+    return _bits_of(flags)
 
 
-@functools.cache
-def _aligned_bits(share: int, domain: int) -> np.uint64:
-    """The bits at which blocks of ``share`` IPUs may begin."""
-    return np.uint64(sum(1 << place for place in range(0, domain, share)))
+@functools.lru_cache(maxsize=64)
+def _bits_of_first_domains(domain: int, ilds: int, count: int) -> int:
+    """The bits of the first domain of each whole group of domains."""
+    flags: Flags = np.zeros(count, bool)
+    whole = count // (domain * ilds) * domain * ilds
+    flags[:whole].reshape(-1, ilds, domain)[:, 0] = True
+    return _bits_of(flags)
 
 
 @functools.cache
-def _doublings(first: int, end: int) -> tuple[np.uint64, ...]:
+def _doublings(first: int, end: int) -> tuple[int, ...]:
     """``first``, twice it, ... below ``end``."""
-    return tuple(np.uint64(first << n) for n in range(64) if first << n < end)
+    return tuple(first << n for n in range(64) if first << n < end)
 
 
 def largest_place(cluster: Cluster, usable: Flags) -> int:
@@ -272,6 +285,19 @@ def place_at(cluster: Cluster, size: int, ilds: int, group: int, offset: int) ->
     """The IPUs of block ``offset`` in each domain of a group of neighbouring domains of a V-IPU cluster, in partition
     order."""
     domain, share = cluster.topology.ild_ipus, size // ilds
-    first = cluster.first_ipu + group * ilds * domain + offset * share
+    return _ipus_of_block(cluster.first_ipu + group * ilds * domain + offset * share, domain, share, ilds)
+
+
+@functools.lru_cache(maxsize=4096)
+def _ipus_of_block(first: int, domain: int, share: int, ilds: int) -> tuple[int, ...]:
     begins = range(first, first + ilds * domain, domain)
     return tuple(chain.from_iterable(range(begin, begin + share) for begin in begins))
+
+
+def index_at(cluster: Cluster, size: int, ilds: int, group: int, offset: int) -> IpuIndex:
+    """What selects the IPUs of `place_at` in an array over the POD."""
+    domain, share = cluster.topology.ild_ipus, size // ilds
+    if ilds > 1 and share < domain:
+        return np.array(place_at(cluster, size, ilds, group, offset))
+    first = cluster.first_ipu + group * ilds * domain + offset * share
+    return slice(first, first + size)

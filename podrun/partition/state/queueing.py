@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from podrun.partition.state import events as ev
 from podrun.partition.state.backfill import PlannedStart, RequestToPlan, Timeline, plan_with_backfill
-from podrun.partition.state.candidates import Place, check_possible, choices_of, free_place
+from podrun.partition.state.candidates import ChoicesByPlace, Place, check_possible, free_place
 from podrun.partition.state.events import Instruction
-from podrun.partition.state.placement import find_place
+from podrun.partition.state.placement import find_block
 from podrun.partition.state.records import Queued
 from podrun.partition.state.requirements import unknown_name
 from podrun.partition.state.values import Requirements
@@ -60,22 +60,24 @@ def serve_queue(draft: Allocator) -> list[Instruction]:
 
 
 def _planned_to_start(draft: Allocator) -> list[PlannedStart]:
-    """The plan for the queue up to the last request that could start: that has a place whose IPUs nobody holds,
-    bookings aside. Those behind it cannot, and change nothing for those before them."""
+    """The plan for the queue up to the last request that starts. Those behind the last one that has a place whose IPUs
+    nobody holds, bookings aside, cannot start, and change nothing for those before them."""
     fits: dict[tuple[object, ...], bool] = {}
     free = ~draft.table.taken
+    if not free.any():
+        return []
     waiting = _planned_requests(draft)
+    choices = ChoicesByPlace(draft)
     for count in range(len(waiting), 0, -1):
         needs = waiting[count - 1].needs
-        place = (needs.allocation, needs.cluster, needs.index, needs.reservation)
-        shape = (needs.size, needs.num_ilds, *place)
+        shape = (needs.size, needs.num_ilds, *choices.key(needs))
         if shape not in fits:
             fits[shape] = any(
-                find_place(cluster, needs.size, needs.num_ilds, usable & free) is not None
-                for _, cluster, usable in choices_of(draft, needs)
+                find_block(cluster, needs.size, needs.num_ilds, usable & free) is not None
+                for _, cluster, usable in choices.of(needs)
             )
         if fits[shape]:
-            return _plan_of(draft, waiting[:count])
+            return _plan_of(draft, waiting[:count], choices, only_starts=True)
     return []
 
 
@@ -101,27 +103,31 @@ def place_without_delay(draft: Allocator, needs: Requirements) -> Place | None:
 
 def planned_queue(draft: Allocator, more: Sequence[Queued] = ()) -> list[PlannedStart]:
     """The plan_with_backfill for the queue in its order, and then for ``more``."""
-    return _plan_of(draft, _planned_requests(draft, more))
+    return _plan_of(draft, _planned_requests(draft, more), ChoicesByPlace(draft))
 
 
-def _plan_of(draft: Allocator, waiting: Sequence[Queued]) -> list[PlannedStart]:
-    """The plan for requests in their order."""
-    inside = [entry for entry in waiting if entry.needs.reservation]
-    outside = [entry for entry in waiting if not entry.needs.reservation]
+def _plan_of(
+    draft: Allocator, waiting: Sequence[Queued], choices: ChoicesByPlace, *, only_starts: bool = False
+) -> list[PlannedStart]:
+    """The plan for requests in their order; ``only_starts``: without those behind the last one that starts."""
+    inside = [_to_plan(choices, entry.needs) for entry in waiting if entry.needs.reservation]
+    outside = [_to_plan(choices, entry.needs) for entry in waiting if not entry.needs.reservation]
     first: list[PlannedStart] = []
     if inside:
-        first = plan_with_backfill(_timeline_inside(draft), [_to_plan(draft, e.needs) for e in inside])
-    timeline = _timeline(draft)
-    for reservation in draft.reservations.values():
-        timeline.book(_ipus_of_agents(draft, reservation.agents), reservation.start, reservation.end)
-    second = plan_with_backfill(timeline, [_to_plan(draft, entry.needs) for entry in outside])
+        first = plan_with_backfill(_timeline_inside(draft), inside, only_starts=only_starts)
+    second: list[PlannedStart] = []
+    if outside:
+        timeline = _timeline(draft)
+        for reservation in draft.reservations.values():
+            timeline.book(_ipus_of_agents(draft, reservation.agents), reservation.start, reservation.end)
+        second = plan_with_backfill(timeline, outside, only_starts=only_starts)
     by_name = {planned.name: planned for planned in (*first, *second)}
-    return [by_name[entry.needs.name] for entry in waiting]
+    return [by_name[entry.needs.name] for entry in waiting if entry.needs.name in by_name]
 
 
 def _timeline(draft: Allocator) -> Timeline:
     """The timeline of the IPUs that partitions hold."""
-    return Timeline(draft.cluster, draft.now, draft.held_times().at(draft.now))
+    return Timeline(draft.cluster, draft.now, draft.held_times())
 
 
 def _timeline_inside(draft: Allocator) -> Timeline:
@@ -137,9 +143,8 @@ def _ipus_of_agents(draft: Allocator, agents: Sequence[str]) -> NDArray[np.intp]
     return np.flatnonzero(draft.table.of_agents(agents))
 
 
-def _to_plan(draft: Allocator, needs: Requirements) -> RequestToPlan:
-    choices = tuple(choices_of(draft, needs))
-    return RequestToPlan(needs.name, needs.size, needs.num_ilds, choices, needs.limit_s or math.inf)
+def _to_plan(choices: ChoicesByPlace, needs: Requirements) -> RequestToPlan:
+    return RequestToPlan(needs.name, needs.size, needs.num_ilds, choices.of(needs), needs.limit_s or math.inf)
 
 
 def find_queued(draft: Allocator, name: str) -> Queued:
