@@ -45,7 +45,7 @@ class DrillGame:
 
     def tick(self) -> None:
         """Look whether faults have struck, the POD is well again, or the time is over."""
-        if not self._struck:
+        if not self._struck and self._diagnosed is None:
             self._struck = self._pod.has_struck()
             self._begin = self._clock()
         elif self._diagnosed is not None and self._pod.is_healthy():

@@ -147,9 +147,14 @@ class DrillPod:
         self.service.delay_s = self.scenario.service_delay_s
 
     def has_struck(self) -> bool:
-        """Whether every fault has struck that strikes on machines."""
-        wanted = {partition for partition, _ in self.scenario.faults}
-        return all(self.service.strikes(partition) for partition in wanted)
+        """Whether every fault has struck that strikes on machines. A machine that is lost tells of no strike."""
+        ended, changes = self.ended_jobs(), self.changes()
+        return all(
+            self.service.strikes(partition)
+            or partition in ended
+            or any(event["did"] == "machine lost" for event in changes[partition])
+            for partition, _ in self.scenario.faults
+        )
 
     def _events(self, partition: str) -> tuple[Mapping[str, object], ...]:
         return self.service.control_log.of(partition)

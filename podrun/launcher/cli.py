@@ -24,7 +24,7 @@ RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
 UPKEEP_VERBS = ("doctor", "cache", "ps", "stop")
 SIMULATION_VERBS = ("simulate", "chaos", "scale")
 SERVING_VERBS = ("serve", "capacity", "load")
-MONITOR_VERBS = ("top", "record", "health", "exporter", "dashboards", "schema", "drill")
+MONITOR_VERBS = ("top", "record", "health", "exporter", "dashboards", "schema", "drill", "trace")
 VERBS = (
     *("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS),
     *SIMULATION_VERBS,

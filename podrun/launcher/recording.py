@@ -46,6 +46,7 @@ from podrun.record.goodput import Goodput, goodput_of, progress_of
 from podrun.record.incidents import Incident, incidents_json, incidents_of
 from podrun.record.recorder import FOLDER, EventRecorder
 from podrun.record.strikes import FaultTime, strikes_of, with_faults
+from podrun.record.timeline import times_text
 
 NOT_RECORDED = frozenset(
     {"record", "fault", "fault-plan", "export-config", "overwrite-config", "import-config"}
@@ -133,7 +134,7 @@ class LaunchRecording:
         reports: Sequence[MachineReport] = (),
         inside: Sequence[tuple[str, FaultTime]] = (),
     ) -> Recorded:
-        """Join all files and write the record, with ``FILE.incidents.json`` and ``FILE.goodput.json``.
+        """Join all files and write the record, with its times, incidents and goodput beside it.
 
         ``left``: planned faults that have strikes left. ``reports``: of the machines, with what changed the partition
         and which faults struck when. ``inside``: faults that struck in instances: in which, and the strike. Raises
@@ -149,13 +150,13 @@ class LaunchRecording:
         struck = [fault for fault in self._header.faults if fault not in left or fault in known]
         timed = with_faults(read_parts(self._folder), struck, times)
         timed = with_control(timed, since)
-        record = Record(
-            self._header, tuple(timed_event.event for timed_event in without_ends_after_errors(timed))
-        )
+        kept = without_ends_after_errors(timed)
+        record = Record(self._header, tuple(timed_event.event for timed_event in kept))
         incidents = tuple(incidents_of(record))
         goodput = goodput_of(timed, incidents=len(incidents))
         if self._file is not None:
             _write(self._file, "\n".join(to_lines(record)) + "\n")
+            _write(file_beside(self._file, "times"), times_text(kept))
             _write(file_beside(self._file, "incidents"), incidents_json(record))
             if goodput is not None:
                 _write(file_beside(self._file, "goodput"), json.dumps(goodput.plain, indent=2) + "\n")
