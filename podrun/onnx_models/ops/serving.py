@@ -70,3 +70,47 @@ def fast_norm(ctx: Context, node: Node, x: Array, scale: Array, shift: Array) ->
     variance = jnp.square(wide - mean).mean(-1, keepdims=True)
     normal = (wide - mean) * jax.lax.rsqrt(variance + np.float32(node.get("epsilon", 1e-5)))
     return (normal * widen(scale) + widen(shift)).astype(x.dtype)
+
+
+@operator(GRAPHCORE, "AttentionMask")
+def graphcore_attention_mask(ctx: Context, node: Node, numbers: Array) -> Array:
+    """``[rows, 1, places, places]`` from the numbers of samples ``[rows, places]``: 0 between places of one sample,
+    -10000 else. Places of padding have the number 0. ``dataType``: FLOAT or FLOAT16.
+    """
+    if numbers.ndim != 2 or np.dtype(numbers.dtype).kind not in "iu":
+        raise InputMismatch(
+            f"numbers of samples are [rows, places] of integers, not {numbers.dtype}{numbers.shape}"
+        )
+    same = (numbers[:, :, None] == numbers[:, None, :]) & (numbers[:, :, None] != 0)
+    kind = {"FLOAT": jnp.float32, "FLOAT16": jnp.float16}[str(node.get("dataType", "FLOAT"))]
+    return jnp.where(same, 0.0, -10000.0).astype(kind)[:, None]
+
+
+def _places(lengths: Array, samples: int, most: int, total: int) -> Array:
+    """Where the places of each sample lie, end to end: ``[samples, most]``; ``total`` behind a sample's end."""
+    counts = lengths.reshape(samples, -1)[:, 0].astype(jnp.int32)
+    begins = jnp.cumsum(counts) - counts
+    steps = jnp.arange(most, dtype=jnp.int32)
+    return jnp.where(steps[None] < counts[:, None], begins[:, None] + steps[None], total)
+
+
+@operator(GRAPHCORE, "Unpack")
+def graphcore_unpack(ctx: Context, node: Node, x: Array, lengths: Array) -> Array:
+    """``[samples, maxSequenceLength, ...]`` from rows ``[rows, places, ...]`` in which samples lie end to end; zeros
+    behind the end of each.
+    """
+    samples, most = int(lengths.shape[0]), int(node["maxSequenceLength"])
+    total = x.shape[0] * x.shape[1]
+    flat = x.reshape(total, *x.shape[2:])
+    whole = jnp.concatenate([flat, jnp.zeros((1, *flat.shape[1:]), flat.dtype)])
+    return whole[_places(lengths, samples, most, total)]
+
+
+@operator(GRAPHCORE, "Pack")
+def graphcore_pack(ctx: Context, node: Node, x: Array, lengths: Array) -> Array:
+    """Rows ``[rows, rowLength, ...]`` in which samples ``[samples, most, ...]`` lie end to end, then zeros."""
+    rows, length = int(node["rows"]), int(node["rowLength"])
+    total = rows * length
+    places = _places(lengths, x.shape[0], x.shape[1], total).reshape(-1)
+    flat = jnp.zeros((total + 1, *x.shape[2:]), x.dtype).at[places].set(x.reshape(-1, *x.shape[2:]))
+    return flat[:total].reshape(rows, length, *x.shape[2:])

@@ -24,7 +24,7 @@ def _with_bias(graph: GraphEditor, product: NodeProto) -> tuple[NodeProto, NodeP
     return product, None
 
 
-def _scores(graph: GraphEditor) -> list[NodeProto]:
+def scores_of(graph: GraphEditor) -> list[NodeProto]:
     """Products of two computed tensors that lead to a Softmax."""
     scores = []
     for node in onnx_nodes(graph, "MatMul"):
@@ -41,7 +41,7 @@ def _scores(graph: GraphEditor) -> list[NodeProto]:
 @rewrite("fused_attention")
 def _fused_attention(graph: GraphEditor) -> None:
     """The products that make queries, keys and values of one tensor become one, which is split."""
-    if not _scores(graph):
+    if not scores_of(graph):
         return
     for source in dict.fromkeys(node.input[0] for node in onnx_nodes(graph, "MatMul")):
         products = [n for n in graph.consumers(source) if n.op_type == "MatMul" and n.input[0] == source]
@@ -62,7 +62,7 @@ def _fused_attention(graph: GraphEditor) -> None:
 @rewrite("pre_scale")
 def _pre_scale(graph: GraphEditor) -> None:
     """Scores divided by the root of the head's size: queries are scaled first, which keeps halves small."""
-    for score in _scores(graph):
+    for score in scores_of(graph):
         user = graph.sole_user(score.output[0])
         told = times(graph, user.output[0]) if user is not None and user.op_type in ("Mul", "Div") else None
         if user is None or told is None or told[1] != score.output[0] or not 0 < abs(told[0]) < 1:
@@ -85,7 +85,7 @@ PADDED = 16
 @rewrite("attention_padding")
 def _attention_padding(graph: GraphEditor) -> None:
     """Heads of a size that is no multiple of 16 are padded with zeros before queries and keys are multiplied."""
-    for score in _scores(graph):
+    for score in scores_of(graph):
         a, b = graph.sizes(score.input[0]), graph.sizes(score.input[1])
         if a is None or b is None or len(a) < 2 or len(b) < 2 or a[-1] % PADDED == 0:
             continue

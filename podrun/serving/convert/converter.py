@@ -282,7 +282,7 @@ def _fusions(options: ConversionOptions) -> list[str | Pass]:
         passes.append("fold_periodic_initializer")
     if options.apply_hcsr:
         passes.append(Pass.get_pass("apply_host_concat_split", apply_hcsr=list(options.apply_hcsr)))
-    if options.pack_args:
+    if options.pack_args is not None:
         passes.append(Pass.get_pass("packed_transformer", **options.pack_args))
     return passes
 

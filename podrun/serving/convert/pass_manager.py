@@ -41,6 +41,7 @@ FAMILIES = (
     "comparison_passes",
     "einsum_pass",
     "workaround_passes",
+    "packing_passes",
     "placing_passes",
     "report_passes",
 )

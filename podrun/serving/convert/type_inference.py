@@ -107,7 +107,7 @@ def infer_types(model: ModelProto, nodes: Sequence[NodeProto] | None = None) -> 
     while pending:
         left = []
         for node in pending:
-            if all(name in types for name in node.output if name):
+            if all(name in types and types[name].shape is not None for name in node.output if name):
                 continue
             told = _of_own_operator(light, node, types)
             light.graph.value_info.extend(value_of_type(name, kind) for name, kind in told.items())
@@ -117,7 +117,7 @@ def infer_types(model: ModelProto, nodes: Sequence[NodeProto] | None = None) -> 
         if len(left) == len(pending):
             break
         pending = left
-        types = _inferred(light) | {n: k for n, k in types.items() if k.element}
+        types |= {n: k for n, k in _inferred(light).items() if n not in types or types[n].sizes is None}
     return types
 
 
@@ -154,7 +154,7 @@ def _of_own_operator(
         del light.graph.value_info[known:]
         return {v.name: kind for v in new if (kind := type_of_value(v)) is not None} if told else {}
     rule = _RULES.get(node.op_type) if node.domain == GRAPHCORE_DOMAIN else None
-    if rule is None or any(name and name not in types for name in node.input):
+    if rule is None or any(name and (name not in types or types[name].shape is None) for name in node.input):
         return {}
     results = rule(node, [types.get(name) for name in node.input])
     return {name: kind for name, kind in zip(node.output, results, strict=False) if name}

@@ -83,13 +83,16 @@ def linear(w: Writer, x: str, rows: int, columns: int) -> str:
 
 def bert(
     *, layers: int = 2, hidden: int = 32, heads: int = 4, length: int = 12, batch: int = 2, vocabulary: int = 50,
-    opset: int = 13, open_batch: bool = False,
+    opset: int = 13, open_batch: bool = False, positions: bool = False,
 ) -> onnx.ModelProto:  # fmt: skip
     """BERT as frameworks export it: embeddings, a mask from 64-bit integers, attention, GELU by erf, a pooler."""
     w, size = Writer(1), hidden // heads
     words = w("Gather", w.weight(vocabulary, hidden), "input_ids")
     kinds = w("Gather", w.weight(2, hidden), "token_type_ids")
-    x = w("Add", w("Add", words, kinds), w.weight(1, length, hidden))
+    places = (
+        w("Gather", w.weight(length, hidden), "position_ids") if positions else w.weight(1, length, hidden)
+    )
+    x = w("Add", w("Add", words, kinds), places)
     x = layer_norm(w, x, hidden)
     axes = w.constant([1, 2], np.int64)
     mask = w("Cast", w("Unsqueeze", "attention_mask", axes), to=FLOAT)
@@ -110,9 +113,10 @@ def bert(
     first = w("Gather", x, w.constant(0, np.int64), axis=1)
     w("Identity", x, out="last_hidden_state")
     w("Tanh", linear(w, first, hidden, hidden), out="pooled")
+    names = ["input_ids", "attention_mask", "token_type_ids", *(["position_ids"] if positions else [])]
     size_of: Any = "batch" if open_batch else batch
     return w.model(
-        {name: (INT64, [size_of, length]) for name in ("input_ids", "attention_mask", "token_type_ids")},
+        {name: (INT64, [size_of, length]) for name in names},
         {"last_hidden_state": (FLOAT, [size_of, length, hidden]), "pooled": (FLOAT, [size_of, hidden])},
         opset,
     )
