@@ -29,7 +29,7 @@ NOT_DIFFERENTIABLE = {
         "ArgMax", "ArgMin", "NonZero", "Shape", "Size", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor",
         "BitwiseNot", "BitwiseXnor", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv",
         "QuantizeLinear", "DynamicQuantizeLinear", "NonMaxSuppression", "Bucketize", "OptionalHasElement",
-        "CtcBeamSearchDecoder", "IncrementMod", "BitCast", "OneHot", "TfIdfVectorizer",
+        "CtcBeamSearchDecoder", "IncrementMod", "BitCast", "OneHot", "TfIdfVectorizer", "AttentionMask",
     ],
     "constant almost everywhere": [
         "Floor", "Ceil", "Round", "NearbyInt", "Sign", "Hardmax", "Binarizer", "TreeEnsemble", "Pow2ScaleThenCast",
