@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from podrun.compat._keras_names import serve_keras_names
 from podrun.compat._tensorflow_contrib import contrib_module
 from podrun.core.environment import environment
 
@@ -263,6 +264,7 @@ def add_sdk(module: Any) -> None:
     importlib.import_module("podrun.tensorflow.keras.extensions").install_keras()
     estimators = _estimator_module()
     module.estimator = module.compat.v1.estimator = estimators
+    serve_keras_names()
     if wants_version_1():
         _overlay(module)
 

@@ -16,13 +16,11 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
 
     from podrun.private_apis.tensorflow import private_module
     from podrun.tensorflow.keras.accumulating_optimizers import OPTIMIZER_MODULES, OPTIMIZER_NAMES
-    from podrun.tensorflow.keras.extensions import ModelExtension
+    from podrun.tensorflow.keras.extensions import ADDED
 
     def load(name: str) -> Any:
         return importlib.import_module(name)
 
-    steps = ("make_train_function", "make_test_function", "make_predict_function", "train_step")
-    added = tuple(name for name in vars(ModelExtension) if name.startswith("set_"))
     model = load("tf_keras.src.engine.training").Model
     return [
         (private_module("ops.gradients_util"), ("_GradientsHelper",)),
@@ -30,10 +28,7 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
         (private_module("client.session").BaseSession, ("run",)),
         (private_module("framework.ops").Graph, ("_apply_device_functions",)),
         (private_module("eager.context").Context, ("device",)),
-        (model, (*steps, "fit", "evaluate", "predict", *added)),
-        (load("tf_keras.src.engine.data_adapter").DataHandler, ("_infer_steps",)),
-        (load("tf_keras.src.losses").Loss, ("_get_reduction",)),
-        (load("tf_keras.src.optimizers.legacy.optimizer_v2").OptimizerV2, ("apply_gradients",)),
+        (model, ADDED),
         (load("tf_keras.src.optimizers"), ("get",)),
         *((load(name), (*OPTIMIZER_NAMES, "get")) for name in OPTIMIZER_MODULES),
     ]
@@ -48,6 +43,7 @@ def ipu_device() -> Iterator[None]:
         places = _changed_by_the_front_end()
         before = [(owner, name, vars(owner).get(name)) for owner, names in places for name in names]
         from podrun.tensorflow.execution.device_table import DEVICES
+        from podrun.tensorflow.keras.accumulating_optimizers import REPLACED
         from podrun.tensorflow.keras.extensions import install_keras
         from podrun.tensorflow.sdk.config import IPUConfig
         from podrun.tensorflow.sdk.scopes import install_front_end
@@ -61,6 +57,8 @@ def ipu_device() -> Iterator[None]:
             yield
         finally:
             DEVICES.release()
+            before += reversed(REPLACED)
+            REPLACED.clear()
             for owner, name, value in before:
                 if value is not None:
                     setattr(owner, name, value)

@@ -18,7 +18,7 @@ from podrun.core.errors import UnsupportedError
 from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.capture.markers import REFERENCES, marked
-from podrun.tensorflow.capture.places import pipeline_of
+from podrun.tensorflow.capture.places import PipelineShape, pipeline_of
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
 from podrun.tensorflow.execution.step_program import ReadStep, StepProgram, StepSource, read_step
@@ -168,6 +168,11 @@ class HostProgram:
         )
 
     @property
+    def pipeline(self) -> PipelineShape | None:
+        """The pipeline of which an iteration is a mini-batch."""
+        return self._source.pipeline
+
+    @property
     def program(self) -> StepProgram:
         """The program for the devices as they are configured now."""
         if self._program is None or self._generation != DEVICES.generation:
@@ -199,7 +204,7 @@ class HostProgram:
             raise tf.errors.FailedPreconditionError(None, None, shape.wrong)
         program = self.program
         feed = self._feed(program)
-        take = _taker(program)
+        take = outfeed_taker(program)
         if self.loop is None:
             results, written = program.run(1, values, feed, take)
             return results, written
@@ -281,7 +286,8 @@ def feed_types(step: ReadStep) -> dict[str, TensorType]:
     return types
 
 
-def _taker(program: StepProgram) -> Any:
+def outfeed_taker(program: StepProgram) -> Any:
+    """What gives each outfeed its values when the program runs."""
     owner = {
         name: (queue, i) for queue, names in program.step.outfeeds.items() for i, name in enumerate(names)
     }

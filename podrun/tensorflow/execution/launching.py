@@ -69,7 +69,7 @@ def launch_program(program: HostProgram, arguments: Sequence[Any]) -> list[Any]:
             raise in_words_of_the_sdk(error) from error
         for place, key in enumerate(program.keys):
             if key in written:
-                _assign(arguments[place], written[key])
+                assign_handle(arguments[place], written[key])
         return [_tensor(v, dtype) for v, dtype in zip(outcome, types, strict=True)]
     return _launched_in_graph(program, arguments, values, types)
 
@@ -106,7 +106,15 @@ def _launched_in_graph(
     return [*results, done]
 
 
-def _assign(handle: Any, value: np.ndarray) -> None:
+def handle_value(handle: Any) -> np.ndarray:
+    """The value of a captured tensor; of a handle, that of its variable."""
+    if handle.dtype == tf.resource:
+        return np.asarray(_read_variable(handle, variable_type(handle)[0]))
+    return np.asarray(handle)
+
+
+def assign_handle(handle: Any, value: np.ndarray) -> None:
+    """Write the variable of a handle."""
     dtype = variable_type(handle)[0]
     _assign_variable(handle, tf.constant(np.asarray(value, dtype.as_numpy_dtype)))
 

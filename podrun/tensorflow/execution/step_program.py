@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -123,6 +123,11 @@ class StepProgram:
     def outfed(self) -> list[str]:
         """The tensors that go to outfeeds."""
         return [name for names in self.step.outfeeds.values() for name in names]
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Let the next run write these values to all replicas, also where replica 0 has them."""
+        for key in keys:
+            self._on_device.pop(key, None)
 
     def run(
         self,

@@ -6,13 +6,20 @@ Gradient accumulation changes that family, so the plain names, and names given a
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation
 from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1, reduced_over_replicas
+
+if TYPE_CHECKING:
+    from tf_keras import Model
+    from tf_keras.optimizers.legacy import Optimizer
 
 OPTIMIZER_MODULES = (
     "tf_keras.optimizers",
@@ -22,65 +29,120 @@ OPTIMIZER_MODULES = (
 """The modules in which programs find optimizers."""
 OPTIMIZER_NAMES = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSprop", "SGD")
 """The names that both families have."""
-ACCUMULATING: dict[int, Accumulation] = {}
+WhichAccumulation = Callable[[], Accumulation | None]
+_ACCUMULATING: dict[int, WhichAccumulation] = {}
 """Optimizer -> the accumulation of the model whose step is being traced."""
+Pairs = Sequence[tuple[tf.Tensor | None, tf.Variable]]
+Replacement = Callable[..., object]
+REPLACED: list[tuple[type, str, object]] = []
+"""What `replace_method` has changed: class, name, and what the class itself had under the name."""
 
 
-def on_ipu(model: Any) -> bool:
+def on_ipu(model: Model) -> bool:
     """Whether a model was made under an IPU strategy with the extensions."""
     strategy = getattr(model, "_distribution_strategy", None) or getattr(model, "distribute_strategy", None)
     return isinstance(strategy, IPUStrategyV1) and strategy._enable_keras_extensions
 
 
-def replace_method(owner: Any, name: str, function: Any) -> None:
+def replace_method(owner: type, name: str, function: Replacement) -> None:
     """Let ``function(self, plain, ...)`` stand for a method, which it gets as ``plain``."""
     plain = getattr(owner, name)
+    REPLACED.append((owner, name, vars(owner).get(name)))
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> object:
         return function(self, plain, *args, **kwargs)
 
     call.__name__, call.__doc__ = name, plain.__doc__
+    # Loops of Python are turned into loops of the graph in what programs write, not in Keras' own methods.
+    call.__module__ = plain.__module__
     setattr(owner, name, call)
+
+
+@contextlib.contextmanager
+def accumulating(model: Model, which: WhichAccumulation | None) -> Iterator[None]:
+    """While the step of a model is traced, its optimizer accumulates as ``which`` says when gradients are applied.
+    ValueError for an optimizer that overrides ``minimize``, NotImplementedError for one of Keras' new family.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if which is None or optimizer is None:
+        yield
+        return
+    _ACCUMULATING[id(optimizer)] = functools.partial(_checked, optimizer, which)
+    try:
+        yield
+    finally:
+        del _ACCUMULATING[id(optimizer)]
+
+
+def _checked(optimizer: Optimizer, which: WhichAccumulation) -> Accumulation | None:
+    accumulation = which()
+    if accumulation is not None:
+        check_accumulates(optimizer)
+    return accumulation
+
+
+def check_accumulates(optimizer: Optimizer) -> None:
+    """ValueError or NotImplementedError for an optimizer whose gradients cannot be accumulated."""
+    legacy, scaled = _families()
+    if not isinstance(optimizer, (legacy, scaled)):
+        raise NotImplementedError(
+            f"podrun does not accumulate gradients for {type(optimizer).__name__}: use an optimizer of "
+            "keras.optimizers.legacy, or set no gradient accumulation."
+        )
+    own = type(optimizer).minimize
+    if own not in (legacy.minimize, scaled.minimize):
+        raise ValueError(
+            f"The optimizer {type(optimizer).__name__} overrides the function `minimize`, which is not supported with "
+            "gradient accumulation or pipelining: override `apply_gradients` or `get_gradients` instead."
+        )
+
+
+def _families() -> tuple[type[Optimizer], type[Optimizer]]:
+    """Keras' optimizers that accumulate: the base class, and the one that scales the loss of such an optimizer."""
+    legacy = importlib.import_module("tf_keras.src.optimizers.legacy.optimizer_v2").OptimizerV2
+    scaled = importlib.import_module("tf_keras.src.mixed_precision.loss_scale_optimizer").LossScaleOptimizer
+    return legacy, scaled
 
 
 def install_accumulation() -> None:
     """Optimizers accumulate where the model that is being traced says so."""
-    legacy = importlib.import_module("tf_keras.src.optimizers.legacy.optimizer_v2").OptimizerV2
+    for family in _families():
+        if "apply_gradients" in vars(family):
+            replace_method(family, "apply_gradients", _accumulated)
 
-    def apply_gradients(self: Any, plain: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        accumulation = ACCUMULATING.get(id(self))
-        if accumulation is None:
-            return plain(self, grads_and_vars, *args, **kwargs)
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
-        with tf.init_scope():
-            _ = self.iterations
-            self._create_all_weights([v for _, v in pairs])
-        kwargs["experimental_aggregate_gradients"] = False
 
-        def total(gradient: Any) -> Any:
-            return reduced_over_replicas(tf.distribute.ReduceOp.SUM, gradient)
+def _accumulated(
+    optimizer: Optimizer, plain: Replacement, grads_and_vars: Pairs, *args: object, **kwargs: object
+) -> object:
+    which = _ACCUMULATING.get(id(optimizer))
+    accumulation = None if which is None else which()
+    if accumulation is None:
+        return plain(optimizer, grads_and_vars, *args, **kwargs)
+    del _ACCUMULATING[id(optimizer)]  # The update itself is made with the accumulated gradients.
+    try:
+        return accumulated_update(
+            optimizer, accumulation, grads_and_vars, functools.partial(plain, optimizer, *args, **kwargs)
+        )
+    finally:
+        _ACCUMULATING[id(optimizer)] = which  # type: ignore[assignment]
 
-        return accumulation.apply(pairs, lambda ready: plain(self, ready, *args, **kwargs), total)
 
-    replace_method(legacy, "apply_gradients", apply_gradients)
-    engine = importlib.import_module("tf_keras.src.engine.training")
+def accumulated_update(
+    optimizer: Optimizer, accumulation: Accumulation, grads_and_vars: Pairs, update: Replacement
+) -> object:
+    """Accumulate the gradients of this step, and call ``update`` with the sums over replicas when they are complete."""
+    pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+    with tf.init_scope():
+        _ = optimizer.iterations
+        optimizer._create_all_weights([v for _, v in pairs])
 
-    def train_step(self: Any, plain: Any, data: Any) -> Any:
-        accumulation = getattr(self, "_ipu_accumulation", None) if on_ipu(self) else None
-        if accumulation is None:
-            return plain(self, data)
-        if not isinstance(self.optimizer, legacy) or hasattr(self.optimizer, "inner_optimizer"):
-            raise NotImplementedError(
-                f"podrun does not accumulate gradients for {type(self.optimizer).__name__}: use an optimizer of "
-                "keras.optimizers.legacy, or set no gradient accumulation."
-            )
-        ACCUMULATING[id(self.optimizer)] = accumulation
-        try:
-            return plain(self, data)
-        finally:
-            del ACCUMULATING[id(self.optimizer)]
+    def total(gradient: tf.Tensor) -> tf.Tensor:
+        return reduced_over_replicas(tf.distribute.ReduceOp.SUM, gradient)
 
-    replace_method(engine.Model, "train_step", train_step)
+    def now(ready: Pairs) -> object:
+        return update(grads_and_vars=ready, experimental_aggregate_gradients=False)
+
+    return accumulation.apply(pairs, now, total)
 
 
 def install_optimizer_names() -> None:
@@ -90,7 +152,7 @@ def install_optimizer_names() -> None:
     plain_get = source.get
     known = {name.lower() for name in OPTIMIZER_NAMES}
 
-    def get(identifier: Any, **kwargs: Any) -> Any:
+    def get(identifier: object, **kwargs: object) -> object:
         if isinstance(identifier, str) and identifier.lower() in known:
             kwargs.setdefault("use_legacy_optimizer", True)
         return plain_get(identifier, **kwargs)

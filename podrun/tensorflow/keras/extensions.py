@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-import numpy as np
 import tensorflow as tf
 
-from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.keras.accumulating_optimizers import (
+    Replacement,
     install_accumulation,
     install_optimizer_names,
     on_ipu,
     replace_method,
 )
+from podrun.tensorflow.keras.data_rules import check_data, install_data_rules
+from podrun.tensorflow.keras.model_options import ModelExtension, options_of
 from podrun.tensorflow.keras.model_programs import ModelProgram
-from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
+from podrun.tensorflow.keras.reported_values import BatchCallbacks, held_back, hold_back
+from podrun.tensorflow.keras.stage_assignment import is_functional, is_sequential
+from podrun.tensorflow.keras.stage_methods import StageExtension
+from podrun.tensorflow.keras.stage_tracing import install_stages, may_be_pipelined
 from podrun.tensorflow.sdk.ipu_strategy import HOST_ITERATION, IPUStrategyV1
 
-_NOT_FOR_ACCUMULATION = ("opt", "num_mini_batches", "experimental_normalize_gradients")
+if TYPE_CHECKING:
+    from tf_keras import Model
+    from tf_keras.callbacks import CallbackList
+    from tf_keras.losses import Loss
 
-
-def replicas_of(model: Any) -> int:
-    """The replicas of a model's programs in this process."""
-    return DEVICES.settings(
-        model.distribute_strategy.ordinal, getattr(model, "_ipu_shards", 1)
-    ).local_replicas
+KINDS = ("train", "test", "predict")
+CALLS = {"fit": "train", "evaluate": "test", "predict": "predict"}
+"""Keras' methods and the functions that they run."""
+ADDED = tuple(
+    name
+    for extension in (ModelExtension, StageExtension)
+    for name in vars(extension)
+    if not name.startswith("__")
+)
+"""Names that Keras' model class gets."""
 
 
 @contextlib.contextmanager
@@ -41,163 +52,145 @@ def _host_iteration() -> Iterator[None]:
         HOST_ITERATION.pop()
 
 
-class ModelExtension:
-    """The methods of the SDK, which Keras' model class gets."""
-
-    def set_gradient_accumulation_options(
-        self,
-        gradient_accumulation_steps_per_replica: int | None = None,
-        gradient_accumulation_reduction_method: Any = "sum",
-        use_v2_gradient_accumulation_optimizer: bool = False,
-        **gradient_accumulation_optimizer_kwargs: Any,
-    ) -> None:
-        """One weight update for so many steps of a replica."""
-        for name in _NOT_FOR_ACCUMULATION:
-            if name in gradient_accumulation_optimizer_kwargs:
-                raise ValueError(f"Found `{name}` key in `gradient_accumulation_optimizer_kwargs`.")
-        method = GradientAccumulationReductionMethod.parse(gradient_accumulation_reduction_method)
-        steps = gradient_accumulation_steps_per_replica
-        dtype = gradient_accumulation_optimizer_kwargs.get("dtype")
-        self._ipu_accumulation = None if not steps else Accumulation(steps, method, dtype)
-        self._ipu_options = getattr(self, "_ipu_options", 0) + 1
-
-    def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
-        """Accepted: callbacks run after each execution."""
-        self._ipu_asynchronous = asynchronous
-
-    def set_infeed_queue_options(self, **kwargs: Any) -> None:
-        """Options of the infeed; they change no numbers."""
-        for name in ("dataset", "infeed_spec", "element_spec"):
-            if name in kwargs:
-                raise ValueError(f"Found `{name}` key in `set_infeed_queue_options`, which Keras sets.")
-
-    def set_outfeed_queue_options(self, **kwargs: Any) -> None:
-        """Options of the outfeed; they change no numbers."""
-        for name in ("outfeed_mode", "device_ordinal"):
-            if name in kwargs:
-                raise ValueError(f"Found `{name}` key in `set_outfeed_queue_options`, which Keras sets.")
-
-    def set_replication_options(self, replicated_metric_reduction_method: Any = "NONE") -> None:
-        """How metrics of replicas are reduced: NONE, the default, gives one replica's."""
-        name = str(getattr(replicated_metric_reduction_method, "name", replicated_metric_reduction_method))
-        if name.upper() != "NONE":
-            raise NotImplementedError(f"podrun reports one replica's metrics; {name} is not implemented.")
-
-
-def _make_function(kind: str, attribute: str) -> Any:
+def _make_function(kind: str) -> Replacement:
     """``make_train_function`` and its like, for models on IPUs."""
+    attribute = f"{kind}_function"
 
-    def make(self: Any, original: Any, force: bool = False) -> Any:
-        if not on_ipu(self):
-            return original(self, force)
-        if getattr(self, attribute) is None or force or getattr(self, f"_ipu_{kind}", None) is None:
-            step = getattr(self, f"{kind}_step")
-            program = ModelProgram(self, step, collects=kind == "predict")
-            setattr(self, f"_ipu_{kind}", program)
-            setattr(self, attribute, program)
+    def make(model: Model, plain: Callable[..., object], force: bool = False) -> object:
+        if not on_ipu(model):
+            return plain(model, force)
+        program = getattr(model, attribute)
+        if force or not isinstance(program, ModelProgram):
+            program = ModelProgram(model, kind)
+            setattr(model, attribute, program)
             if kind == "train":
-                self.train_tf_function = program
-        return getattr(self, attribute)
+                model.train_tf_function = program
+        return program
 
     return make
 
 
 def install_keras() -> None:
     """Give Keras 2's model class the extensions. ImportError, with what to install, without tf_keras."""
-    engine = importlib.import_module("tf_keras.src.engine.training")
-    adapters = importlib.import_module("tf_keras.src.engine.data_adapter")
+    model_class = importlib.import_module("tf_keras.src.engine.training").Model
     losses = importlib.import_module("tf_keras.src.losses")
-    model_class = engine.Model
-    if hasattr(model_class, "set_gradient_accumulation_options"):
+    callbacks = importlib.import_module("tf_keras.src.callbacks").CallbackList
+    if hasattr(model_class, ADDED[0]):
         return
-    for name, method in vars(ModelExtension).items():
-        if name.startswith("set_"):
-            setattr(model_class, name, method)
-    for kind in ("train", "test", "predict"):
-        replace_method(model_class, f"make_{kind}_function", _make_function(kind, f"{kind}_function"))
-    for name in ("fit", "evaluate", "predict"):
+    for extension in (ModelExtension, StageExtension):
+        for name, method in vars(extension).items():
+            if name in ADDED:
+                setattr(model_class, name, method)
+    for kind in KINDS:
+        replace_method(model_class, f"make_{kind}_function", _make_function(kind))
+        plain_end = getattr(callbacks, f"on_{kind}_batch_end")
+        replace_method(callbacks, f"on_{kind}_batch_begin", _held_begin(kind, plain_end))
+        replace_method(callbacks, f"on_{kind}_batch_end", _held_end)
+    for name in CALLS:
         replace_method(model_class, name, _checked_call)
-    _install_steps(adapters.DataHandler)
-    _install_losses(losses.Loss)
+    replace_method(model_class, "reset_metrics", _reset_metrics)
+    replace_method(model_class, "_validate_and_get_metrics_result", _metrics_result)
+    install_data_rules()
+    replace_method(losses.Loss, "_get_reduction", _reduction)
+    install_stages()
     install_accumulation()
     install_optimizer_names()
 
 
-def _checked_call(self: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Keras' fit, evaluate or predict, once the data fit."""
-    if not on_ipu(self):
-        return plain(self, *args, **kwargs)
-    if self.run_eagerly:
+def _reset_metrics(model: Model, plain: Callable[..., object]) -> None:
+    plain(model)
+    options_of(model).resets += 1
+
+
+def _metrics_result(model: Model, plain: Callable[..., object], logs: object) -> object:
+    """The values that the device reported: the metrics' variables on the host are those of one replica."""
+    return logs if on_ipu(model) else plain(model, logs)
+
+
+def _checked_call(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Keras' fit, evaluate or predict, once model and data fit."""
+    if not on_ipu(model):
+        return plain(model, *args, **kwargs)
+    if model.run_eagerly:
         raise RuntimeError("The `run_eagerly` option is not supported with IPUStrategy.")
-    _check_data(args[0] if args else kwargs.get("x"), kwargs.get("batch_size"))
-    steps = self._steps_per_execution
-    accumulation = getattr(self, "_ipu_accumulation", None)
-    if plain.__name__ == "fit" and accumulation is not None and steps is not None:
-        executed = int(steps.numpy())
-        if executed % accumulation.count:
-            raise RuntimeError(
-                f"steps_per_execution {executed} is not divisible by gradient_accumulation_steps_per_replica "
-                f"{accumulation.count}."
-            )
+    _check_overrides(model, CALLS[plain.__name__])
+    check_data(args[0] if args else kwargs.get("x"))
+    steps = model._steps_per_execution
     before = None if steps is None else int(steps.numpy())
     try:
         with _host_iteration():
-            return plain(self, *args, **kwargs)
+            return plain(model, *args, **kwargs)
     finally:
+        hold_back(model, None)
         if steps is not None and int(steps.numpy()) != before:
             steps.assign(before)
 
 
-def _check_data(x: Any, batch_size: Any) -> None:
-    """ValueError for data that have no static shapes, or that end in a smaller batch."""
-    if isinstance(x, tf.data.Dataset):
-        for spec in tf.nest.flatten(x.element_spec):
-            if not spec.shape.is_fully_defined():
-                raise ValueError(
-                    f"The shape {spec.shape} of the dataset is not fully defined. If using tf.Dataset.batch, set "
-                    "`drop_remainder=True`."
-                )
-        return
-    if hasattr(x, "__next__") or type(x).__name__ == "generator":
-        raise ValueError(
-            "Generators and iterators are not supported under an IPUStrategy: use a tf.data.Dataset."
+def _overrides(model: Model, name: str) -> bool:
+    """Whether a class of a program, not one of Keras, defines a method."""
+    for kind in type(model).__mro__:
+        if name in vars(kind):
+            return not kind.__module__.startswith(("tf_keras.", "keras."))
+    return False
+
+
+def _check_overrides(model: Model, kind: str) -> None:
+    """RuntimeError for methods that a program must not define for models on IPUs."""
+    if _overrides(model, f"make_{kind}_function"):
+        raise RuntimeError(
+            f"The function `make_{kind}_function` for the model {model.name} has been overridden. This is not "
+            "supported when using Keras within an IPUStrategy. Either remove the override from your model definition "
+            "or set `enable_keras_extensions=False` when creating the IPUStrategy."
         )
-    flat = tf.nest.flatten(x)
-    if flat and isinstance(flat[0], (np.ndarray, tf.Tensor)):
-        size, batch = len(flat[0]), batch_size or 32
-        if size % batch:
-            raise ValueError(
-                f"The input data has a partial batch: {size} samples are not a multiple of the batch size {batch}."
-            )
+    if type(model).call is importlib.import_module("tf_keras.src.engine.training").Model.call:
+        raise RuntimeError(f"The function `call` for the model {model.name} has not been implemented.")
+    if not may_be_pipelined(model):
+        return
+    if _overrides(model, f"{kind}_step"):
+        raise RuntimeError(
+            f"The function `{kind}_step` for the model {model.name} has been overridden. This is not supported for "
+            "pipelined Keras models."
+        )
+    if (is_sequential(model) or is_functional(model)) and _overrides(model, "call"):
+        raise RuntimeError(
+            f"The function `call` for the model {model.name} has been overridden. This is not supported for pipelined "
+            "Keras models."
+        )
 
 
-def _install_steps(handler: Any) -> None:
-    """Each step of a replica takes an element of its own."""
+def _held_begin(kind: str, plain_end: Callable[..., object]) -> Replacement:
+    """``on_<kind>_batch_begin``: holds callbacks back that are to be called for every step."""
 
-    def inferred(self: Any, plain: Any, steps: Any, dataset: Any) -> Any:
-        result = plain(self, steps, dataset)
-        if steps is not None or result is None or not on_ipu(self._model):
-            return result
-        replicas = replicas_of(self._model)
-        if result % replicas:
-            warnings.warn(f"{result % replicas} batches are dropped: {replicas} replicas.", stacklevel=2)
-        count = result // replicas
-        executed = int(self._steps_per_execution.numpy()) if self._steps_per_execution is not None else 1
-        if executed <= count and count % executed:
-            raise ValueError(
-                f"steps_per_execution {executed} must be a divisor of the number of steps per replica {count}."
-            )
-        return count
+    def begin(callbacks: CallbackList, plain: Callable[..., object], batch: int, logs: object = None) -> None:
+        model = callbacks.model
+        if model is None or not on_ipu(model) or not _asynchronous(model, kind):
+            plain(callbacks, batch, logs)
+            return
+        held = BatchCallbacks(
+            batch, functools.partial(plain, callbacks), functools.partial(plain_end, callbacks)
+        )
+        hold_back(model, held)
 
-    replace_method(handler, "_infer_steps", inferred)
+    return begin
 
 
-def _install_losses(loss: Any) -> None:
+def _asynchronous(model: Model, kind: str) -> bool:
+    """Whether callbacks are called for every step: not where a pipeline adds the steps of an update up."""
+    options = options_of(model)
+    summed = kind != "predict" and options.accumulates_outfeed and may_be_pipelined(model)
+    return options.asynchronous and not summed
+
+
+def _held_end(callbacks: CallbackList, plain: Callable[..., object], batch: int, logs: object = None) -> None:
+    model = callbacks.model
+    if model is not None and held_back(model) is not None:
+        hold_back(model, None)
+        return
+    plain(callbacks, batch, logs)
+
+
+def _reduction(loss: Loss, plain: Callable[..., object]) -> object:
     """A loss that a program calls itself is averaged over its batch, as without a strategy."""
-
-    def reduction(self: Any, plain: Any) -> Any:
-        if isinstance(tf.distribute.get_strategy(), IPUStrategyV1) and str(self.reduction) == "auto":
-            return "sum_over_batch_size"
-        return plain(self)
-
-    replace_method(loss, "_get_reduction", reduction)
+    if isinstance(tf.distribute.get_strategy(), IPUStrategyV1) and str(loss.reduction) == "auto":
+        return "sum_over_batch_size"
+    return plain(loss)

@@ -1,42 +1,73 @@
 """The functions with which Keras trains, evaluates and predicts, for models made under an IPU strategy.
 
 Keras' own loops over epochs, its callbacks and its metrics stay as they are. An execution of ``steps_per_execution``
-steps is one run on the device; a step is the model's own ``train_step``.
+steps is one run on the device; a step is the model's own ``train_step``, ``test_step`` or ``predict_step``. The step
+gives its results to a queue of the host, for every step and replica.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from podrun.runtime.feeds import DataFeed
 from podrun.tensorflow.capture.markers import mark, reference
+from podrun.tensorflow.capture.places import shape_pipeline
 from podrun.tensorflow.capture.program_graphs import IpuGraph, trace
 from podrun.tensorflow.execution.device_table import DEVICES
-from podrun.tensorflow.execution.host_program import HostProgram
-from podrun.tensorflow.execution.launching import _assign, in_words_of_the_sdk
+from podrun.tensorflow.execution.host_program import HostProgram, outfeed_taker
+from podrun.tensorflow.execution.launching import assign_handle, handle_value, in_words_of_the_sdk
+from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
+from podrun.tensorflow.keras.accumulating_optimizers import accumulating
+from podrun.tensorflow.keras.model_options import options_of
+from podrun.tensorflow.keras.reported_values import (
+    CallbackThread,
+    ReportedValues,
+    held_back,
+    reduced_over_copies,
+    reported,
+)
+from podrun.tensorflow.keras.stage_assignment import stages_of
+from podrun.tensorflow.keras.stage_tracing import (
+    check_shared_layers,
+    checked_mapping,
+    may_be_pipelined,
+    pipeline_assignment,
+    tracing_stages,
+)
+from podrun.tensorflow.sdk.gradient_accumulation import Accumulation
+from podrun.tensorflow.sdk.pipeline_rules import RecomputationMode, checked_pipeline, shape_of_pipeline
+
+if TYPE_CHECKING:
+    from tf_keras import Model
+
+Nested = object
+"""Tensors, or tuples, lists and dictionaries of them."""
 
 
 class _ElementQueue:
     """What a traced step takes its element from: the specs of an element, and a place in the table of queues."""
 
-    def __init__(self, element: Any) -> None:
+    def __init__(self, element: Nested) -> None:
         self.structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, _narrow(t.dtype)), element)
         self.flat_specs = tf.nest.flatten(self.structure)
         self.number = reference(self)
 
-    def dequeue(self) -> Any:
+    def dequeue(self) -> Nested:
         """An element, in the step's graph."""
         tensors = mark(
             "dequeue", [], self.flat_specs, stateful=True, name="infeed_dequeue", queue=self.number
         )
-        return tf.nest.pack_sequence_as(self.structure, tensors)
+        packed: Nested = tf.nest.pack_sequence_as(self.structure, tensors)
+        return packed
 
-    def arrays(self, element: Any) -> dict[str, np.ndarray]:
+    def arrays(self, element: Nested) -> dict[str, npt.NDArray[np.generic]]:
         """An element as the device takes it. ValueError for one of another shape."""
         flat = [np.asarray(t) for t in tf.nest.flatten(element)]
         named = {}
@@ -50,95 +81,193 @@ class _ElementQueue:
         return named
 
 
-def _narrow(dtype: Any) -> Any:
+def _narrow(dtype: tf.DType) -> tf.DType:
     return {tf.float64: tf.float32, tf.int64: tf.int32}.get(dtype, dtype)
 
 
+@dataclass(slots=True)
+class _Traced:
+    """A step that was traced for elements of one form. ``resets``: how often the metrics had been reset at the last
+    run; ``micro_batches``: mini-batches whose reported values are one.
+    """
+
+    queue: _ElementQueue
+    program: HostProgram
+    template: Nested
+    values: ReportedValues
+    micro_batches: int
+    resets: int = 0
+
+
 class ModelProgram:
-    """One of a model's functions on the device. ``function``: takes an element in a graph, returns its results."""
+    """One of a model's functions on the device. ``kind``: train, test or predict."""
 
-    def __init__(self, model: Any, function: Callable[[Any], Any], *, collects: bool) -> None:
-        self.model, self.function, self.collects = model, function, collects
-        self._traced: dict[Any, Any] = {}
+    def __init__(self, model: Model, kind: str) -> None:
+        self.model, self.kind = model, kind
+        self.function: Callable[[Nested], Nested] = getattr(model, f"{kind}_step")
+        self._traced: dict[object, _Traced] = {}
 
-    def __call__(self, iterator: Any) -> Any:
+    @property
+    def count(self) -> int:
+        """The steps of an execution."""
+        steps = self.model._steps_per_execution
+        return 1 if steps is None else int(steps.numpy())
+
+    def __call__(self, iterator: Iterator[Nested]) -> Nested:
         """Run one execution with elements of an iterator of the host."""
-        strategy = self.model.distribute_strategy
-        settings = DEVICES.settings(strategy.ordinal, getattr(self.model, "_ipu_shards", 1))
-        count = (
-            int(self.model._steps_per_execution.numpy()) if self.model._steps_per_execution is not None else 1
-        )
-        elements = _elements(iterator, count * settings.local_replicas)
-        first = next(elements)
-        queue, program, template = self._program(first)
-        names = itertools.chain([first], elements)
-        feed = DataFeed((queue.arrays(e) for e in names), ahead=4 * settings.local_replicas, name="keras")
-        values = [_value(outer) for outer, _ in program.graph.captures]
+        self._check_updates()
+        first = _first(iterator)
+        traced = self._program(first)
+        program = traced.program
+        shape = program.pipeline
+        if shape is not None and shape.wrong:
+            raise tf.errors.FailedPreconditionError(None, None, shape.wrong)
+        step = program.program
+        values = [handle_value(outer) for outer, _ in program.graph.captures]
         keyed = dict(zip(program.keys, values, strict=True))
-        parts: list[list[np.ndarray]] = [[] for _ in program.program.outfed]
-
-        def take(name: str, value: np.ndarray) -> None:
-            parts[program.program.outfed.index(name)].append(value)
-
+        self._take_resets(traced)
+        traced.values.replicated = step.settings.replicas > 1
+        thread = self._thread(traced)
+        traced.values.start(thread)
         try:
-            with feed:
-                results, written = program.program.run(count, keyed, feed, take)
+            with self._feed(traced, first, iterator) as feed:
+                _, written = step.run(self.count, keyed, feed, outfeed_taker(step))
         except BaseException as error:
             raise in_words_of_the_sdk(error) from error
+        finally:
+            if thread is not None:
+                thread.finish()
         for (outer, _), key in zip(program.graph.captures, program.keys, strict=True):
             if key in written:
-                _assign(outer, written[key])
-        flat = [np.concatenate(p).reshape(-1, *p[0].shape[3:]) for p in parts] if self.collects else results
-        return tf.nest.pack_sequence_as(template, [tf.constant(v) for v in flat])
+                assign_handle(outer, written[key])
+        return self._results(traced)
 
-    def _program(self, element: Any) -> Any:
+    def _check_updates(self) -> None:
+        """RuntimeError for an execution that ends in the middle of an update of the weights."""
+        options = options_of(self.model)
+        update = options.pipeline_steps if may_be_pipelined(self.model) else options.accumulation_steps
+        if self.kind == "train" and update and self.count % update:
+            raise RuntimeError(
+                f"steps_per_execution {self.count} is not divisible by gradient_accumulation_steps_per_replica "
+                f"{update}."
+            )
+
+    def _feed(self, traced: _Traced, first: Nested, iterator: Iterator[Nested]) -> DataFeed:
+        step = traced.program.program
+        replicas = step.settings.local_replicas
+        if "infeed" in flags().synthetic:
+            return DataFeed(synthetic_elements(step.feed_types, flags().initializer), ahead=2, name="keras")
+        elements = itertools.chain([first], itertools.islice(iterator, self.count * replicas - 1))
+        return DataFeed((traced.queue.arrays(e) for e in elements), ahead=4 * replicas, name="keras")
+
+    def _take_resets(self, traced: _Traced) -> None:
+        """Metrics that the host has reset go to all replicas, also where replica 0 has the same value."""
+        resets = options_of(self.model).resets
+        if traced.resets == resets:
+            return
+        traced.resets = resets
+        handles = {id(v.handle) for metric in self.model.metrics for v in metric.variables}
+        pairs = zip(traced.program.graph.captures, traced.program.keys, strict=True)
+        traced.program.program.forget([key for (outer, _), key in pairs if id(outer) in handles])
+
+    def _thread(self, traced: _Traced) -> CallbackThread | None:
+        """What calls the callbacks for every step, if the program asks for that."""
+        waiting, options = held_back(self.model), options_of(self.model)
+        if waiting is None:
+            return None
+
+        def call(step: int, values: list[npt.NDArray[np.generic]]) -> None:
+            if self.kind == "predict":
+                joined = [v.reshape(-1, *v.shape[2:]) for v in values]
+                waiting(step, {"outputs": tf.nest.pack_sequence_as(traced.template, joined)})
+                return
+            flat = [reduced_over_copies(v, options.metric_reduction) for v in values]
+            numbers = [v.item() if v.ndim == 0 else v for v in flat]
+            waiting(step, tf.nest.pack_sequence_as(traced.template, numbers))
+
+        return CallbackThread(call)
+
+    def _results(self, traced: _Traced) -> Nested:
+        values = traced.values.values()
+        if self.kind == "predict":
+            flat = [v.reshape(-1, *v.shape[3:]) for v in values]
+        else:
+            flat = reported(values, options_of(self.model), traced.micro_batches)
+        packed: Nested = tf.nest.pack_sequence_as(traced.template, [tf.constant(v) for v in flat])
+        return packed
+
+    def _program(self, element: Nested) -> _Traced:
+        options = options_of(self.model)
+        pipelined = may_be_pipelined(self.model)
         key = (
             tuple((tuple(t.shape), t.dtype) for t in tf.nest.flatten(element)),
             DEVICES.generation,
-            getattr(self.model, "_ipu_options", 0),
+            options.version,
+            self.count if pipelined and self.kind != "train" else 0,
         )
         if key not in self._traced:
-            self._traced[key] = self._trace(element)
+            self._traced[key] = self._trace(element, pipelined=pipelined)
         return self._traced[key]
 
-    def _trace(self, element: Any) -> Any:
-        strategy = self.model.distribute_strategy
-        queue = _ElementQueue(element)
+    def _trace(self, element: Nested, *, pipelined: bool) -> _Traced:
+        """Trace a step. A pipeline accumulates gradients, and its layers lie on the IPUs of their stages."""
+        strategy, options = self.model.distribute_strategy, options_of(self.model)
+        queue, values = _ElementQueue(element), ReportedValues()
         graph = IpuGraph(f"keras_{self.model.name}", strategy.ordinal, automatic=True)
-        gone: list[int] = []
+        assignment = pipeline_assignment(self.model) if pipelined else None
+        if assignment is not None:
+            mapping = checked_mapping(self.model, [s for s in stages_of(assignment) if s is not None])
+            check_shared_layers(assignment, mapping)
 
-        def step() -> Any:
+        def step() -> Nested:
             results = self.function(queue.dequeue())
-            if self.collects:
-                flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(results)]
-                gone.append(reference(None))
-                mark("enqueue", flat, [tf.TensorSpec([], tf.bool)], stateful=True, queue=gone[0])
+            flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(results)]
+            values.count = len(flat)
+            mark("enqueue", flat, [tf.TensorSpec([], tf.bool)], stateful=True, queue=values.number)
             return results
 
-        with strategy.scope(), strategy.replica():
-            template = trace(graph, step, [], convert=True)
+        with strategy.scope(), strategy.replica(), tracing_stages(self.model, assignment) as stages:
+
+            def accumulation() -> Accumulation | None:
+                if stages:
+                    return options.pipeline_accumulation()
+                return options.accumulation()
+
+            if self.kind == "train" and assignment is not None:
+                options.pipeline_accumulation()
+            with accumulating(self.model, accumulation if self.kind == "train" else None):
+                template = trace(graph, step, [], convert=True)
+        if stages:
+            self._shape(graph, sorted(stages))
         graph.inputs = [inner for _, inner in graph.captures]
-        results = [] if self.collects else tf.nest.flatten(template)
-        program = HostProgram(
-            graph, results, graph.control_outputs, shards=getattr(self.model, "_ipu_shards", 1)
-        )
-        return queue, program, template
+        program = HostProgram(graph, [], graph.control_outputs)
+        together = options.pipeline_steps if stages and options.accumulates_outfeed else None
+        return _Traced(queue, program, template, values, together or 1 if self.kind == "train" else 1)
+
+    def _shape(self, graph: IpuGraph, stages: list[int]) -> None:
+        """Let the step be a mini-batch of the model's pipeline."""
+        options, training = options_of(self.model), self.kind == "train"
+        mapping = checked_mapping(self.model, stages)
+        count = options.pipeline_steps if training else self.count
+        arguments = dict(options.pipeline_arguments)
+        mode = arguments.get("recomputation_mode")
+        schedule = arguments.pop("pipeline_schedule", None)
+        if len(mapping) > 1:
+            stand_ins = [None] * len(mapping)
+            _, schedule = checked_pipeline(stand_ins, count, mapping, schedule, training, arguments)
+            shape = shape_of_pipeline(
+                int(count or 1),
+                mapping,
+                schedule,
+                training=training,
+                recomputation_mode=mode if isinstance(mode, RecomputationMode) else None,
+            )
+            shape_pipeline(graph, shape)
 
 
-def _elements(iterator: Any, count: int) -> Iterator[Any]:
-    """So many elements; the end of the data ends them, and an end before the first is Keras' own."""
-    for place in range(count):
-        try:
-            yield next(iterator)
-        except StopIteration:
-            if place == 0:
-                raise tf.errors.OutOfRangeError(None, None, "The dataset has no more elements.") from None
-            return
-
-
-def _value(handle: Any) -> np.ndarray:
-    from podrun.tensorflow.execution.launching import _read_variable, variable_type
-
-    if handle.dtype == tf.resource:
-        return np.asarray(_read_variable(handle, variable_type(handle)[0]))
-    return np.asarray(handle)
+def _first(iterator: Iterator[Nested]) -> Nested:
+    """The first element of an execution. OutOfRangeError, which Keras expects, if there is none."""
+    try:
+        return next(iterator)
+    except StopIteration:
+        raise tf.errors.OutOfRangeError(None, None, "The dataset has no more elements.") from None

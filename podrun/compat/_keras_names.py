@@ -1,0 +1,149 @@
+"""Modules of Keras and of the SDK's layers under the names that programs import.
+
+``keras.ipu`` (also ``tensorflow.keras.ipu`` and ``tensorflow.python.ipu.keras``) and ``ipu_tensorflow_addons`` are
+modules of ours; old internal names such as ``keras.engine.training`` and ``tensorflow.python.keras`` are those of
+``tf_keras``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Mapping, Sequence
+
+_OURS = "podrun.tensorflow.keras."
+_ADDONS = "podrun.tensorflow.addons."
+IPU_ROOTS = ("keras.ipu", "tf_keras.ipu", "tensorflow.keras.ipu", "tensorflow.python.ipu.keras")
+"""The names of Keras' module for IPUs."""
+ADDONS_ROOT = "ipu_tensorflow_addons"
+_STAGES = (
+    "PipelineStage", "FunctionalLayerPipelineStageAssignment", "FunctionalNestedModelPipelineStageAssignment",
+    "ModelLayerPipelineStageAssignment", "NestedModelPipelineStageAssignment",
+    "SequentialLayerPipelineStageAssignment", "SequentialNestedModelPipelineStageAssignment",
+)  # fmt: skip
+_IPU: dict[str, dict[str, str]] = {
+    "": {
+        **{name: f"{_OURS}stage_classes:{name}" for name in _STAGES},
+        "ReplicatedMetricReductionMethod": f"{_OURS}model_options:ReplicatedMetricReductionMethod",
+    },
+    "extensions": {},
+    "extensions.sequential_extensions": {name: f"{_OURS}stage_classes:{name}" for name in _STAGES},
+    "extensions.functional_extensions": {name: f"{_OURS}stage_classes:{name}" for name in _STAGES},
+    "extensions.model_extensions": {name: f"{_OURS}stage_classes:{name}" for name in _STAGES},
+    "pipeline": {name: f"{_OURS}stage_classes:{name}" for name in _STAGES},
+}
+"""Module below Keras' for IPUs -> its names, each with our module and name."""
+_SUBMODULES: dict[str, dict[str, dict[str, str]]] = {**dict.fromkeys(IPU_ROOTS, _IPU)}
+"""Root -> its modules."""
+_OLD_KERAS = {
+    "optimizer_v2.optimizer_v2": "src.optimizers.legacy.optimizer_v2",
+    "optimizer_v2.adam": "src.optimizers.legacy.adam",
+    "optimizer_v2.gradient_descent": "src.optimizers.legacy.gradient_descent",
+    "optimizer_v2.rmsprop": "src.optimizers.legacy.rmsprop",
+    "optimizer_v2.learning_rate_schedule": "src.optimizers.schedules.learning_rate_schedule",
+    "optimizer_v2": "src.optimizers.legacy",
+}
+"""Names below ``keras`` of version 2.6, and where ``tf_keras`` has them."""
+_KERAS_ROOTS = ("tensorflow.python.keras", "keras")
+
+
+def _entry(place: str) -> object:
+    module, _, name = place.partition(":")
+    loaded = importlib.import_module(module)
+    return getattr(loaded, name) if name else loaded
+
+
+def _lazy_module(name: str, names: Mapping[str, str], below: Sequence[str]) -> types.ModuleType:
+    """A module whose names are loaded when they are first used. ``below``: the modules inside it."""
+    module = types.ModuleType(name)
+    module.__path__ = []
+
+    def lookup(entry: str) -> object:
+        if entry in names:
+            value = _entry(names[entry])
+            setattr(module, entry, value)
+            return value
+        if entry in below:
+            return importlib.import_module(f"{name}.{entry}")
+        raise AttributeError(f"module {name!r} has no attribute {entry!r}")
+
+    module.__getattr__ = lookup  # type: ignore[method-assign]
+    module.__all__ = [*names, *below]  # type: ignore[attr-defined]
+    return module
+
+
+def _own_module(fullname: str) -> types.ModuleType | None:
+    """The module of ours that has a name."""
+    for root, modules in _SUBMODULES.items():
+        if fullname != root and not fullname.startswith(root + "."):
+            continue
+        key = fullname[len(root) + 1 :]
+        if key not in modules:
+            return None
+        lead = f"{key}." if key else ""
+        below = [m[len(lead) :] for m in modules if m and m.startswith(lead)]
+        return _lazy_module(fullname, modules[key], [m for m in below if "." not in m])
+    return None
+
+
+def _keras_module(fullname: str) -> types.ModuleType | None:
+    """The module of ``tf_keras`` that an old name means."""
+    for root in _KERAS_ROOTS:
+        if fullname == root and root != "keras":
+            return importlib.import_module("tf_keras")
+        if not fullname.startswith(root + "."):
+            continue
+        key = fullname[len(root) + 1 :]
+        for candidate in (_OLD_KERAS.get(key), f"api._v2.keras.{key}", f"src.{key}"):
+            if candidate is None:
+                continue
+            try:
+                return importlib.import_module(f"tf_keras.{candidate}")
+            except ModuleNotFoundError:
+                continue
+    return None
+
+
+class KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds Keras' modules for IPUs, the SDK's layers and optimizers, and old names of Keras' own modules."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[types.ModuleType, importlib.machinery.ModuleSpec | None]] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """A spec for these names; None for all others."""
+        roots = (*_SUBMODULES, *_KERAS_ROOTS)
+        if fullname == "keras" or not any(fullname == r or fullname.startswith(r + ".") for r in roots):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """The module of a spec. ModuleNotFoundError for a name that neither has."""
+        own = _own_module(spec.name)
+        if own is not None:
+            return own
+        module = _keras_module(spec.name)
+        if module is None:
+            raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
+        self._kept[spec.name] = (module, module.__spec__)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Modules are complete when they are made; one of Keras' own keeps its spec."""
+        for kept, spec in self._kept.values():
+            if kept is module and spec is not None:
+                module.__spec__ = spec
+
+
+def serve_keras_names() -> None:
+    """Let programs import these names, and read ``ipu`` of Keras itself."""
+    if not any(isinstance(finder, KerasFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, KerasFinder())
+    ipu = importlib.import_module("keras.ipu") if "keras" in sys.modules else _own_module("keras.ipu")
+    for name in ("tf_keras", "tf_keras.api._v2.keras", "tensorflow.keras"):
+        importlib.import_module(name).ipu = ipu  # type: ignore[attr-defined]

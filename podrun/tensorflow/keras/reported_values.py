@@ -1,0 +1,150 @@
+"""What a step of a Keras model reports: values of each step and replica, as Keras and its callbacks get them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from podrun.tensorflow.capture.markers import reference
+from podrun.tensorflow.keras.model_options import ModelOptions, ReplicatedMetricReductionMethod
+
+if TYPE_CHECKING:
+    from tf_keras import Model
+
+Values = npt.NDArray[np.generic]
+
+
+class ReportedValues:
+    """The queue into which a traced step gives its results. ``watch`` gets the flat values of each step that all
+    results have come of, ``[replicas, ...]`` each.
+    """
+
+    def __init__(self) -> None:
+        self.number = reference(self)
+        self.replicated = False
+        """Whether values have a dimension of replicas when they arrive."""
+        self.count = 0
+        self.watch: Callable[[list[Values]], object] | None = None
+        self._parts: list[list[Values]] = []
+        self._seen = 0
+
+    def start(self, watch: Callable[[list[Values]], object] | None) -> None:
+        """Forget the values of the run before."""
+        self._parts, self.watch, self._seen = [[] for _ in range(self.count)], watch, 0
+
+    def take(self, place: int, value: Values) -> None:
+        """Values of the result number ``place``, ``[steps, (replicas,) ...]``."""
+        self._parts[place].append(value if self.replicated else value[:, None])
+        if self.watch is None:
+            return
+        known = min(sum(len(part) for part in parts) for parts in self._parts)
+        if known > self._seen:
+            whole = self.values()
+            for step in range(self._seen, known):
+                self.watch([v[step] for v in whole])
+            self._seen = known
+
+    def values(self) -> list[Values]:
+        """All values, ``[steps, replicas, ...]`` each."""
+        return [np.concatenate(parts) if parts else np.zeros((0, 1), np.float32) for parts in self._parts]
+
+
+def reduced_over_copies(value: Values, method: ReplicatedMetricReductionMethod) -> Values:
+    """The value ``[replicas, ...]`` of a step as a program sees it."""
+    if method is ReplicatedMetricReductionMethod.LIST:
+        return value
+    if method is ReplicatedMetricReductionMethod.SUM:
+        return np.asarray(value.sum(0, dtype=value.dtype))
+    if method is ReplicatedMetricReductionMethod.MEAN:
+        return np.asarray(value.mean(0), value.dtype)
+    return np.asarray(value[-1])
+
+
+def reported(values: Sequence[Values], options: ModelOptions, micro_batches: int) -> list[Values]:
+    """What an execution reports: the last step's values, or their mean over the mini-batches of the last update where
+    a pipeline accumulates its outfeed. Zeros if nothing came: data are synthetic.
+    """
+    results: list[Values] = []
+    for value in values:
+        if not len(value):
+            results.append(np.zeros((), np.float32))
+        elif micro_batches > 1:
+            results.append(
+                reduced_over_copies(
+                    np.asarray(value[-micro_batches:].mean(0), value.dtype), options.metric_reduction
+                )
+            )
+        else:
+            results.append(reduced_over_copies(value[-1], options.metric_reduction))
+    return results
+
+
+class CallbackThread:
+    """Calls a model's callbacks for every step while the devices run, in a thread of its own."""
+
+    def __init__(self, call: Callable[[int, list[Values]], object]) -> None:
+        self._call = call
+        self._waiting: SimpleQueue[tuple[int, list[Values]] | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._steps = 0
+        self._thread = threading.Thread(target=self._run, name="podrun-keras-callbacks", daemon=True)
+        self._thread.start()
+
+    def __call__(self, values: list[Values]) -> None:
+        """Report a step."""
+        self._waiting.put((self._steps, values))
+        self._steps += 1
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            if self._error is None:
+                try:
+                    self._call(*item)
+                except BaseException as error:
+                    self._error = error
+
+    def finish(self) -> None:
+        """Wait until all callbacks have returned. Raises what one raised."""
+        self._waiting.put(None)
+        self._thread.join()
+        if self._error is not None:
+            self._raise(self._error)
+
+    def _raise(self, error: BaseException) -> NoReturn:
+        raise error
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCallbacks:
+    """The callbacks for batches whose calls by Keras are held back, because they are made for every step. ``first``:
+    the first step of the execution; ``begin`` and ``end``: Keras' own methods, with the batch and its values.
+    """
+
+    first: int
+    begin: Callable[[int], object]
+    end: Callable[[int, object], object]
+
+    def __call__(self, step: int, logs: object) -> None:
+        """Call them for a step of the execution."""
+        self.begin(self.first + step)
+        self.end(self.first + step, logs)
+
+
+_HELD = "_podrun_callbacks"
+
+
+def hold_back(model: Model, callbacks: BatchCallbacks | None) -> None:
+    """Let callbacks wait for the execution of a model that comes next; None: none wait."""
+    object.__setattr__(model, _HELD, callbacks)
+
+
+def held_back(model: Model) -> BatchCallbacks | None:
+    """The callbacks that wait for the execution of a model."""
+    waiting: BatchCallbacks | None = model.__dict__.get(_HELD)
+    return waiting

@@ -1,0 +1,217 @@
+"""The stages of a model while its step is traced: every call of a layer lies on the IPU of its stage.
+
+Keras' classes for layers, calls and models note scopes when models are made, and of the assignment when they run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.keras.accumulating_optimizers import on_ipu, replace_method
+from podrun.tensorflow.keras.model_options import options_of
+from podrun.tensorflow.keras.stage_assignment import (
+    STAGE,
+    assignment_of,
+    calls_of,
+    check_scopes,
+    is_functional,
+    is_sequential,
+    leaves,
+    stages_of,
+)
+from podrun.tensorflow.keras.stage_classes import MAPPINGS, SEEN, StageAssignment, at_stage, current_stage
+
+if TYPE_CHECKING:
+    from tf_keras import Model
+    from tf_keras.layers import Layer
+    from tf_keras.src.engine.node import Node
+
+
+@dataclass(slots=True)
+class StageTable:
+    """The stages of a model's calls: by node of a graph of layers, else by layer and how often it was called before.
+    A model inside has a table of its own.
+    """
+
+    by_node: dict[int, int | StageTable] = field(default_factory=dict)
+    by_call: dict[tuple[int, int], int | StageTable] = field(default_factory=dict)
+    called: dict[int, int] = field(default_factory=dict)
+    pending: Node | None = None
+    """The node whose layer is called next."""
+
+    def entry(self, layer: Layer) -> int | StageTable | None:
+        """The stage of this call of a layer; None for a layer that is not the model's own."""
+        node, self.pending = self.pending, None
+        if node is not None and node.layer is layer and id(node) in self.by_node:
+            return self.by_node[id(node)]
+        count = self.called.get(id(layer), 0)
+        self.called[id(layer)] = count + 1
+        own = self.by_call.get((id(layer), count))
+        return own if own is not None else self.by_call.get((id(layer), 0))
+
+
+def stage_table(model: Model, assignment: Sequence[StageAssignment]) -> StageTable:
+    """The table of an assignment that keeps the rules."""
+
+    def value(entry: StageAssignment) -> int | StageTable:
+        if hasattr(entry, "pipeline_stage_assignments"):
+            return stage_table(entry.called, entry.pipeline_stage_assignments)
+        return int(getattr(entry, "pipeline_stage", 0))
+
+    table = StageTable()
+    if is_sequential(model):
+        table.by_call = {(id(entry.called), 0): value(entry) for entry in assignment}
+    elif is_functional(model):
+        pairs = zip(calls_of(model), assignment, strict=True)
+        table.by_node = {id(node): value(entry) for node, entry in pairs}
+    else:
+        counts: dict[int, int] = {}
+        for entry in assignment:
+            key = id(entry.called)
+            table.by_call[key, counts.get(key, 0)] = value(entry)
+            counts[key] = counts.get(key, 0) + 1
+    return table
+
+
+def pipeline_assignment(model: Model) -> list[StageAssignment] | None:
+    """The stages of a model that is a pipeline; None for another, or where only running its code tells."""
+    options = options_of(model)
+    if options.assignment is None and not (is_sequential(model) or is_functional(model)):
+        return None
+    assignment = assignment_of(model)
+    stages = stages_of(assignment)
+    if not stages or any(stage is None for stage in stages):
+        return None
+    return assignment
+
+
+def may_be_pipelined(model: Model) -> bool:
+    """Whether a model is a pipeline, or may turn out to be one when its code runs."""
+    if is_sequential(model) or is_functional(model):
+        return pipeline_assignment(model) is not None
+    return options_of(model).assignment is not None or options_of(model).pipeline_steps is not None
+
+
+def checked_mapping(model: Model, stages: Sequence[int]) -> list[int]:
+    """The IPU of each stage from 0 on. RuntimeError for a stage without layers, ValueError if the mapping has another
+    length or the device not enough IPUs.
+    """
+    count = max(stages) + 1
+    empty = sorted(set(range(count)) - set(stages))
+    if empty:
+        raise RuntimeError(
+            f"Every pipeline stage must have at lease one layer assigned to it; stage {empty[0]} of {count} has "
+            "none."
+        )
+    mapping = options_of(model).device_mapping
+    if mapping is not None and len(mapping) != count:
+        raise ValueError(f"Each stage must be mapped to an IPU: {len(mapping)} mappings != {count} stages")
+    mapping = list(range(count)) if mapping is None else mapping
+    needed = 1 << (max(len(set(mapping)), max(mapping) + 1) - 1).bit_length()
+    available = DEVICES.count(model.distribute_strategy.ordinal)
+    if available % needed:
+        raise ValueError(
+            f"Pipelined model {model.name} requires a multiple of {needed} IPUs, but the device has {available}."
+        )
+    return mapping
+
+
+def check_shared_layers(assignment: Sequence[StageAssignment], mapping: Sequence[int]) -> None:
+    """ValueError for a layer with weights that has calls on two IPUs."""
+    homes: dict[int, int] = {}
+    for entry in leaves(assignment):
+        layer, stage = entry.called, int(getattr(entry, "pipeline_stage", 0))
+        ipu = mapping[stage]
+        if layer.weights and homes.setdefault(id(layer), ipu) != ipu:
+            raise ValueError(
+                f"Layer {layer.name} is called in pipeline stages on IPUs {homes[id(layer)]} and {ipu}: its weights "
+                "lie on one IPU, so that all its stages must be mapped to it."
+            )
+
+
+_tables: list[StageTable] = []
+
+
+@contextlib.contextmanager
+def tracing_stages(model: Model, assignment: Sequence[StageAssignment] | None) -> Iterator[set[int]]:
+    """Calls of the model's layers go to their stages. Gives the set of stages seen so far."""
+    MAPPINGS.append(options_of(model).device_mapping)
+    SEEN.append(set())
+    if assignment is not None:
+        _tables.append(stage_table(model, assignment))
+    try:
+        yield SEEN[-1]
+    finally:
+        MAPPINGS.pop()
+        SEEN.pop()
+        if assignment is not None:
+            _tables.pop()
+
+
+def _called(layer: Layer, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
+    entry = _tables[-1].entry(layer) if _tables else None
+    if isinstance(entry, StageTable):
+        _tables.append(entry)
+        try:
+            return plain(layer, *args, **kwargs)
+        finally:
+            _tables.pop()
+    if entry is None and MAPPINGS and current_stage() is None:
+        entry = getattr(layer, STAGE, None) if not _tables else None
+    if entry is None:
+        return plain(layer, *args, **kwargs)
+    with at_stage(entry):
+        return plain(layer, *args, **kwargs)
+
+
+def _noted(node: Node, plain: Callable[..., object], tensors: object) -> object:
+    if _tables:
+        _tables[-1].pending = node
+    return plain(node, tensors)
+
+
+def _node_made(node: Node, plain: Callable[..., object], *args: object, **kwargs: object) -> None:
+    plain(node, *args, **kwargs)
+    if current_stage() is not None and not node.is_input:
+        setattr(node, STAGE, current_stage())
+
+
+def _layer_named(layer: Layer, plain: Callable[..., object], *args: object, **kwargs: object) -> None:
+    plain(layer, *args, **kwargs)
+    if current_stage() is not None:
+        object.__setattr__(layer, STAGE, current_stage())
+
+
+def _graph_made(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> None:
+    plain(model, *args, **kwargs)
+    if is_functional(model) and on_ipu(model):
+        check_scopes(model)
+
+
+def _layers_changed(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
+    result = plain(model, *args, **kwargs)
+    options = options_of(model)
+    options.assignment, options.version = None, options.version + 1
+    return result
+
+
+_METHODS = (
+    ("base_layer", "Layer", {"__call__": _called, "_init_set_name": _layer_named}),
+    ("node", "Node", {"__init__": _node_made, "map_arguments": _noted}),
+    ("functional", "Functional", {"_init_graph_network": _graph_made}),
+    ("sequential", "Sequential", {"add": _layers_changed, "pop": _layers_changed}),
+)
+"""Module of Keras' engine, class, and its methods with what stands for them."""
+
+
+def install_stages() -> None:
+    """Let Keras' layers, calls and models know stages."""
+    for module, owner, methods in _METHODS:
+        for name, function in methods.items():
+            kind = getattr(importlib.import_module(f"tf_keras.src.engine.{module}"), owner)
+            replace_method(kind, name, function)

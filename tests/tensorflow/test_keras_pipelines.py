@@ -1,0 +1,335 @@
+"""Pipelines of Keras models: stages by scope and by assignment, their rules, and training beside one device."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.tensorflow.test_keras_rules import (
+    FEATURES,
+    POINTS,
+    TARGETS,
+    configure,
+    one_ipu,
+    two_replicas,
+)
+
+if TYPE_CHECKING:
+    from tf_keras import Model
+
+__all__ = ["one_ipu", "two_replicas"]
+pytestmark = [
+    pytest.mark.slow,  # In a process of its own, as the tests of Keras' rules.
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+UNITS = 5
+_random = np.random.RandomState(1)
+WEIGHTS = [
+    _random.rand(FEATURES, UNITS).astype(np.float32),
+    np.zeros(UNITS, np.float32),
+    _random.rand(UNITS, 1).astype(np.float32),
+    np.zeros(1, np.float32),
+]
+
+
+def sequential() -> Model:
+    from tensorflow import keras
+
+    model = keras.Sequential(
+        [keras.layers.Dense(UNITS, "tanh", input_shape=(FEATURES,)), keras.layers.Dense(1)]
+    )
+    model.set_weights(WEIGHTS)
+    return model
+
+
+def staged_sequential() -> Model:
+    model = sequential()
+    model.set_pipeline_stage_assignment([0, 1])
+    return model
+
+
+def staged_calls() -> Model:
+    from tensorflow import keras
+
+    from podrun.tensorflow.keras.stage_classes import PipelineStage
+
+    inputs = keras.Input(FEATURES)
+    with PipelineStage(0):
+        x = keras.layers.Dense(UNITS, "tanh")(inputs)
+    with PipelineStage(1):
+        x = keras.layers.Dense(1)(x)
+    model = keras.Model(inputs, x)
+    model.set_weights(WEIGHTS)
+    return model
+
+
+def staged_subclass() -> Model:
+    from tensorflow import keras
+
+    from podrun.tensorflow.keras.stage_classes import PipelineStage
+
+    class Staged(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = keras.layers.Dense(UNITS, "tanh")
+            self.second = keras.layers.Dense(1)
+
+        def call(self, inputs: object) -> object:
+            with PipelineStage(0):
+                x = self.first(inputs)
+            with PipelineStage(1):
+                return self.second(x)
+
+    model = Staged()
+    model.build((4, FEATURES))
+    model.set_weights(WEIGHTS)
+    return model
+
+
+def assigned_subclass() -> Model:
+    from tensorflow import keras
+
+    class Assigned(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = keras.layers.Dense(UNITS, "tanh")
+            self.second = keras.layers.Dense(1)
+
+        def call(self, inputs: object) -> object:
+            return self.second(self.first(inputs))
+
+    model = Assigned()
+    model.build((4, FEATURES))
+    model.set_weights(WEIGHTS)
+    assignment = model.get_pipeline_stage_assignment()
+    for stage, entry in enumerate(assignment):
+        entry.pipeline_stage = stage
+    model.set_pipeline_stage_assignment(assignment)
+    return model
+
+
+def nested() -> Model:
+    from tensorflow import keras
+
+    inner = keras.Sequential(
+        [keras.layers.Dense(UNITS, "tanh", input_shape=(FEATURES,)), keras.layers.Dense(1)]
+    )
+    inputs = keras.Input(FEATURES)
+    model = keras.Model(inputs, inner(inputs))
+    model.set_weights(WEIGHTS)
+    assignment = model.get_pipeline_stage_assignment()
+    for stage, entry in enumerate(assignment[0].pipeline_stage_assignments):
+        entry.pipeline_stage = stage
+    model.set_pipeline_stage_assignment(assignment)
+    return model
+
+
+KINDS = [staged_sequential, staged_calls, staged_subclass, assigned_subclass, nested]
+
+
+def fitted(model: Model, accumulated: int | None, **options: object) -> list[np.ndarray]:
+    from tensorflow import keras
+
+    model.compile(keras.optimizers.SGD(0.02, 0.9), "mse", steps_per_execution=8, metrics=["mae"])
+    if accumulated is not None:
+        model.set_gradient_accumulation_options(accumulated)
+    model.fit(POINTS, TARGETS, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    return list(model.get_weights())
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_pipeline_trains_as_accumulation_on_one_ipu(two_replicas: None, make: Callable[[], Model]) -> None:
+    model = make()
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=4, device_mapping=[0, 1])
+    weights = fitted(model, None)
+    program = next(iter(model.train_function._traced.values())).program
+    assert program.pipeline is not None
+    assert program.pipeline.mapping == (0, 1)
+    assert program.pipeline.micro_batches == 4
+    stages = {place.stage for place in program.step.places.values()}
+    assert stages == {0, 1}
+    losses = model.evaluate(POINTS, TARGETS, batch_size=4, verbose=0)
+    outputs = model.predict(POINTS, batch_size=4, verbose=0)
+    configure(1)
+    alone = sequential()
+    for mine, expected in zip(weights, fitted(alone, 4), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(losses, alone.evaluate(POINTS, TARGETS, batch_size=4, verbose=0), rtol=1e-4)
+    np.testing.assert_allclose(outputs, alone.predict(POINTS, batch_size=4, verbose=0), rtol=1e-4)
+
+
+def test_an_accumulated_outfeed_gives_means_of_updates(two_replicas: None) -> None:
+    model = staged_sequential()
+    model.set_pipelining_options(4, accumulate_outfeed=True)
+    model.compile("sgd", "mse", steps_per_execution=8)
+    model.optimizer.learning_rate.assign(0.0)
+    history = model.fit(POINTS, TARGETS, batch_size=4, shuffle=False, verbose=0)
+    errors = ((model(POINTS).numpy() - TARGETS) ** 2).reshape(8, 4).mean(1)
+    running = np.cumsum(errors) / np.arange(1, 9)  # Keras' loss is the mean since the epoch began.
+    np.testing.assert_allclose(history.history["loss"], [running[4:].mean()], rtol=1e-5)
+
+
+def test_counts_that_a_pipeline_cannot_have(two_replicas: None) -> None:
+    import tensorflow as tf
+
+    model = staged_sequential()
+    model.compile("sgd", "mse", steps_per_execution=6)
+    with pytest.raises(ValueError, match="gradient_accumulation_steps_per_replica"):
+        model.fit(POINTS[:24], TARGETS[:24], batch_size=4, verbose=0)
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=6)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="must be a multiple of 4"):
+        model.fit(POINTS[:24], TARGETS[:24], batch_size=4, verbose=0)
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+    with pytest.raises(RuntimeError, match="not divisible"):
+        model.fit(POINTS[:24], TARGETS[:24], batch_size=4, verbose=0)
+    model.compile("sgd", "mse", steps_per_execution=1)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="must be a multiple of 2"):
+        model.predict(POINTS, batch_size=4, verbose=0)
+
+
+def test_the_device_must_have_the_ipus(one_ipu: None) -> None:
+    model = staged_sequential()
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+    model.compile("sgd", "mse", steps_per_execution=4)
+    with pytest.raises(ValueError, match="requires a multiple of 2"):
+        model.fit(POINTS, TARGETS, batch_size=4, verbose=0)
+
+
+def test_scopes_of_stages_are_checked(one_ipu: None) -> None:
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from podrun.tensorflow.keras.stage_classes import PipelineStage
+
+    for stage in (-1, 0.5, "0"):
+        with pytest.raises(ValueError, match="not a valid pipeline stage"), PipelineStage(stage):
+            pass
+    with pytest.raises(RuntimeError, match="must not be nested"), PipelineStage(0), PipelineStage(1):
+        pass
+    default = tf.distribute.get_strategy().__class__
+    assert default.__name__ == "IPUStrategyV1"
+    inputs = keras.Input(FEATURES)
+    with PipelineStage(1):
+        x = keras.layers.Dense(2)(inputs)
+    with PipelineStage(0):
+        y = keras.layers.Dense(2)(x)
+    with pytest.raises(
+        ValueError, match="has a dependency from a pipeline stage which has not yet been executed"
+    ):
+        keras.Model(inputs, y)
+    with pytest.raises(ValueError, match="must have an associated pipeline stage"):
+        keras.Model(inputs, keras.layers.Dense(1)(x))
+
+
+def test_the_call_goes_before_the_layer(one_ipu: None) -> None:
+    from tensorflow import keras
+
+    from podrun.tensorflow.keras.stage_classes import PipelineStage
+
+    inputs = keras.Input(FEATURES)
+    with PipelineStage(0):
+        first, shared = keras.layers.Dense(3), keras.layers.Dense(3)
+    x = shared(first(inputs))
+    with PipelineStage(1):
+        x = shared(x)
+    model = keras.Model(inputs, x)
+    assert [e.pipeline_stage for e in model.get_pipeline_stage_assignment()] == [0, 0, 1]
+    assert [e.node_index for e in model.get_pipeline_stage_assignment()] == [0, 0, 1]
+    model.reset_pipeline_stage_assignment()
+    assert [e.pipeline_stage for e in model.get_pipeline_stage_assignment()] == [None] * 3
+
+
+def test_a_shared_layer_lies_on_one_ipu(two_replicas: None) -> None:
+    from tensorflow import keras
+
+    from podrun.tensorflow.keras.stage_classes import PipelineStage
+
+    inputs = keras.Input(FEATURES)
+    shared = keras.layers.Dense(FEATURES)
+    with PipelineStage(0):
+        x = shared(inputs)
+    with PipelineStage(1):
+        x = shared(x)
+    model = keras.Model(inputs, x)
+    model.compile("sgd", "mse", steps_per_execution=4)
+    with pytest.raises(ValueError, match="on IPUs 0 and 1"):
+        model.predict(POINTS, batch_size=4, verbose=0)
+
+
+def test_assignments_of_sequential_models_are_checked(one_ipu: None) -> None:
+    from tensorflow import keras
+
+    model = sequential()
+    cases = [
+        ([0.0, 0.0], "All elements of `pipeline_stage_assignment`"),
+        ([0], r"\(1\) does not match the number of layers in the model \(currently 2\)"),
+        ([1, 1], "to the 0th pipeline stage, however it was assigned to 1"),
+        ([0, 2], "sequential index 1 has been assigned to pipeline stage 2"),
+        ((0, 0), "needs to be a list"),
+        (list(reversed(model.get_pipeline_stage_assignment())), "does not match with the layer"),
+    ]
+    for assignment, text in cases:
+        with pytest.raises(ValueError, match=text):
+            model.set_pipeline_stage_assignment(assignment)
+    assert not model._pipeline_stage_assignment_valid
+    model.set_pipeline_stage_assignment([0, 1])
+    assert model._pipeline_stage_assignment_valid
+    model.add(keras.layers.Dense(1))
+    assert not model._pipeline_stage_assignment_valid
+
+
+def test_assignments_of_graphs_are_checked(one_ipu: None) -> None:
+    from podrun.tensorflow.keras.stage_classes import ModelLayerPipelineStageAssignment
+
+    model = staged_calls()
+    entries = model.get_pipeline_stage_assignment()
+    wrong = [ModelLayerPipelineStageAssignment(e.layer, e.node_index, 0) for e in entries]
+    for assignment, text in [
+        (entries[:1], r"\(1\) does not match the number of layers in the graph \(2\)"),
+        (entries[::-1], "does not match the post-order"),
+        (wrong, "must be an instance of `FunctionalLayerPipelineStageAssignment`"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            model.set_pipeline_stage_assignment(assignment)
+    entries[1].pipeline_stage = None
+    with pytest.raises(ValueError, match="has not been assigned a pipeline stage"):
+        model.set_pipeline_stage_assignment(entries)
+
+
+def test_a_subclass_must_be_built(one_ipu: None) -> None:
+    from tensorflow import keras
+
+    class Bare(keras.Model):
+        def call(self, inputs: object) -> object:
+            return inputs
+
+    with pytest.raises(RuntimeError, match="has not been built"):
+        Bare().get_pipeline_stage_assignment()
+
+
+def test_a_stage_without_layers_is_refused(two_replicas: None) -> None:
+    model = staged_calls()
+    entries = model.get_pipeline_stage_assignment()
+    entries[1].pipeline_stage = 2
+    model.set_pipeline_stage_assignment(entries)
+    model.compile("sgd", "mse", steps_per_execution=4)
+    with pytest.raises(RuntimeError, match="must have at lease one layer"):
+        model.predict(POINTS, batch_size=4, verbose=0)
+
+
+def test_the_summary_shows_stages(one_ipu: None) -> None:
+    lines: list[str] = []
+    model = staged_calls()
+    model.print_pipeline_stage_assignment_summary(print_fn=lines.append)
+    assert lines[0] == f'Model: "{model.name}"'
+    assert lines[2].split() == ["Layer", "(type)", "(node", "index)", "Input", "Layers", "Pipeline", "Stage"]
+    assert lines[4].split()[1:] == ["(Dense)", "(0)", model.layers[0].name, "0"]
+    lines.clear()
+    staged_sequential().print_pipeline_stage_assignment_summary(line_length=60, print_fn=lines.append)
+    assert lines[2].split() == ["Layer", "(type)", "Pipeline", "Stage"]
+    assert lines[6].split()[1:] == ["(Dense)", "1"]
+    assert lines[-1] == "=" * 60
