@@ -106,13 +106,6 @@ def _launched_in_graph(
     return [*results, done]
 
 
-def handle_value(handle: Any) -> np.ndarray:
-    """The value of a captured tensor; of a handle, that of its variable."""
-    if handle.dtype == tf.resource:
-        return np.asarray(_read_variable(handle, variable_type(handle)[0]))
-    return np.asarray(handle)
-
-
 def assign_handle(handle: Any, value: np.ndarray) -> None:
     """Write the variable of a handle."""
     dtype = variable_type(handle)[0]

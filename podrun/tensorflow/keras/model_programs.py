@@ -22,7 +22,7 @@ from podrun.tensorflow.capture.places import shape_pipeline
 from podrun.tensorflow.capture.program_graphs import IpuGraph, trace
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.host_program import HostProgram, outfeed_taker
-from podrun.tensorflow.execution.launching import assign_handle, handle_value, in_words_of_the_sdk
+from podrun.tensorflow.execution.launching import assign_handle, in_words_of_the_sdk, read_handle
 from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
 from podrun.tensorflow.keras.accumulating_optimizers import accumulating
 from podrun.tensorflow.keras.model_options import options_of
@@ -123,7 +123,7 @@ class ModelProgram:
         if shape is not None and shape.wrong:
             raise tf.errors.FailedPreconditionError(None, None, shape.wrong)
         step = program.program
-        values = [handle_value(outer) for outer, _ in program.graph.captures]
+        values = [read_handle(outer) for outer, _ in program.graph.captures]
         keyed = dict(zip(program.keys, values, strict=True))
         self._take_resets(traced)
         traced.values.replicated = step.settings.replicas > 1
