@@ -32,7 +32,7 @@ OPTIMIZER_NAMES = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "Op
 WhichAccumulation = Callable[[], Accumulation | None]
 _ACCUMULATING: dict[int, WhichAccumulation] = {}
 """Optimizer -> the accumulation of the model whose step is being traced."""
-Pairs = Sequence[tuple[tf.Tensor | None, tf.Variable]]
+GradientPairs = Sequence[tuple[tf.Tensor | None, tf.Variable]]
 Replacement = Callable[..., object]
 REPLACED: list[tuple[type, str, object]] = []
 """What `replace_method` has changed: class, name, and what the class itself had under the name."""
@@ -112,7 +112,7 @@ def install_accumulation() -> None:
 
 
 def _accumulated(
-    optimizer: Optimizer, plain: Replacement, grads_and_vars: Pairs, *args: object, **kwargs: object
+    optimizer: Optimizer, plain: Replacement, grads_and_vars: GradientPairs, *args: object, **kwargs: object
 ) -> object:
     which = _ACCUMULATING.get(id(optimizer))
     accumulation = None if which is None else which()
@@ -128,7 +128,7 @@ def _accumulated(
 
 
 def accumulated_update(
-    optimizer: Optimizer, accumulation: Accumulation, grads_and_vars: Pairs, update: Replacement
+    optimizer: Optimizer, accumulation: Accumulation, grads_and_vars: GradientPairs, update: Replacement
 ) -> object:
     """Accumulate the gradients of this step, and call ``update`` with the sums over replicas when they are complete."""
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
@@ -139,7 +139,7 @@ def accumulated_update(
     def total(gradient: tf.Tensor) -> tf.Tensor:
         return reduced_over_replicas(tf.distribute.ReduceOp.SUM, gradient)
 
-    def now(ready: Pairs) -> object:
+    def now(ready: GradientPairs) -> object:
         return update(grads_and_vars=ready, experimental_aggregate_gradients=False)
 
     return accumulation.apply(pairs, now, total)

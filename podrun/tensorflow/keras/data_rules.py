@@ -15,7 +15,7 @@ import tensorflow as tf
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.keras.accumulating_optimizers import on_ipu, replace_method
 from podrun.tensorflow.keras.model_options import options_of
-from podrun.tensorflow.keras.stage_assignment import stages_of
+from podrun.tensorflow.keras.stage_assignment import entry_stages
 from podrun.tensorflow.keras.stage_tracing import checked_mapping, may_be_pipelined, pipeline_assignment
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tf_keras.src.engine.data_adapter import DataHandler
 
 
-def check_data(x: object) -> None:
+def check_model_data(x: object) -> None:
     """ValueError for data that are no arrays and no dataset, or have no static shapes."""
     if isinstance(x, tf.data.Dataset):
         for spec in tf.nest.flatten(x.element_spec):
@@ -47,7 +47,7 @@ def replicas_of(model: Model) -> int:
     assignment = pipeline_assignment(model) if may_be_pipelined(model) else None
     mapping = options_of(model).device_mapping or [0]
     if assignment is not None:
-        mapping = checked_mapping(model, [s for s in stages_of(assignment) if s is not None])
+        mapping = checked_mapping(model, [s for s in entry_stages(assignment) if s is not None])
     elif not may_be_pipelined(model):
         mapping = [0]
     return DEVICES.settings(model.distribute_strategy.ordinal, max(mapping) + 1).local_replicas

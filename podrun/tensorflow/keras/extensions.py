@@ -17,7 +17,7 @@ from podrun.tensorflow.keras.accumulating_optimizers import (
     on_ipu,
     replace_method,
 )
-from podrun.tensorflow.keras.data_rules import check_data, install_data_rules
+from podrun.tensorflow.keras.data_rules import check_model_data, install_data_rules
 from podrun.tensorflow.keras.model_options import ModelExtension, options_of
 from podrun.tensorflow.keras.model_programs import ModelProgram
 from podrun.tensorflow.keras.reported_values import BatchCallbacks, held_back, hold_back
@@ -114,7 +114,7 @@ def _checked_call(model: Model, plain: Callable[..., object], *args: object, **k
     if model.run_eagerly:
         raise RuntimeError("The `run_eagerly` option is not supported with IPUStrategy.")
     _check_overrides(model, CALLS[plain.__name__])
-    check_data(args[0] if args else kwargs.get("x"))
+    check_model_data(args[0] if args else kwargs.get("x"))
     steps = model._steps_per_execution
     before = None if steps is None else int(steps.numpy())
     try:

@@ -33,7 +33,7 @@ from podrun.tensorflow.keras.reported_values import (
     reduced_over_copies,
     reported,
 )
-from podrun.tensorflow.keras.stage_assignment import stages_of
+from podrun.tensorflow.keras.stage_assignment import entry_stages
 from podrun.tensorflow.keras.stage_tracing import (
     check_shared_layers,
     checked_mapping,
@@ -216,7 +216,7 @@ class ModelProgram:
         graph = IpuGraph(f"keras_{self.model.name}", strategy.ordinal, automatic=True)
         assignment = pipeline_assignment(self.model) if pipelined else None
         if assignment is not None:
-            mapping = checked_mapping(self.model, [s for s in stages_of(assignment) if s is not None])
+            mapping = checked_mapping(self.model, [s for s in entry_stages(assignment) if s is not None])
             check_shared_layers(assignment, mapping)
 
         def step() -> Nested:

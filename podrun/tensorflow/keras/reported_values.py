@@ -17,7 +17,7 @@ from podrun.tensorflow.keras.model_options import ModelOptions, ReplicatedMetric
 if TYPE_CHECKING:
     from tf_keras import Model
 
-Values = npt.NDArray[np.generic]
+StepValues = npt.NDArray[np.generic]
 
 
 class ReportedValues:
@@ -30,16 +30,16 @@ class ReportedValues:
         self.replicated = False
         """Whether values have a dimension of replicas when they arrive."""
         self.count = 0
-        self.watch: Callable[[list[Values]], object] | None = None
-        self._parts: list[list[Values]] = []
+        self.watch: Callable[[list[StepValues]], object] | None = None
+        self._parts: list[list[StepValues]] = []
         self._seen = 0
 
-    def start(self, watch: Callable[[list[Values]], object] | None) -> None:
+    def start(self, watch: Callable[[list[StepValues]], object] | None) -> None:
         """Forget the values of the run before."""
         self._parts, self.watch, self._seen = [[] for _ in range(self.count)], watch, 0
 
-    def take(self, place: int, value: Values) -> None:
-        """Values of the result number ``place``, ``[steps, (replicas,) ...]``."""
+    def take(self, place: int, value: StepValues) -> None:
+        """StepValues of the result number ``place``, ``[steps, (replicas,) ...]``."""
         self._parts[place].append(value if self.replicated else value[:, None])
         if self.watch is None:
             return
@@ -50,12 +50,12 @@ class ReportedValues:
                 self.watch([v[step] for v in whole])
             self._seen = known
 
-    def values(self) -> list[Values]:
+    def values(self) -> list[StepValues]:
         """All values, ``[steps, replicas, ...]`` each."""
         return [np.concatenate(parts) if parts else np.zeros((0, 1), np.float32) for parts in self._parts]
 
 
-def reduced_over_copies(value: Values, method: ReplicatedMetricReductionMethod) -> Values:
+def reduced_over_copies(value: StepValues, method: ReplicatedMetricReductionMethod) -> StepValues:
     """The value ``[replicas, ...]`` of a step as a program sees it."""
     if method is ReplicatedMetricReductionMethod.LIST:
         return value
@@ -66,11 +66,11 @@ def reduced_over_copies(value: Values, method: ReplicatedMetricReductionMethod) 
     return np.asarray(value[-1])
 
 
-def reported(values: Sequence[Values], options: ModelOptions, micro_batches: int) -> list[Values]:
+def reported(values: Sequence[StepValues], options: ModelOptions, micro_batches: int) -> list[StepValues]:
     """What an execution reports: the last step's values, or their mean over the mini-batches of the last update where
     a pipeline accumulates its outfeed. Zeros if nothing came: data are synthetic.
     """
-    results: list[Values] = []
+    results: list[StepValues] = []
     for value in values:
         if not len(value):
             results.append(np.zeros((), np.float32))
@@ -88,15 +88,15 @@ def reported(values: Sequence[Values], options: ModelOptions, micro_batches: int
 class CallbackThread:
     """Calls a model's callbacks for every step while the devices run, in a thread of its own."""
 
-    def __init__(self, call: Callable[[int, list[Values]], object]) -> None:
+    def __init__(self, call: Callable[[int, list[StepValues]], object]) -> None:
         self._call = call
-        self._waiting: SimpleQueue[tuple[int, list[Values]] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[int, list[StepValues]] | None] = SimpleQueue()
         self._error: BaseException | None = None
         self._steps = 0
         self._thread = threading.Thread(target=self._run, name="podrun-keras-callbacks", daemon=True)
         self._thread.start()
 
-    def __call__(self, values: list[Values]) -> None:
+    def __call__(self, values: list[StepValues]) -> None:
         """Report a step."""
         self._waiting.put((self._steps, values))
         self._steps += 1

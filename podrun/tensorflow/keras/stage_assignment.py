@@ -138,18 +138,18 @@ def _entries(model: Model, stage: int | None, *, scopes: bool) -> Iterator[Stage
             yield kind(layer, index, staged(layer, node))
 
 
-def leaves(assignment: Sequence[StageAssignment]) -> Iterator[StageAssignment]:
+def layer_entries(assignment: Sequence[StageAssignment]) -> Iterator[StageAssignment]:
     """The entries of layers, also those of models inside."""
     for entry in assignment:
         if hasattr(entry, "pipeline_stage_assignments"):
-            yield from leaves(entry.pipeline_stage_assignments)
+            yield from layer_entries(entry.pipeline_stage_assignments)
         else:
             yield entry
 
 
-def stages_of(assignment: Sequence[StageAssignment]) -> list[int | None]:
+def entry_stages(assignment: Sequence[StageAssignment]) -> list[int | None]:
     """The stage of each layer's entry."""
-    return [getattr(entry, "pipeline_stage", None) for entry in leaves(assignment)]
+    return [getattr(entry, "pipeline_stage", None) for entry in layer_entries(assignment)]
 
 
 def checked_assignment(model: Model, assignment: object) -> list[StageAssignment]:
@@ -208,7 +208,7 @@ def _at_stage(layer: Layer, stage: object) -> StageAssignment:
 def _check_sequence(model: Model, entries: Sequence[StageAssignment], before: int | None) -> int:
     """The last stage of a sequential model whose layers stay at a stage or go to the next one."""
     stage = before
-    for place, entry in enumerate(leaves(entries)):
+    for place, entry in enumerate(layer_entries(entries)):
         own = getattr(entry, "pipeline_stage", None)
         name = entry.called.name
         if not isinstance(own, int):
@@ -303,10 +303,10 @@ def _check_order(
 def check_scopes(model: Model) -> None:
     """ValueError if only some layers of a functional model are in scopes of stages, or in an order that cannot be."""
     assignment = list(_entries(model, None, scopes=True))
-    stages = stages_of(assignment)
+    stages = entry_stages(assignment)
     if all(stage is None for stage in stages):
         return
-    for entry, stage in zip(leaves(assignment), stages, strict=True):
+    for entry, stage in zip(layer_entries(assignment), stages, strict=True):
         if stage is None:
             raise ValueError(
                 "All layers of a pipelined model must have an associated pipeline stage. However, "

@@ -19,10 +19,10 @@ from podrun.tensorflow.keras.stage_assignment import (
     assignment_of,
     calls_of,
     check_scopes,
+    entry_stages,
     is_functional,
     is_sequential,
-    leaves,
-    stages_of,
+    layer_entries,
 )
 from podrun.tensorflow.keras.stage_classes import MAPPINGS, SEEN, StageAssignment, at_stage, current_stage
 
@@ -84,7 +84,7 @@ def pipeline_assignment(model: Model) -> list[StageAssignment] | None:
     if options.assignment is None and not (is_sequential(model) or is_functional(model)):
         return None
     assignment = assignment_of(model)
-    stages = stages_of(assignment)
+    stages = entry_stages(assignment)
     if not stages or any(stage is None for stage in stages):
         return None
     return assignment
@@ -124,7 +124,7 @@ def checked_mapping(model: Model, stages: Sequence[int]) -> list[int]:
 def check_shared_layers(assignment: Sequence[StageAssignment], mapping: Sequence[int]) -> None:
     """ValueError for a layer with weights that has calls on two IPUs."""
     homes: dict[int, int] = {}
-    for entry in leaves(assignment):
+    for entry in layer_entries(assignment):
         layer, stage = entry.called, int(getattr(entry, "pipeline_stage", 0))
         ipu = mapping[stage]
         if layer.weights and homes.setdefault(id(layer), ipu) != ipu:
