@@ -138,7 +138,6 @@ MISSPELT = (
             1,
             "podrun does not have the SDK's popxl: make the model with popart.Builder()",
         ),
-        ("import poprt\n", 1, "podrun does not have the SDK's poprt: podrun has the command poprt"),
         (MISSPELT, 2, "matmull"),
         ("import popart\npopart.Buildr()\n", 1, "Buildr"),
         ("def f(:\n", 0, "SyntaxError"),
