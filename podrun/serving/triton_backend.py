@@ -8,6 +8,7 @@ not fit are answered with an error of their own; the others of the batch are ser
 
 from __future__ import annotations
 
+import ctypes
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,11 @@ import numpy as np
 from podrun.core.errors import CallError, PodrunError, ServiceError, UsageError
 from podrun.serving.instance import PoplarInstance
 from podrun.serving.runtime.requests import QueuedRequest
+
+_USED = b"used_dltensor"
+"""The name of a capsule whose tensor was taken, by the DLPack standard. Lives as long as the process, as
+capsules ask.
+"""
 
 
 class TritonPythonModel:
@@ -64,7 +70,7 @@ class TritonPythonModel:
                 if isinstance(held, Exception):
                     raise held
                 outputs = self._instance.results(held)
-                tensors = [pb.Tensor.from_dlpack(name, value) for name, value in outputs.items()]
+                tensors = [_tensor(pb, name, value) for name, value in outputs.items()]
                 responses.append(pb.InferenceResponse(tensors))
             except Exception as error:
                 responses.append(pb.InferenceResponse([], pb.TritonError(_reason(error), _code(pb, error))))
@@ -107,6 +113,18 @@ class TritonPythonModel:
 
 class CancelledError(UsageError):
     """The client has given a request up."""
+
+
+def _tensor(pb: Any, name: str, value: np.ndarray) -> Any:
+    """Triton's tensor of an array.
+
+    Its library marks a capsule that it has used with another name than the one that NumPy looks for, and NumPy would
+    print a traceback for each: so the capsule gets the name of the standard.
+    """
+    capsule = value.__dlpack__()
+    tensor = pb.Tensor.from_dlpack(name, capsule)
+    ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), _USED)
+    return tensor
 
 
 def _reason(error: Exception) -> str:

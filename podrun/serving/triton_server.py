@@ -23,6 +23,7 @@ from types import FrameType
 
 import podrun
 from podrun.core.errors import MissingPackageError, UsageError
+from podrun.serving.instance_watch import InstanceWatch
 from podrun.serving.repository import check_repository, write_missing_config
 
 USUAL_PLACE = Path("/opt/tritonserver/bin/tritonserver")
@@ -155,18 +156,28 @@ def serve(
         written = write_missing_config(model)
         if written is not None:
             sys.stderr.write(f"podrun serve: wrote {written}\n")
+            sys.stderr.flush()
     with tempfile.TemporaryDirectory(prefix="podrun-serve-") as folder:
         backends = Path(folder, "backends")
         write_backends(place, backends)
-        words = [*command(place, repository.resolve(), backends, ports), *extra]
+        words = [*command(place, repository.resolve(), backends, ports), *_model_control(extra), *extra]
         process = subprocess.Popen(words, env=server_environment(place, environ))
-        code = _wait(process)
+        http = f"{ports.address}:{ports.http}".replace("0.0.0.0:", "127.0.0.1:")
+        with InstanceWatch(process.pid, http, repository.resolve()):
+            code = _wait(process)
     if code not in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
         sys.stderr.write(
             f"podrun serve: {place.program} ended with exit code {code}; what it printed says why. podrun is tested "
             f"with tritonserver {TESTED_VERSION}: {INSTALL}\n"
         )
     return code
+
+
+def _model_control(extra: Sequence[str]) -> list[str]:
+    """Words that load all models and let one be loaded again, unless the caller says how models are controlled."""
+    if any(word.startswith("--model-control-mode") for word in extra):
+        return []
+    return ["--model-control-mode=explicit", "--load-model=*"]
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

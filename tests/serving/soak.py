@@ -46,6 +46,7 @@ dynamic_batching { max_queue_delay_microseconds: 200 preserve_ordering: true }
 MODELS = {"steady": 2, "reloaded": 1, "killed": 1}
 """Models and their instances: one is left alone, one is reloaded all the time, one has its processes killed."""
 IN_FLIGHT = 32
+PAUSE_SECONDS = 15.0
 ANSWER_SECONDS = 120.0
 PATTERNS = [(rows_of(1 + seed % 4, seed), seed) for seed in range(64)]
 EXPECTED = [expected(x) for x, _ in PATTERNS]
@@ -148,21 +149,21 @@ def stubs(server: int, name: str) -> list[psutil.Process]:
     ]
 
 
-def disturb(server: int, address: str, ended: threading.Event, told: Counter[str]) -> None:
-    """Reload one model and kill the processes of another until told to end."""
+def disturb(server: int, address: str, models: Path, ended: threading.Event, told: Counter[str]) -> None:
+    """Change and load one model again while it serves, and kill the processes of another, which `podrun serve` loads
+    again, until told to end.
+    """
     client, turn = grpcclient.InferenceServerClient(address), 0
-    while not ended.wait(2.0):
+    while not ended.wait(PAUSE_SECONDS):
         turn += 1
         try:
+            os.utime(models / "reloaded" / "1")  # Triton makes instances anew where a version has changed.
             client.load_model("reloaded", client_timeout=120)
             told["reloads"] += 1
-            if turn % 4 == 2:
+            if turn % 3 == 1:
                 for process in stubs(server, "killed"):
                     process.kill()
                     told["killed"] += 1
-            if turn % 4 == 0 and told["killed"] and not client.is_model_ready("killed"):
-                client.unload_model("killed", client_timeout=120)
-                client.load_model("killed", client_timeout=120)
         except Exception as error:
             told[f"disturbance failed: {type(error).__name__}: {str(error)[:80]}"] += 1
     client.close()
@@ -198,8 +199,7 @@ def served(folder: Path) -> Iterator[tuple[int, str]]:
         "--fault",
         "machine:0@batch=900:lost:optional",
     ]
-    words += ["--incidents", str(folder / "incidents.jsonl"), "--", "--model-control-mode=explicit"]
-    words += [f"--load-model={name}" for name in MODELS]
+    words += ["--incidents", str(folder / "incidents.jsonl")]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -241,7 +241,9 @@ def run(requests: int) -> dict[str, Any]:
         works.append(
             threading.Thread(target=ask_stream, args=(address, requests - 4 * share, tally), daemon=True)
         )
-        disturbing = threading.Thread(target=disturb, args=(server, address, ended, told), daemon=True)
+        disturbing = threading.Thread(
+            target=disturb, args=(server, address, Path(place, "models"), ended, told), daemon=True
+        )
         begin = time.monotonic()
         for work in (*works, disturbing):
             work.start()
@@ -255,6 +257,7 @@ def run(requests: int) -> dict[str, Any]:
         file = Path(place, "incidents.jsonl")
         incidents = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     steady = [mb for asked, mb in samples if asked > requests / 4] or [0.0]
+    third = max(1, len(steady) // 3)
     return {
         "requests": tally.asked,
         "seconds": round(seconds, 1),
@@ -267,8 +270,8 @@ def run(requests: int) -> dict[str, Any]:
         "incidents": len(incidents),
         "requests_named_by_incidents": sum(len(entry["cost"]["requests"]) for entry in incidents),
         "memory_mb": {
-            "quarter": round(steady[0], 1),
-            "end": round(steady[-1], 1),
+            "median_early": round(float(np.median(steady[:third])), 1),
+            "median_late": round(float(np.median(steady[-third:])), 1),
             "most": round(max(steady), 1),
         },
     }

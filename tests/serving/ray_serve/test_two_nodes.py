@@ -3,75 +3,31 @@
 from __future__ import annotations
 
 import json
-import shutil
-import signal
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from podrun.core.errors import UsageError
-from podrun.partition.host.discovery import Registry
 from podrun.serving.compiler import Compiler, ServedModel
-from tests.conftest import Commands, run_and_check_for_leaks, wait_until
+from tests.serving.partitions import ROOT, partition_of_eight
 from tests.serving.test_runner import OPTIONS, model
 from tests.serving.test_triton import free_ports
-
-START_SECONDS = 180.0
-PARTITION = "served"
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def service() -> Iterator[tuple[Commands, dict[str, str]]]:
-    """Commands beside a `vipu-server`, and the variables of a partition of eight IPUs on its two machines."""
-    pytest.importorskip("ray.serve")
-    home = Path(tempfile.mkdtemp(prefix="pod-"))
-    try:
-        for commands in run_and_check_for_leaks(home):
-            server = commands.start("vipu-server", "--cluster=pod16", "--port=0", "--no-state")
-            wait_until(
-                lambda: server.poll() is not None or _port(commands) is not None,  # noqa: B023
-                START_SECONDS,
-                "vipu-server starts",
-            )
-            words = ["vipu", "create", "partition", PARTITION, "--size=8", "--no-ipuof-files"]
-            created = commands.run(*words, timeout=START_SECONDS)
-            assert created.returncode == 0, created.stderr
-            yield (
-                commands,
-                {
-                    "IPUOF_VIPU_API_HOST": "localhost",
-                    "IPUOF_VIPU_API_PORT": str(_port(commands)),
-                    "IPUOF_VIPU_API_PARTITION_ID": PARTITION,
-                    "PYTHONPATH": str(ROOT),
-                },
-            )
-            server.send_signal(signal.SIGTERM)
-            server.communicate(timeout=60)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _port(commands: Commands) -> int | None:
-    entry = Registry(commands.runtime).find() if commands.runtime.exists() else None
-    return None if entry is None else entry.port
 
 
 @pytest.mark.slow
 @pytest.mark.system
 def test_replicas_over_two_nodes_lose_a_machine_and_go_on(
-    service: tuple[Commands, dict[str, str]], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    commands, variables = service
+    pytest.importorskip("ray.serve")
     Compiler.compile_and_export(model(), None, tmp_path, OPTIONS)
     incidents = tmp_path / "incidents.jsonl"
     words = [sys.executable, "-m", "tests.serving.ray_serve.driver", str(tmp_path / "executable.popef")]
     words.append(str(free_ports(1)[0]))
-    environ = {**variables, "PODRUN_INCIDENTS": str(incidents)}
-    result = commands.run(*words, env=environ, cwd=ROOT, timeout=560)
+    with partition_of_eight() as (commands, variables):
+        environ = {**variables, "PODRUN_INCIDENTS": str(incidents)}
+        result = commands.run(*words, env=environ, cwd=ROOT, timeout=560)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     told = json.loads(result.stdout.splitlines()[-1])
     assert (told["replicas"], told["nodes"]) == (3, 2)
