@@ -61,6 +61,11 @@ def overhead_ettr(mttf: float, cost: float, restore: float, queued: float) -> fl
     return 1 / (1 + math.sqrt(2 * cost / mttf) + (restore + queued) / mttf)
 
 
+def stalled_efficiency(mttf: float, stall: float) -> float:
+    """Share of useful time of a job whose replicas only stall to regroup after a failure: (M - stall) / M."""
+    return max(0.0, 1 - stall / mttf)
+
+
 # --- queues: service time 1, utilisation rho, c servers ----------------------------------------------------------
 
 

@@ -33,10 +33,7 @@ from podrun.simulate.rates import (
     read_rates,
     unit_count,
 )
-from podrun.simulate.server_pool import PoolParameters, ServerFault, ServerPool, replay_gang
 from podrun.simulate.virtual_job import RunRhythm, VirtualJob
-
-from .reference import trace_file
 
 POD64 = load_cluster("pod64")
 QUICK = RecoveryTimes(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -351,55 +348,7 @@ def test_intervals_come_from_replications() -> None:
         check_setup(replace(setup, days=-1))
 
 
-# --- others' figures: rows O28 to O34 --------------------------------------------------------------------------------
-
-
-def faults_of_trace() -> list[ServerFault]:
-    events = json.loads(trace_file("fault_trace.json").read_text())
-    number = {name: i for i, name in enumerate(sorted({event["node_id"] for event in events}))}
-    begun: dict[int, list[float]] = {}
-    faults = []
-    for event in sorted(events, key=lambda event: event["event_time"]):
-        server = number[event["node_id"]]
-        if event["event_type"] == "fault_start":
-            begun.setdefault(server, []).append(event["event_time"])
-        else:
-            faults.append(ServerFault(server, begun[server].pop(0), event["event_time"]))
-    return faults
-
-
-@pytest.mark.parametrize(
-    ("gang", "useful", "lost", "restart", "failures"),
-    [(320, 0.97260, 0.02043, 0.00697, 409), (128, 0.98239, None, None, 255)],
-)
-def test_the_infinitehbd_replay(
-    gang: int, useful: float, lost: float | None, restart: float | None, failures: int
-) -> None:
-    shares = replay_gang(
-        faults_of_trace(), 400, gang, checkpoint_days=1 / 24, restart_days=10 / 1440, days=348.98
-    )
-    assert shares.failures == failures
-    assert shares.useful == pytest.approx(useful, abs=1e-4)
-    if lost is not None:
-        assert (shares.lost, shares.restart) == pytest.approx((lost, restart), abs=1e-4)
-    assert shares.useful + shares.lost + shares.restart + shares.waiting == pytest.approx(1.0, abs=1e-9)
-
-
-def test_airesim_of_14_days() -> None:
-    """Published: 644.63 +- 7.15 h of 8 runs; the mean of 40 runs lies within."""
-    results = [ServerPool(PoolParameters(work_days=14.0), seed).run() for seed in range(40)]
-    assert np.mean([r.hours for r in results]) == pytest.approx(644.63, abs=7.15)
-    assert np.mean([r.failures for r in results]) == pytest.approx(912.2, abs=18.7)
-    assert np.mean([r.etr for r in results]) == pytest.approx(0.5212, abs=0.006)
-
-
-@pytest.mark.slow
-def test_airesim_defaults() -> None:
-    results = [ServerPool(PoolParameters(), seed).run() for seed in range(30)]
-    assert np.mean([r.hours for r in results]) == pytest.approx(9865.97, abs=33.6)
-    assert np.mean([r.failures for r in results]) == pytest.approx(11_145.6, abs=100)
-    assert np.mean([r.etr for r in results]) == pytest.approx(0.6228, abs=0.002)
-    assert np.mean([r.manual_repairs for r in results]) == pytest.approx(8922.9, abs=100)
+# --- the policy in a training loop ---
 
 
 class Program:
