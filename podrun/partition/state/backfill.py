@@ -21,6 +21,7 @@ from podrun.core.cluster import Cluster
 from podrun.partition.state.placement import (
     Flags,
     IpuIndex,
+    MachineSlice,
     find_block,
     index_at,
     place_at,
@@ -61,6 +62,9 @@ class PlannedStart:
     starts: bool
 
 
+_NOWHERE: tuple[tuple[MachineSlice, ...], list[tuple[int, int]]] = ((), [])
+
+
 class HeldTimes:
     """Until when partitions hold each IPU, kept from event to event: a time, or a time from now for a partition that
     has not become active. `replace` follows a change of one partition."""
@@ -69,20 +73,30 @@ class HeldTimes:
         self._cluster = cluster
         self._until: Times = np.zeros(cluster.ipu_count)
         self._from_now: Times = np.zeros(cluster.ipu_count)
-        self._ranges: dict[str, list[tuple[int, int]]] = {}
+        self._ranges: dict[str, tuple[tuple[MachineSlice, ...], list[tuple[int, int]]]] = {}
         for partition in partitions:
             self.replace(partition.name, partition)
 
     def replace(self, name: str, partition: Partition | None) -> None:
         """A partition has changed, come or gone (None)."""
-        for begin, end in self._ranges.pop(name, ()):
-            self._until[begin:end] = self._from_now[begin:end] = 0.0
         if partition is None:
+            for begin, end in self._ranges.pop(name, _NOWHERE)[1]:
+                self._until[begin:end] = self._from_now[begin:end] = 0.0
             return
-        self._ranges[name] = ranges_of(self._cluster, partition.slices)
+        ranges = self._ranges_of(partition)
+        known = self._ranges.get(name, _NOWHERE)
+        if known[1] is not ranges:
+            for begin, end in known[1]:
+                self._until[begin:end] = self._from_now[begin:end] = 0.0
+        self._ranges[name] = (partition.slices, ranges)
         until, from_now = partition.held_times()
-        for begin, end in self._ranges[name]:
+        for begin, end in ranges:
             self._until[begin:end], self._from_now[begin:end] = until, from_now
+
+    def _ranges_of(self, partition: Partition) -> list[tuple[int, int]]:
+        """The IPUs of a partition; most changes leave them where they are."""
+        slices, ranges = self._ranges.get(partition.name, _NOWHERE)
+        return ranges if slices is partition.slices else ranges_of(self._cluster, partition.slices)
 
     def at(self, now: float, changed: Mapping[str, Partition | None] | None = None) -> Times:
         """Until when each IPU is held at the latest, and ``now`` for those that are free. ``changed``: partitions that
@@ -92,11 +106,11 @@ class HeldTimes:
         if not changed:
             return times
         for name in changed:
-            for begin, end in self._ranges.get(name, ()):
+            for begin, end in self._ranges.get(name, _NOWHERE)[1]:
                 times[begin:end] = now
         for partition in changed.values():
             if partition is not None:
-                for begin, end in ranges_of(self._cluster, partition.slices):
+                for begin, end in self._ranges_of(partition):
                     times[begin:end] = partition.busy_until(now)
         return times
 
