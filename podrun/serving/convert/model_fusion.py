@@ -13,7 +13,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from podrun.core.errors import UsageError
 from podrun.serving.convert.graph_walk import graphs_within
-from podrun.serving.convert.structure_passes import RemoveInitializerFromInput, check_shapes_known
+from podrun.serving.convert.structure_passes import (
+    RemoveInitializerFromInput,
+    UniqueNameForNodes,
+    check_shapes_known,
+)
 from podrun.serving.convert.type_inference import infer_types, value_of_type
 
 INDEX = "index"
@@ -42,7 +46,7 @@ class MFConverter:
         for number, model in enumerate(models):
             copy = ModelProto()
             copy.CopyFrom(model)
-            _add(graph, RemoveInitializerFromInput().run(copy), number)
+            _add(graph, UniqueNameForNodes().run(RemoveInitializerFromInput().run(copy)), number)
         imports = [helper.make_opsetid(domain, version) for domain, version in merged.items()]
         return helper.make_model(graph, opset_imports=imports, ir_version=max(m.ir_version for m in models))
 
