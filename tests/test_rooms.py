@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "onnx_backend": BASE | {"onnx_models", "runtime", "compiler", "device.xla"},
     "partition": BASE | {"faults", "device", "private_apis"},
     # The test tools hold IPUs and run programs on them, as front ends do.
-    "monitor": BASE | {"partition", "device", "collectives", "costmodel", "commands"},
+    "monitor": BASE | {"partition", "device", "collectives", "costmodel", "commands", "record"},
     # A POD of its own: it hosts the service and machines, and judges health as the monitor does.
     "drill": BASE | {"faults", "partition", "monitor", "checkpoint", "popdist"},
     "commands": {"core"},  # Imports the command that is asked for, and nothing before it; core tells errors.

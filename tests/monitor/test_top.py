@@ -27,8 +27,9 @@ from podrun.monitor.live.arrangement import (
     shown_machines,
     totals_of,
 )
+from podrun.monitor.live.details import ipu_lines, job_lines
 from podrun.monitor.live.recordings import HEADER, Recording, RecordingWriter, read_recording
-from podrun.monitor.live.screen import MachineDetails, PodTop
+from podrun.monitor.live.screen import JobDetails, MachineDetails, PodTop
 from podrun.monitor.live.sighting import PodSighting, look_at_pod, sighting_from_plain
 from podrun.monitor.live.sources import ReplaySource, ServiceSource
 from tests.partition.conftest import Pod
@@ -297,3 +298,59 @@ def test_recording_goes_on_while_the_service_is_away(pod: Pod, tmp_path: Path) -
     source.close()
     writer.close()
     assert len(read_recording(tmp_path / "r").sightings) == 2
+
+
+def test_details_of_a_job_name_its_machines_speed_and_its_story(seen: PodSighting) -> None:
+    slow = replace(seen.machines[1], modelled_s=2.0, batches=100)
+    whole = replace(seen, machines=(seen.machines[0], slow, *seen.machines[2:]))
+    lines = job_lines(
+        whole, whole.jobs[0], ["09:00:00  partition p is ACTIVE", "09:00:00  partition q is ACTIVE"]
+    )
+    text = "\n".join(lines)
+    assert "  ipum2 up: 20.000, 100 batches" in text
+    assert "broken: tile parity" in text
+    assert "partition p is ACTIVE" in text
+    assert "partition q" not in text
+    assert "4711 python (justina)" in text
+
+
+def test_details_of_an_ipu_have_counters_and_say_what_is_unknown(seen: PodSighting) -> None:
+    ipu = replace(
+        seen.machines[0].ipus[0], shares={"compute": 60.0, "link": 40.0}, die_c=33.4, tile_bytes=300 * 1024,
+        tile_capacity_bytes=624 * 1024, link_bytes=3 << 30, link_errors=7,
+    )  # fmt: skip
+    text = "\n".join(ipu_lines(ipu))
+    assert "compute 60 %, link 40 %" in text
+    assert "fullest tile 300.0 KiB of 624.0 KiB" in text
+    assert "3.0 GiB sent, 7 packets again; host: unknown" in text
+    assert "die 33 C" in text
+
+
+def test_enter_on_a_job_opens_its_details(seen: PodSighting) -> None:
+    async def drive() -> None:
+        app = PodTop(ReplaySource(Recording((seen,), whole=True), 1.0, lambda: 0.0), 0.05)
+        async with app.run_test(size=(100, 30)) as pilot:
+            table = app.query_one("#jobs", DataTable)
+            for _ in range(200):
+                await pilot.pause(0.01)
+                if table.row_count:
+                    break
+            app.query_one("TabbedContent").active = "jobs-tab"  # type: ignore[attr-defined]
+            table.focus()
+            await pilot.press("enter")
+            await pilot.pause()
+            assert isinstance(app.screen, JobDetails)
+            await pilot.press("escape")
+            await pilot.pause()
+            assert not isinstance(app.screen, JobDetails)
+
+    asyncio.run(asyncio.wait_for(drive(), DEADLINE_S))
+
+
+def test_a_launch_is_told_at_its_times_in_a_replay(seen: PodSighting) -> None:
+    recording = Recording((seen, replace(seen, time_s=seen.time_s + 10)), whole=True)
+    source = ReplaySource(
+        recording, 1.0, lambda: 0.0, [(seen.time_s + 12, "late"), (seen.time_s + 3, "error")]
+    )
+    assert source.notes(seen.time_s, seen.time_s + 10) == ["00:16:43  error"]
+    assert source.notes(seen.time_s + 10, seen.time_s + 20) == ["00:16:52  late"]

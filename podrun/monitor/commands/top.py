@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 @click.option(
     "--filter", "words", default="", metavar="WORDS", help="With --once: rows with all of these words."
 )
+@click.option(
+    "--record",
+    "launch",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --replay: tell a launch's record (podrun --record) among the incidents.",
+)
 @click.option("--web", is_flag=True, help="Serve it to browsers on this host, until Ctrl-C.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="With --web: port [a free one].", metavar="P"
@@ -54,6 +61,7 @@ def top_verb(
     speed: float,
     interval: float,
     words: str,
+    launch: Path | None,
     form: str,
     **where: str | int | None,
 ) -> None:
@@ -61,6 +69,8 @@ def top_verb(
     from podrun.monitor.live.recordings import read_recording
     from podrun.monitor.live.sources import ReplaySource, ServiceSource
 
+    if launch is not None and replay is None:
+        raise UsageError("--record goes with --replay", hint="podrun top --replay FILE --record FILE")
     if replay is not None and any(where.values()):
         raise UsageError("a replay asks no server", hint="Leave out --api-host and --api-port.")
 
@@ -72,7 +82,8 @@ def top_verb(
 
     source: ReplaySource | ServiceSource
     if replay is not None:
-        source = ReplaySource(read_recording(replay), speed, time.monotonic)
+        told = () if launch is None else _told(launch)
+        source = ReplaySource(read_recording(replay), speed, time.monotonic, told)
     else:
         source = ServiceSource(connect, time.time)
     try:
@@ -87,6 +98,19 @@ def top_verb(
     finally:
         if isinstance(source, ServiceSource):
             source.close()
+
+
+def _told(launch: Path) -> list[tuple[float, str]]:
+    """The events of a launch's record that people want to see among incidents, with their times."""
+    from podrun.record.events import read_record
+    from podrun.record.timeline import timed_events
+
+    events = timed_events(read_record(launch), launch.with_name(f"{launch.name}.times.json"))
+    return [(timed.seconds, timed.event.text) for timed in events if timed.event.kind not in QUIET_KINDS]
+
+
+QUIET_KINDS = ("run", "ran", "write", "read", "collective", "checked")
+"""Events of a record that come with every batch."""
 
 
 def _serve(source: ReplaySource | ServiceSource, interval: float, port: int) -> None:

@@ -25,8 +25,10 @@ from podrun.monitor.live.arrangement import (
     machine_row,
     shown_machines,
 )
-from podrun.monitor.live.sighting import IpuSight, MachineSight, PodSighting
+from podrun.monitor.live.details import ipu_lines, job_lines
+from podrun.monitor.live.sighting import MachineSight, PodSighting
 
+KEPT_LINES = 500
 HISTORY = 120
 """Sightings that the history of an IPU holds."""
 MACHINE_COLUMNS = ("Machine", "Partition", "State", "IPU0", "IPU1", "IPU2", "IPU3", "Power", "Batches")
@@ -42,6 +44,9 @@ class SightingSource(Protocol):
 
     def jump(self, seconds: float) -> None:
         """Move in time; only recordings can."""
+
+    def notes(self, after_s: float, until_s: float) -> list[str]:
+        """What a launch's record tells of the time between two sightings, as lines."""
 
     @property
     def position(self) -> str:
@@ -83,21 +88,29 @@ class MachineDetails(ModalScreen[None]):
         self.dismiss(result)
 
 
-def ipu_lines(ipu: IpuSight) -> list[str]:
-    """The figures of one IPU. Power is modelled."""
+class JobDetails(ModalScreen[None]):
+    """All that is known of one job: who holds it, its machines, its rate so far, and what happened to it."""
 
-    def figure(value: float | None, unit: str) -> str:
-        return "unknown" if value is None else f"{value:.0f} {unit}"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "back")]
+    CSS = """
+    JobDetails { align: center middle; }
+    #job-details { width: 90%; height: 90%; border: round $primary; padding: 0 1; }
+    """
 
-    lines = [
-        f"IPU {ipu.partition_ipu} (IPU#{ipu.number}): {ipu.error or 'no errors'}",
-        f"  busy {figure(ipu.busy_percent, '%')} of the last second, {figure(ipu.session_percent, '%')} of the session",
-        f"  clock {figure(ipu.clock_mhz, 'MHz')}, power {figure(ipu.power_w, 'W (modelled)')}, {ipu.batches} batches",
-        f"  held by {ipu.process or 'nobody'}",
-    ]
-    if ipu.links_down:
-        lines.append(f"  link down to {', '.join(map(str, ipu.links_down))}")
-    return lines
+    def __init__(self, lines: list[str], rates: list[float]) -> None:
+        super().__init__()
+        self._lines, self._rates = lines, rates
+
+    def compose(self) -> ComposeResult:
+        """See `textual.app.App.compose`."""
+        with VerticalScroll(id="job-details"):
+            yield Static(self._lines[0], markup=False)
+            yield Sparkline(self._rates or [0.0])
+            yield Static("\n".join(self._lines[1:]), markup=False)
+
+    async def action_dismiss(self, result: None = None) -> None:
+        """Back to the POD."""
+        self.dismiss(result)
 
 
 class PodTop(App[None]):
@@ -132,6 +145,8 @@ class PodTop(App[None]):
         self._history: dict[tuple[str, int], deque[float]] = {}
         self._shown: list[MachineSight] = []
         self._rates: dict[str, float] = {}
+        self._rate_history: dict[str, deque[float]] = {}
+        self._lines: list[str] = []
 
     def compose(self) -> ComposeResult:
         """See `textual.app.App.compose`."""
@@ -202,9 +217,15 @@ class PodTop(App[None]):
 
     def _take(self, seen: PodSighting) -> None:
         log = self.query_one("#incidents", RichLog)
-        for line in changes_between(self._seen, seen):
+        lines = changes_between(self._seen, seen)
+        if self._seen is not None:
+            lines += self._source.notes(self._seen.time_s, seen.time_s)
+        self._lines = (self._lines + sorted(lines))[-KEPT_LINES:]
+        for line in sorted(lines):
             log.write(line)
         self._rates = batch_rates(self._seen, seen) or self._rates
+        for name, rate in self._rates.items():
+            self._rate_history.setdefault(name, deque(maxlen=HISTORY)).append(rate)
         self._seen = seen
         for machine in seen.machines:
             for ipu in machine.ipus:
@@ -305,6 +326,10 @@ class PodTop(App[None]):
                 ipu.partition_ipu: self._history[machine.partition, ipu.partition_ipu] for ipu in machine.ipus
             }
             self.push_screen(MachineDetails(machine, history))
+        elif event.data_table.id == "jobs" and self._seen and event.cursor_row < len(self._seen.jobs):
+            job = self._seen.jobs[event.cursor_row]
+            rates = self._rate_history.get(job.partition, ())
+            self.push_screen(JobDetails(job_lines(self._seen, job, self._lines), list(rates)))
 
 
 def replace_rows(table: DataTable[str], rows: list[tuple[str, ...]]) -> None:

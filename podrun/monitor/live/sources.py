@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from podrun.monitor.live.arrangement import clock_time
@@ -18,6 +18,10 @@ class ServiceSource:
     """Asks a service. A connection that broke is made again at the next look. ``writer`` keeps all that is seen."""
 
     position = ""
+
+    def notes(self, after_s: float, until_s: float) -> list[str]:
+        """See `SightingSource.notes`: there are none of the present."""
+        return []
 
     def __init__(
         self,
@@ -58,10 +62,18 @@ class ServiceSource:
 
 
 class ReplaySource:
-    """Plays a recording ``speed`` times as fast as it was; ``clock``: seconds that go on evenly."""
+    """Plays a recording ``speed`` times as fast as it was; ``clock``: seconds that go on evenly. ``told``: what else
+    happened, in the order of its times (seconds since 1970), as a launch's record has it."""
 
-    def __init__(self, recording: Recording, speed: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        speed: float,
+        clock: Callable[[], float],
+        told: Sequence[tuple[float, str]] = (),
+    ) -> None:
         self._recording, self._speed, self._clock = recording, speed, clock
+        self._told = sorted(told)
         self._origin = recording.sightings[0].time_s
         self._started = clock()
         self._index = -1
@@ -78,6 +90,12 @@ class ReplaySource:
             return None
         self._index = index
         return self._recording.sightings[index]
+
+    def notes(self, after_s: float, until_s: float) -> list[str]:
+        """See `SightingSource.notes`."""
+        return [
+            f"{clock_time(seconds)}  {text}" for seconds, text in self._told if after_s < seconds <= until_s
+        ]
 
     def jump(self, seconds: float) -> None:
         """Go on ``seconds`` later (or earlier) in the recording."""
