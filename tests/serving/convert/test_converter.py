@@ -159,6 +159,7 @@ def test_a_sharded_model_runs_on_two_ipus() -> None:
         np.testing.assert_allclose(ours[name], np.concatenate([value] * 4), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_many_inputs_become_one() -> None:
     w = Writer()
     w("Sum", "a", "b", "c", out="y")

@@ -87,6 +87,7 @@ def test_the_runner_packs_for_a_converted_model() -> None:
                 np.testing.assert_allclose(outputs[name], right, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_several_samples_in_a_row() -> None:
     packed = Converter(pack_args={}).convert(model(1))
     first, second = sample(3, 1), sample(4, 2)
