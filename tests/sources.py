@@ -44,4 +44,5 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            gc.freeze()
             gc.enable()

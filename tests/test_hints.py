@@ -23,7 +23,7 @@ from podrun.monitor.commands.top import top_verb
 from podrun.report.__main__ import report_command
 from podrun.upkeep.pages import help_pages
 from tests.conftest import ROOT
-from tests.sources import syntax_nodes, syntax_tree
+from tests.sources import syntax_nodes
 from tests.test_docs import COMMANDS, PAGES
 
 REFUSALS = {"UsageError", "ConfigError", "NotFoundError", "ConflictError", "UnsupportedError"}
@@ -205,18 +205,17 @@ _CHECKOUT = re.compile(r"\b(?:docs|examples|cluster_configs|benchmarks|website)/
 _TOPIC = re.compile(r"podrun help (?!TOPIC|topics|\{)([a-z][\w/-]*)")
 
 
-def _docstrings(tree: ast.AST) -> set[int]:
+def _docstrings(path: Path) -> set[int]:
     """The strings that stand as statements of their own, which no user sees."""
-    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return {id(node.value) for node in syntax_nodes(path) if isinstance(node, ast.Expr)}
 
 
 def test_messages_name_only_what_every_installation_has() -> None:
     """A wheel has no docs/ and no examples/; ``podrun help TOPIC`` shows pages everywhere."""
     wrong, topics = [], set()
     for path in sorted((ROOT / "podrun").rglob("*.py")):
-        tree = syntax_tree(path)
-        unseen = _docstrings(tree)
-        for node in ast.walk(tree):
+        unseen = _docstrings(path)
+        for node in syntax_nodes(path):
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in unseen:
                 continue
             topics |= set(_TOPIC.findall(node.value))

@@ -48,7 +48,7 @@ def write_missing_config(model: Path) -> Path | None:
         target.unlink(missing_ok=True)
         raise ConfigError(
             f"{target} cannot be written: {error.strerror or error}",
-            hint="Make room, or write the configuration yourself: docs/serving.md shows one.",
+            hint="Make room, or write the configuration yourself: podrun help serving shows one.",
         ) from error
     return target
 

@@ -21,6 +21,7 @@ from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.discovery import listens
 from podrun.partition.machines import ray_session
 from podrun.partition.machines.local_pool import LocalMachinePool
+from podrun.partition.machines.ray_head import HeadWatch
 from podrun.partition.server.service import Service
 from podrun.partition.state.records import MachineUse
 from podrun.partition.state.store import Store
@@ -135,6 +136,7 @@ def test_ending_ray_keeps_the_handler_of_sigterm(monkeypatch: pytest.MonkeyPatch
         ray=Ray(), processes=(), directory=None, _owned=True, _gcs=(), _guardian=None, _saved={}
     )
     session._closed = threading.Event()
+    session.head = HeadWatch("", lambda address, seconds: "")
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         session.close()
