@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,8 @@ class DeviceTable:
     held: dict[int, RunDevice] = field(default_factory=dict)
     streams: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Device -> the seed that the program last asked for, and the runs since then."""
+    turns: threading.RLock = field(default_factory=threading.RLock)
+    """Held while a program runs: threads of a session may start several at once."""
     generation: int = 0
     """Counts configurations: a program of an old one is compiled again."""
 

@@ -197,7 +197,13 @@ class HostProgram:
         ]
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-        """Run with the values of ``inputs``. Returns the results and the new values of variables."""
+        """Run with the values of ``inputs``, when the device is free. Returns the results and the new values of
+        variables.
+        """
+        with DEVICES.turns:
+            return self._run(arrays)
+
+    def _run(self, arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
         values = dict(zip(self.keys, arrays, strict=True))
         shape = self._source.pipeline
         if shape is not None and shape.wrong:
@@ -209,6 +215,14 @@ class HostProgram:
             results, written = program.run(1, values, feed, take)
             return results, written
         iterations = self.start_loop(values)
+        count = getattr(self.loop.body, "accumulation", 1)
+        if iterations % count:
+            raise tf.errors.FailedPreconditionError(
+                None,
+                None,
+                f"Detected a gradient accumulation operation with {count} mini-batches inside a training loop with "
+                f"{iterations} iterations: iterations must be a multiple of mini-batches.",
+            )
         if not iterations:
             outcome = [values[key] for key in self._carried]
             written = {}

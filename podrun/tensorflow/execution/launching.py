@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,8 +84,9 @@ def _launched_in_graph(
         try:
             outcome, written = program(arrays)
         except BaseException as error:
-            _errors.append(in_words_of_the_sdk(error))
-            raise
+            told = in_words_of_the_sdk(error)
+            _errors.append(told)
+            raise told from error
         fresh = [written.get(program.keys[i], arrays[i]) for i in places]
         kinds = [*types, *(dtype for dtype, _ in variables)]
         return [np.asarray(v, t.as_numpy_dtype) for v, t in zip([*outcome, *fresh], kinds, strict=True)] + [
@@ -116,6 +117,23 @@ def _tensor(value: np.ndarray, dtype: Any) -> Any:
     return tf.constant(np.asarray(value, dtype.as_numpy_dtype))
 
 
+def _first_line(error: BaseException) -> str:
+    return str(getattr(error, "message", error)).strip().split("\n")[0][:200]
+
+
+def raising_itself(function: Callable[..., object]) -> Callable[..., object]:
+    """A function of the host in a graph, whose error a session raises as it is."""
+
+    def run(*arrays: np.ndarray) -> object:
+        try:
+            return function(*arrays)
+        except BaseException as error:
+            _errors.append(error)
+            raise
+
+    return run
+
+
 def install_sessions() -> None:
     """Let sessions tell which of them runs a graph, and raise what a program raised."""
     base = private_module("client.session").BaseSession
@@ -128,11 +146,11 @@ def install_sessions() -> None:
         try:
             return plain(self, *args, **options)
         except tf.errors.OpError as error:
-            if _errors and "ipu_program" in str(error) + str(getattr(error, "op", "")):
-                own = _errors.pop()
-                _errors.clear()
-                raise own from None
-            raise
+            own = next((e for e in _errors if _first_line(e) in str(error)), None)
+            _errors.clear()
+            if own is None:
+                raise
+            raise own from None
 
     run.launches = True  # type: ignore[attr-defined]
     base.run = run

@@ -11,6 +11,8 @@ import numpy as np
 from jax import lax
 
 from podrun.core.errors import UnimplementedError
+from podrun.numerics.convolution import correlate
+from podrun.numerics.windows import Window
 from podrun.tensorflow.operators.table import computes
 
 Array = Any
@@ -57,29 +59,33 @@ def _padding(node: Any, layout: str) -> Any:
 @computes("Conv2D", attributes=_CONV)
 def _conv(ctx: Any, node: Any, x: Array, w: Array) -> Array:
     layout = node.get("data_format", "NHWC")
-    return _correlation(x, w, node, layout, x.shape[1 if layout == "NCHW" else 3] // w.shape[2])
+    return _correlation(ctx, x, w, node, layout, x.shape[1 if layout == "NCHW" else 3] // w.shape[2])
 
 
-def _correlation(x: Array, w: Array, node: Any, layout: str, groups: int) -> Array:
+def _correlation(ctx: Any, x: Array, w: Array, node: Any, layout: str, groups: int) -> Array:
+    """Halves are computed in float32. Channels come first inside, as the library of convolutions has them."""
     half = x.dtype == jnp.float16
-    wide = [v.astype(jnp.float32) for v in (x, w)] if half else [x, w]
-    y = lax.conv_general_dilated(
-        wide[0],
-        wide[1],
-        _spatial(node["strides"], layout),
-        _padding(node, layout),
-        rhs_dilation=_spatial(node.get("dilations", (1, 1, 1, 1)), layout),
-        dimension_numbers=(layout, "HWIO", layout),
-        feature_group_count=groups,
-    )
-    return y.astype(x.dtype)
+    image, kernel = [v.astype(jnp.float32) for v in (x, w)] if half else [x, w]
+    if layout == "NHWC":
+        image = jnp.transpose(image, (0, 3, 1, 2))
+    kernel = jnp.transpose(kernel, (3, 2, 0, 1))
+    strides = _spatial(node["strides"], layout)
+    dilations = _spatial(node.get("dilations", (1, 1, 1, 1)), layout)
+    pads = _padding(node, layout)
+    if isinstance(pads, str):
+        reach = [(k - 1) * d + 1 for k, d in zip(kernel.shape[2:], dilations, strict=True)]
+        pads = lax.padtype_to_pads(image.shape[2:], reach, strides, pads)
+    ends = tuple((int(before), int(after)) for before, after in pads)
+    window = Window(tuple(kernel.shape[2:]), strides, dilations, ends, (0, 0))
+    y = correlate(image, kernel, groups, window, ctx.grouped)
+    return (jnp.transpose(y, (0, 2, 3, 1)) if layout == "NHWC" else y).astype(x.dtype)
 
 
 @computes("DepthwiseConv2dNative", attributes=_CONV)
 def _depthwise(ctx: Any, node: Any, x: Array, w: Array) -> Array:
     layout = node.get("data_format", "NHWC")
     high, wide, channels, multiplier = w.shape
-    return _correlation(x, w.reshape(high, wide, 1, channels * multiplier), node, layout, channels)
+    return _correlation(ctx, x, w.reshape(high, wide, 1, channels * multiplier), node, layout, channels)
 
 
 @computes("Conv2DBackpropInput", attributes=_CONV)
@@ -88,7 +94,7 @@ def _transposed(ctx: Any, node: Any, sizes: Any, w: Array, y: Array) -> Array:
     layout = node.get("data_format", "NHWC")
     groups = shape[1 if layout == "NCHW" else 3] // w.shape[2]
     zeros = jnp.zeros(shape, y.dtype)
-    return jax.vjp(lambda x: _correlation(x, w, node, layout, groups), zeros)[1](y)[0]
+    return jax.vjp(lambda x: _correlation(ctx, x, w, node, layout, groups), zeros)[1](y)[0]
 
 
 @computes("Conv3D", attributes="strides padding data_format dilations")

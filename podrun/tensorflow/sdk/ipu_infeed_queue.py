@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from podrun.runtime.feeds import DataFeed
 from podrun.tensorflow.capture.markers import mark, reference
-from podrun.tensorflow.execution.launching import SESSIONS
+from podrun.tensorflow.execution.launching import SESSIONS, raising_itself
 
 _SUPPORTED = {"float32", "float16", "int32", "bool", "int8", "uint8", "uint32", "uint16", "int16"}
 _OLD = {"feed_name", "replication_factor", "data_to_prefetch", "optimise_latency"}
@@ -91,7 +91,9 @@ class IPUInfeedQueue:
         if self._graph is None:
             return tf.no_op() if not tf.executing_eagerly() else None
         with tf.device(None), tf.control_dependencies([self._iterator.initializer]):
-            return tf.numpy_function(self._start, [], tf.int32, stateful=True, name="infeed_initializer").op
+            return tf.numpy_function(
+                raising_itself(self._start), [], tf.int32, stateful=True, name="infeed_initializer"
+            ).op
 
     def _start(self) -> np.ndarray:
         self._close()
@@ -104,7 +106,9 @@ class IPUInfeedQueue:
         if self._graph is None:
             self._close()
             return None
-        return tf.numpy_function(self._delete, [], tf.int32, stateful=True, name="infeed_deleter").op
+        return tf.numpy_function(
+            raising_itself(self._delete), [], tf.int32, stateful=True, name="infeed_deleter"
+        ).op
 
     def _delete(self) -> np.ndarray:
         if not self._ready:
@@ -186,6 +190,10 @@ class IPUInfeedQueue:
                 values = session.run(flat, options=options)
             except tf.errors.OutOfRangeError:
                 return
+            except tf.errors.OpError as error:
+                raise type(error)(
+                    None, None, f"An infeed dataset iterator has failed with status: {error}"
+                ) from error
             yield dict(zip(names, (np.asarray(v) for v in values), strict=True))
 
 

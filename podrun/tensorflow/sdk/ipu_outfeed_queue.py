@@ -14,6 +14,7 @@ import tensorflow as tf
 from podrun.tensorflow.capture.markers import mark, reference
 from podrun.tensorflow.capture.program_graphs import innermost_program
 from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.execution.launching import raising_itself
 from podrun.tensorflow.sdk.ipu_infeed_queue import _checked_ordinal
 
 
@@ -110,7 +111,11 @@ class IPUOutfeedQueue:
         if not self._graphs:
             raise ValueError("Trying to dequeue an outfeed which has not been enqueued.")
         outputs = tf.numpy_function(
-            self._drain, [], [spec.dtype for spec in self._specs], stateful=True, name="outfeed_dequeue"
+            raising_itself(self._drain),
+            [],
+            [spec.dtype for spec in self._specs],
+            stateful=True,
+            name="outfeed_dequeue",
         )
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         if DEVICES.config is not None:  # Otherwise the number of replicas is not known yet.

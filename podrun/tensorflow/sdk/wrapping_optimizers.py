@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark_like
+from podrun.tensorflow.capture.places import PipelineShape, pipeline_of, shape_pipeline
 from podrun.tensorflow.capture.program_graphs import innermost_program
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
 
@@ -96,6 +97,8 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
                 None, None, "Detected a gradient accumulation operation which is not inside a training loop."
             )
         program.accumulation = self._accumulation.count
+        if pipeline_of(program) is None:
+            shape_pipeline(program, PipelineShape(self._accumulation.count, None, (0,)))
 
         def update(pairs: Any) -> Any:
             return self._opt.apply_gradients(pairs, global_step, name)
