@@ -3,8 +3,8 @@
     python benchmarks/serving.py --json
 
 Models whose requests have 1 kB and 150 kB (4 rows of 64 and of 9,600 numbers, 3 a row back) are compiled, run by
-`ModelRunner`, then served; gRPC, one client. The rate is that of the small one, with 16 requests in flight. Limits
-stand beside the figures.
+`ModelRunner` as the backend runs them, then served; gRPC, one client. The rate is that of the small one, with 16
+requests in flight. Limits stand beside the figures.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def measure(folder: Path, requests: int) -> dict[str, float]:
         Compiler.compile_and_export(model(width), None, version)
         x, y = inputs[name], np.zeros((4, 3), np.float32)
         with ModelRunner(str(version / "executable.popef")) as runner:
-            own = median_ms(lambda r=runner, x=x, y=y: r.execute({"x": x}, {"y": y}), 400)
+            own = median_ms(lambda r=runner, x=x, y=y: r.run_now([r.prepared({"x": x}, {"y": y})]), 400)
         figures[f"own_run_{name}_ms"] = own
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]

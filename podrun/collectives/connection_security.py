@@ -23,7 +23,6 @@ import secrets
 import select
 import selectors
 import socket
-import ssl
 import struct
 import threading
 import time
@@ -213,6 +212,8 @@ class _Relay:
     """Carries bytes between a rank's end of a socket pair and a TCP connection. ``name``: expected of the server."""
 
     def __init__(self, tcp: socket.socket, inner: socket.socket, ours: Credentials, name: str | None) -> None:
+        import ssl
+
         self._tcp, self._inner = tcp, inner
         for sock in (tcp, inner):
             sock.setblocking(False)
@@ -235,6 +236,8 @@ class _Relay:
         self.thread.join(FLUSH_S + 1)
 
     def _run(self) -> None:
+        import ssl
+
         begin = time.monotonic()
         try:
             while self._step(begin):
@@ -257,6 +260,8 @@ class _Relay:
 
     def _step(self, begin: float) -> bool:
         """Move what can be moved; whether there is more to come."""
+        import ssl
+
         if not self._open:
             with contextlib.suppress(ssl.SSLWantReadError):
                 self._tls.do_handshake()
@@ -295,6 +300,8 @@ class _Relay:
                 self._out = self._out[self._tcp.send(self._out) :]
 
     def _serve_rank(self, reads: bool) -> None:
+        import ssl
+
         if reads:
             try:
                 data = self._inner.recv(_CHUNK)
@@ -318,6 +325,8 @@ class _Relay:
 
     def _decrypt(self) -> None:
         """Take what has arrived, for the rank."""
+        import ssl
+
         done = 0
         try:
             while True:  # what arrives at once fits

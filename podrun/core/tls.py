@@ -16,16 +16,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import socket
-import ssl
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.documents import read_bytes
 from podrun.core.environment import TLS_VARIABLES, environment, pass_on
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    # Imported where it is used: processes of Triton's instances have a Python of their own, which need not fit the
+    # host's
+    # module, and use no TLS.
+    import ssl
 
 VARIABLES = TLS_VARIABLES
 CERT, KEY, CA = VARIABLES
@@ -87,6 +92,8 @@ def _stamp(path: Path) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _load(cert: Path, key: Path, ca: Path, stamps: Any) -> Credentials:
+    import ssl
+
     cert_data, key_data, ca_data = _read(cert, CERT), _read(key, KEY), _read(ca, CA)
     if stat.S_IMODE(key.stat().st_mode) & 0o007:
         raise UsageError(f"the key in {key} may be read by every user", hint=f"chmod 600 {key}")
@@ -117,6 +124,8 @@ def _read(path: Path, variable: str) -> bytes:
 
 
 def _context(kind: int) -> ssl.SSLContext:
+    import ssl
+
     context = ssl.SSLContext(kind)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
@@ -128,6 +137,8 @@ def _context(kind: int) -> ssl.SSLContext:
 
 def _names(server: ssl.SSLContext, client: ssl.SSLContext, cert: Path, ca: Path) -> tuple[str, ...]:
     """The names in our own certificate, after both sides of a handshake in memory have accepted it."""
+    import ssl
+
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
     try:
@@ -183,6 +194,8 @@ def explain_connection_failure(endpoint: str, environ: Mapping[str, str] | None 
 
 
 def _plain_client(sock: socket.socket, endpoint: str) -> str:
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -200,6 +213,8 @@ def _plain_client(sock: socket.socket, endpoint: str) -> str:
 
 
 def _tls_client(sock: socket.socket, endpoint: str, ours: Credentials) -> str:
+    import ssl
+
     ours.client.set_alpn_protocols(["h2"])
     name = ours.name_at(split_endpoint(endpoint)[0])
     try:

@@ -113,8 +113,17 @@ class ModelRunner:
         return list(self._times)
 
     def execute(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
-        """Run a request and fill the arrays of ``outputs``."""
-        self.execute_async(inputs, outputs).wait()
+        """Run a request and fill the arrays of ``outputs``.
+
+        Where requests do not share runs this happens in the calling thread: a queue would cost its latency twice.
+        """
+        request = self.prepared(inputs, outputs)
+        if self._waits:
+            self.enqueue(request)
+            request.future.wait()
+        else:
+            self.run_now([request])
+            request.future.wait(0)
 
     def execute_async(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> RunFuture:
         """Give a request to the runner; returns at once. UsageError for names, types and shapes that do not fit.
