@@ -26,8 +26,10 @@ NAMES = (
     *("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet"),
     *("vgg19", "zfnet512"),
 )
-BOUNDS = {"fp32": 1e-4, "fp16": 2e-2, "fp8_weight": 0.2}
-"""Largest difference of the outputs, over the largest output (fp32: sums in another order, over 50 layers)."""
+BOUNDS = {"fp32": 1e-4, "fp16": 2e-2, "fp8_weight": 0.4}
+"""Largest difference of the outputs, over 1 or the largest output. fp32: sums in another order, over 50 layers. Weights
+of 8 bits: probabilities of these networks, whose weights are random, differ by 0.2 (AlexNet).
+"""
 
 
 def real_model(name: str) -> onnx.ModelProto:
