@@ -32,6 +32,8 @@ TABLE = {
     "UserService.HoldPartition": OWNER,
     "UserService.GetPartitionIpuofConfig": OWNER,
     "UserService.ListQueue": ANYBODY,
+    "UserService.PlanPartition": ANYBODY,
+    "UserService.CaptureState": ANYBODY,
     "UserService.ListReservations": ANYBODY,
     "UserService.ListAllocations": ANYBODY,
     "UserService.ListMachineReports": ANYBODY,

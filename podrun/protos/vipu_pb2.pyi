@@ -447,6 +447,44 @@ class QueuedRequest(_message.Message):
     owner: str
     def __init__(self, partition_id: _Optional[str] = ..., size: _Optional[int] = ..., priority: _Optional[int] = ..., since: _Optional[float] = ..., position: _Optional[int] = ..., ahead: _Optional[_Iterable[str]] = ..., blockers: _Optional[_Iterable[str]] = ..., latest: _Optional[float] = ..., owner: _Optional[str] = ...) -> None: ...
 
+class PlannedPartition(_message.Message):
+    __slots__ = ("request", "starts", "cluster_id", "allocation_id", "agent_ids", "ipus")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    IPUS_FIELD_NUMBER: _ClassVar[int]
+    request: QueuedRequest
+    starts: bool
+    cluster_id: str
+    allocation_id: str
+    agent_ids: _containers.RepeatedScalarFieldContainer[str]
+    ipus: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[_Union[QueuedRequest, _Mapping]] = ..., starts: _Optional[bool] = ..., cluster_id: _Optional[str] = ..., allocation_id: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., ipus: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PlanPartitionRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: CreatePartitionRequest
+    def __init__(self, request: _Optional[_Union[CreatePartitionRequest, _Mapping]] = ...) -> None: ...
+
+class PlanPartitionResponse(_message.Message):
+    __slots__ = ("planned",)
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    planned: PlannedPartition
+    def __init__(self, planned: _Optional[_Union[PlannedPartition, _Mapping]] = ...) -> None: ...
+
+class CaptureStateRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CaptureStateResponse(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...
+
 class ListQueueRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

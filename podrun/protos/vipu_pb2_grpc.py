@@ -96,6 +96,16 @@ class UserServiceStub:
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ListQueueRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListQueueResponse.FromString,
                 _registered_method=True)
+        self.PlanPartition = channel.unary_unary(
+                '/podrun.vipu.v1.UserService/PlanPartition',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.PlanPartitionRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.PlanPartitionResponse.FromString,
+                _registered_method=True)
+        self.CaptureState = channel.unary_unary(
+                '/podrun.vipu.v1.UserService/CaptureState',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.CaptureStateRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.CaptureStateResponse.FromString,
+                _registered_method=True)
         self.ListReservations = channel.unary_unary(
                 '/podrun.vipu.v1.UserService/ListReservations',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ListReservationsRequest.SerializeToString,
@@ -219,6 +229,20 @@ class UserServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanPartition(self, request, context):
+        """When and where a partition would start, were it asked for now; changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CaptureState(self, request, context):
+        """Agents, partitions, queue and reservations as the start of a simulation; for callers who see the whole POD.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListReservations(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -323,6 +347,16 @@ def add_UserServiceServicer_to_server(servicer, server):
                     servicer.ListQueue,
                     request_deserializer=podrun_dot_protos_dot_vipu__pb2.ListQueueRequest.FromString,
                     response_serializer=podrun_dot_protos_dot_vipu__pb2.ListQueueResponse.SerializeToString,
+            ),
+            'PlanPartition': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanPartition,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.PlanPartitionRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.PlanPartitionResponse.SerializeToString,
+            ),
+            'CaptureState': grpc.unary_unary_rpc_method_handler(
+                    servicer.CaptureState,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.CaptureStateRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.CaptureStateResponse.SerializeToString,
             ),
             'ListReservations': grpc.unary_unary_rpc_method_handler(
                     servicer.ListReservations,
@@ -681,6 +715,60 @@ class UserService:
             '/podrun.vipu.v1.UserService/ListQueue',
             podrun_dot_protos_dot_vipu__pb2.ListQueueRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ListQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanPartition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.UserService/PlanPartition',
+            podrun_dot_protos_dot_vipu__pb2.PlanPartitionRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.PlanPartitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CaptureState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.UserService/CaptureState',
+            podrun_dot_protos_dot_vipu__pb2.CaptureStateRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.CaptureStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

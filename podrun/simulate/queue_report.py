@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun import __version__
 from podrun.core.errors import UsageError
 from podrun.core.terminal import text_table
+from podrun.partition.state.capture import CapturedPod, read_capture
+from podrun.simulate.captured_start import jobs_since_capture
 from podrun.simulate.counted_pool import CountedPool
 from podrun.simulate.jobs import JobOutcome, TraceJob, arrivals_scaled, as_swf, clairvoyant, moments
 from podrun.simulate.queue_metrics import SHOWN_USERS, queue_figures, users_of
@@ -30,11 +33,23 @@ def run_request(asked: SimulateRequest) -> tuple[dict[str, Any], list[str], User
     from podrun.simulate.commands.simulate import with_defaults
 
     request = with_defaults(asked)
-    jobs, source, warnings = _jobs_of(request)
+    start = None if request.start is None else read_capture(request.start)
+    if start is not None:
+        request = replace(request, pod=start.pod.name)
+    largest = start.pod.ipu_count if start else request.processors or _pod_size(request)
+    jobs, source, warnings = _jobs_of(request, largest)
     jobs = arrivals_scaled(jobs, request.scale)
     if request.clairvoyant:
         jobs = clairvoyant(jobs)
-    outcomes, processors, more = _outcomes(request, jobs)
+    if start is not None:
+        jobs = jobs_since_capture(jobs, start)
+    outcomes, processors, more = _outcomes(request, jobs, start)
+    if not outcomes:
+        raise UsageError(
+            "no job starts", hint="What is in the way has no time limit, or nothing waits: vipu list queue"
+        )
+    if never := more.get("never_started"):
+        warnings.append(f"warning: {never} jobs never start: partitions in the way have no time limit")
     figures = queue_figures(outcomes, processors)
     users = users_of(outcomes)
     report = {
@@ -54,14 +69,15 @@ def run_request(asked: SimulateRequest) -> tuple[dict[str, Any], list[str], User
     return report, warnings, users
 
 
-def _jobs_of(request: SimulateRequest) -> tuple[list[TraceJob], dict[str, Any], list[str]]:
+def _jobs_of(request: SimulateRequest, largest: int) -> tuple[list[TraceJob], dict[str, Any], list[str]]:
     """The jobs, what is said of where they come from, and warnings."""
+    if request.jobs is None and request.generate is None:
+        return [], {"file": request.start.name if request.start else None}, []
     if request.jobs is None:
         from podrun.simulate.commands.simulate import generator_values
 
         generator = TraceGenerator(**generator_values(request.generate or "", TraceGenerator))
         jobs = generator.draw(request.seed)
-        largest = request.processors or _pod_size(request)
         if generator.largest > largest:
             raise UsageError(
                 f"jobs of up to {generator.largest} do not fit {largest}", hint=f"largest={largest}"
@@ -69,7 +85,6 @@ def _jobs_of(request: SimulateRequest) -> tuple[list[TraceJob], dict[str, Any], 
         if request.write_swf is not None:
             request.write_swf.write_text(as_swf(jobs), encoding="utf-8")
         return jobs, {"stated": generator.expected(), "drawn": moments(jobs)}, []
-    largest = request.processors or _pod_size(request)
     trace = read_trace(request.jobs, request.format or "", most_broken=request.max_broken, largest=largest)
     warnings = []
     if trace.broken:
@@ -96,7 +111,7 @@ def _pod_size(request: SimulateRequest) -> int:
 
 
 def _outcomes(
-    request: SimulateRequest, jobs: Sequence[TraceJob]
+    request: SimulateRequest, jobs: Sequence[TraceJob], start: CapturedPod | None
 ) -> tuple[list[JobOutcome], int, dict[str, Any]]:
     """What became of the jobs, the size of the pool, and figures that only a POD has."""
     if request.pod is None:
@@ -105,8 +120,8 @@ def _outcomes(
     from podrun.core.cluster import load_cluster
     from podrun.simulate.pod_queue import PodQueue
 
-    pod = load_cluster(request.pod)
-    queue = PodQueue(pod, seed=request.seed)
+    pod = load_cluster(request.pod) if start is None else start.pod
+    queue = PodQueue(pod, seed=request.seed, start=start)
     return queue.run(jobs), pod.ipu_count, queue.figures()
 
 

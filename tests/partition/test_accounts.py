@@ -49,7 +49,7 @@ def admin_of(pod: Pod) -> str:
 def test_the_table_of_roles_names_calls_that_there_are() -> None:
     calls = {m.name for s in vipu_pb2.DESCRIPTOR.services_by_name.values() for m in s.methods}
     assert NEEDED.keys() <= calls
-    reading = {name for name in calls if name.startswith(("Get", "List", "Watch"))}
+    reading = {name for name in calls if name.startswith(("Get", "List", "Watch", "Plan", "Capture"))}
     assert reading - {"ListUsers", "GetPartitionIpuofConfig"} == set(READS)
 
 

@@ -23,6 +23,7 @@ from podrun.partition.state.values import (
     PartitionInfo,
     PartitionState,
     PartitionStatus,
+    PlannedInfo,
     QueueInfo,
     Requirements,
 )
@@ -113,6 +114,19 @@ class PartitionCalls(ServiceConnection):
         """Requests that wait for IPUs, in the order in which they are served."""
         reply = self._call(self._user.ListQueue, self._pb.ListQueueRequest())
         return [from_message(QueueInfo, entry) for entry in reply.requests]
+
+    def plan_partition(self, needs: Requirements, *, priority: int = 0) -> PlannedInfo:
+        """When and where a partition would start, were it asked for now; changes nothing. Raises UsageError for a
+        request that can never be met."""
+        request = self._pb.PlanPartitionRequest(request=to_message(needs, self._pb.CreatePartitionRequest))
+        request.request.priority = priority
+        reply = self._call(self._user.PlanPartition, request)
+        return from_message(PlannedInfo, reply.planned)
+
+    def capture(self) -> str:
+        """Agents, partitions, queue and reservations as JSON, for `podrun simulate --start`."""
+        json_text: str = self._call(self._user.CaptureState, self._pb.CaptureStateRequest()).json
+        return json_text
 
     def wait_for_state(
         self,

@@ -10,7 +10,7 @@ import click
 from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, run_command
 from podrun.partition.commands.context import open_context
 from podrun.partition.commands.create import create_partition
-from podrun.partition.commands.get import explain, get_partition
+from podrun.partition.commands.get import capture_state, explain, get_partition
 from podrun.partition.commands.listing import (
     list_allocations,
     list_clusters,
@@ -54,6 +54,7 @@ def add_user_commands(root: click.Group) -> dict[str, click.Group]:
     verbs["reset"].add_command(reset_partition)
     verbs["remove"].add_command(remove_partition)
     root.add_command(explain)
+    root.add_command(capture_state)
     return dict(verbs)
 
 

@@ -136,12 +136,13 @@ class Servicer:
 
     def _check_account(self, account: Account, method: str, request: Any) -> None:
         account.check(method, injects=bool(getattr(request, "faults", ())))
-        if method == "CreatePartition":
-            wanted = request.requirements.allocation_id
+        asked = request.request if method == "PlanPartition" else request
+        if method in ("CreatePartition", "PlanPartition"):
+            wanted = asked.requirements.allocation_id
             if wanted:
                 account.check_allocation(wanted)
             elif len(account.allocations) == 1:
-                request.requirements.allocation_id = account.allocations[0]
+                asked.requirements.allocation_id = account.allocations[0]
             elif account.allocations:
                 raise UsageError(
                     f"{account.name} has several allocations: say which",

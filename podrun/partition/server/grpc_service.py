@@ -26,7 +26,7 @@ from podrun.partition.server.views import (
 from podrun.partition.state.accounts import Role
 from podrun.partition.state.codec import to_message
 from podrun.partition.state.records import NOBODY
-from podrun.partition.state.values import CallInfo, PartitionStatus, ServiceMetrics
+from podrun.partition.state.values import CallInfo, PartitionStatus, QueueInfo, ServiceMetrics
 from podrun.protos import vipu_pb2 as messages
 
 pb: Any = messages
@@ -101,19 +101,33 @@ class UserServicer(Servicer):
         seen = set(self.seen_names(caller, [info.name for info in queue]))
         return pb.ListQueueResponse(
             requests=[
-                to_message(
-                    replace(
-                        info,
-                        position=1 + len(self.seen_names(caller, info.ahead)),
-                        ahead=tuple(self.seen_names(caller, info.ahead)),
-                        blockers=tuple(self.seen_names(caller, info.blockers)),
-                    ),
-                    pb.QueuedRequest,
-                )
+                to_message(self._seen_request(caller, info), pb.QueuedRequest)
                 for info in queue
                 if info.name in seen
             ]
         )
+
+    @answers
+    def PlanPartition(self, request: Any, caller: Caller) -> Any:
+        planned = self._service.planned(
+            requirements_of(request.request, caller.uid),
+            priority=request.request.priority,
+            asker=self.asker(caller, "PlanPartition"),
+        )
+        told = replace(planned, request=self._seen_request(caller, planned.request))
+        return pb.PlanPartitionResponse(planned=to_message(told, pb.PlannedPartition))
+
+    @answers
+    def CaptureState(self, request: Any, caller: Caller) -> Any:
+        if not self.sees_all(caller):
+            raise DeniedError(f"{who(caller)} does not see the whole POD, which a capture shows", hint=_ASK)
+        return pb.CaptureStateResponse(json=self._service.captured())
+
+    def _seen_request(self, caller: Caller, info: QueueInfo) -> QueueInfo:
+        """A queued request as the caller may see it: its place among those that the caller is told of."""
+        ahead = tuple(self.seen_names(caller, info.ahead))
+        blockers = tuple(self.seen_names(caller, info.blockers))
+        return replace(info, position=1 + len(ahead), ahead=ahead, blockers=blockers)
 
     @answers
     def ListReservations(self, request: Any, caller: Caller) -> Any:

@@ -35,6 +35,7 @@ from podrun.partition.server.views import (
     groups_json,
     ipuof_config,
     partition_info,
+    planned_info,
     queue_info,
     queued_info,
     reservation_infos,
@@ -42,7 +43,8 @@ from podrun.partition.server.views import (
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.candidates import free_ipus, largest_possible
-from podrun.partition.state.explanations import explain_queue
+from podrun.partition.state.capture import capture_json
+from podrun.partition.state.explanations import explain_queue, explain_request
 from podrun.partition.state.orphans import HolderWatch
 from podrun.partition.state.records import ITSELF, Asker, Partition
 from podrun.partition.state.requirements import unknown_name
@@ -54,7 +56,9 @@ from podrun.partition.state.values import (
     IpuofConfig,
     PartitionInfo,
     PartitionState,
+    PlannedInfo,
     QueueInfo,
+    Requirements,
     ReservationInfo,
     ServerVersion,
 )
@@ -137,6 +141,18 @@ class ServiceReadings:
         with self._lock:
             self._allocator.now = self._clock()
             return [queue_info(entry) for entry in explain_queue(self._allocator)]
+
+    def planned(self, needs: Requirements, *, priority: int = 0, asker: Asker = ITSELF) -> PlannedInfo:
+        """Where and when a request would start, were it made now. Raises what `create` would refuse."""
+        with self._lock:
+            self._allocator.now = self._clock()
+            told = explain_request(self._allocator, self._allocator.possible(needs, asker), priority)
+            return planned_info(self._allocator, told)
+
+    def captured(self) -> str:
+        """Agents, partitions, queue and reservations, as JSON that a simulation can start from."""
+        with self._lock:
+            return capture_json(self._allocator, self._clock())
 
     def reservations(self) -> list[ReservationInfo]:
         """Reservations, by their begin."""

@@ -47,6 +47,8 @@ RIGHTS: Mapping[str, Right] = {
     "GetPartitionStatus": Right.ANYBODY,
     "ListAllocations": Right.ANYBODY,
     "ListQueue": Right.ANYBODY,
+    "PlanPartition": Right.ANYBODY,
+    "CaptureState": Right.ANYBODY,  # without holders and faults
     "ListReservations": Right.ANYBODY,
     "Watch": Right.ANYBODY,
     "GetServiceMetrics": Right.ANYBODY,

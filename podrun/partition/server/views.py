@@ -18,7 +18,7 @@ from podrun.partition.server.event_log import Told
 from podrun.partition.state.accounts import Account
 from podrun.partition.state.codec import from_message, value_to_json
 from podrun.partition.state.events import StateChange
-from podrun.partition.state.explanations import Explanation
+from podrun.partition.state.explanations import Explanation, PlannedExplanation
 from podrun.partition.state.placement import routing_named, routing_of
 from podrun.partition.state.records import MachineUse, Maintenance, Partition, Queued, owner_name
 from podrun.partition.state.values import (
@@ -30,6 +30,7 @@ from podrun.partition.state.values import (
     IpuofDevice,
     PartitionInfo,
     PartitionState,
+    PlannedInfo,
     QueueInfo,
     Requirements,
     ReservationInfo,
@@ -219,6 +220,15 @@ def queue_info(told: Explanation) -> QueueInfo:
         blockers=told.blockers,
         latest=told.latest,
         owner=owner_name(needs.owner),
+    )
+
+
+def planned_info(allocator: Allocator, told: PlannedExplanation) -> PlannedInfo:
+    """Where and when a request would start."""
+    agents = dict.fromkeys(allocator.cluster.agent_of(ipu).id for ipu in told.ipus)
+    cluster = allocator.cluster_of_allocation(told.allocation).name if told.allocation else ""
+    return PlannedInfo(
+        queue_info(told.explanation), told.starts, cluster, told.allocation, tuple(agents), told.ipus
     )
 
 

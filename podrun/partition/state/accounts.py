@@ -61,6 +61,8 @@ NEEDED: Mapping[str, Role] = {
     "GetPartitionStatus": Role.VIEWER,
     "ListAllocations": Role.VIEWER,
     "ListQueue": Role.VIEWER,
+    "PlanPartition": Role.VIEWER,
+    "CaptureState": Role.VIEWER,
     "ListReservations": Role.VIEWER,
     "ListMachineReports": Role.VIEWER,
     "ListAgents": Role.VIEWER,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from podrun.core.errors import ExhaustedError, UsageError
+from podrun.partition.state.backfill import PlannedStart
 from podrun.partition.state.candidates import choices_of
 from podrun.partition.state.placement import (
     ipus_of,
@@ -89,18 +90,50 @@ def explain_queue(draft: Allocator) -> list[Explanation]:
     plans = {planned.name: planned for planned in planned_queue(draft)}
     ranked = sorted(draft.queue.values(), key=lambda entry: entry.rank)
     names = [entry.needs.name for entry in ranked]
-    result = []
-    for position, entry in enumerate(ranked):
-        planned = plans.get(entry.needs.name)
-        ipus = planned.ipus if planned is not None else ()
-        agents = dict.fromkeys(draft.cluster.agent_of(ipu).id for ipu in ipus)
-        wanted = set(ipus)
-        blockers = dict.fromkeys(
-            name
-            for agent in agents
-            for name in draft.partitions_on(agent)
-            if wanted & set(ipus_of(draft.cluster, draft.partitions[name].slices))
-        )
-        latest = None if planned is None or math.isinf(planned.at) else planned.at
-        result.append(Explanation(entry, position + 1, tuple(names[:position]), tuple(blockers), latest))
-    return result
+    return [
+        _explained(draft, entry, tuple(names[:place]), plans.get(entry.needs.name))
+        for place, entry in enumerate(ranked)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedExplanation:
+    """Where a request that nobody has made would lie: ``ipus`` of an allocation, empty if nobody can say."""
+
+    explanation: Explanation
+    starts: bool
+    allocation: str
+    ipus: tuple[int, ...]
+
+
+def explain_request(draft: Allocator, needs: Requirements, priority: int = 0) -> PlannedExplanation:
+    """Where and when a request would start, were it made now: behind those of its priority that wait. ``needs`` has no
+    defaults open."""
+    last = 1 + max((entry.sequence for entry in draft.queue.values()), default=0)
+    entry = Queued(replace(needs, name=ASKED_FOR), priority, last, draft.now)
+    planned = next((p for p in planned_queue(draft, [entry]) if p.name == ASKED_FOR), None)
+    ahead = sorted((e for e in draft.queue.values() if e.rank < entry.rank), key=lambda e: e.rank)
+    told = _explained(draft, entry, tuple(e.needs.name for e in ahead), planned)
+    if planned is None:
+        return PlannedExplanation(told, False, "", ())
+    return PlannedExplanation(told, planned.starts, planned.allocation, planned.ipus)
+
+
+ASKED_FOR = "(asked for)"
+"""The name of a request that nobody has made; no request can have it."""
+
+
+def _explained(
+    draft: Allocator, entry: Queued, ahead: tuple[str, ...], planned: PlannedStart | None
+) -> Explanation:
+    ipus = planned.ipus if planned is not None else ()
+    agents = dict.fromkeys(draft.cluster.agent_of(ipu).id for ipu in ipus)
+    wanted = set(ipus)
+    blockers = dict.fromkeys(
+        name
+        for agent in agents
+        for name in draft.partitions_on(agent)
+        if wanted & set(ipus_of(draft.cluster, draft.partitions[name].slices))
+    )
+    latest = None if planned is None or math.isinf(planned.at) else planned.at
+    return Explanation(entry, len(ahead) + 1, ahead, tuple(blockers), latest)

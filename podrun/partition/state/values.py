@@ -227,6 +227,19 @@ class QueueInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedInfo:
+    """Where and when a request would start, were it made now. ``ipus``: those of the POD that it would get, empty if
+    nobody can say. ``request.latest``: when it starts at the latest."""
+
+    request: QueueInfo
+    starts: bool
+    cluster: str = field(metadata=spelled("cluster_id"))
+    allocation: str = field(metadata=spelled("allocation_id"))
+    agents: tuple[str, ...] = field(metadata=spelled("agent_ids"))
+    ipus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReservationInfo:
     """Agents kept for partitions that name the reservation. Times are seconds since 1970."""
 

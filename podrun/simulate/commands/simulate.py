@@ -33,6 +33,7 @@ class SimulateRequest:
     seed: int
     users: bool
     json_file: Path | None
+    start: Path | None = None
 
 
 @click.command(
@@ -49,6 +50,12 @@ class SimulateRequest:
 @click.option("--pod", type=PodName(), metavar="NAME", help="podrun's own allocator and queue on a POD.")
 @click.option(
     "--policy", type=click.Choice([*POLICIES, "podrun"]), help="Who is next [easy; podrun with --pod]."
+)
+@click.option(
+    "--start",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Go on from a POD as it is: its partitions and its queue (vipu capture FILE).",
 )
 @click.option("--scale", type=float, default=1.0, metavar="S", help="Arrivals in S of their time [1].")
 @click.option("--format", type=click.Choice(list(READERS)), help="Of JOBS [by its name and first line].")
@@ -90,9 +97,14 @@ def simulate_verb(**options: Any) -> int:
 
 def _check(request: SimulateRequest) -> None:
     """Raise UsageError for options that contradict each other."""
-    if (request.jobs is None) == (request.generate is None):
+    without_jobs = request.jobs is None and request.generate is None
+    if (request.jobs is None) == (request.generate is None) and not (without_jobs and request.start):
         raise UsageError("one log is needed", hint="podrun simulate JOBS, or --generate jobs=1000")
-    if (request.processors is None) == (request.pod is None):
+    if request.start is not None and (request.processors is not None or request.pod is not None):
+        raise UsageError(
+            f"{request.start} says which POD it is", hint="Leave out --pod and --processors with --start."
+        )
+    if request.start is None and (request.processors is None) == (request.pod is None):
         raise UsageError(
             "either counted processors or a POD is needed",
             hint="--processors 128 --policy easy, or --pod pod128",
@@ -101,7 +113,7 @@ def _check(request: SimulateRequest) -> None:
         raise UsageError(f"a pool of {request.processors} processors runs nothing", hint="--processors 128")
     if request.processors is not None and request.policy == "podrun":
         raise UsageError("podrun's own queue places partitions on a POD", hint="--pod pod128")
-    if request.pod is not None and request.policy not in (None, "podrun"):
+    if (request.pod or request.start) and request.policy not in (None, "podrun"):
         raise UsageError(
             f"a POD is served by podrun's own queue, not by {request.policy}",
             hint=f"--processors 128 --policy {request.policy}",
@@ -131,4 +143,4 @@ def generator_values(text: str, kind: type[Any]) -> Mapping[str, Any]:
 
 def with_defaults(request: SimulateRequest) -> SimulateRequest:
     """The request with its policy."""
-    return replace(request, policy=request.policy or ("podrun" if request.pod else "easy"))
+    return replace(request, policy=request.policy or ("podrun" if request.pod or request.start else "easy"))
