@@ -5,6 +5,7 @@ do.
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -244,3 +245,10 @@ def test_nothing_of_tls_is_imported_unless_it_is_asked_for() -> None:
         "sys.exit('podrun.core.tls' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_process_without_ssl_gets_no_explanation_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of Triton's instances have a Python that the host's ssl module need not fit."""
+    monkeypatch.setitem(sys.modules, "ssl", None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert tls.explain_connection_failure(f"127.0.0.1:{server.getsockname()[1]}", {}) == ""

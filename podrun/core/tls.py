@@ -189,7 +189,11 @@ def explain_connection_failure(endpoint: str, environ: Mapping[str, str] | None 
     try:
         with socket.create_connection(split_endpoint(endpoint), timeout=PROBE_S) as sock:
             return _plain_client(sock, endpoint) if ours is None else _tls_client(sock, endpoint, ours)
-    except (OSError, ValueError):
+    except (
+        OSError,
+        ValueError,
+        ImportError,
+    ):  # A process of Triton's may have no ssl: then TLS is not the cause.
         return ""
 
 

@@ -14,7 +14,7 @@ from podrun.serving.batching import BatchDecision, BatchingRule
 ARRIVALS = st.lists(st.tuples(st.integers(1, 12), st.floats(0, 0.01)), min_size=1, max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(ARRIVALS, st.integers(1, 8), st.floats(0, 0.02), st.booleans())
 def test_all_rows_run_in_order_and_in_time(
     arrivals: list[tuple[int, float]], most: int, delay: float, whole: bool

@@ -76,7 +76,7 @@ def samples(count: int, seed: int = 0) -> list[np.ndarray]:
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.integers(1, 9), max_size=12),
     st.sampled_from(PackAlgorithm),
