@@ -7,7 +7,6 @@ Answers from other terminals are lines of the file ``drill-answers`` in the dril
 
 from __future__ import annotations
 
-import os
 import select
 import shutil
 import sys
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, DeadlineError, NotFoundError, PodrunError
 from podrun.drill.pod import POLL_S, DrillPod
 from podrun.drill.scenario import DrillScenario, check_answer_form
@@ -91,7 +91,7 @@ class DrillGame:
 def play(scenario: DrillScenario, directory: Path, say: Say) -> DrillScore:
     """Run a drill in an empty directory until it is solved, given up or over. Ctrl-C gives up."""
     say(f"{scenario.title}\n\n{scenario.story}\n\nThe POD starts (up to a minute) ...")
-    pod = DrillPod(scenario, directory, os.environ)
+    pod = DrillPod(scenario, directory, environment())
     try:
         pod.start(say)
         say(f"\nIn another terminal:\n  export PODRUN_RUNTIME_DIR={directory}")

@@ -31,7 +31,7 @@ VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("podrun inject JOB FAULT...", "make something fail in a run"),
         ("podrun faults", "planned faults, their history, all kinds"),
         ("podrun incidents RECORD", "what happened in a recorded run, and cost"),
-        ("podrun trace RECORD", "its spans; --otlp URL sends them to a collector"),
+        ("podrun trace RECORD", "its spans; --otlp URL exports them"),
         ("podrun replay|shrink|diff RECORD", "repeat, reduce and compare recorded runs"),
     ),
     "Look after": (

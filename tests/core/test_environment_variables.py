@@ -14,7 +14,7 @@ from podrun.core.environment import VARIABLES, environment, podrun_cache_directo
 ROOT = Path(__file__).resolve().parents[2]
 NAME = r"(?:PODRUN|POPDIST|IPUOF|IPU_APP|POPART|POPXL|POPLAR|XDG|VIPU_CLI)_[A-Z_]*[A-Z]"
 NOT_READ = {"IPUOF_VIPU_API", "VIPU_CLI_API"}  # prefixes of names
-READERS = 9
+READERS = 13
 """Files that may touch the environment of the process: those that set variables of libraries, and commands' first
 lines."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import enum
+import functools
 import importlib
 import json
-import pkgutil
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -33,13 +35,34 @@ from podrun.core.errors import (
     SystemRuntimeError,
     UsageError,
 )
+from tests.sources import syntax_nodes
+
+
+@functools.cache
+def _modules_with_errors() -> tuple[str, ...]:
+    """The modules whose source derives a class from `PodrunError` or from one that does. Importing all modules would
+    import every framework."""
+    root = Path(podrun.__file__).parent
+    derived: list[tuple[str, str, set[str]]] = []  # (module, class, last words of its bases)
+    for path in root.rglob("*.py"):
+        module = ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
+        if not module.startswith(("podrun.compat", "podrun.poptorch")) and not module.endswith("__main__"):
+            derived += [
+                (module, node.name, {ast.unparse(base).rpartition(".")[2] for base in node.bases})
+                for node in syntax_nodes(path)
+                if isinstance(node, ast.ClassDef)
+            ]
+    errors, count = {"PodrunError"}, 0
+    while count < len(errors):
+        count = len(errors)
+        errors |= {name for _, name, bases in derived if bases & errors}
+    return tuple(sorted({module for module, name, _ in derived if name in errors}))
 
 
 def _all_error_classes() -> list[type[PodrunError]]:
     """Every error class of the package, but PopTorch's, which are raised in the user's process and never travel."""
-    for module in pkgutil.walk_packages(podrun.__path__, "podrun."):
-        if ".compat" not in module.name and not module.name.endswith(("__main__", ".trampoline")):
-            importlib.import_module(module.name)
+    for module in _modules_with_errors():
+        importlib.import_module(module)
     return [
         kind
         for kind in error_classes()

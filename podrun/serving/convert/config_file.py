@@ -6,28 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from podrun.core.documents import read_document
 from podrun.core.errors import ConfigError
 
 FUSION = "model_fusion"
 
 
 def read_yaml(path: Path, option: str) -> Any:
-    """What a YAML file holds. ConfigError for a file that cannot be read or is no YAML, with the line."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{option}: there is no file {str(path)!r}") from error
-    except IsADirectoryError as error:
-        raise ConfigError(f"{option}: {str(path)!r} is a folder") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option}: {str(path)!r} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{option}: {path}{where}: {problem}") from error
+    """What a YAML file holds. Raises NotFoundError if there is no such file, ConfigError for one that cannot be read or
+    is no YAML, with the line.
+    """
+    return read_document(path, hint=f"{option} takes a YAML file.").value
 
 
 def read_options(path: Path, known: Mapping[str, bool]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

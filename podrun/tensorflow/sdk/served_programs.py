@@ -1,6 +1,6 @@
 """Programs for servers: a step with frozen variables, compiled without a device and written to a PopEF file.
 
-``ipu.serving`` writes a folder: `EXECUTABLE`, which ``podrun serve`` and `podrun.serving.ModelRunner` run, and a
+``ipu.serving`` writes a folder: `EXECUTABLE`, which ``podrun serve`` and `podrun.serving.runner.ModelRunner` run, and a
 SavedModel whose signature computes the same on the host, with the program's own steps before and after.
 ``application_compile_op`` writes the file alone. Inputs and outputs of the file have the names of the program's
 arguments and results.
