@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import re
 import subprocess
 import sys
@@ -19,10 +21,13 @@ pytestmark = [
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def run(name: str, *arguments: str, cwd: Path) -> str:
-    """What a program prints."""
+def run(name: str, *arguments: str, cwd: Path, **variables: str) -> str:
+    """What a program prints, with more variables in its environment."""
     command = [sys.executable, "-m", "podrun.compat", str(PROGRAMS / name), *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    environment = os.environ | variables
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -89,3 +94,35 @@ def test_instances_give_the_bits_of_one_process(tmp_path: Path) -> None:
     assert weights == re.findall(r"weights (\w+)", alone) * 2
     means = re.findall(r"mean (\S+)", done.stdout)
     assert means == re.findall(r"mean (\S+)", alone) * 2
+
+
+def test_inference_with_queues_and_a_report(tmp_path: Path) -> None:
+    engine = json.dumps({"autoReport.all": "true", "autoReport.directory": str(tmp_path / "reports")})
+    output = run("inference_v1.py", cwd=tmp_path, POPLAR_ENGINE_OPTIONS=engine)
+    assert "shapes (6, 2, 10) (6, 2)" in output
+    assert "sums True" in output
+    assert "equal True" in output
+    (folder,) = (tmp_path / "reports").iterdir()
+    assert "Conv2D" in (folder / "summary.txt").read_text(encoding="utf-8")
+
+
+def test_synthetic_data_leave_outfeeds_empty_and_executables_are_cached(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    flags = f"--use_synthetic_data --synthetic_data_initializer=2 --executable_cache_path={cache}"
+    output = run("inference_v1.py", cwd=tmp_path, TF_POPLAR_FLAGS=flags)
+    assert "shapes (0, 2, 10) (0, 2)" in output
+    assert list(cache.iterdir())
+
+
+def test_training_is_resumed_from_a_checkpoint(tmp_path: Path) -> None:
+    output = run("checkpoint_v1.py", cwd=tmp_path)
+    assert "equal True" in output
+    early, late = (float(v) for v in re.findall(r"loss (\S+) (\S+)", output)[0])
+    assert late < early
+
+
+@pytest.mark.parametrize("name", ["sharded_v1.py", "lstm_v1.py"])
+def test_models_of_version_1_learn(name: str, tmp_path: Path) -> None:
+    output = run(name, cwd=tmp_path, PODRUN_CUSTOM_OPS=str(PROGRAMS / "scale_op.py"))
+    first, last = (float(v) for v in re.findall(r"loss \(\d+,\) (\S+) (\S+)", output)[0])
+    assert last < 0.9 * first

@@ -156,7 +156,7 @@ class IPUOutfeedQueue:
         return np.asarray(value.reshape(-1, self.summed_over, *value.shape[1:]).sum(1))
 
     def _typed(self, place: int, value: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(value).astype(self._specs[place].dtype.as_numpy_dtype)
+        return np.array(value, self._specs[place].dtype.as_numpy_dtype, order="C")
 
     def __iter__(self) -> Iterator[Any]:
         if not tf.executing_eagerly():
