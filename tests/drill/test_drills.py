@@ -19,9 +19,9 @@ NAMES = sorted(built_in_drills())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_place_of_every_drill_can_be_drawn(name: str) -> None:
-    drawn = {load_scenario(name, seed).answers for seed in range(40)}
-    for seed in range(40):
-        scenario = load_scenario(name, seed)
+    scenarios = [load_scenario(name, seed) for seed in range(8)]
+    drawn = {scenario.answers for scenario in scenarios}
+    for scenario in scenarios:
         for _, fault in scenario.faults:
             parse_fault(fault)
         for answer in scenario.answers:
@@ -30,7 +30,7 @@ def test_every_place_of_every_drill_can_be_drawn(name: str) -> None:
         assert "{" not in scenario.explanation + scenario.story
         assert scenario.solution
         assert scenario.par_s < scenario.limit_s
-    assert load_scenario(name, 7) == load_scenario(name, 7)
+    assert load_scenario(name, 7) == scenarios[7]
     assert len(drawn) > 1 or name in ("full-disk", "slow-controller")
 
 
