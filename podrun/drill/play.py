@@ -20,7 +20,7 @@ from podrun.drill.pod import POLL_S, DrillPod
 from podrun.drill.scenario import DrillScenario, check_answer_form
 from podrun.drill.scoring import DrillScore, Judgement, collateral_damage, judge, score_drill
 
-ANSWERS, REPLIES = "drill-answers", "drill-replies"
+ANSWERS, REPLIES, READ = "drill-answers", "drill-replies", "drill-read"
 REPLY_S = 10.0
 HINT_WORD, END_WORD = "hint", "give up"
 Say = Callable[[str], None]
@@ -106,6 +106,7 @@ def play(scenario: DrillScenario, directory: Path, say: Say) -> DrillScore:
                 for line in _typed_lines(POLL_S):
                     say(game.hear(line))
                 for line in heard.new():
+                    (directory / READ).unlink(missing_ok=True)
                     reply = game.hear(line)
                     with (directory / REPLIES).open("a", encoding="utf-8") as file:
                         file.write(reply.replace("\n", " ") + "\n")
@@ -114,9 +115,17 @@ def play(scenario: DrillScenario, directory: Path, say: Say) -> DrillScore:
                     game.tick()
         except KeyboardInterrupt:
             say(game.hear(END_WORD))
+        _until_read(directory)
         return game.score()
     finally:
         pod.stop()
+
+
+def _until_read(directory: Path) -> None:
+    """Wait briefly until the other terminal has read its reply, before the directory goes."""
+    end = time.monotonic() + REPLY_S
+    while (directory / REPLIES).exists() and not (directory / READ).exists() and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def explained(scenario: DrillScenario, score: DrillScore) -> Iterator[str]:
@@ -170,6 +179,7 @@ def send_answer(directory: Path, words: str) -> str:
     while time.monotonic() < end:
         lines = replies.read_text(encoding="utf-8").splitlines() if replies.is_file() else []
         if len(lines) > before:
+            (directory / READ).touch()
             return lines[before]
         time.sleep(0.05)
     raise DeadlineError("the drill does not reply", hint="Is it still running? See its terminal.")
