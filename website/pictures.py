@@ -1,13 +1,15 @@
 """Draws the site's pictures from podrun's own data: ``make pictures`` writes docs/pictures/*.svg.
 
 A run of the digits example gives the terminal picture, and its report the charts of memory and time. The pipelined
-transformer gives the pipeline chart, docs/fidelity.md the comparison with published measurements.
+transformer gives the pipeline chart, docs/fidelity.md the comparison with published measurements, and `podrun
+capacity` the curves of served networks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -25,6 +27,7 @@ from rich.text import Text
 
 from podrun.report import Profile
 from podrun.report.charts import IDLE_COLOUR, memory_by_tile, pipeline, timeline_chart
+from podrun.report.curves import line_chart
 from podrun.report.document import load
 from podrun.report.text import byte_size
 
@@ -70,6 +73,8 @@ def main() -> None:
         digits = profile(Path(folder), "digits", RUN)
         tokens = ["--ipus-per-replica", "4", "examples/transformer/pipelined.py"]
         chain = profile(Path(folder), "transformer", tokens)
+        for network in SERVED:
+            write(f"capacity-{network}", capacity_curves(Path(folder), network))
     held, stage = digits.ipu_memory[0].memory, digits.stages[0]
     tiles = f"tiles 0 to {held.by_tile[-1].end_tile - 1}"
     write(
@@ -90,6 +95,39 @@ def main() -> None:
         "pipeline",
         chart(pipeline(chain), "Each colour is a micro-batch; time runs to the right; grey is idle"),
     )
+
+
+SERVED = {
+    "resnet50": (("1", "4", "16"), ("--rate", "12k/s", "--slo", "p99=10ms", "--arrivals", "burst:cv=4")),
+    "bert_base": (("1", "4", "8"), ("--rate", "2000/s", "--slo", "p99=20ms")),
+}
+"""Networks of the pages on serving: their batches, and what is asked of them."""
+
+
+def capacity_curves(folder: Path, network: str) -> str:
+    """Throughput against latency of a network on a POD4 and a POD16, from the same commands as on its page."""
+    batches, asked = SERVED[network]
+    for batch in batches:
+        program = [sys.executable, "examples/serving/write_model.py", network, "--batch", batch]
+        subprocess.run([*program, folder / f"{network}-b{batch}.onnx"], cwd=ROOT, check=True, timeout=300)
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for pod in ("pod4", "pod16"):
+        file = folder / f"{network}-{pod}.json"
+        words = ["--batch", ",".join(batches), "--target", pod, *asked, "--json", str(file)]
+        podrun(["capacity", str(folder / f"{network}-b{{batch}}.onnx"), *words])
+        (service,) = json.loads(file.read_text(encoding="utf-8"))["services"]
+        for name in ("p50", "p99"):
+            lines[f"{pod} {name}"] = [
+                (point["rate_per_s"] / 1e3, point["latency_s"][name] * 1e3) for point in service["curve"]
+            ]
+        limits = {
+            f"{name} at most {limit * 1e3:g} ms": limit * 1e3
+            for name, limit in service["objectives_s"].items()
+        }
+    drawn = line_chart(lines, "thousand requests a second", "ms to the answer", limits)
+    style = f"<style>{STYLE}.axis{{stroke:#888}}.limit{{stroke:#b5443c;stroke-dasharray:6 4}}</style>"
+    head, end, rest = drawn.partition(">")
+    return head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) + end + style + rest
 
 
 def write(name: str, text: str) -> None:

@@ -17,6 +17,8 @@ from podrun.core.terminal import report_step
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Batch sizes that are tried where the model leaves its batch open."""
+_BATCH = "{batch}"
+"""What stands for the batch size in the name of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,16 @@ class ModelCosts:
 
 
 def model_costs(path: Path, target: str, ipus_per_replica: int | None, batches: Sequence[int]) -> ModelCosts:
-    """Costs of a file's model on the chip of a target, for these batch sizes (none: those of `BATCHES`). Raises
-    PodrunError."""
-    if path.suffix == ".onnx":
-        costs = ModelCosts(
-            path.stem, ipus_per_replica or 1, tuple(_onnx_runs(path, target, ipus_per_replica or 1, batches))
-        )
+    """Costs of a file's model on the chip of a target, for these batch sizes (none: those of `BATCHES`).
+
+    ``net-b{batch}.onnx`` stands for a file for each batch size, whose models have their batch fixed. Raises
+    PodrunError.
+    """
+    if _BATCH in path.name:
+        costs = _numbered_costs(path, target, ipus_per_replica, batches)
+    elif path.suffix == ".onnx":
+        runs = _onnx_runs(path, target, ipus_per_replica or 1, batches)
+        costs = ModelCosts(path.stem, ipus_per_replica or 1, tuple(runs))
     else:
         costs = _compiled_costs(path, ipus_per_replica, batches)
     if not costs.fitting:
@@ -70,6 +76,19 @@ def model_costs(path: Path, target: str, ipus_per_replica: int | None, batches: 
             hint=f"Take more IPUs: --ipus-per-replica {2 * costs.ipus_per_replica}",
         )
     return costs
+
+
+def _numbered_costs(
+    path: Path, target: str, ipus_per_replica: int | None, batches: Sequence[int]
+) -> ModelCosts:
+    if not batches:
+        raise UsageError(f"which batches does {path.name} stand for?", hint="Say them: --batch 1,4,16")
+    costs = [
+        model_costs(path.with_name(path.name.replace(_BATCH, str(rows))), target, ipus_per_replica, (rows,))
+        for rows in batches
+    ]
+    runs = tuple(run for one in costs for run in one.runs)
+    return ModelCosts(path.stem.replace(_BATCH, "N"), costs[0].ipus_per_replica, runs)
 
 
 def _onnx_runs(path: Path, target: str, ipus: int, batches: Sequence[int]) -> Iterator[RunCost]:

@@ -48,6 +48,20 @@ def test_a_model_of_a_file_is_answered_as_text_json_and_page(model: Path, tmp_pa
     assert "<svg" in page.read_text()
 
 
+def test_a_name_with_batch_stands_for_a_file_of_each_batch(model: Path, tmp_path: Path) -> None:
+    for rows in (1, 4):
+        fixed = onnx.load(model)
+        for value in (*fixed.graph.input, *fixed.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = rows
+        onnx.save(fixed, tmp_path / f"net-b{rows}.onnx")
+    named = str(tmp_path / "net-b{batch}.onnx")
+    result = asked(named, "--rate", "9k/s", "--batch", "1,4", "--requests", "500")
+    assert result.return_value == 0, result.exception
+    assert " 4 " in result.output
+    assert "which batches" in str(asked(named, "--rate", "9k/s").exception)
+    assert "net-b8.onnx" in str(asked(named, "--rate", "9k/s", "--batch", "8").exception)
+
+
 def test_exit_code_1_says_that_the_target_does_not_hold(model: Path) -> None:
     result = asked(str(model), "--rate", "90M/s", "--slo", "p99=5ms", "--batch", "8", "--requests", "500")
     assert result.return_value == 1
