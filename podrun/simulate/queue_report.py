@@ -119,8 +119,11 @@ def _outcomes(
         return CountedPool(processors, request.policy or "easy").run(jobs), processors, {}
     from podrun.core.cluster import load_cluster
     from podrun.simulate.pod_queue import PodQueue
+    from podrun.simulate.stepped_pod import served_outcomes
 
     pod = load_cluster(request.pod) if start is None else start.pod
+    if request.serve is not None:
+        return served_outcomes(pod, jobs, request.serve, request.patience), pod.ipu_count, {}
     queue = PodQueue(pod, seed=request.seed, start=start)
     return queue.run(jobs), pod.ipu_count, queue.figures()
 

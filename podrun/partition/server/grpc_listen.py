@@ -117,6 +117,8 @@ def _listen(
         ),
         interceptors=gate.interceptors(),
     )
+    for add in service.more_servicers:
+        add(server)
     vipu_pb2_grpc.add_UserServiceServicer_to_server(UserServicer(service, desk, admin), server)  # type: ignore[no-untyped-call]
     vipu_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(service, desk, admin), server)  # type: ignore[no-untyped-call]
     _describe(server, health)

@@ -72,6 +72,7 @@ class Service(ServiceReadings):
         )
         self._server: Any = None
         self.on_superseded: Callable[[], None] = lambda: None
+        self.more_servicers: Sequence[Callable[[Any], None]] = ()
         self.files = IpuofFiles(None, None, self.id)  # Those of the user's home are a server's that stays.
 
     def start(

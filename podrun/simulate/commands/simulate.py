@@ -34,6 +34,9 @@ class SimulateRequest:
     users: bool
     json_file: Path | None
     start: Path | None = None
+    serve: int | None = None
+    conformance: str | None = None
+    patience: float = 30.0
 
 
 @click.command(
@@ -56,6 +59,24 @@ class SimulateRequest:
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Go on from a POD as it is: its partitions and its queue (vipu capture FILE).",
+)
+@click.option(
+    "--serve",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Let a scheduler of your own serve the jobs on a virtual POD, over gRPC (0: a free port).",
+)
+@click.option(
+    "--conformance",
+    metavar="COMMAND",
+    help="Say which rules a scheduler of your own breaks on a virtual POD.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(0.1),
+    default=30.0,
+    metavar="SECONDS",
+    help="How long your scheduler may be silent [30].",
 )
 @click.option("--scale", type=float, default=1.0, metavar="S", help="Arrivals in S of their time [1].")
 @click.option("--format", type=click.Choice(list(READERS)), help="Of JOBS [by its name and first line].")
@@ -81,6 +102,8 @@ def simulate_verb(**options: Any) -> int:
     submit_s, run_s and size.
     """
     request = SimulateRequest(**options)
+    if request.conformance is not None:
+        return _judge(request)
     _check(request)
     from podrun.simulate.queue_report import run_request, shown_figures, shown_users
 
@@ -93,6 +116,22 @@ def simulate_verb(**options: Any) -> int:
     if request.json_file is not None:
         request.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _judge(request: SimulateRequest) -> int:
+    """Judge a scheduler, by default on a POD16."""
+    if request.jobs or request.generate or request.start or request.processors or request.serve is not None:
+        raise UsageError("the conformance suite has its own jobs", hint='--conformance "COMMAND" --pod pod16')
+    from podrun.core.cluster import load_cluster
+    from podrun.simulate.conformance import conformance_run
+
+    pod = load_cluster(request.pod or "pod16")
+    report, code = conformance_run(
+        request.conformance or "", pod, request.patience, lambda text: click.echo(text, nl=False)
+    )
+    if request.json_file is not None:
+        request.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return code
 
 
 def _check(request: SimulateRequest) -> None:
@@ -118,6 +157,8 @@ def _check(request: SimulateRequest) -> None:
             f"a POD is served by podrun's own queue, not by {request.policy}",
             hint=f"--processors 128 --policy {request.policy}",
         )
+    if request.serve is not None and request.pod is None:
+        raise UsageError("a scheduler serves a POD", hint="podrun simulate JOBS --pod pod64 --serve 0")
     if not 0 < request.scale < float("inf"):
         raise UsageError(f"arrivals cannot be scaled by {request.scale:g}", hint="--scale 0.6")
     if not 0 <= request.max_broken <= 1:
@@ -143,4 +184,14 @@ def generator_values(text: str, kind: type[Any]) -> Mapping[str, Any]:
 
 def with_defaults(request: SimulateRequest) -> SimulateRequest:
     """The request with its policy."""
-    return replace(request, policy=request.policy or ("podrun" if request.pod or request.start else "easy"))
+    return replace(
+        request,
+        policy=request.policy
+        or (
+            "own scheduler"
+            if request.serve is not None
+            else "podrun"
+            if request.pod or request.start
+            else "easy"
+        ),
+    )

@@ -1,0 +1,111 @@
+"""The clock of a virtual POD over gRPC: the answer to `Advance`, and the client that schedulers in Python use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from podrun.core.errors import PodrunError, UsageError
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.server.calls import abort_with
+from podrun.simulate import virtual_pod_pb2 as messages
+from podrun.simulate import virtual_pod_pb2_grpc
+from podrun.simulate.engine import SECOND, nanoseconds
+
+if TYPE_CHECKING:
+    from podrun.simulate.stepped_pod import SteppedPod
+
+pb: Any = messages
+ADDRESS_VARIABLE = "PODRUN_VIRTUAL_POD"
+"""Where a scheduler finds the virtual POD: host:port."""
+
+
+class _ClockServicer:
+    """podrun.simulate.v1.VirtualPod."""
+
+    def __init__(self, pod: SteppedPod) -> None:
+        self._pod = pod
+
+    def Advance(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Let virtual time pass."""
+        from podrun.simulate.stepped_pod import partition_size
+
+        try:
+            if not 0 <= request.at_most_seconds < 1e9:
+                raise UsageError(
+                    f"time cannot pass for {request.at_most_seconds:g} s", hint="0: until the next event."
+                )
+            told = self._pod.advance(nanoseconds(request.at_most_seconds))
+        except PodrunError as error:
+            abort_with(context, error)
+            return None
+        return pb.AdvanceReply(
+            now=told.now / SECOND,
+            submitted=[
+                pb.SubmittedJob(
+                    name=job.name,
+                    size=partition_size(job),
+                    requested_seconds=job.requested / SECOND,
+                    user=job.user,
+                    submitted=job.submit / SECOND,
+                )
+                for job in told.submitted
+            ],
+            ended=told.ended,
+            done=told.done,
+            waiting=told.waiting,
+        )
+
+
+def add_clock(pod: SteppedPod, server: grpc.Server) -> None:
+    """Answer `Advance` at a gRPC server."""
+    virtual_pod_pb2_grpc.add_VirtualPodServicer_to_server(_ClockServicer(pod), server)  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class JobAsked:
+    """A job that somebody asks for: IPUs of its partition, seconds."""
+
+    name: str
+    size: int
+    requested_s: float
+    user: str
+    submitted: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """What happened up to ``now`` seconds of virtual time. ``done``: nothing more will."""
+
+    now: float
+    submitted: tuple[JobAsked, ...]
+    ended: tuple[str, ...]
+    done: bool
+    waiting: int
+
+
+class VirtualPodClient(VipuClient):
+    """A `VipuClient` of a virtual POD, whose clock it steps."""
+
+    def advance(self, at_most_s: float = 0.0) -> StepTaken:
+        """Let virtual time pass until something happens, or for so many seconds."""
+        stub: Any = virtual_pod_pb2_grpc.VirtualPodStub(self._channel)  # type: ignore[no-untyped-call]
+        reply = self._call(stub.Advance, pb.AdvanceRequest(at_most_seconds=at_most_s))
+        jobs = tuple(
+            JobAsked(job.name, job.size, job.requested_seconds, job.user, job.submitted)
+            for job in reply.submitted
+        )
+        return StepTaken(reply.now, jobs, tuple(reply.ended), reply.done, reply.waiting)
+
+
+def virtual_pod_at(address: str) -> VirtualPodClient:
+    """A client of the virtual POD at host:port, as `ADDRESS_VARIABLE` has it. Raises UsageError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(
+            f"{address!r} is no address of a virtual POD",
+            hint=f"podrun simulate --serve says it ({ADDRESS_VARIABLE}).",
+        )
+    return VirtualPodClient(host, int(port))
