@@ -12,9 +12,17 @@ from typing import Any
 import numpy as np
 
 
+class Options:
+    """How weights start: ``plain``: from TensorFlow's own initializer, which costs nothing while tracing."""
+
+    plain = False
+
+
 def _weight(name: str, shape: list[int], scale: float | None = None) -> Any:
     import tensorflow.compat.v1 as tf
 
+    if Options.plain:
+        return tf.get_variable(name, shape, initializer=tf.glorot_uniform_initializer(), use_resource=True)
     fan = int(np.prod(shape[:-1])) or 1
     random = np.random.RandomState(sum(map(ord, name)) % 2**31)
     value = random.randn(*shape).astype(np.float32) * (scale if scale is not None else (1.0 / fan) ** 0.5)

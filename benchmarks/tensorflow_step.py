@@ -131,7 +131,9 @@ def trace() -> None:
 
     add_sdk(module)
     from tensorflow.python import ipu
-    from tensorflow_networks import resnext101
+    from tensorflow_networks import Options, resnext101
+
+    Options.plain = True
 
     x = tf.placeholder(tf.float32, [1, 224, 224, 3])
     start = time.perf_counter()

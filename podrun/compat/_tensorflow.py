@@ -54,6 +54,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "slicing_ops": ("row_slices",),
     "statistics_ops": ("row_slices",),
     "serving": ("exported_models",),
+    "dataset_benchmark": ("dataset_benchmark",),
+    "data": ("dataset_benchmark",),
+    "data.ops": ("dataset_benchmark",),
+    "data.ops.dataset_ops": ("dataset_benchmark",),
     "embedded_runtime": ("embedded_runtime",),
     "application_compile_op": ("embedded_runtime",),
     "ipu_estimator": ("ipu_estimator",),
@@ -206,6 +210,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 module.__dict__.update(
                     ipu_replication_normalise=source.ipu_replication_normalise,
                     ipu_stateful_gradient_accumulate=state.ipu_stateful_gradient_accumulate,
+                    ipu_event_trace=importlib.import_module(_SDK + "dataset_benchmark").event_trace,
                 )
             return module
         if name == ROOT:

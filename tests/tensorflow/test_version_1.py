@@ -404,3 +404,32 @@ def test_groups_of_replicas(ipu: Any) -> None:
             pairs, means = session.run(out.dequeue())
         np.testing.assert_array_equal(pairs, [[1, 1, 5, 5]])
         np.testing.assert_array_equal(means, [[1.5] * 4])
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("optimizers.gradient_accumulation_optimizer", "CrossReplicaGradientAccumulationOptimizerV2"),
+        ("ops.pipelining_ops", "PipelineStageOptions"),
+        ("ipu_estimator", "IPUEstimatorSpec"),
+        ("ipu_session_run_hooks", "IPULoggingTensorHook"),
+        ("horovod", "allreduce"),
+        ("data.ops.dataset_ops", "BufferDataset"),
+        ("ops.within_replica_ops", "reduce_scatter"),
+    ],
+)
+def test_names_are_where_programs_import_them_from(ipu: Any, module: str, name: str) -> None:
+    import importlib
+
+    assert getattr(importlib.import_module(f"tensorflow.python.ipu.{module}"), name)
+
+
+def test_datasets_are_measured(program: Program) -> None:
+    import json
+
+    ipu, infeed = program.ipu, program.infeed()
+    measured = ipu.dataset_benchmark.infeed_benchmark(infeed, 2, 6, print_stats=False)
+    with program.session() as session:
+        epochs = json.loads(session.run(measured))["epochs"]
+    assert [epoch["elements_processed"] for epoch in epochs] == [6, 6]
+    assert epochs[0]["total_bytes_processed"] == 6 * 4

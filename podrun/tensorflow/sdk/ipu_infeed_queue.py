@@ -44,7 +44,7 @@ class IPUInfeedQueue:
         depth = 3 if prefetch_depth is None else prefetch_depth
         if not 1 <= depth <= 255:
             raise ValueError(f"Prefetch depth must be >= 1 and <= 255, got {depth}.")
-        self._ordinal, self._depth, self._dataset = _checked_ordinal(device_ordinal), depth, dataset
+        self._ordinal, self._depth, self.dataset = _checked_ordinal(device_ordinal), depth, dataset
         self.structure = dataset.element_spec
         self._check_structure()
         self.flat_specs = tf.nest.flatten(self.structure)
@@ -178,7 +178,7 @@ class IPUInfeedQueue:
     def _elements(self) -> Iterator[dict[str, np.ndarray]]:
         names = [f"infeed{self._number}/{i}" for i in range(len(self.flat_specs))]
         if self._graph is None:
-            for element in self._dataset:
+            for element in self.dataset:
                 yield dict(zip(names, (np.asarray(t) for t in tf.nest.flatten(element)), strict=True))
             return
         # The caller's thread computes: a pool of one thread is busy with the program itself.
