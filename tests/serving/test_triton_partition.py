@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import queue
-import time
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def test_instances_take_ipus_of_machines_and_a_lost_one_takes_its_share(tmp_path
 
 
 def _lose_the_first_machine(served: TritonOfTest, commands: Any, variables: dict[str, str]) -> None:
-    """The model on machine 0 fails and comes back; the one on machine 1 answers all the time."""
+    """The model on machine 0 fails, while the one on machine 1 answers all the time."""
     lost = commands.run("podrun", "inject", PARTITION, "machine:0@batch=+3:lost", env=variables, timeout=60)
     assert lost.returncode == 0, lost.stderr
     answers: queue.Queue[Any] = queue.Queue()
@@ -74,12 +73,4 @@ def _lose_the_first_machine(served: TritonOfTest, commands: Any, variables: dict
         right(served, "four", 2)
     errors = [answers.get(timeout=120) for _ in range(6)]
     assert any(error is not None for error in errors)
-    end = time.monotonic() + 120
-    while True:
-        right(served, "four", 1)
-        try:
-            right(served, "whole", 5)
-            break
-        except Exception:  # The machine is not replaced as yet.
-            assert time.monotonic() < end
-            time.sleep(0.5)
+    right(served, "four", 1)
