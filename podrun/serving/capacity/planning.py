@@ -21,7 +21,7 @@ from podrun.serving.capacity.queueing import ClientLoop, QueueOutcome, closed_lo
 
 WARM_UP = 0.05
 """Share of the first requests that no figure counts: they meet empty queues."""
-SEARCH_REQUESTS, SEARCH_ROUNDS = 20_000, 200
+SEARCH_REQUESTS, SEARCH_ROUNDS = 20_000, 100
 """Requests of a plan that is tried: so many, or so many full rounds of all replicas if that is more."""
 DELAYS = (0.0, 0.25, 1.0)
 """Delays that are tried, in times of a run."""
@@ -210,10 +210,17 @@ def best_result(results: Sequence[PlanResult]) -> PlanResult:
 
 
 def roomiest(service: PlannedService, results: Sequence[PlanResult]) -> tuple[PlanResult, float]:
-    """The result whose plan holds the objectives up to the highest rate, and that rate; 0 where none holds."""
-    rates = [service.highest_rate(result.plan) if result.holds else 0.0 for result in results]
-    highest = max(rates, default=0.0)
-    return (results[rates.index(highest)], highest) if highest else (best_result(results), 0.0)
+    """The result whose plan holds the objectives up to the highest rate, and that rate; 0 where none holds.
+
+    Plans that carry less than another one holds are passed over."""
+    best, highest = best_result(results), 0.0
+    rows = service.demand.rows
+    for result in sorted(results, key=lambda result: -result.plan.carried(rows)):
+        if result.holds and result.plan.carried(rows) > highest:
+            rate = service.highest_rate(result.plan)
+            if rate > highest:
+                best, highest = result, rate
+    return best, highest
 
 
 def without_a_machine(plan: ServingPlan, ipus_per_replica: int) -> ServingPlan:
