@@ -36,7 +36,69 @@ _IPU: dict[str, dict[str, str]] = {
     "pipeline": {name: f"{_OURS}stage_classes:{name}" for name in _STAGES},
 }
 """Module below Keras' for IPUs -> its names, each with our module and name."""
-_SUBMODULES: dict[str, dict[str, dict[str, str]]] = {**dict.fromkeys(IPU_ROOTS, _IPU)}
+_IPU["optimizers"] = {
+    "GradientAccumulationOptimizer": f"{_ADDONS}accumulating_wrappers:KerasGradientAccumulation",
+    "IpuOptimizer": f"{_ADDONS}accumulating_wrappers:WrappedOptimizer",
+    "ALSOptimizer": f"{_ADDONS}accumulating_wrappers:ALSOptimizer",
+}
+_LAYERS = {
+    name: f"{_ADDONS}layers:{name}"
+    for name in (
+        "Embedding", "Dropout", "LayerNormalization", "GroupNormalization", "InstanceNormalization", "SerialDense",
+        "RecomputationCheckpoint", "AssumeEqualAcrossReplicas", "CTCLoss", "CTCInferenceLayer", "CTCPredictionsLayer",
+    )
+}  # fmt: skip
+_LAYERS |= {
+    "PopnnLSTM": f"{_ADDONS}recurrent_layers:PopnnLSTM",
+    "PopnnGRU": f"{_ADDONS}recurrent_layers:PopnnGRU",
+    "LSTM": f"{_ADDONS}recurrent_layers:PopnnLSTM",
+    "GRU": f"{_ADDONS}recurrent_layers:PopnnGRU",
+    "LayerNorm": f"{_ADDONS}layers:LayerNormalization",
+    "GroupNorm": f"{_ADDONS}layers:GroupNormalization",
+    "InstanceNorm": f"{_ADDONS}layers:InstanceNormalization",
+}
+_IPU["layers"] = dict(_LAYERS)
+_OPTIMIZERS = {
+    "IpuOptimizerBase": f"{_ADDONS}state_optimizers:IpuOptimizerBase",
+    "AdamIpuOptimizer": f"{_ADDONS}state_optimizers:AdamIpuOptimizer",
+    "LAMBIpuOptimizer": f"{_ADDONS}state_optimizers:LAMBIpuOptimizer",
+    "SGDIpuOptimizer": f"{_ADDONS}state_optimizers:SGDIpuOptimizer",
+}
+_RECURRENT = {
+    "PopnnLSTM": f"{_ADDONS}time_major_layers:TimeMajorLstm",
+    "PopnnDynamicLSTM": f"{_ADDONS}time_major_layers:TimeMajorDynamicLstm",
+    "PopnnGRU": f"{_ADDONS}time_major_layers:TimeMajorGru",
+    "PopnnDynamicGRU": f"{_ADDONS}time_major_layers:TimeMajorDynamicGru",
+    "PopnnAUGRU": f"{_ADDONS}time_major_layers:TimeMajorAttentionGru",
+}
+_ADDON_MODULES: dict[str, dict[str, str]] = {
+    "": {},
+    "keras": {},
+    "keras.layers": _LAYERS,
+    "keras.optimizers": _OPTIMIZERS,
+    **{
+        f"keras.optimizers.{module}": {
+            name: _OPTIMIZERS[name],
+            "IpuOptimizerBase": _OPTIMIZERS["IpuOptimizerBase"],
+        }
+        for module, name in (
+            ("adam_ipu_optimizer", "AdamIpuOptimizer"),
+            ("lamb_ipu_optimizer", "LAMBIpuOptimizer"),
+            ("sgd_ipu_optimizer", "SGDIpuOptimizer"),
+            ("ipu_optimizer_base", "IpuOptimizerBase"),
+        )
+    },
+    "v1": {},
+    "v1.layers": _RECURRENT,
+    "layers": _RECURRENT,
+    "layers.rnn_ops": _RECURRENT,
+}
+_SUBMODULES: dict[str, dict[str, dict[str, str]]] = {
+    **dict.fromkeys(IPU_ROOTS, _IPU),
+    ADDONS_ROOT: _ADDON_MODULES,
+    "tensorflow.python.ipu.rnn_ops": {"": _RECURRENT},
+    "tensorflow.python.ipu.ops.rnn_ops": {"": _RECURRENT},
+}
 """Root -> its modules."""
 _OLD_KERAS = {
     "optimizer_v2.optimizer_v2": "src.optimizers.legacy.optimizer_v2",
@@ -48,6 +110,16 @@ _OLD_KERAS = {
 }
 """Names below ``keras`` of version 2.6, and where ``tf_keras`` has them."""
 _KERAS_ROOTS = ("tensorflow.python.keras", "keras")
+
+
+REFUSED_NAMES = {
+    "EffectiveTransformer": "write it with keras.layers.MultiHeadAttention",
+    "ConvertToF8": "float8; use float16",
+    "ConvertFromF8": "float8; use float16",
+    "Dense": "float8; use keras.layers.Dense",
+    "keras.experimental": "pipelines by profile; use set_pipeline_stage_assignment",
+}
+"""Names of the SDK's layers that are refused, and what to use instead."""
 
 
 def _entry(place: str) -> object:
@@ -66,6 +138,8 @@ def _lazy_module(name: str, names: Mapping[str, str], below: Sequence[str]) -> t
             value = _entry(names[entry])
             setattr(module, entry, value)
             return value
+        if entry in REFUSED_NAMES and "layers" in name:
+            raise NotImplementedError(f"podrun does not have {name}.{entry}: {REFUSED_NAMES[entry]}")
         if entry in below:
             return importlib.import_module(f"{name}.{entry}")
         raise AttributeError(f"module {name!r} has no attribute {entry!r}")
@@ -81,6 +155,8 @@ def _own_module(fullname: str) -> types.ModuleType | None:
         if fullname != root and not fullname.startswith(root + "."):
             continue
         key = fullname[len(root) + 1 :]
+        if key in REFUSED_NAMES:
+            raise NotImplementedError(f"podrun does not have {fullname}: {REFUSED_NAMES[key]}")
         if key not in modules:
             return None
         lead = f"{key}." if key else ""

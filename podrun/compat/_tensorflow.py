@@ -66,6 +66,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ipu_session_run_hooks": ("ipu_session_run_hooks",),
     "distributed": ("host_collectives",),
     "distributed.host_collective_ops": ("host_collectives",),
+    "distributed.popdist_strategy": ("popdist_strategy",),
+    "horovod.popdist_strategy": ("popdist_strategy",),
     "horovod": ("host_collectives",),
     "nn_ops": ("layer_ops", "replica_ops", "sequence_losses"),
     "rand_ops": ("layer_ops",),
@@ -174,7 +176,7 @@ def _root() -> types.ModuleType:
             raise NotImplementedError(f"podrun does not have ipu.{name}: {REFUSED[name]}")
         if name == "outlined_function":
             return getattr(importlib.import_module(_SDK + "replica_ops"), name)
-        if name in MODULES or name == "ops":
+        if name in MODULES or name in ("ops", "keras", "rnn_ops"):
             return importlib.import_module(f"{ROOT}.{name}")
         raise AttributeError(f"module 'tensorflow.python.ipu' has no attribute {name!r}")
 

@@ -21,6 +21,7 @@ from podrun.tensorflow.keras.data_rules import check_model_data, install_data_ru
 from podrun.tensorflow.keras.model_options import ModelExtension, options_of
 from podrun.tensorflow.keras.model_programs import ModelProgram
 from podrun.tensorflow.keras.reported_values import BatchCallbacks, held_back, hold_back
+from podrun.tensorflow.keras.saved_options import install_saving
 from podrun.tensorflow.keras.stage_assignment import is_functional, is_sequential
 from podrun.tensorflow.keras.stage_methods import StageExtension
 from podrun.tensorflow.keras.stage_tracing import install_stages, may_be_pipelined
@@ -93,6 +94,7 @@ def install_keras() -> None:
     install_data_rules()
     replace_method(losses.Loss, "_get_reduction", _reduction)
     install_stages()
+    install_saving()
     install_accumulation()
     install_optimizer_names()
 

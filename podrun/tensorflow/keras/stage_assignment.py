@@ -105,6 +105,11 @@ def assignment_of(model: Model) -> list[StageAssignment]:
     return list(_entries(model, None, scopes=not options.assignment_reset))
 
 
+def unassigned_entries(model: Model) -> list[StageAssignment]:
+    """The entries of a model without stages."""
+    return list(_entries(model, None, scopes=False))
+
+
 def _entries(model: Model, stage: int | None, *, scopes: bool) -> Iterator[StageAssignment]:
     """``stage``: of the call of the model itself, for layers that have none."""
 

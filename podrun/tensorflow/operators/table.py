@@ -30,6 +30,7 @@ FAMILIES = (
     "branches_and_loops",
     "random",
     "ipu",
+    "recurrent",
     "linear_algebra",
     "segments",
     "special_functions",

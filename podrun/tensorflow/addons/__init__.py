@@ -1,0 +1,1 @@
+"""Layers and optimizers of the SDK beside TensorFlow: `ipu_tensorflow_addons` and `keras.ipu`."""

@@ -1,0 +1,248 @@
+"""``keras.ipu.optimizers``: optimizers of Keras that wrap another one, to accumulate gradients or to scale the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow as tf
+import tf_keras
+from tf_keras.optimizers.legacy import Optimizer
+
+from podrun.tensorflow.keras.accumulating_optimizers import GradientPairs, accumulated_update
+from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
+
+
+class WrappedOptimizer(Optimizer):  # type: ignore[misc]
+    """An optimizer that has its hyperparameters, slots and weights from another one."""
+
+    def __init__(self, opt: Optimizer, name: str) -> None:
+        if not isinstance(opt, Optimizer):
+            raise ValueError(
+                f"Expected `opt` to be an optimizer of Keras (OptimizerV2), not {type(opt).__name__}."
+            )
+        super().__init__(name)
+        self._opt = opt
+
+    @property
+    def iterations(self) -> tf.Variable:
+        """The updates that were made."""
+        return self._opt.iterations
+
+    @iterations.setter
+    def iterations(self, variable: tf.Variable) -> None:
+        self._opt.iterations = variable
+
+    def variables(self) -> list[tf.Variable]:
+        """The wrapped optimizer's."""
+        variables: list[tf.Variable] = self._opt.variables()
+        return variables
+
+    @property
+    def weights(self) -> list[tf.Variable]:
+        """The wrapped optimizer's."""
+        weights: list[tf.Variable] = self._opt.weights
+        return weights
+
+    def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
+        self._opt._create_all_weights(var_list)
+
+    def get_slot_names(self) -> list[str]:
+        """The wrapped optimizer's."""
+        return list(self._opt.get_slot_names())
+
+    def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
+        """The wrapped optimizer's."""
+        return self._opt.get_slot(var, slot_name)
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("lr", "learning_rate"):
+            return getattr(object.__getattribute__(self, "_opt"), name)
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("lr", "learning_rate"):
+            setattr(self._opt, name, value)
+            return
+        super().__setattr__(name, value)
+
+    def get_config(self) -> dict[str, object]:
+        """The wrapped optimizer, as Keras writes it."""
+        return {"opt": tf_keras.optimizers.serialize(self._opt), "name": self._name}
+
+
+class KerasGradientAccumulation(WrappedOptimizer):
+    """``GradientAccumulationOptimizer``: the wrapped optimizer updates once for ``num_mini_batches`` gradients, with
+    their sum or mean, summed over replicas.
+    """
+
+    def __init__(
+        self,
+        opt: Optimizer,
+        num_mini_batches: int,
+        offload_weight_update_variables: bool | None = None,
+        replicated_optimizer_state_sharding: bool = False,
+        dtype: tf.DType | Callable[[tf.Variable], tf.DType] | None = None,
+        reduction_method: str | GradientAccumulationReductionMethod = "SUM",
+        name: str = "GradientAccumulationOptimizer",
+        **kwargs: object,
+    ) -> None:
+        super().__init__(opt, name)
+        if num_mini_batches < 1:
+            raise ValueError("num_mini_batches must be a positive number.")
+        self._accumulation = Accumulation(num_mini_batches, reduction_method, dtype)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: GradientPairs,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> object:
+        """Accumulate, and update when the gradients are complete."""
+        return accumulated_update(self._opt, self._accumulation, grads_and_vars, self._opt.apply_gradients)
+
+
+class ALSOptimizer(WrappedOptimizer):
+    """Automatic loss scaling. The loss is multiplied by a factor; of the gradients in float16, the part with absolute
+    values above ``histogram_bin_edge`` decides every ``update_frequency`` calls whether the factor is divided or
+    multiplied by ``increase_factor``, within 1 and ``max_loss_scaling_factor``.
+    """
+
+    def __init__(
+        self,
+        opt: Optimizer,
+        initial_loss_scaling_factor: float = 1,
+        update_frequency: int = 8,
+        increase_factor: float = 2,
+        max_loss_scaling_factor: float = 32768,
+        accumulate_statistics_over_update_period: bool = True,
+        ratio_threshold: float = 10e-6,
+        captured_grads_only: bool = False,
+        lpf_alpha: float = 0.0,
+        histogram_bin_edge: float = 2**13,
+        name: str = "ALSOptimizer",
+    ) -> None:
+        super().__init__(opt, name)
+        _check_scaling(
+            initial_loss_scaling_factor, update_frequency, increase_factor, max_loss_scaling_factor
+        )
+        if not 0 <= lpf_alpha <= 1:
+            raise ValueError("lpf_alpha must be between 0 and 1.")
+        if captured_grads_only:
+            raise NotImplementedError("podrun scales by all gradients: leave captured_grads_only unset.")
+        self._period, self._factor = update_frequency, float(increase_factor)
+        self._most, self._threshold = float(max_loss_scaling_factor), ratio_threshold
+        self._keeps, self._edge, self._alpha = (
+            accumulate_statistics_over_update_period,
+            histogram_bin_edge,
+            lpf_alpha,
+        )
+        self._scale = self._number("loss_scaling_factor", initial_loss_scaling_factor)
+        self._counts = self._number("histogram", [0.0, 0.0])
+        self._calls = self._number("n", 0)
+
+    @staticmethod
+    def _number(name: str, value: object) -> tf.Variable:
+        with tf.init_scope():
+            dtype = tf.int32 if name == "n" else tf.float32
+            return tf.Variable(value, dtype=dtype, trainable=False, name=name)
+
+    @property
+    def loss_scaling_factor(self) -> tf.Variable:
+        """The factor."""
+        return self._scale
+
+    @property
+    def histogram(self) -> tf.Variable:
+        """How many values of gradients lie below and above the edge."""
+        return self._counts
+
+    @property
+    def update_frequency(self) -> int:
+        """Calls between two changes of the factor."""
+        return self._period
+
+    def get_scaled_loss(
+        self, loss: tf.Tensor | Callable[[], tf.Tensor]
+    ) -> tf.Tensor | Callable[[], tf.Tensor]:
+        """The loss times the factor."""
+        if callable(loss):
+            return lambda: self.get_scaled_loss(loss())
+        return loss * tf.cast(self._scale, loss.dtype)
+
+    def get_unscaled_gradients(self, grads: Iterable[tf.Tensor | None]) -> list[tf.Tensor | None]:
+        """The gradients divided by the factor."""
+        return [None if g is None else g / tf.cast(self._scale, g.dtype) for g in grads]
+
+    def _compute_gradients(
+        self,
+        loss: tf.Tensor | Callable[[], tf.Tensor],
+        var_list: Sequence[tf.Variable],
+        grad_loss: tf.Tensor | None = None,
+        tape: tf.GradientTape | None = None,
+    ) -> GradientPairs:
+        if tape is not None and not callable(loss):
+            with tape:
+                loss = self.get_scaled_loss(loss)
+        else:
+            loss = self.get_scaled_loss(loss)
+        pairs: GradientPairs = self._opt._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape)
+        return pairs
+
+    def apply_gradients(
+        self,
+        grads_and_vars: GradientPairs,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> object:
+        """Update with the gradients of the scaled loss, then change the factor when its time has come."""
+        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        grads = self.get_unscaled_gradients([g for g, _ in pairs])
+        counts = self._counted([g for g, _ in pairs])
+        done = self._opt.apply_gradients(
+            zip(grads, [v for _, v in pairs], strict=True),
+            experimental_aggregate_gradients=experimental_aggregate_gradients,
+        )
+        dependencies = [done] if isinstance(done, (tf.Operation, tf.Tensor)) else []
+        with tf.control_dependencies(dependencies):
+            return self._changed(counts)
+
+    def _counted(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The values of gradients in float16 below and above the edge."""
+        below, above = tf.constant(0.0), tf.constant(0.0)
+        for gradient in grads:
+            if gradient.dtype == tf.float16:
+                large = tf.abs(tf.cast(gradient, tf.float32)) > self._edge
+                count = tf.reduce_sum(tf.cast(large, tf.float32))
+                below, above = below + (float(gradient.shape.num_elements()) - count), above + count
+        return tf.stack([below, above])
+
+    def _changed(self, counts: tf.Tensor) -> tf.Operation:
+        held = self._counts + counts if self._keeps else counts
+        smooth = self._alpha * tf.convert_to_tensor(self._counts) + (1 - self._alpha) * held
+        total = tf.reduce_sum(smooth)
+        ratio = smooth[1] / tf.maximum(total, 1.0)
+        due = tf.equal((self._calls + 1) % self._period, 0)
+        higher, lower = self._scale * self._factor, self._scale / self._factor
+        wanted = tf.where(ratio > self._threshold, lower, higher)
+        inside = (wanted >= 1) & (wanted < self._most)
+        scale = tf.where(due & inside, wanted, self._scale)
+        return tf.group(
+            self._scale.assign(scale, read_value=False),
+            self._counts.assign(tf.where(due, tf.zeros_like(smooth), smooth), read_value=False),
+            self._calls.assign_add(1, read_value=False),
+        )
+
+
+def _check_scaling(initial: float, period: int, factor: float, most: float) -> None:
+    """ValueError for settings of loss scaling that are no powers of two, or out of bounds."""
+    for name, value in (
+        ("initial_loss_scaling_factor", initial),
+        ("increase_factor", factor),
+        ("max_loss_scaling_factor", most),
+    ):
+        if value < 1 or int(value) != value or int(value) & (int(value) - 1):
+            raise ValueError(f"{name} must be a power of two that is at least 1, not {value}.")
+    if period < 1:
+        raise ValueError("update_frequency must be at least 1.")
+    if initial >= most:
+        raise ValueError("initial_loss_scaling_factor must be less than max_loss_scaling_factor.")

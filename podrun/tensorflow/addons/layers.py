@@ -1,0 +1,357 @@
+"""Keras layers of the SDK besides recurrent ones: norms, dropout, embeddings, products in parts, CTC and hints.
+
+Group and instance norm have a parameter for each channel and statistics over all places of a sample; layer norm follows
+Keras' axes. Hints (`RecomputationCheckpoint`, `AssumeEqualAcrossReplicas`) change no numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tf_keras
+
+from podrun.tensorflow.capture.markers import mark
+from podrun.tensorflow.sdk.layer_ops import ipu_serialized_matmul, seeded_dropout
+from podrun.tensorflow.sdk.sequence_losses import (
+    ctc_loss_v2,
+    ctc_loss_with_log_probs,
+    label_paths_of_log_probs,
+    label_paths_of_logits,
+)
+
+Initializer = object
+"""The name of an initializer of Keras, or one."""
+_initializers = tf_keras.initializers
+
+
+class Embedding(tf_keras.layers.Layer):  # type: ignore[misc]
+    """Rows of a table ``[input_dim, output_dim]``. ``serialization_factor`` changes no numbers. NotImplementedError for
+    arguments of Keras that an IPU's layer does not have, ValueError for a factor that does not divide the rows.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: Initializer = "uniform",
+        embeddings_regularizer: object = None,
+        activity_regularizer: object = None,
+        embeddings_constraint: object = None,
+        mask_zero: bool = False,
+        input_length: int | None = None,
+        serialization_factor: int = 1,
+        **kwargs: object,
+    ) -> None:
+        for name, value in (
+            ("embeddings_regularizer", embeddings_regularizer),
+            ("activity_regularizer", activity_regularizer),
+            ("embeddings_constraint", embeddings_constraint),
+            ("mask_zero", mask_zero or None),
+            ("input_length", input_length),
+        ):
+            if value is not None:
+                raise NotImplementedError(f"ipu.keras.layers.Embedding does not support {name}.")
+        if serialization_factor < 1:
+            raise ValueError(f"serialization_factor must be >= 1, but was {serialization_factor}.")
+        if input_dim % serialization_factor:
+            raise ValueError(
+                f"serialization_factor {serialization_factor} must divide the {input_dim} rows of the table."
+            )
+        super().__init__(**kwargs)
+        self.input_dim, self.output_dim = int(input_dim), int(output_dim)
+        self.embeddings_initializer = _initializers.get(embeddings_initializer)
+        self.serialization_factor = serialization_factor
+
+    def build(self, input_shape: tf.TensorShape) -> None:
+        """Make the table."""
+        self.embeddings = self.add_weight(
+            "embeddings", [self.input_dim, self.output_dim], initializer=self.embeddings_initializer
+        )
+        self.built = True
+
+    def call(
+        self, inputs: tf.Tensor, inputs_are_sorted: bool = False, training: bool | None = None
+    ) -> tf.Tensor:
+        """The rows of the ids."""
+        ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+        return tf.gather(tf.cast(self.embeddings, self.compute_dtype), ids)
+
+    def get_config(self) -> dict[str, object]:
+        """The arguments."""
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": _initializers.serialize(self.embeddings_initializer),
+            "serialization_factor": self.serialization_factor,
+        }
+
+
+class Dropout(tf_keras.layers.Layer):  # type: ignore[misc]
+    """Zero with probability ``rate`` while training, else scaled. ``seed``: two int32 that fix the mask."""
+
+    def __init__(
+        self, rate: float, noise_shape: Sequence[int] | None = None, seed: object = None, **kwargs: object
+    ) -> None:
+        super().__init__(**kwargs)
+        if not 0 <= rate < 1:
+            raise ValueError(f"The rate must be in the range [0, 1), not {rate}.")
+        self.rate, self.noise_shape, self.seed = rate, noise_shape, seed
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """The inputs, with dropped elements while training."""
+        if training is None:
+            training = bool(tf_keras.backend.learning_phase())
+        return seeded_dropout(inputs, self.rate, self.noise_shape, self.seed) if training else inputs
+
+    def get_config(self) -> dict[str, object]:
+        """The arguments."""
+        return {**super().get_config(), "rate": self.rate, "noise_shape": self.noise_shape, "seed": self.seed}
+
+
+class _ChannelNorm(tf_keras.layers.Layer):  # type: ignore[misc]
+    """Each sample normalised over groups of channels, with ``gamma`` and ``beta`` of the channels' size."""
+
+    def __init__(
+        self,
+        groups: int | None,
+        channels_axis: int = -1,
+        center: bool = True,
+        scale: bool = True,
+        epsilon: float = 1e-3,
+        beta_initializer: Initializer = None,
+        gamma_initializer: Initializer = None,
+        strided_channel_grouping: bool = True,
+        **kwargs: object,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.groups, self.channels_axis = groups, channels_axis
+        self.center, self.scale, self.epsilon = center, scale, epsilon
+        self.beta_initializer = _initializers.get(beta_initializer or "zeros")
+        self.gamma_initializer = _initializers.get(gamma_initializer or "ones")
+        self.strided_channel_grouping = strided_channel_grouping
+
+    def build(self, input_shape: tf.TensorShape) -> None:
+        """Make the parameters. ValueError if axis or groups do not fit to the shape."""
+        shape = tf.TensorShape(input_shape)
+        if self.channels_axis not in (-1, 1, shape.rank - 1):
+            raise ValueError(f"Unsupported channels_axis {self.channels_axis}: only 1 and -1 are supported.")
+        channels = int(shape[self.channels_axis])
+        self.group_count = channels if self.groups is None else self.groups
+        if self.group_count > channels:
+            raise ValueError(f"Invalid groups {self.group_count} for {channels} channels.")
+        if channels % self.group_count:
+            raise ValueError(f"{channels} channels is not commensurate with {self.group_count} groups.")
+        if self.scale:
+            self.gamma = self.add_weight("gamma", [channels], initializer=self.gamma_initializer)
+        if self.center:
+            self.beta = self.add_weight("beta", [channels], initializer=self.beta_initializer)
+        self._channels = channels
+        self.built = True
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """The normalised inputs."""
+        ones, zeros = tf.ones([self._channels], inputs.dtype), tf.zeros([self._channels], inputs.dtype)
+        gamma = tf.cast(self.gamma, inputs.dtype) if self.scale else ones
+        beta = tf.cast(self.beta, inputs.dtype) if self.center else zeros
+        (result,) = mark(
+            "group_norm",
+            [inputs, gamma, beta],
+            [tf.TensorSpec(inputs.shape, inputs.dtype)],
+            groups=self.group_count,
+            axis=self.channels_axis,
+            epsilon=float(self.epsilon),
+            strided=bool(self.strided_channel_grouping),
+        )
+        return result
+
+    def get_config(self) -> dict[str, object]:
+        """The arguments."""
+        groups = {} if self.groups is None else {
+            "groups": self.groups, "strided_channel_grouping": self.strided_channel_grouping,
+        }  # fmt: skip
+        return {
+            **super().get_config(), **groups, "channels_axis": self.channels_axis, "center": self.center,
+            "scale": self.scale, "epsilon": self.epsilon,
+            "beta_initializer": _initializers.serialize(self.beta_initializer),
+            "gamma_initializer": _initializers.serialize(self.gamma_initializer),
+        }  # fmt: skip
+
+
+class GroupNormalization(_ChannelNorm):
+    """Statistics over groups of channels. Strided: channel c is in group ``c % groups``."""
+
+    def __init__(self, groups: int = 2, channels_axis: int = -1, **kwargs: object) -> None:
+        super().__init__(groups, channels_axis, **kwargs)  # type: ignore[arg-type]
+
+
+class InstanceNormalization(_ChannelNorm):
+    """Statistics of each channel."""
+
+    def __init__(self, channels_axis: int = -1, **kwargs: object) -> None:
+        super().__init__(None, channels_axis, **kwargs)  # type: ignore[arg-type]
+
+
+class LayerNormalization(tf_keras.layers.LayerNormalization):  # type: ignore[misc]
+    """Keras' layer norm: statistics over ``axis``, parameters of its shape, statistics of halves in float32."""
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """The normalised inputs."""
+        axes = [self.axis] if isinstance(self.axis, int) else list(self.axis)
+        wide = tf.cast(inputs, tf.float32)
+        mean, variance = tf.nn.moments(wide, axes, keepdims=True)
+        result = (wide - mean) * tf.math.rsqrt(variance + self.epsilon)
+        shape = [int(d) if i in axes else 1 for i, d in enumerate(inputs.shape)]
+        if self.scale:
+            result = result * tf.reshape(tf.cast(self.gamma, tf.float32), shape)
+        if self.center:
+            result = result + tf.reshape(tf.cast(self.beta, tf.float32), shape)
+        return tf.cast(result, inputs.dtype)
+
+
+_DIMENSIONS = {
+    "input_columns": "a_columns",
+    "input_rows_kernel_columns": "a_rows_b_columns",
+    "kernel_rows": "b_rows",
+}
+
+
+class SerialDense(tf_keras.layers.Dense):  # type: ignore[misc]
+    """A dense layer whose product is computed in ``serialization_factor`` parts along ``serialization_dimension``:
+    input_columns, input_rows_kernel_columns or kernel_rows. The parts change no numbers.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        serialization_factor: int,
+        serialization_dimension: str,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
+        if serialization_dimension not in _DIMENSIONS:
+            raise ValueError(
+                f"Invalid serialization_dimension {serialization_dimension!r}, expected one of "
+                f"{', '.join(_DIMENSIONS)}."
+            )
+        super().__init__(units, *args, **kwargs)
+        self.serialization_factor = serialization_factor
+        self.serialization_dimension = serialization_dimension
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The product, with bias and activation."""
+        rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
+        result = ipu_serialized_matmul(
+            rows,
+            tf.cast(self.kernel, inputs.dtype),
+            self.serialization_factor,
+            _DIMENSIONS[self.serialization_dimension],
+        )
+        if self.use_bias:
+            result = result + tf.cast(self.bias, inputs.dtype)
+        lead = [-1 if d is None else d for d in inputs.shape[:-1]]
+        result = tf.reshape(result, [*lead, self.units])
+        return result if self.activation is None else self.activation(result)
+
+    def get_config(self) -> dict[str, object]:
+        """The arguments."""
+        return {
+            **super().get_config(),
+            "serialization_factor": self.serialization_factor,
+            "serialization_dimension": self.serialization_dimension,
+        }
+
+
+class RecomputationCheckpoint(tf_keras.layers.Layer):  # type: ignore[misc]
+    """Its inputs: where recomputed activations begin."""
+
+    def call(self, inputs: tf.Tensor, **kwargs: object) -> tf.Tensor:
+        """The inputs."""
+        return tf.nest.map_structure(tf.identity, inputs)
+
+
+class AssumeEqualAcrossReplicas(tf_keras.layers.Layer):  # type: ignore[misc]
+    """Its inputs, which are the same in all replicas."""
+
+    def __init__(self, inplace: bool = False, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        self._inplace = inplace
+
+    def call(self, inputs: tf.Tensor, **kwargs: object) -> tf.Tensor:
+        """The inputs."""
+        return tf.nest.map_structure(tf.identity, inputs)
+
+    def get_config(self) -> dict[str, object]:
+        """The arguments."""
+        return {**super().get_config(), "inplace": self._inplace}
+
+
+class CTCLoss(tf_keras.layers.Layer):  # type: ignore[misc]
+    """The CTC loss of each sample, from logarithms of probabilities, or logits, ``[time, batch, classes]``."""
+
+    def __init__(self, blank_index: int = 0, from_logits: bool = False, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        self.blank_index, self.from_logits = blank_index, from_logits
+
+    def call(
+        self,
+        labels: tf.Tensor,
+        data: tf.Tensor,
+        label_length: tf.Tensor,
+        data_length: tf.Tensor,
+        **kwargs: object,
+    ) -> tf.Tensor:
+        """The losses ``[batch]`` for labels ``[batch, most]``."""
+        loss = ctc_loss_v2 if self.from_logits else ctc_loss_with_log_probs
+        return loss(labels, data, label_length, data_length, self.blank_index)
+
+    def get_config(self) -> dict[str, object]:
+        """The arguments."""
+        return {**super().get_config(), "blank_index": self.blank_index, "from_logits": self.from_logits}
+
+
+class CTCInferenceLayer(tf_keras.layers.Layer):  # type: ignore[misc]
+    """The likeliest sequences of labels: their log probabilities, lengths and labels."""
+
+    def __init__(
+        self,
+        blank_index: int = 0,
+        beam_width: int = 100,
+        top_paths: int = 1,
+        from_logits: bool = False,
+        **kwargs: object,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.blank_index, self.from_logits = blank_index, from_logits
+        self.beam_width, self.top_paths = beam_width, top_paths
+
+    def call(
+        self, data: tf.Tensor, data_length: tf.Tensor, **kwargs: object
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Probabilities and lengths ``[batch, paths]``, and labels ``[batch, paths, time]``."""
+        decode = label_paths_of_logits if self.from_logits else label_paths_of_log_probs
+        probabilities, lengths, labels = decode(
+            data, data_length, self.beam_width, self.top_paths, self.blank_index
+        )
+        return probabilities, lengths, labels
+
+    def get_config(self) -> dict[str, object]:
+        """The arguments."""
+        return {
+            **super().get_config(), "blank_index": self.blank_index, "beam_width": self.beam_width,
+            "top_paths": self.top_paths, "from_logits": self.from_logits,
+        }  # fmt: skip
+
+
+class CTCPredictionsLayer(CTCInferenceLayer):
+    """The likeliest sequence of labels of each sample, with blanks behind its end."""
+
+    def call(self, data: tf.Tensor, data_length: tf.Tensor, **kwargs: object) -> tf.Tensor:
+        """The labels ``[batch, time]``."""
+        probabilities, lengths, labels = super().call(data, data_length)
+        best = tf.argmax(probabilities, 1, output_type=tf.int32)
+        chosen = tf.gather(labels, best, batch_dims=1)
+        ends = tf.gather(lengths, best, batch_dims=1)
+        places = tf.range(int(labels.shape[-1]), dtype=tf.int32)[None]
+        return tf.where(places < ends[:, None], chosen, tf.fill(tf.shape(chosen), self.blank_index))

@@ -1,0 +1,93 @@
+"""A recurrent layer as one operation of a program, and what layers of both families check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from podrun.tensorflow.capture.markers import mark
+
+ACTIVATIONS = ("tanh", "relu", "softmax", "sigmoid", "hard_sigmoid")
+"""The activations of new values; those of gates are the same without relu."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentCell:
+    """The cell of a layer: ``kind`` lstm or gru, and the names of its activations. ``reset_after``: a GRU's reset gate
+    multiplies the product of the state.
+    """
+
+    kind: str
+    activation: str = "tanh"
+    recurrent_activation: str = "sigmoid"
+    reset_after: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("activation", self.activation, ACTIVATIONS),
+            ("recurrent_activation", self.recurrent_activation, tuple(a for a in ACTIVATIONS if a != "relu")),
+        ):
+            if value not in known:
+                raise ValueError(
+                    f"Invalid {name} {value!r}: an IPU's recurrent layer knows {', '.join(known)}."
+                )
+
+    @property
+    def gates(self) -> int:
+        """How many gates the cell has."""
+        return 4 if self.kind == "lstm" else 3
+
+    @property
+    def states(self) -> int:
+        """How many values go from step to step."""
+        return 2 if self.kind == "lstm" else 1
+
+
+def activation_name(value: object) -> str:
+    """The name of an activation that is a name or a function of Keras."""
+    return value if isinstance(value, str) else str(getattr(value, "__name__", value))
+
+
+def check_recurrent_type(dtype: tf.DType) -> None:
+    """ValueError for a type in which IPUs compute no recurrent layer."""
+    if tf.as_dtype(dtype) not in (tf.float16, tf.float32):
+        raise ValueError(f"Only support float16 and float32, not {tf.as_dtype(dtype).name}.")
+
+
+def recurrent_call(
+    cell: RecurrentCell,
+    x: tf.Tensor,
+    weights: Sequence[tf.Tensor],
+    state: Sequence[tf.Tensor],
+    lengths: tf.Tensor | None = None,
+    attention: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """All outputs ``[time, batch, units]`` and the last states of x ``[time, batch, input]``. ``weights``: kernel, the
+    state's kernel, bias; ``lengths`` ``[batch]``: outputs behind them are 0; ``attention`` ``[time, batch]``.
+    """
+    x = tf.convert_to_tensor(x)
+    units = int(weights[1].shape[0])
+    more = [t for t in (lengths, attention) if t is not None]
+    batch = tf.TensorSpec([x.shape[1], units], x.dtype)
+    outputs = mark(
+        "recurrence",
+        [x, *(tf.convert_to_tensor(w) for w in weights), *state, *more],
+        [tf.TensorSpec([*x.shape[:2], units], x.dtype), *[batch] * cell.states],
+        cell=cell.kind,
+        activation=cell.activation,
+        recurrent_activation=cell.recurrent_activation,
+        reset_after=cell.reset_after,
+        lengths=lengths is not None,
+        attention=attention is not None,
+    )
+    return outputs[0], list(outputs[1:])
+
+
+def zero_states(cell: RecurrentCell, x: tf.Tensor, batch_axis: int, units: int) -> list[tf.Tensor]:
+    """States of zeros for a batch."""
+    size = x.shape[batch_axis]
+    if size is None:
+        size = tf.shape(x)[batch_axis]
+    return [tf.zeros([size, units], x.dtype) for _ in range(cell.states)]

@@ -1,0 +1,201 @@
+"""Recurrent layers of version 1: ``ipu_tensorflow_addons.v1.layers``, in older programs ``rnn_ops``.
+
+Inputs are ``[time, batch, input]``. The kernel ``[input + units, gates * units]`` has the rows of the input first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from podrun.tensorflow.addons.recurrent_call import (
+    RecurrentCell,
+    check_recurrent_type,
+    recurrent_call,
+    zero_states,
+)
+
+Initializer = Callable[..., tf.Tensor]
+States: TypeAlias = tf.Tensor | Sequence[tf.Tensor] | None
+
+
+class _TimeMajorLayer:
+    """Variables and call of a layer. ``weights_initializer``: Glorot's uniform one if None; biases are zeros."""
+
+    cell_kind = "lstm"
+    scope_name = "popnn_lstm"
+
+    def __init__(
+        self,
+        num_units: int,
+        dtype: tf.DType = tf.float32,
+        partials_dtype: tf.DType = tf.float32,
+        seed: int | None = None,
+        weights_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
+        activation: str = "tanh",
+        recurrent_activation: str = "sigmoid",
+        return_state: bool = True,
+        name: str | None = None,
+        reset_after: bool = False,
+        options: dict[str, str] | None = None,
+        options_bwd: dict[str, str] | None = None,
+    ) -> None:
+        check_recurrent_type(dtype)
+        self.num_units, self.dtype, self.return_state = num_units, tf.as_dtype(dtype), return_state
+        self.cell = RecurrentCell(self.cell_kind, activation, recurrent_activation, reset_after)
+        self._initializer = weights_initializer or tf.compat.v1.glorot_uniform_initializer(seed=seed)
+        self._bias_initializer = bias_initializer or tf.compat.v1.zeros_initializer()
+        self._name, self._scope = name, None
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The layer's variables, once it was called."""
+        return [] if self._scope is None else list(self._made)
+
+    trainable_variables = variables
+    weights = variables
+
+    def _biases(self) -> tf.Tensor:
+        gates = self.cell.gates
+        shape = [gates, 2, self.num_units] if self.cell.reset_after else [gates, self.num_units]
+        return self._variable("biases", shape, self._bias_initializer)
+
+    def _variable(self, name: str, shape: list[int], initializer: Initializer) -> tf.Tensor:
+        made = tf.compat.v1.get_variable(
+            name, shape, self.dtype, initializer, use_resource=True, trainable=True
+        )
+        self._made = [*(v for v in getattr(self, "_made", []) if v is not made), made]
+        return made
+
+    def _run(
+        self,
+        inputs: tf.Tensor,
+        initial_state: States,
+        lengths: tf.Tensor | None = None,
+        attention: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        inputs = tf.convert_to_tensor(inputs)
+        if inputs.shape.rank != 3:
+            raise ValueError(f"The inputs must have 3 dimensions, not the shape {inputs.shape}.")
+        size, units = int(inputs.shape[2]), self.num_units
+        with tf.compat.v1.variable_scope(
+            self._scope or self._name, self.scope_name, reuse=None if self._scope is None else True
+        ) as scope:
+            kernel = self._variable("kernel", [size + units, self.cell.gates * units], self._initializer)
+            bias = tf.convert_to_tensor(self._biases())
+            self._scope = scope
+        kernel = tf.convert_to_tensor(kernel)
+        if self.cell.reset_after:
+            bias = tf.transpose(bias, [1, 0, 2])
+            bias = tf.reshape(bias, [2, -1])
+        if initial_state is None:
+            state = zero_states(self.cell, inputs, 1, units)
+        else:
+            state = list(initial_state) if isinstance(initial_state, (list, tuple)) else [initial_state]
+        if self.cell.kind == "lstm":
+            state = state[::-1]  # Programs give (c, h).
+        weights = [
+            kernel[:size],
+            kernel[size:],
+            tf.reshape(bias, [-1]) if not self.cell.reset_after else bias,
+        ]
+        return recurrent_call(self.cell, inputs, weights, state, lengths, attention)
+
+    def _answer(self, outputs: tf.Tensor, states: Sequence[tf.Tensor]) -> object:
+        if not self.return_state:
+            return outputs
+        if self.cell.kind == "lstm":
+            hidden, memory = states
+            return outputs, tf.compat.v1.nn.rnn_cell.LSTMStateTuple(memory, hidden)
+        return outputs, states[0]
+
+
+class TimeMajorLstm(_TimeMajorLayer):
+    """``PopnnLSTM``: the outputs and ``LSTMStateTuple(c, h)``. Gates are in the order input, forget, memory, output."""
+
+    def __call__(self, inputs: tf.Tensor, initial_state: States = None, training: bool = True) -> object:
+        """Run over a batch of sequences."""
+        return self._answer(*self._run(inputs, initial_state))
+
+    call = __call__
+
+
+class TimeMajorDynamicLstm(_TimeMajorLayer):
+    """``PopnnDynamicLSTM``: outputs behind the length of a sequence are 0, and its state stays."""
+
+    scope_name = "popnn_dynamic_lstm"
+
+    def __call__(
+        self, inputs: tf.Tensor, seq_len: tf.Tensor, initial_state: States = None, training: bool = True
+    ) -> object:
+        """Run over a batch of sequences of the lengths ``seq_len``."""
+        return self._answer(*self._run(inputs, initial_state, seq_len))
+
+    call = __call__
+
+
+class TimeMajorGru(_TimeMajorLayer):
+    """``PopnnGRU``: gates in the order update, reset, new state."""
+
+    cell_kind, scope_name = "gru", "popnn_gru"
+
+    def __call__(self, inputs: tf.Tensor, initial_state: States = None, training: bool = True) -> object:
+        """Run over a batch of sequences."""
+        return self._answer(*self._run(inputs, initial_state))
+
+    call = __call__
+
+
+class TimeMajorDynamicGru(_TimeMajorLayer):
+    """``PopnnDynamicGRU``: outputs behind the length of a sequence are 0, and its state stays."""
+
+    cell_kind, scope_name = "gru", "popnn_dynamic_gru"
+
+    def __call__(
+        self,
+        inputs: tf.Tensor,
+        seq_len: tf.Tensor,
+        initial_state: States = None,
+        training: bool = True,
+        time_major: bool = True,
+    ) -> object:
+        """Run over a batch of sequences. ``time_major``: False for inputs and outputs ``[batch, time, ...]``."""
+        turn = [1, 0, 2]
+        inputs = inputs if time_major else tf.transpose(inputs, turn)
+        outputs, states = self._run(inputs, initial_state, seq_len)
+        return self._answer(outputs if time_major else tf.transpose(outputs, turn), states)
+
+    call = __call__
+
+
+class TimeMajorAttentionGru(_TimeMajorLayer):
+    """``PopnnAUGRU``: one minus the attention of a step multiplies the update gate."""
+
+    cell_kind, scope_name = "gru", "popnn_augru"
+
+    def _biases(self) -> tf.Tensor:
+        ones = tf.compat.v1.ones_initializer()
+        first = self._variable("bias_r_u", [2, self.num_units], ones)
+        last = self._variable("bias_c", [1, self.num_units], self._bias_initializer)
+        return tf.concat([first, last], 0)
+
+    def __call__(
+        self,
+        inputs: tf.Tensor,
+        seq_len: tf.Tensor,
+        attention_score: tf.Tensor,
+        initial_state: States = None,
+        training: bool = True,
+        time_major: bool = True,
+    ) -> object:
+        """Run over a batch of sequences with ``attention_score`` ``[time, batch]``."""
+        turn = [1, 0, 2]
+        if not time_major:
+            inputs, attention_score = tf.transpose(inputs, turn), tf.transpose(attention_score, [1, 0])
+        outputs, states = self._run(inputs, initial_state, seq_len, attention_score)
+        return self._answer(outputs if time_major else tf.transpose(outputs, turn), states)
+
+    call = __call__

@@ -1,0 +1,66 @@
+"""Keras programs as users write them, beside the same training of plain Keras on the host."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tensorflow.test_programs import PROGRAMS, run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.system,
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+
+
+def difference(output: str) -> float:
+    """The largest difference from the host that a program prints."""
+    return float(re.findall(r"^difference (\S+)", output, re.MULTILINE)[0])
+
+
+CASES = [
+    ("keras_mnist.py", "dense_1 (Dense)", 1e-5),
+    ("keras_pipeline.py", "updates 16", 1e-5),
+    ("keras_two_inputs.py", "metrics ['kind_accuracy', 'kind_loss', 'loss', 'price_loss']", 1e-5),
+    ("keras_cnn.py", "metrics ['loss', 'sparse_top_k", 1e-4),
+    ("keras_lstm.py", "", 1e-5),
+    ("keras_transformer.py", "metrics ['nll']", 1e-4),
+    ("keras_mixed_precision.py", "types ['float16', 'float32'] updates 32", 1e-2),
+    ("keras_custom_loop.py", "losses 32", 1e-5),
+    ("keras_resumed.py", "", 1e-5),
+    ("keras_ncf.py", "batches 48", 1e-5),
+    ("keras_popdist.py", "replicas 1", 1e-5),
+]
+"""Program, a part of what it prints, and how far it may be from the host: halves differ in their rounding."""
+
+
+@pytest.mark.parametrize(("name", "text", "most"), CASES)
+def test_a_program_trains_as_on_the_host(name: str, text: str, most: float, tmp_path: Path) -> None:
+    output = run(name, cwd=tmp_path)
+    assert text in output
+    assert difference(output) <= most
+
+
+def test_instances_train_as_one_on_the_host(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "podrun", "--num-replicas", "4", "--num-instances", "2"]
+    done = subprocess.run(
+        [*command, sys.executable, str(PROGRAMS / "keras_popdist.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    values = [float(v) for v in re.findall(r"difference (\S+)", done.stdout)]
+    assert len(values) == 2
+    assert max(values) <= 1e-5
+    assert done.stdout.count("replicas 4") == 2
