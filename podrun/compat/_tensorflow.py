@@ -184,6 +184,13 @@ def _root() -> types.ModuleType:
     return module
 
 
+def _operations_module(name: str) -> types.ModuleType:
+    """A module of ``tensorflow.python.ipu.ops`` that a program reads as an attribute."""
+    if name not in MODULES:
+        raise AttributeError(f"module 'tensorflow.python.ipu.ops' has no attribute {name!r}")
+    return importlib.import_module(f"{ROOT}.ops.{name}")
+
+
 class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the modules that only the SDK's TensorFlow has."""
 
@@ -222,6 +229,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if key == "ops":
             module = types.ModuleType(name)
             module.__path__ = []
+            module.__getattr__ = _operations_module  # type: ignore[method-assign]
             return module
         key = key.removeprefix("ops.")
         if key.startswith("optimizers.") and key.partition(".")[2] in _OPTIMIZER_MODULES:

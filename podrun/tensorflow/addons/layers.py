@@ -20,7 +20,7 @@ from podrun.tensorflow.sdk.sequence_losses import (
     label_paths_of_logits,
 )
 
-Initializer = object
+KerasInitializer = object
 """The name of an initializer of Keras, or one."""
 _initializers = tf_keras.initializers
 
@@ -34,7 +34,7 @@ class Embedding(tf_keras.layers.Layer):  # type: ignore[misc]
         self,
         input_dim: int,
         output_dim: int,
-        embeddings_initializer: Initializer = "uniform",
+        embeddings_initializer: KerasInitializer = "uniform",
         embeddings_regularizer: object = None,
         activity_regularizer: object = None,
         embeddings_constraint: object = None,
@@ -120,8 +120,8 @@ class _ChannelNorm(tf_keras.layers.Layer):  # type: ignore[misc]
         center: bool = True,
         scale: bool = True,
         epsilon: float = 1e-3,
-        beta_initializer: Initializer = None,
-        gamma_initializer: Initializer = None,
+        beta_initializer: KerasInitializer = None,
+        gamma_initializer: KerasInitializer = None,
         strided_channel_grouping: bool = True,
         **kwargs: object,
     ) -> None:

@@ -14,7 +14,7 @@ ACTIVATIONS = ("tanh", "relu", "softmax", "sigmoid", "hard_sigmoid")
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentCell:
+class LayerCell:
     """The cell of a layer: ``kind`` lstm or gru, and the names of its activations. ``reset_after``: a GRU's reset gate
     multiplies the product of the state.
     """
@@ -57,7 +57,7 @@ def check_recurrent_type(dtype: tf.DType) -> None:
 
 
 def recurrent_call(
-    cell: RecurrentCell,
+    cell: LayerCell,
     x: tf.Tensor,
     weights: Sequence[tf.Tensor],
     state: Sequence[tf.Tensor],
@@ -85,7 +85,7 @@ def recurrent_call(
     return outputs[0], list(outputs[1:])
 
 
-def zero_states(cell: RecurrentCell, x: tf.Tensor, batch_axis: int, units: int) -> list[tf.Tensor]:
+def zero_states(cell: LayerCell, x: tf.Tensor, batch_axis: int, units: int) -> list[tf.Tensor]:
     """States of zeros for a batch."""
     size = x.shape[batch_axis]
     if size is None:

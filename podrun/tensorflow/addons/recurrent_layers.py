@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 from podrun.tensorflow.addons.recurrent_call import (
-    RecurrentCell,
+    LayerCell,
     activation_name,
     check_recurrent_type,
     recurrent_call,
@@ -66,7 +66,7 @@ class _PopnnLayer(tf_keras.layers.Layer):  # type: ignore[misc]
         super().__init__(**kwargs)
         check_recurrent_type(self.compute_dtype)
         names = activation_name(activation), activation_name(recurrent_activation)
-        self.cell_of_layer = RecurrentCell(self.kind, *names, self.kind == "gru" and reset_after)
+        self.cell_of_layer = LayerCell(self.kind, *names, self.kind == "gru" and reset_after)
         self.units, self.dropout, self.unit_forget_bias = int(units), float(dropout), unit_forget_bias
         initializers = tf_keras.initializers
         self.kernel_initializer = initializers.get(kernel_initializer)

@@ -11,13 +11,13 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from podrun.tensorflow.addons.recurrent_call import (
-    RecurrentCell,
+    LayerCell,
     check_recurrent_type,
     recurrent_call,
     zero_states,
 )
 
-Initializer = Callable[..., tf.Tensor]
+WeightStart = Callable[..., tf.Tensor]
 States: TypeAlias = tf.Tensor | Sequence[tf.Tensor] | None
 
 
@@ -33,8 +33,8 @@ class _TimeMajorLayer:
         dtype: tf.DType = tf.float32,
         partials_dtype: tf.DType = tf.float32,
         seed: int | None = None,
-        weights_initializer: Initializer | None = None,
-        bias_initializer: Initializer | None = None,
+        weights_initializer: WeightStart | None = None,
+        bias_initializer: WeightStart | None = None,
         activation: str = "tanh",
         recurrent_activation: str = "sigmoid",
         return_state: bool = True,
@@ -45,7 +45,7 @@ class _TimeMajorLayer:
     ) -> None:
         check_recurrent_type(dtype)
         self.num_units, self.dtype, self.return_state = num_units, tf.as_dtype(dtype), return_state
-        self.cell = RecurrentCell(self.cell_kind, activation, recurrent_activation, reset_after)
+        self.cell = LayerCell(self.cell_kind, activation, recurrent_activation, reset_after)
         self._initializer = weights_initializer or tf.compat.v1.glorot_uniform_initializer(seed=seed)
         self._bias_initializer = bias_initializer or tf.compat.v1.zeros_initializer()
         self._name, self._scope = name, None
@@ -63,12 +63,12 @@ class _TimeMajorLayer:
         shape = [gates, 2, self.num_units] if self.cell.reset_after else [gates, self.num_units]
         return self._variable("biases", shape, self._bias_initializer)
 
-    def _variable(self, name: str, shape: list[int], initializer: Initializer) -> tf.Tensor:
-        made = tf.compat.v1.get_variable(
+    def _variable(self, name: str, shape: list[int], initializer: WeightStart) -> tf.Tensor:
+        variable = tf.compat.v1.get_variable(
             name, shape, self.dtype, initializer, use_resource=True, trainable=True
         )
-        self._made = [*(v for v in getattr(self, "_made", []) if v is not made), made]
-        return made
+        self._made = [*(v for v in getattr(self, "_made", []) if v is not variable), variable]
+        return variable
 
     def _run(
         self,

@@ -64,7 +64,7 @@ def written_options(model: Model) -> dict[str, object]:
     return values
 
 
-def read_options(model: Model, values: Mapping[str, object]) -> None:
+def take_options(model: Model, values: Mapping[str, object]) -> None:
     """Give a model options that `written_options` wrote."""
     options = options_of(model)
     for name, attribute in _VALUES.items():
@@ -112,7 +112,7 @@ def _from_config(owner: type) -> None:
             config = {name: value for name, value in config.items() if name != KEY}
         model = method.__func__(cls, config, custom_objects)
         if isinstance(values, dict) and on_ipu(model):
-            read_options(model, values)
+            take_options(model, values)
         return model
 
     from_config.__module__, from_config.__doc__ = method.__func__.__module__, method.__func__.__doc__
@@ -126,7 +126,7 @@ def _reconstructed(
     result = plain(loader, model_id, model, layers)
     config = json.loads(loader._metadata[model_id].metadata).get("config") or {}
     if KEY in config and on_ipu(model):
-        read_options(model, config[KEY])
+        take_options(model, config[KEY])
     return result
 
 

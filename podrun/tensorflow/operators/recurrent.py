@@ -1,6 +1,7 @@
 """The recurrent layers of the SDK, each one operator: `podrun.numerics.recurrence` over a whole sequence.
 
-Gates are in the order of Keras: an LSTM's input, forget, new memory, output; a GRU's update, reset, new state.
+Gates are in the order of Keras: an LSTM's input, forget, new memory, output; a GRU's update, reset, new state. Halves
+are computed in float32, as partial sums are on an IPU.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from podrun.tensorflow.operators.table import computes
 if TYPE_CHECKING:
     from podrun.runtime.graph import Node
 
-Activation = Callable[[jax.Array], jax.Array]
+_Activation = Callable[[jax.Array], jax.Array]
 _ONNX_NAMES = {"hard_sigmoid": "hardsigmoid"}
 
 
-def _activation(name: str) -> Activation:
+def _activation(name: str) -> _Activation:
     if name == "softmax":
         return lambda x: jax.nn.softmax(x, axis=-1)
     return cell_activations((_ONNX_NAMES.get(name, name),))[0]
@@ -46,15 +47,25 @@ def _recurrence(ctx: object, node: Node, x: jax.Array, *rest: jax.Array) -> tupl
     others = others[2 if lstm else 1 :]
     lengths = others.pop(0).astype(jnp.int32) if node["lengths"] else None
     attention = others.pop(0) if node["attention"] else None
-    new, gate = _activation(node["activation"]), _activation(node["recurrent_activation"])
-    cell = Cell(
-        node["cell"],
-        "ifno" if lstm else "zrn",
-        (gate, new, new) if lstm else (gate, new),
-        reset_after=node["reset_after"],
-    )
-    after = not lstm and node["reset_after"]
-    biases = (bias[0],) if after else (bias.reshape(-1),)
-    weights = CellWeights(entering.T, recurrent.T, biases, bias[1] if after else None)
+    cell, weights = _cell(node), _weights(node, entering, recurrent, bias)
     outputs, last = recurrence(cell, weights, Sequences(_wide(x), lengths, attention), state)
     return tuple(value.astype(dtype) for value in (outputs, *last))
+
+
+def _cell(node: Node) -> Cell:
+    """The cell of a layer, with Keras' order of gates."""
+    new, gate = _activation(node["activation"]), _activation(node["recurrent_activation"])
+    if node["cell"] == "lstm":
+        return Cell("lstm", "ifno", (gate, new, new))
+    return Cell("gru", "zrn", (gate, new), reset_after=node["reset_after"])
+
+
+def _weights(node: Node, entering: jax.Array, recurrent: jax.Array, bias: jax.Array) -> CellWeights:
+    """Kernels whose rows are gates, as the recurrence takes them; Keras' columns are gates.
+
+    A GRU that resets after its product has two biases, ``[2, g*h]``: the second one is added to the product of the
+    state, so that the reset gate multiplies it too. Layers of version 1 have a row for each gate, ``[g, h]``.
+    """
+    if node["cell"] == "gru" and node["reset_after"]:
+        return CellWeights(entering.T, recurrent.T, (bias[0],), bias[1])
+    return CellWeights(entering.T, recurrent.T, (bias.reshape(-1),))
