@@ -35,13 +35,15 @@ with ipu.ipu_strategy.IPUStrategy().scope():
     again = create_model()
     again.load_weights("weights-2").expect_partial()
     resumed = [fit(again, 2)]
-    for path in ("whole.h5", "whole"):
-        loaded = keras.models.load_model(path)
-        loaded.compile(loaded.optimizer, "mse", steps_per_execution=8)
-        resumed.append(fit(loaded, 2))
+    loaded = keras.models.load_model("whole.h5")
+    loaded.compile(loaded.optimizer, "mse", steps_per_execution=8)
+    resumed.append(fit(loaded, 2))
+    # A SavedModel has no slots of Keras' former optimizers: the weights alone come back.
+    predicted = keras.models.load_model("whole").predict(x, batch_size=8, verbose=0)
+    served = float(np.abs(predicted - model.predict(x, batch_size=8, verbose=0)).max())
 host = create_model()
 host.set_weights(start)
 expected = fit(host, 4)
 differences = [max(float(np.abs(a - b).max()) for a, b in zip(w, expected, strict=True)) for w in resumed]
 print("differences", differences)
-print("difference", max(differences))
+print("difference", max([*differences, served]))
