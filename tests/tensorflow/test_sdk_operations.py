@@ -244,3 +244,17 @@ def test_connection_types_compile_without_running(ipu: Any, tmp_path: Any) -> No
         else:
             np.testing.assert_array_equal(strategy.run(function), [0.0])
     assert len(list(tmp_path.glob("*.poplar_exec"))) == 1
+
+
+def test_gradients_of_what_depends_on_another_source(run: Run) -> None:
+    import tensorflow as tf
+
+    def both(x: Any) -> Any:
+        hidden = x * x
+        kept = tf.tanh(hidden)
+        total = tf.reduce_sum(kept * hidden + x)
+        return (*tf.gradients(total, [x, hidden, kept]), hidden)
+
+    values = [np.asarray(v) for v in tf.function(both)(tf.constant(X))]
+    for got, want in zip(run(both, X), values, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -139,7 +139,8 @@ def _forward(step: ModelledStep, node: Node | None) -> list[Node]:
     nodes: list[Node] = []
     for item in step.nodes:
         if item is node:
-            nodes += item["graph"].nodes
+            fed = dict(zip(item["graph"].inputs, item.inputs, strict=False))
+            nodes += [replace(n, inputs=tuple(fed.get(i, i) for i in n.inputs)) for n in item["graph"].nodes]
         elif item.op_type not in ("Differentiate", "Store"):
             nodes.append(item)
     return nodes

@@ -6,8 +6,10 @@ two cuts share nodes (two losses of one model), the later one has copies, which 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from podrun.runtime.graph import Node, OperatorGraph, reads
 from podrun.tensorflow.graph.builder import DOMAIN, GraphBuilder
@@ -38,22 +40,56 @@ def _all_nodes(builder: GraphBuilder) -> Iterable[Node]:
     return list({id(node): node for node in builder.originals.values()}.values())
 
 
+def _behind_others(builder: GraphBuilder, sources: Sequence[str]) -> list[str]:
+    """The sources that depend on other sources."""
+    depends: set[str] = set(sources)
+    for node in _all_nodes(builder):
+        if not depends.isdisjoint(reads(node)):
+            depends.update(node.outputs)
+    makers = ((name, builder.originals.get(name)) for name in sources)
+    return [name for name, maker in makers if maker is not None and not depends.isdisjoint(reads(maker))]
+
+
+def _shifted(path: Sequence[Node], names: Collection[str]) -> list[Node]:
+    """The nodes where each of these tensors is its maker's result plus an input ``<name>/shift``, which is zero: the
+    gradient of the input is that of the tensor, and gradients still pass through to what is before it.
+    """
+    nodes: list[Node] = []
+    for node in path:
+        own = [output for output in node.outputs if output in names]
+        renamed = tuple(f"{o}/unshifted" if o in own else o for o in node.outputs)
+        nodes.append(replace(node, outputs=renamed) if own else node)
+        nodes += [
+            Node("Podrun:watched", DOMAIN, f"{o}/shifted", (f"{o}/unshifted", f"{o}/shift"), (o,))
+            for o in own
+        ]
+    return nodes
+
+
 def differentiate(
-    builder: GraphBuilder, targets: Sequence[str], sources: Sequence[str], incoming: dict[int, str]
+    builder: GraphBuilder,
+    targets: Sequence[str],
+    sources: Sequence[str],
+    incoming: dict[int, str],
+    zeros: Callable[[str], np.ndarray],
 ) -> list[str]:
-    """Add the node; returns the names of the gradients, one for each source."""
-    path = _between(builder, sources, targets)
+    """Add the node; returns the names of the gradients, one for each source. ``zeros``: zeros like a source."""
+    behind = _behind_others(builder, sources)
+    path = _shifted(_between(builder, [s for s in sources if s not in behind], targets), behind)
+    shifts = {name: builder.constant(zeros(name)) for name in behind}
     label = builder.unique("gradients")
     gradients = [f"{label}:{i}" for i in range(len(sources))]
     staying = {id(node) for node in builder.nodes}
-    taken = [node for node in path if id(node) in staying]
+    names = {output for node in path for output in node.outputs}
+    taken = [n for n in builder.nodes if id(n) in staying and not names.isdisjoint(n.outputs)]
     own = [output for node in taken for output in node.outputs]
-    graph = OperatorGraph(f"{label}/forward", tuple(path), tuple(sources), (*targets, *own), {}, {})
+    inner = tuple(f"{name}/shift" if name in shifts else name for name in sources)
+    graph = OperatorGraph(f"{label}/forward", tuple(path), inner, (*targets, *own), {}, {})
     node = Node(
         "Differentiate",
         DOMAIN,
         label,
-        (*sources, *incoming.values()),
+        (*(shifts.get(name, name) for name in sources), *incoming.values()),
         (*gradients, *own),
         {"graph": graph, "targets": len(targets), "sources": len(sources), "incoming": tuple(incoming)},
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
@@ -215,7 +216,12 @@ def _gradients(
     wanted = names[targets : targets + sources]
     scalar = operation.inputs[0].shape.rank == 0
     incoming = dict(zip(facts["incoming"], names[targets + sources :], strict=False))
-    results = differentiate(builder, names[:targets], list(dict.fromkeys(wanted)), incoming)
+    kinds = dict(zip(wanted, operation.inputs[targets : targets + sources], strict=True))
+
+    def zeros(name: str) -> np.ndarray:
+        return np.zeros(kinds[name].shape.as_list(), kinds[name].dtype.as_numpy_dtype)
+
+    results = differentiate(builder, names[:targets], list(dict.fromkeys(wanted)), incoming, zeros)
     builder.facts.losses[builder.originals[results[0]].label] = scalar
     placed = dict(zip(dict.fromkeys(wanted), results, strict=True))
     return [placed[name] for name in wanted]
