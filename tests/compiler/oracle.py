@@ -5,6 +5,7 @@ Shares nothing with the compiler but the front end's forward function and update
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 
 from podrun.compiler import extra_state
 from podrun.compiler.program import Program
+
+from .reference_interpreter import QUICK
 
 
 def advanced(seed: int, micro_batches: int) -> int:
@@ -42,24 +45,33 @@ def train(
     assert loss is not None
     names = [name for name, item in sorted(program.parameters.items()) if item.trainable]
     specs = {name: program.parameters[name].spec for name in names}
-    now = {name: jnp.asarray(value) for name, value in weights.items()}
+    now = {name: np.asarray(value) for name, value in weights.items()}
     states = {
-        n: {p: jnp.full(s.shape, initial, s.dtype) for p, (s, initial) in rule.state(specs[n]).items()}
+        n: {p: np.full(s.shape, initial, s.dtype) for p, (s, initial) in rule.state(specs[n]).items()}
         for n in names
     }
     scale = float(program.loss_scaling)
 
-    @jax.jit
-    def gradient(trained: Any, rest: Any, data: Any, key: Any) -> Any:
+    # Compiled at once and quickly: operation by operation, JAX would compile a program for each.
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def gradient(trained: Any, rest: Any, data: Any, words: Any) -> Any:
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+
         def scaled(chosen: Any) -> Any:
             value = program.forward({**rest, **chosen}, data, key)[loss]
             return value * jnp.asarray(scale, value.dtype), value
 
         return jax.grad(scaled, has_aux=True)(trained)
 
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def updated(trained: Any, total: Any, states: Any, scalars: Any) -> Any:
+        return {
+            n: rule.apply(n, w, total[n].astype(w.dtype), states[n], scalars[n]) for n, w in trained.items()
+        }
+
     losses, gradients = [], []
     for batch in range(len(next(iter(inputs.values())))):
-        total = {n: jnp.zeros(specs[n].shape, jnp.float32) for n in names}
+        total = {n: np.zeros(specs[n].shape, np.float32) for n in names}
         for micro in range(program.accumulation_factor):
             losses.append([])
             gradients.append([])
@@ -69,21 +81,15 @@ def train(
                     for n, v in inputs.items()
                 }
                 base = advanced(seed, batch * program.accumulation_factor + micro) + replica
-                key = jax.random.wrap_key_data(
-                    jnp.array(extra_state.seed_words(base), jnp.uint32), impl="threefry2x32"
-                )
+                words = np.array(extra_state.seed_words(base), np.uint32)
                 trained = {n: now[n] for n in names}
                 rest = {n: v for n, v in now.items() if n not in trained}
-                found, value = gradient(trained, rest, data, key)
+                found, value = jax.device_get(gradient(trained, rest, data, words))
                 losses[-1].append(np.asarray(value))
-                gradients[-1].append({n: np.asarray(g) for n, g in found.items()})
+                gradients[-1].append(dict(found))
                 total = {n: total[n] + found[n] for n in names}
-        for n in names:
-            scalars = {s: jnp.float32(v) for s, v in rule.scalars(n).items()}
-            now[n], states[n] = rule.apply(n, now[n], total[n].astype(now[n].dtype), states[n], scalars)
-    return Trained(
-        {n: np.asarray(v) for n, v in now.items()},
-        {n: {p: np.asarray(v) for p, v in s.items()} for n, s in states.items()},
-        np.array(losses),
-        gradients,
-    )
+        scalars = {n: {s: np.float32(v) for s, v in rule.scalars(n).items()} for n in names}
+        changed = jax.device_get(updated({n: now[n] for n in names}, total, states, scalars))
+        for n, (weight, state) in changed.items():
+            now[n], states[n] = weight, state
+    return Trained(now, states, np.array(losses), gradients)
