@@ -4,7 +4,7 @@
 
 ``engine``: events a second. ``allocator``: milliseconds of an event at 65,536 IPUs, median, with nothing held, with 512
 partitions of 64, and with 16 requests that wait on a full POD. ``campaign``: one job on 65,536 IPUs for 30 days with
-failures at 6.5 per 1000 M2000-days, report included. ``replications``: 20 of them on two processes. ``easy``: KTH-SP2's
+failures at 6.5 per 1000 M2000-days and 400 spares, report included. ``replications``: 20 of them on two processes. ``easy``: KTH-SP2's
 jobs under EASY; ``podrun``: under podrun's allocator on a POD128; both need the log ``kth.swf`` in ``--traces`` (or
 PODRUN_TRACES). Seconds are of this process' or its children's wall clock, ``*_cpu_s`` of its CPU.
 """
@@ -156,9 +156,8 @@ def _cycle(allocator: Allocator, name: str, spent: list[float]) -> None:
 def _setup(days: float) -> CampaignSetup:
     repair = RepairTimes(4.0, 24.0, 720.0)
     source = FailureSource("machine", "unrecoverable", 6.5 / 24_000, detect_s=60.0, repair=repair)
-    return CampaignSetup(
-        load_cluster("pod64k"), FailureRates("6.5 per 1000 M2000-days", (source,)), days, checkpoint=DALY
-    )
+    rates = FailureRates("6.5 per 1000 M2000-days", (source,))
+    return CampaignSetup(load_cluster("pod64k"), rates, days, checkpoint=DALY, spares=400)
 
 
 def measure_campaign(days: float) -> dict[str, Any]:

@@ -18,6 +18,20 @@ from podrun.core.errors import ErrorCode, RecoveryAction
 from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, NOT_READY, IpuReport, MachineReport
 
 
+@dataclass(frozen=True, slots=True)
+class EndingTimes:
+    """Seconds in which a launch ends after a failure: ``settle`` from the first failure to SIGTERM for the others,
+    ``grace`` from there to SIGKILL, ``end`` from there until podrun gives up on an instance (its host does not answer).
+    The supervisor and simulations read the same value."""
+
+    settle: float = 1.0
+    grace: float = 3.0
+    end: float = 5.0
+
+
+ENDING_TIMES = EndingTimes()
+
+
 class FailureKind(enum.Enum):
     """What failed, from the mildest to the worst; the values are the keys of a policy's ``after``."""
 

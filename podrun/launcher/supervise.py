@@ -27,13 +27,7 @@ from podrun.core.errors import PodrunError
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log
 from podrun.launcher.process import Command, Ended, InstanceEvent, Printed
-
-SETTLE_SECONDS = 1.0
-"""From the first failure to SIGTERM for the others."""
-GRACE_SECONDS = 3.0
-"""From SIGTERM to SIGKILL."""
-END_SECONDS = 5.0
-"""From SIGKILL until podrun gives up on an instance (its host does not answer)."""
+from podrun.launcher.recovery import ENDING_TIMES
 
 
 class Runner(Protocol):
@@ -155,7 +149,7 @@ class Supervisor:
                 if code and self._failed is None and self._phase is StopPhase.RUNNING:
                     self._failed = event
                     self._mixer.keep(instance)
-                    self._enter(StopPhase.SETTLING, SETTLE_SECONDS)
+                    self._enter(StopPhase.SETTLING, ENDING_TIMES.settle)
 
     def _read_mail(self) -> None:
         while not self._mail.empty():
@@ -190,12 +184,12 @@ class Supervisor:
         self._log.debug(f"ending instances {self._running()}")
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)
-        self._enter(StopPhase.TERMINATING, GRACE_SECONDS)
+        self._enter(StopPhase.TERMINATING, ENDING_TIMES.grace)
 
     def _kill(self) -> None:
         self._log.debug(f"killing instances {self._running()}")
         self._send(signal.SIGKILL)
-        self._enter(StopPhase.KILLING, END_SECONDS)
+        self._enter(StopPhase.KILLING, ENDING_TIMES.end)
 
     def _send(self, number: int) -> None:
         for runner in self._runners:

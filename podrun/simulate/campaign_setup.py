@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from podrun.checkpoint.policy import CheckpointPolicy
 from podrun.core.cluster import Cluster
-from podrun.launcher.recovery import RestartPolicy
+from podrun.launcher.recovery import ENDING_TIMES, RestartPolicy
 from podrun.simulate.engine import nanoseconds
 from podrun.simulate.failures import HOUR_S
 from podrun.simulate.rates import FailureRates
@@ -28,8 +28,8 @@ class RecoveryTimes:
     replace_s: float = 600.0
     release_s: float = 5.0
     resubmit_s: float = 1800.0
-    settle_s: float = 1.0
-    grace_s: float = 3.0
+    settle_s: float = ENDING_TIMES.settle
+    grace_s: float = ENDING_TIMES.grace
     spread: float = 0.0
 
 

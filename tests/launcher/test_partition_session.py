@@ -24,7 +24,8 @@ from podrun.launcher.program import LaunchContext
 from podrun.launcher.server import usable_names
 from podrun.launcher.spec import CurrentLaunch
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.host.holders import SignsOfLife, this_holder
+from podrun.partition.host.holders import this_holder
+from podrun.partition.host.leases import SignsOfLife
 from podrun.partition.state.orphans import HolderWatch
 from podrun.partition.state.values import PartitionState
 from tests.conftest import wait_until

@@ -10,7 +10,8 @@ from podrun.core.errors import ServiceError
 from podrun.launcher.output import OutputChannel, OutputMixer
 from podrun.launcher.own_streams import Log
 from podrun.launcher.process import Command, Ended, InstanceEvent, Printed
-from podrun.launcher.supervise import GRACE_SECONDS, SETTLE_SECONDS, Supervisor
+from podrun.launcher.recovery import ENDING_TIMES
+from podrun.launcher.supervise import Supervisor
 
 
 class World:
@@ -81,7 +82,7 @@ def test_the_first_failure_decides_and_ends_the_others() -> None:
     assert outcome.exit_code == 3
     assert outcome.failed == Ended(1, 3)
     terms = [entry for entry in world.signals if entry[1] == signal.SIGTERM]
-    assert terms == [(1.0 + SETTLE_SECONDS, signal.SIGTERM, (0,))]
+    assert terms == [(1.0 + ENDING_TIMES.settle, signal.SIGTERM, (0,))]
     assert not [entry for entry in world.signals if entry[1] == signal.SIGKILL]
 
 
@@ -89,7 +90,7 @@ def test_one_that_ignores_sigterm_is_killed_after_a_grace() -> None:
     world = World({0: (1e9, 0), 1: (1.0, 1)}, ignores=[(0, signal.SIGTERM)])
     assert supervise(world).run().exit_code == 1
     kills = [entry for entry in world.signals if entry[1] == signal.SIGKILL]
-    assert kills == [(1.0 + SETTLE_SECONDS + GRACE_SECONDS, signal.SIGKILL, (0,))]
+    assert kills == [(1.0 + ENDING_TIMES.settle + ENDING_TIMES.grace, signal.SIGKILL, (0,))]
 
 
 def test_one_that_cannot_be_killed_does_not_hold_podrun_for_ever() -> None:

@@ -17,15 +17,8 @@ from podrun.partition.client.connection import NoServerError
 from podrun.partition.client.partition_calls import SERVER_PATIENCE_S
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.discovery import ProcessId
-from podrun.partition.host.holders import (
-    HOLD_LEASE_S,
-    Holder,
-    SignsOfLife,
-    here,
-    lives,
-    parse_holder,
-    this_holder,
-)
+from podrun.partition.host.holders import Holder, here, lives, parse_holder, this_holder
+from podrun.partition.host.leases import HOLD_LEASE_S, SignsOfLife
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.orphans import HolderWatch

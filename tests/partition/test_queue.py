@@ -16,7 +16,8 @@ from podrun.core.errors import ConflictError, ExhaustedError, ExistsError, NotFo
 from podrun.core.telemetry import AttachedProcess
 from podrun.partition.commands.vipu import vipu_command
 from podrun.partition.commands.vipu_admin import vipu_admin_command
-from podrun.partition.host.holders import QUEUE_LEASE_S, SignsOfLife, steady_clock
+from podrun.partition.host.holders import steady_clock
+from podrun.partition.host.leases import QUEUE_LEASE_S, SignsOfLife
 from podrun.partition.server.views import SUSPECT_SECONDS, agent_health
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator

@@ -63,6 +63,7 @@ def test_without_failures_only_writes_cost() -> None:
     assert result.ettr == pytest.approx(1 / (1 + 200 / 1800), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_efficiency_is_the_exact_formula() -> None:
     """Row O12, with restores and pauses that fail too."""
     cost, mttf, restore, down = 600.0, 24_060.1, 600.0, 60.0
@@ -76,6 +77,7 @@ def test_efficiency_is_the_exact_formula() -> None:
     assert np.mean(shares) == pytest.approx(exact, abs=half + 0.004)
 
 
+@pytest.mark.slow
 def test_the_mean_rollback_is_that_of_the_formula() -> None:
     """Row O13: given a failure within an interval."""
     policy = CheckpointPolicy(value=3600.0)
@@ -125,6 +127,7 @@ def test_twice_the_units_at_half_the_rate_are_the_same() -> None:
     assert few == many
 
 
+@pytest.mark.slow
 def test_pooled_units_and_units_with_an_age_agree_without_memory() -> None:
     pooled = np.mean([run(CampaignSetup(POD64, rates(1.0), 60.0), s).failures for s in range(3)])
     aged = np.mean(
@@ -133,6 +136,7 @@ def test_pooled_units_and_units_with_an_age_agree_without_memory() -> None:
     assert aged == pytest.approx(pooled, rel=0.06)
 
 
+@pytest.mark.slow
 def test_more_spares_never_lower_ettr() -> None:
     repair = RepairTimes(24.0, 48.0)
     setup = CampaignSetup(POD64, rates(0.05, "lost", repair=repair), 60.0)

@@ -151,7 +151,7 @@ def test_lublin_has_the_reference_slowdown() -> None:
     ("servers", "load", "constant", "wait"),
     [(4, 0.8, False, 0.74554), (4, 0.9, True, 0.99997)],
 )
-@pytest.mark.parametrize("count", [60_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_one_processor_jobs_wait_as_theory_says(
     servers: int, load: float, constant: bool, wait: float, count: int
 ) -> None:
@@ -160,7 +160,7 @@ def test_one_processor_jobs_wait_as_theory_says(
     runs = np.ones(count) if constant else streams.of("jobs", "runs").exponential(1.0, count)
     jobs = [job(str(i), float(arrivals[i]), float(runs[i]), 1) for i in range(count)]
     figures = queue_figures(CountedPool(servers, "fcfs").run(jobs), servers)
-    assert figures.mean_wait_s == pytest.approx(wait, rel=0.01 if count > 100_000 else 0.06)
+    assert figures.mean_wait_s == pytest.approx(wait, rel=0.01 if count > 100_000 else 0.12)
 
 
 def test_scaled_arrivals_are_whole_seconds_from_the_first() -> None:

@@ -15,17 +15,13 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from podrun.partition.host.discovery import ProcessId, own_process_id
 
-HOLD_LEASE_S = 60.0
-"""Seconds without a sign of life after which a partition ends whose holder the server cannot see."""
-QUEUE_LEASE_S = 15.0
-"""Seconds after which a queued request that nobody asks about leaves the queue: its client has vanished."""
 _TEXT = re.compile(r"[^:\s]{1,255}:[0-9a-f-]{0,36}:[0-9]{0,20}:[0-9]{1,10}:[0-9]{1,20}")
 
 
@@ -97,70 +93,6 @@ def lives(text: str) -> bool | None:
     except PermissionError:
         pass  # Another user's, and /proc hides what is others'.
     return None
-
-
-class SignsOfLife:
-    """When a client last asked about each queued request, and when each holder of a partition last gave a sign.
-    ``see``: see `lives`.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        see: Callable[[str], bool | None] = lives,
-    ) -> None:
-        self._clock, self._see = clock, see
-        self._lock = threading.Lock()
-        self._heard: dict[str, float] = {}
-        self._since: dict[str, float] = {}
-        """When this server first looked at a name of which it had heard nothing."""
-
-    def note(self, name: str) -> None:
-        """Note a sign of life for the request or partition of this name."""
-        with self._lock:
-            self._heard[name] = self._clock()
-
-    def vanished(self, waiting: Mapping[str, str]) -> list[str]:
-        """Of requests in the queue, with their holders ("": none), those whose client is gone, or has not asked for
-        `QUEUE_LEASE_S`.
-        """
-        silent = self._silent(waiting, QUEUE_LEASE_S)
-        return [
-            name for name, text in waiting.items() if name in silent or (text and self._see(text) is False)
-        ]
-
-    def orphans(self, held: Mapping[str, str]) -> list[str]:
-        """Of partitions, with their holders, those whose holder is gone, or cannot be seen and has given no sign for
-        `HOLD_LEASE_S`.
-        """
-        silent = self._silent(held, HOLD_LEASE_S)
-        gone = {name: self._see(text) for name, text in held.items()}
-        return [name for name, alive in gone.items() if alive is False or (alive is None and name in silent)]
-
-    def absent(self, waiting: Mapping[str, str]) -> frozenset[str]:
-        """Of requests in the queue those that must not be served now: their client is gone, or it cannot be seen and
-        has not asked since the server started.
-        """
-        seen = {name: self._see(text) if text else None for name, text in waiting.items()}
-        with self._lock:
-            return frozenset(
-                name
-                for name, alive in seen.items()
-                if not alive and (alive is False or name not in self._heard)
-            )
-
-    def forget(self, but: Collection[str]) -> None:
-        """Forget all names but these."""
-        with self._lock:
-            self._heard = {name: at for name, at in self._heard.items() if name in but}
-            self._since = {name: at for name, at in self._since.items() if name in but}
-
-    def _silent(self, names: Iterable[str], lease: float) -> set[str]:
-        """Names of which nothing has been heard for so many seconds."""
-        with self._lock:
-            now = self._clock()
-            last = {name: self._heard.get(name, self._since.setdefault(name, now)) for name in names}
-        return {name for name, at in last.items() if now - at > lease}
 
 
 log = logging.getLogger("podrun.partition")

@@ -13,7 +13,8 @@ from functools import partial
 from podrun import __version__
 from podrun.core.cluster import Cluster
 from podrun.core.telemetry import MachineReport
-from podrun.partition.host.holders import SignsOfLife, this_holder
+from podrun.partition.host.holders import this_holder
+from podrun.partition.host.leases import SignsOfLife
 from podrun.partition.machines import operations
 from podrun.partition.machines.pool import MachinePool
 from podrun.partition.server.event_log import CallMeter, EventLog, Told

@@ -10,7 +10,8 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from podrun.partition.host.holders import SignsOfLife, parse_holder
+from podrun.partition.host.holders import parse_holder
+from podrun.partition.host.leases import SignsOfLife
 from podrun.partition.state import events as ev
 from podrun.partition.state.events import Instruction
 from podrun.partition.state.queueing import QUEUE_DEPTH
