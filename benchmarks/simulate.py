@@ -5,8 +5,8 @@
 ``engine``: events a second. ``allocator``: milliseconds of an event at 65,536 IPUs, median, with nothing held, with 512
 partitions of 64, and with 16 requests that wait on a full POD. ``campaign``: one job on 65,536 IPUs for 30 days with
 failures at 6.5 per 1000 M2000-days and 400 spares, report included. ``replications``: 20 of them on two processes.
-``easy``: KTH-SP2's jobs under EASY; ``podrun``: under podrun's allocator on a POD128; both need the log ``kth.swf`` in ``--traces`` (or
-PODRUN_TRACES). Seconds are of this process' or its children's wall clock, ``*_cpu_s`` of its CPU.
+``easy``: KTH-SP2's jobs under EASY; ``podrun``: under podrun's allocator on a POD128; both need the log ``kth.swf`` in
+``--traces`` (or PODRUN_TRACES). Seconds are of this process' or its children's wall clock, ``*_cpu_s`` of its CPU.
 """
 
 from __future__ import annotations

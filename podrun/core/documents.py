@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podrun.core.errors import ConfigError, NotFoundError
+from podrun.core.errors import ConfigError, NotFoundError, UsageError
 
 MAX_BYTES = 1 << 20
 """The largest file that people write by hand."""
@@ -106,6 +106,15 @@ def read_text(path: Path, most: int = MAX_BYTES, *, hint: str | None = None) -> 
         return read_bytes(path, most, hint=hint).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: byte {error.start}", hint=hint) from error
+
+
+def write_output(path: Path, text: str, *, hint: str | None = None) -> None:
+    """Write what a command was asked to put into a file. Raises UsageError that names a file which cannot be
+    written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
 
 
 def parse_json(text: str, where: str, *, hint: str | None = None) -> Any:

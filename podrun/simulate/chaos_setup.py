@@ -175,8 +175,13 @@ def check_setup(setup: CampaignSetup) -> None:
     share = periodic_efficiency(work + cost, cost, mttf, restore, down) if exponent < 500 else 0.0
     if share < HOPELESS:
         raise UsageError(
-            f"the job cannot come forward: with a failure every {mttf:,.0f} s, restarts of {restore:,.0f} s and "
+            f"the job cannot come forward: with a failure every {_shown_s(mttf)} s, restarts of {restore:,.0f} s and "
             f"{work:,.0f} s between checkpoints, useful time is (T - C) / ((M + D) exp(R/M) (exp(T/M) - 1)) = "
             f"{share:.1e}",
             hint="Write checkpoints more often (checkpoint: {every-seconds: ...}), load faster, or use fewer IPUs.",
         )
+
+
+def _shown_s(seconds: float) -> str:
+    """Seconds in whole numbers, and short ones as they are."""
+    return f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun import __version__
+from podrun.core.documents import write_output
 from podrun.core.errors import UsageError
 from podrun.core.terminal import text_table
 from podrun.partition.state.capture import CapturedPod, read_capture
@@ -83,7 +84,7 @@ def _jobs_of(request: SimulateRequest, largest: int) -> tuple[list[TraceJob], di
                 f"jobs of up to {generator.largest} do not fit {largest}", hint=f"largest={largest}"
             )
         if request.write_swf is not None:
-            request.write_swf.write_text(as_swf(jobs), encoding="utf-8")
+            write_output(request.write_swf, as_swf(jobs))
         return jobs, {"stated": generator.expected(), "drawn": moments(jobs)}, []
     trace = read_trace(request.jobs, request.format or "", most_broken=request.max_broken, largest=largest)
     warnings = []

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from podrun.core.documents import read_text
+from podrun.core.documents import read_text, write_output
 from podrun.core.errors import ConfigError, UsageError
 from podrun.core.terminal import text_table
 from podrun.costmodel.batch import BatchWork, batch_seconds
@@ -79,7 +79,7 @@ def read_scale_plan(path: Path) -> tuple[BatchWork, int]:
 def write_scale_plan(path: Path, work: BatchWork, micro_batch: int) -> None:
     """Keep a plan."""
     plan = {"micro_batch": micro_batch, "work": asdict(work)}
-    path.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+    write_output(path, json.dumps(plan, indent=1) + "\n")
 
 
 def pods_named(text: str) -> list[str]:

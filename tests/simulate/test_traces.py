@@ -223,3 +223,9 @@ def test_a_pod_places_partitions(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (report["policy"], report["jobs"], report["processors"]) == ("podrun", 40, 16)
     assert 0 <= report["mean_fragmentation"] < 1
     assert "fragmentation" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--generate", "jobs=3", "--processors", "64", "--json", str(tmp_path / "none" / "f.json")]
+    assert run_command(simulate_verb, words) == 2
+    assert "f.json cannot be written: No such file" in capsys.readouterr().err

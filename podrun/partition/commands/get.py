@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from podrun.core.documents import write_output
 from podrun.core.errors import UsageError
 from podrun.core.terminal import fields
 from podrun.partition.commands.context import CliContext, partition_names
@@ -192,10 +193,7 @@ def capture_state(cli: CliContext, file: Path) -> None:
     """
     with cli.client() as client:
         document = json.loads(client.capture())
-    try:
-        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error.strerror}", hint="vipu capture FILE") from error
+    write_output(file, json.dumps(document, indent=1) + "\n", hint="vipu capture FILE")
     kinds = [kind for kind, _, _ in document["plans"]]
     counts = (len(document["partitions"]), kinds.count("queue"), kinds.count("reservations"))
     value = {"file": str(file), **dict(zip(("partitions", "queued", "reservations"), counts, strict=True))}

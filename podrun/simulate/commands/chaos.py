@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, PodName
+from podrun.core.documents import write_output
 from podrun.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def chaos_verb(**options: Any) -> int:
         twin = replayed(request.replay, setup)
         click.echo(shown_twin(twin), nl=False)
         if request.json_file is not None:
-            request.json_file.write_text(json.dumps(twin, indent=1) + "\n", encoding="utf-8")
+            write_output(request.json_file, json.dumps(twin, indent=1) + "\n")
         return 0
     report, first = run_chaos(request, setup)
     _write(request, report, first)
@@ -160,10 +161,10 @@ def _write(request: ChaosRequest, report: dict[str, Any], first: Replication) ->
 
     click.echo(shown_report(report), nl=False)
     if request.json_file is not None:
-        request.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_output(request.json_file, json.dumps(report, indent=1) + "\n")
     if request.incidents is not None:
-        request.incidents.write_text(incident_lines(first.incidents), encoding="utf-8")
+        write_output(request.incidents, incident_lines(first.incidents))
     if request.html is not None:
         from podrun.simulate.chaos_page import chaos_page
 
-        request.html.write_text(chaos_page(report), encoding="utf-8")
+        write_output(request.html, chaos_page(report))

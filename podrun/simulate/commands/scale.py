@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from podrun.core.command_line import HELP_OPTIONS
+from podrun.core.documents import write_output
 from podrun.core.errors import UsageError
 
 
@@ -68,5 +69,5 @@ def scale_verb(
     click.echo(shown_points(points))
     if json_file is not None:
         text = json.dumps(points_json(points, FailureCosts()), indent=1)
-        json_file.write_text(text + "\n", encoding="utf-8")
+        write_output(json_file, text + "\n")
     return 0

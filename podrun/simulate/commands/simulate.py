@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, PodName
+from podrun.core.documents import write_output
 from podrun.core.errors import UsageError
 from podrun.simulate.counted_pool import POLICIES
 from podrun.simulate.traces.reading import MAX_BROKEN, READERS
@@ -114,7 +115,7 @@ def simulate_verb(**options: Any) -> int:
     if request.users:
         click.echo(shown_users(users), nl=False)
     if request.json_file is not None:
-        request.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_output(request.json_file, json.dumps(report, indent=1) + "\n")
     return 0
 
 
@@ -130,7 +131,7 @@ def _judge(request: SimulateRequest) -> int:
         request.conformance or "", pod, request.patience, lambda text: click.echo(text, nl=False)
     )
     if request.json_file is not None:
-        request.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_output(request.json_file, json.dumps(report, indent=1) + "\n")
     return code
 
 
