@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import PodrunError, present
+from podrun.core.layout import IpuRange
 from podrun.faults import FaultSpec, PlanOfALaunch, report_unstruck
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log, error_text
@@ -93,7 +94,8 @@ class LaunchEnding:
         elif outcome.failed is not None:
             self._report_failure(outcome, mixer)
         elif self.current.spec.verbosity >= 0:
-            reports = self.partition.reports.of_launch() if self.partition else []
+            partition, ipus = self.partition, self.current.spec.layout.ipus
+            reports = partition.reports.of_launch(IpuRange(partition.first_ipu, ipus)) if partition else []
             first = self.current.spec.instances[0]
             words = [str(Path(first.directory, word)) for word in first.command]
             for line in launch_summary(

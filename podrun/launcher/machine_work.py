@@ -46,10 +46,10 @@ class LaunchReports:
             )
         return reports
 
-    def of_launch(self) -> list[MachineReport]:
-        """The work in this launch; empty if the server does not answer."""
+    def of_launch(self, ipus: IpuRange) -> list[MachineReport]:
+        """The work in this launch, which uses ``ipus`` of the partition; empty if the server does not answer."""
         try:
-            return [work_since(self.before, report) for report in self.latest()]
+            return work_on(ipus, (work_since(self.before, report) for report in self.latest()))
         except PodrunError as error:
             self._log.debug(f"no machine reports: {error.message}")
             return []
@@ -107,6 +107,24 @@ def work_since(before: Sequence[MachineReport], report: MachineReport) -> Machin
                 ),
             )
     return report
+
+
+def work_on(ipus: IpuRange, reports: Iterable[MachineReport]) -> list[MachineReport]:
+    """The machines that hold some of ``ipus`` of a partition, each with those of its IPUs. Where other IPUs of a machine
+    have worked too, for another launch, only the batches of these IPUs are known.
+    """
+    own = []
+    for report in reports:
+        inside = tuple(ipu for ipu in report.ipus if ipu.partition_ipu in ipus)
+        if not inside:
+            continue
+        shared = any(ipu.batches_done for ipu in report.ipus if ipu.partition_ipu not in ipus)
+        report = replace(report, ipus=inside)
+        if shared:
+            batches = max(ipu.batches_done for ipu in inside)
+            report = replace(report, batches_done=batches, samples_done=None, modelled_s=None, emulation_s=None)
+        own.append(report)
+    return own
 
 
 def _less(now: Number | None, before: Number | None) -> Number | None:

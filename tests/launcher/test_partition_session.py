@@ -209,6 +209,25 @@ def test_a_launch_waits_in_the_queue(launch: Launches) -> None:
     assert "[W] partition mine waits in the queue; see vipu explain mine" in launch.said.getvalue()
 
 
+def test_the_work_of_a_launch_is_not_that_of_others_in_its_partition() -> None:
+    def report(machine: int, done: tuple[int, ...]) -> MachineReport:
+        ipus = tuple(IpuReport(4 * machine + i, i, batches_done=done[i]) for i in range(4))
+        return MachineReport(
+            f"ipum{machine + 1}", ipus=ipus, batches_done=max(done), samples_done=90, modelled_s=0.7, emulation_s=1.4
+        )
+
+    busy, idle, half = report(0, (9,) * 4), report(1, (0,) * 4), report(2, (9, 9, 2, 2))
+    reports = machine_work.LaunchReports(
+        lambda: [busy, idle, half], lambda seconds: None, Log(stream=io.StringIO())
+    )
+    assert reports.of_launch(IpuRange(4, 4)) == [idle]
+    assert reports.of_launch(IpuRange(0, 4)) == [busy]
+    (own,) = reports.of_launch(IpuRange(10, 2))
+    assert [ipu.partition_ipu for ipu in own.ipus] == [10, 11]
+    assert own.batches_done == 2
+    assert (own.samples_done, own.modelled_s, own.emulation_s) == (None, None, None)
+
+
 def test_the_work_of_a_launch_is_what_machines_did_since() -> None:
     now = MachineReport("ipum1", batches_done=7, samples_done=70, modelled_s=0.7, emulation_s=1.4)
     assert work_since([MachineReport("ipum1")], now) == now  # It was not ready, so its report had no samples.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from podrun.core.errors import ServiceError
 from podrun.partition.host.discovery import ProcessId, scratch_directory
 from podrun.partition.machines import ray_obstacles, ray_session
-from podrun.partition.machines.ray_session import RaySession, _end, _started_for
+from podrun.partition.machines.ray_session import RaySession, _end, _keeping_sigterm, _started_for
 from podrun.private_apis.ray import RayletEnded
 
 
@@ -127,3 +128,16 @@ def test_a_path_that_the_locale_cannot_write_is_named() -> None:
     with pytest.raises(ServiceError, match="cannot write the path /home/ä dir") as caught:
         ray_obstacles.check_paths(["/home", path])
     assert "PYTHONUTF8=1" in str(caught.value.hint)
+
+
+def test_ray_replaces_no_handler_of_sigterm() -> None:
+    """As `ray.init` does in the main thread: a server with --keep-machines joins the Ray of its keeper there."""
+    stopped: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+    try:
+        with _keeping_sigterm():
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stopped == [signal.SIGTERM]

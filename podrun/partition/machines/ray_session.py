@@ -375,7 +375,8 @@ def _quiet_ray() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keeping_sigterm() -> Iterator[None]:
-    """Keep the process's handler of SIGTERM: Ray's core installs one that prints a stack trace.
+    """Keep the process's handler of SIGTERM: Ray's core installs one that prints a stack trace, and `ray.init` in the
+    main thread one of Python that ends the process with exit code 15.
 
     Uses sigaction(2), since Python changes handlers from its main thread only.
     """
@@ -384,8 +385,11 @@ def _keeping_sigterm() -> Iterator[None]:
     libc = ctypes.CDLL(None)
     action = ctypes.create_string_buffer(512)  # Larger than any platform's struct sigaction.
     known = libc.sigaction(signal.SIGTERM, None, action) == 0
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
         if known:
             libc.sigaction(signal.SIGTERM, action, None)
