@@ -56,8 +56,11 @@ class LaunchEnding:
         """
         if self.partition is None or not self.partition.was_active:
             return [spec for spec in self.current.wanted.faults if not spec.in_program]
-        faults = self.partition.faults
-        return faults.unstruck(self.partition.reports.latest()) if faults.planned else []
+        faults, ipus = self.partition.faults, self._own_ipus(self.partition)
+        return faults.unstruck(self.partition.reports.latest(), ipus) if faults.planned else []
+
+    def _own_ipus(self, partition: LaunchPartition) -> IpuRange:
+        return IpuRange(partition.first_ipu, self.current.spec.layout.ipus)
 
     def finish_recording(self, outcome: LaunchOutcome, code: int, mixer: OutputMixer) -> None:
         """Write the record; if anything went wrong, say what it was and what it cost."""
@@ -94,8 +97,8 @@ class LaunchEnding:
         elif outcome.failed is not None:
             self._report_failure(outcome, mixer)
         elif self.current.spec.verbosity >= 0:
-            partition, ipus = self.partition, self.current.spec.layout.ipus
-            reports = partition.reports.of_launch(IpuRange(partition.first_ipu, ipus)) if partition else []
+            partition = self.partition
+            reports = partition.reports.of_launch(self._own_ipus(partition)) if partition else []
             first = self.current.spec.instances[0]
             words = [str(Path(first.directory, word)) for word in first.command]
             for line in launch_summary(

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import PodrunError, UsageError
+from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
-from podrun.faults import WHOLE_MACHINES, FaultSpec, FaultTarget, parse_fault, planned_in, validate
+from podrun.faults import (
+    OF_INSTANCES,
+    WHOLE_MACHINES,
+    FaultSpec,
+    FaultTarget,
+    parse_fault,
+    planned_in,
+    validate,
+)
 from podrun.launcher.own_streams import Log
 from podrun.launcher.spec import CurrentLaunch
 
@@ -30,9 +39,16 @@ class LaunchFaults:
         on_machines = [spec for spec in self.current.wanted.faults if not spec.in_program]
         return tuple(replace(spec, launch=self.launch_id) for spec in on_machines)
 
-    def unstruck(self, reports: Iterable[MachineReport]) -> list[FaultSpec]:
-        """The faults that machines report as still planned."""
-        planned = planned_on(reports)
+    def unstruck(self, reports: Iterable[MachineReport], ipus: IpuRange) -> list[FaultSpec]:
+        """The faults that machines report as still planned. ``ipus``: those of the launch. A fault of an instance is
+        planned on all machines of a partition, and strikes on those to which the launch attaches.
+        """
+        planned = planned_on(
+            report
+            if any(ipu.partition_ipu in ipus for ipu in report.ipus)
+            else replace(report, planned_faults=tuple(map(str, _of_machines(report))))
+            for report in reports
+        )
         return [spec for spec in self.planned if spec.experiment in planned]
 
     def disarm(self, client: VipuClient, partition: str, log: Log) -> None:
@@ -46,6 +62,11 @@ class LaunchFaults:
                 client.cancel_faults(partition, ours)
         except PodrunError as error:  # The partition is gone and its faults with it, or nobody answers.
             log.debug(f"faults were not cancelled: {error.message}")
+
+
+def _of_machines(report: MachineReport) -> list[FaultSpec]:
+    """The planned faults of a report that hit no instance."""
+    return [spec for spec in planned_in([report]) if spec.target not in OF_INSTANCES]
 
 
 def planned_on(reports: Iterable[MachineReport]) -> dict[FaultSpec, FaultSpec]:

@@ -110,8 +110,8 @@ def work_since(before: Sequence[MachineReport], report: MachineReport) -> Machin
 
 
 def work_on(ipus: IpuRange, reports: Iterable[MachineReport]) -> list[MachineReport]:
-    """The machines that hold some of ``ipus`` of a partition, each with those of its IPUs. Where other IPUs of a machine
-    have worked too, for another launch, only the batches of these IPUs are known.
+    """The machines that hold some of ``ipus`` of a partition, each with those of its IPUs. Where other IPUs of a
+    machine have worked too, for another launch, only the batches of these IPUs are known.
     """
     own = []
     for report in reports:
@@ -122,7 +122,9 @@ def work_on(ipus: IpuRange, reports: Iterable[MachineReport]) -> list[MachineRep
         report = replace(report, ipus=inside)
         if shared:
             batches = max(ipu.batches_done for ipu in inside)
-            report = replace(report, batches_done=batches, samples_done=None, modelled_s=None, emulation_s=None)
+            report = replace(
+                report, batches_done=batches, samples_done=None, modelled_s=None, emulation_s=None
+            )
         own.append(report)
     return own
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from podrun.core.errors import ServiceError
-from podrun.core.telemetry import MachineReport
-from podrun.faults import parse_fault
+from podrun.core.layout import IpuRange
+from podrun.core.telemetry import IpuReport, MachineReport
+from podrun.faults import FaultSpec, parse_fault
 from podrun.launcher.ending import LaunchEnding
 from podrun.launcher.launch_faults import LaunchFaults
 
@@ -18,7 +19,10 @@ ON_MACHINE, INSIDE = parse_fault("ipu:0@batch=3:trap"), parse_fault("instance:0@
 
 
 def ending(*, was_active: bool, planned: tuple[str, ...] = (), answers: bool = True) -> LaunchEnding:
-    current: Any = SimpleNamespace(wanted=SimpleNamespace(faults=(ON_MACHINE, INSIDE)))
+    current: Any = SimpleNamespace(
+        wanted=SimpleNamespace(faults=(ON_MACHINE, INSIDE)),
+        spec=SimpleNamespace(layout=SimpleNamespace(ipus=4)),
+    )
 
     def latest() -> list[MachineReport]:
         if not answers:
@@ -27,6 +31,7 @@ def ending(*, was_active: bool, planned: tuple[str, ...] = (), answers: bool = T
 
     partition: Any = SimpleNamespace(
         was_active=was_active,
+        first_ipu=0,
         faults=LaunchFaults(current, "4711-1"),
         reports=SimpleNamespace(latest=latest),
     )
@@ -53,3 +58,23 @@ def test_afterwards_the_machines_say_what_is_left() -> None:
     left.unstruck_faults()
     assert left._unstruck == {ON_MACHINE, INSIDE}
     assert "cannot tell" in ending(was_active=True, answers=False).unstruck_faults()
+
+
+def test_a_fault_of_an_instance_is_not_awaited_where_no_instance_runs() -> None:
+    """A launch of 4 IPUs shares a partition of 8: both machines are told of the fault, one kills the instance."""
+    killed = replace(parse_fault("instance:0@batch=12:killed"), launch="4711-1")
+    idle, other = (
+        replace(parse_fault(text), launch="4711-1") for text in ("ipu:5@batch=3:trap", "ipu:6@batch=3:trap")
+    )
+    current: Any = SimpleNamespace(wanted=SimpleNamespace(faults=(killed, idle)))
+    faults = LaunchFaults(current, "4711-1")
+
+    def report(machine: int, *planned: FaultSpec) -> MachineReport:
+        ipus = tuple(IpuReport(4 * machine + i, i) for i in range(4))
+        return MachineReport(f"ipum{machine + 1}", ipus=ipus, planned_faults=tuple(map(str, planned)))
+
+    both = [report(0), report(1, killed, idle, other)]
+    assert faults.unstruck(both, IpuRange(0, 4)) == [
+        idle
+    ]  # A fault of an IPU is: the launch named the wrong one.
+    assert faults.unstruck([report(0, killed), report(1, killed)], IpuRange(0, 4)) == [killed]

@@ -213,7 +213,12 @@ def test_the_work_of_a_launch_is_not_that_of_others_in_its_partition() -> None:
     def report(machine: int, done: tuple[int, ...]) -> MachineReport:
         ipus = tuple(IpuReport(4 * machine + i, i, batches_done=done[i]) for i in range(4))
         return MachineReport(
-            f"ipum{machine + 1}", ipus=ipus, batches_done=max(done), samples_done=90, modelled_s=0.7, emulation_s=1.4
+            f"ipum{machine + 1}",
+            ipus=ipus,
+            batches_done=max(done),
+            samples_done=90,
+            modelled_s=0.7,
+            emulation_s=1.4,
         )
 
     busy, idle, half = report(0, (9,) * 4), report(1, (0,) * 4), report(2, (9, 9, 2, 2))
