@@ -4,35 +4,41 @@ Fault texts enter from command lines, files, the environment and the network, an
 enter (`short_form`, `plan_file`); values travel on (`spec`). `kinds` and `effects` have what there is, `fault_errors`
 the errors and what to do next, `validity` what cannot happen. A machine's `FaultPoint` (`point`) hands the fault that
 strikes to the machine, which marks its IPUs or ends. `in_program` has the faults that strike in instances.
+
+A module is imported when one of its names is first asked for: tools that only read values start without the rules.
 """
 
-from podrun.faults.effects import EFFECTS, Effect
-from podrun.faults.fault_errors import (
-    OF_A_LAUNCH,
-    cause_of,
-    ends_with_launch,
-    error_for,
-    hint_in_launch,
-    recovery_hint,
-)
-from podrun.faults.in_program import PlanOfALaunch, ProgramFaults, program_faults
-from podrun.faults.kinds import DISTURBANCES
-from podrun.faults.plan_file import (
-    UNSTRUCK_EXIT_CODE,
-    VARIABLE,
-    ProcessPlan,
-    parse_plan,
-    plan_in_process,
-    plan_schema,
-    process_plan,
-    read_plan,
-    report_unstruck,
-    simulated_soc_errors,
-)
-from podrun.faults.point import FaultPoint, Strike, Struck
-from podrun.faults.short_form import is_strike_of, parse_fault, parse_faults, planned_in
-from podrun.faults.spec import OF_INSTANCES, FaultSpec, FaultTarget
-from podrun.faults.validity import WHOLE_MACHINES, ListPlaces, check_places, partition_links, validate
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from podrun.faults.effects import EFFECTS, Effect
+    from podrun.faults.fault_errors import (
+        OF_A_LAUNCH,
+        cause_of,
+        ends_with_launch,
+        error_for,
+        hint_in_launch,
+        recovery_hint,
+    )
+    from podrun.faults.in_program import PlanOfALaunch, ProgramFaults, program_faults
+    from podrun.faults.kinds import DISTURBANCES
+    from podrun.faults.plan_file import (
+        UNSTRUCK_EXIT_CODE,
+        VARIABLE,
+        ProcessPlan,
+        parse_plan,
+        plan_in_process,
+        plan_schema,
+        process_plan,
+        read_plan,
+        report_unstruck,
+        simulated_soc_errors,
+    )
+    from podrun.faults.point import FaultPoint, Strike, Struck
+    from podrun.faults.short_form import is_strike_of, parse_fault, parse_faults, planned_in
+    from podrun.faults.spec import OF_INSTANCES, FaultSpec, FaultTarget
+    from podrun.faults.validity import WHOLE_MACHINES, ListPlaces, check_places, partition_links, validate
 
 __all__ = [
     "DISTURBANCES",
@@ -73,3 +79,28 @@ __all__ = [
     "simulated_soc_errors",
     "validate",
 ]
+
+_MODULE_BY_NAME = {
+    name: module
+    for module, names in {
+        "effects": "EFFECTS Effect",
+        "fault_errors": "OF_A_LAUNCH cause_of ends_with_launch error_for hint_in_launch recovery_hint",
+        "in_program": "PlanOfALaunch ProgramFaults program_faults",
+        "kinds": "DISTURBANCES",
+        "plan_file": "UNSTRUCK_EXIT_CODE VARIABLE ProcessPlan parse_plan plan_in_process plan_schema process_plan"
+        " read_plan report_unstruck simulated_soc_errors",
+        "point": "FaultPoint Strike Struck",
+        "short_form": "is_strike_of parse_fault parse_faults planned_in",
+        "spec": "OF_INSTANCES FaultSpec FaultTarget",
+        "validity": "WHOLE_MACHINES ListPlaces check_places partition_links validate",
+    }.items()
+    for name in names.split()
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_BY_NAME.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+    return value

@@ -22,7 +22,6 @@ from podrun.core.errors import (
     ServiceError,
 )
 from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, UNRECOVERABLE, IpuReport, MachineReport
-from podrun.partition.server.event_log import Mirror
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
@@ -311,6 +310,8 @@ class Followed:
     """
 
     def __init__(self, client: VipuClient) -> None:
+        from podrun.partition.server.event_log import Mirror
+
         self._client, self._mirror = client, Mirror()
         self._changed = threading.Condition()
         self._error: PodrunError | None = None

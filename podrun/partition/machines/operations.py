@@ -349,12 +349,14 @@ class Reporter:
     def whole_pod(self, reports: Sequence[MachineReport], lost: set[str]) -> list[MachineReport]:
         """Reports in the order of agents; an agent that no partition uses gets one without IPUs."""
         running = self._pool.running_agents()
+        by_agent: dict[str, list[MachineReport]] = {}
+        for report in reports:
+            by_agent.setdefault(report.agent_id, []).append(report)
         result: list[MachineReport] = []
         for agent in self.cluster.agents:
-            of_agent = [report for report in reports if report.agent_id == agent.id]
             state = "lost" if agent.id in lost else "up" if agent.id in running else "standby"
             bare = MachineReport(agent.id, state=state, serial=agent.serial, target=self.cluster.target)
-            result += of_agent or [bare]
+            result += by_agent.get(agent.id) or [bare]
         return result
 
 

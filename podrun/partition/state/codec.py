@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 from podrun.core.errors import UsageError
-from podrun.faults import FaultSpec, parse_fault
+from podrun.faults import FaultSpec
 
 Value = TypeVar("Value")
 Convert = Callable[[Any], Any]
@@ -183,7 +183,7 @@ def _converters(
         encode, decode = _converters(inner[0], descriptor, spelling, name)
         return _listed(list, encode), _listed(tuple, decode)
     if hint is FaultSpec:
-        return str, parse_fault
+        return str, _fault
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return _of_enum(hint, descriptor, name)
     if is_dataclass(hint):
@@ -195,6 +195,12 @@ def _converters(
     if descriptor.cpp_type == descriptor.CPPTYPE_UINT32:
         return lambda value: unsigned(value, name.replace("_", "-")), None
     return None, None
+
+
+def _fault(text: str) -> FaultSpec:
+    from podrun.faults import parse_fault  # Few messages hold faults: programs start without their grammar.
+
+    return parse_fault(text)
 
 
 def _optional(of: Any, descriptor: Any, spelling: Spelling, name: str) -> tuple[Convert, Convert]:
