@@ -338,8 +338,8 @@ class _Struck:
     def __init__(self, campaign: Campaign, number: int) -> None:
         self._campaign, self._number = campaign, number
 
-    def __call__(self, unit: Any) -> None:
-        self._campaign.struck(self._number, int(unit))
+    def __call__(self, unit: int) -> None:
+        self._campaign.struck(self._number, unit)
 
 
 NO_PLACE = (ExhaustedError, ImpossibleRecoveryError)

@@ -83,7 +83,7 @@ def _with_job(setup: CampaignSetup, document: Document) -> CampaignSetup:
     return replace(setup, **changes)
 
 
-def _positive(document: Document, place: tuple[str, ...], value: Any) -> float:
+def _positive(document: Document, place: tuple[str, ...], value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise document.error(place, f"{place[-1]} is {value!r}, not a number from 0", hint=_HINT)
     return float(value)

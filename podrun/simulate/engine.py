@@ -55,7 +55,7 @@ class VirtualEngine:
         """Say what happens at events of a name."""
         self._handlers[name] = handler
 
-    def at(self, time: int, order: Order, name: str, data: Any = None) -> int:
+    def at(self, time: int, order: Order, name: str, data: object = None) -> int:
         """Plan an event; returns the number that `cancel` takes. ``data``: a JSON value if a snapshot is to be taken.
         Raises InternalError for a time that is over."""
         if time < self.now:
@@ -64,7 +64,7 @@ class VirtualEngine:
         heapq.heappush(self._heap, (time, order, sequence, name, data))
         return sequence
 
-    def after(self, delay: int, order: Order, name: str, data: Any = None) -> int:
+    def after(self, delay: int, order: Order, name: str, data: object = None) -> int:
         """Plan an event so many nanoseconds from now."""
         return self.at(self.now + delay, order, name, data)
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from podrun.core.cluster import Cluster
 from podrun.core.errors import ExhaustedError, ServiceError, UsageError
@@ -53,8 +53,7 @@ class _VirtualMachines(BasePool):
         """There is no process."""
 
     def _connect(self, endpoint: str) -> Control:
-        ready: Any = _ReadyMachine()
-        return ready  # type: ignore[no-any-return]
+        return cast("Control", _ReadyMachine())
 
     def _watch(self, machine: object) -> Callable[[], None]:
         return lambda: None

@@ -10,14 +10,13 @@ import grpc
 from podrun.core.errors import PodrunError, UsageError
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.server.calls import abort_with
-from podrun.simulate import virtual_pod_pb2 as messages
+from podrun.simulate import virtual_pod_pb2 as pb
 from podrun.simulate import virtual_pod_pb2_grpc
 from podrun.simulate.engine import SECOND, nanoseconds
 
 if TYPE_CHECKING:
     from podrun.simulate.stepped_pod import SteppedPod
 
-pb: Any = messages
 ADDRESS_VARIABLE = "PODRUN_VIRTUAL_POD"
 """Where a scheduler finds the virtual POD: host:port."""
 
@@ -28,7 +27,7 @@ class _ClockServicer:
     def __init__(self, pod: SteppedPod) -> None:
         self._pod = pod
 
-    def Advance(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Advance(self, request: pb.AdvanceRequest, context: grpc.ServicerContext) -> pb.AdvanceReply:
         """Let virtual time pass."""
         from podrun.simulate.stepped_pod import partition_size
 
@@ -40,7 +39,7 @@ class _ClockServicer:
             told = self._pod.advance(nanoseconds(request.at_most_seconds))
         except PodrunError as error:
             abort_with(context, error)
-            return None
+            raise
         return pb.AdvanceReply(
             now=told.now / SECOND,
             submitted=[

@@ -44,13 +44,13 @@ class RandomStreams:
             self.of(entity, purpose).bit_generator.state = _arrays(state)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, dict):
         return {name: _plain(entry) for name, entry in value.items()}
     return [int(entry) for entry in value] if isinstance(value, np.ndarray) else value
 
 
-def _arrays(value: Any) -> Any:
+def _arrays(value: object) -> Any:
     if isinstance(value, dict):
         return {name: _arrays(entry) for name, entry in value.items()}
     return np.array(value, np.uint64) if isinstance(value, list) else value

@@ -56,7 +56,7 @@ def read_incidents(path: Path) -> list[_Recorded]:
     return incidents
 
 
-def _checked(path: Path, line: int, entry: Any) -> _Recorded:
+def _checked(path: Path, line: int, entry: object) -> _Recorded:
     if not isinstance(entry, dict) or not {"id", "faults", "batch", "action", "cost"} <= set(entry):
         raise ConfigError(f"{path}:{line}: this is no incident of a launch", hint=_HINT)
     return _Recorded(line, entry)

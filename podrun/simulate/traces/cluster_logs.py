@@ -44,7 +44,7 @@ def read_philly(trace: JobLog, text: str) -> None:
         _add(trace, number_, functools.partial(_philly_job, job))
 
 
-def _philly_job(job: Any) -> ClusterRow:
+def _philly_job(job: object) -> ClusterRow:
     if not isinstance(job, dict):
         raise BrokenLineError("it is no job")
     attempts = job.get("attempts") or []
