@@ -13,6 +13,7 @@ import importlib.machinery
 import sys
 import types
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 _OURS = "podrun.tensorflow.keras."
 _ADDONS = "podrun.tensorflow.addons."
@@ -109,7 +110,8 @@ _OLD_KERAS = {
     "optimizer_v2": "src.optimizers.legacy",
 }
 """Names below ``keras`` of version 2.6, and where ``tf_keras`` has them."""
-_KERAS_ROOTS = ("tensorflow.python.keras", "keras")
+_API = "tf_keras.api._v2.keras"
+_KERAS_ROOTS = ("tensorflow.python.keras", "keras", _API)
 
 
 REFUSED_NAMES = {
@@ -149,7 +151,7 @@ def _lazy_module(name: str, names: Mapping[str, str], below: Sequence[str]) -> t
     return module
 
 
-def _own_module(fullname: str) -> types.ModuleType | None:
+def own_module(fullname: str) -> types.ModuleType | None:
     """The module of ours that has a name."""
     for root, modules in _SUBMODULES.items():
         if fullname != root and not fullname.startswith(root + "."):
@@ -165,15 +167,22 @@ def _own_module(fullname: str) -> types.ModuleType | None:
     return None
 
 
+def _is_public(key: str) -> bool:
+    """Whether a module is among the public ones of ``tf_keras``."""
+    place = Path(importlib.import_module(_API).__path__[0], *key.split("."))
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
 def _keras_module(fullname: str) -> types.ModuleType | None:
     """The module of ``tf_keras`` that an old name means."""
     for root in _KERAS_ROOTS:
-        if fullname == root and root != "keras":
+        if fullname == root == "tensorflow.python.keras":
             return importlib.import_module("tf_keras")
         if not fullname.startswith(root + "."):
             continue
         key = fullname[len(root) + 1 :]
-        for candidate in (_OLD_KERAS.get(key), f"api._v2.keras.{key}", f"src.{key}"):
+        public = f"api._v2.keras.{key}" if root != _API and _is_public(key) else None
+        for candidate in (_OLD_KERAS.get(key), public, f"src.{key}"):
             if candidate is None:
                 continue
             try:
@@ -196,11 +205,13 @@ class KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         roots = (*_SUBMODULES, *_KERAS_ROOTS)
         if fullname == "keras" or not any(fullname == r or fullname.startswith(r + ".") for r in roots):
             return None
+        if fullname.startswith(_API) and importlib.machinery.PathFinder.find_spec(fullname, path) is not None:
+            return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         """The module of a spec. ModuleNotFoundError for a name that neither has."""
-        own = _own_module(spec.name)
+        own = own_module(spec.name)
         if own is not None:
             return own
         module = _keras_module(spec.name)
@@ -220,6 +231,6 @@ def serve_keras_names() -> None:
     """Let programs import these names, and read ``ipu`` of Keras itself."""
     if not any(isinstance(finder, KerasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, KerasFinder())
-    ipu = importlib.import_module("keras.ipu") if "keras" in sys.modules else _own_module("keras.ipu")
+    ipu = importlib.import_module("keras.ipu") if "keras" in sys.modules else own_module("keras.ipu")
     for name in ("tf_keras", "tf_keras.api._v2.keras", "tensorflow.keras"):
         importlib.import_module(name).ipu = ipu  # type: ignore[attr-defined]

@@ -387,6 +387,14 @@ def test_eager_execution_is_refused(one_ipu: None) -> None:
         linear(run_eagerly=True).fit(POINTS, TARGETS, batch_size=4, verbose=0)
 
 
+def test_single_batches(one_ipu: None) -> None:
+    model = linear()
+    model.train_on_batch(POINTS[:4], TARGETS[:4])
+    close(model, WEIGHTS - 0.1 * gradient(WEIGHTS.astype(float), 0, 4))
+    outputs = model.predict_on_batch(POINTS[:4])
+    np.testing.assert_allclose(outputs, POINTS[:4] @ model.get_weights()[0], rtol=1e-5)
+
+
 def test_a_schedule_steps_with_the_updates(one_ipu: None) -> None:
     from tensorflow import keras
 

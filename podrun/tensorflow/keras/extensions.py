@@ -89,6 +89,8 @@ def install_keras() -> None:
         replace_method(callbacks, f"on_{kind}_batch_end", _held_end)
     for name in CALLS:
         replace_method(model_class, name, _checked_call)
+    for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
+        replace_method(model_class, name, _batch_call)
     replace_method(model_class, "reset_metrics", _reset_metrics)
     replace_method(model_class, "_validate_and_get_metrics_result", _metrics_result)
     install_data_rules()
@@ -126,6 +128,12 @@ def _checked_call(model: Model, plain: Callable[..., object], *args: object, **k
         hold_back(model, None)
         if steps is not None and int(steps.numpy()) != before:
             steps.assign(before)
+
+
+def _batch_call(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """One step with a batch: Keras iterates over it on the host."""
+    with _host_iteration() if on_ipu(model) else contextlib.nullcontext():
+        return plain(model, *args, **kwargs)
 
 
 def _overrides(model: Model, name: str) -> bool:

@@ -239,6 +239,8 @@ class ModelProgram:
                 template = trace(graph, step, [], convert=True)
         if stages:
             self._shape(graph, sorted(stages))
+            if self.kind == "train":
+                warn_of_moving_statistics(self.model)
         graph.inputs = [inner for _, inner in graph.captures]
         program = HostProgram(graph, [], graph.control_outputs)
         together = options.pipeline_steps if stages and options.accumulates_outfeed else None
@@ -263,6 +265,18 @@ class ModelProgram:
                 recomputation_mode=mode if isinstance(mode, RecomputationMode) else None,
             )
             shape_pipeline(graph, shape)
+
+
+def warn_of_moving_statistics(model: Model) -> None:
+    """Say that moving averages of batch norm are not reliable in a pipeline that is trained."""
+    names = [
+        layer.name for layer in model.submodules if type(layer).__name__.startswith("BatchNormalization")
+    ]
+    if names:
+        tf.get_logger().warning(
+            "The moving statistics of %s are not reliable in a pipeline: stages see mini-batches of one update.",
+            ", ".join(names),
+        )
 
 
 def _first(iterator: Iterator[Nested]) -> Nested:
