@@ -28,6 +28,7 @@ from podrun.runtime.assembly import PlacedModel
 from podrun.runtime.building import build
 from podrun.runtime.pipelining import check_pipeline
 from podrun.runtime.settings import StepTensor
+from podrun.runtime.words import SessionCall
 
 if TYPE_CHECKING:
     from podrun.popart.session import InferenceSession, Session
@@ -122,7 +123,7 @@ def _inference(training: Session) -> InferenceSession:
 def _changing(parts: SessionParts) -> set[str]:
     """What forward work changes on the device: running statistics, and the states of the random generators."""
     changed = {RNG, SEED_VARIABLE, *parts.model.built.lowered.state_updates}
-    return changed & parts.program.prepared("run").variables.keys()
+    return changed & parts.program.prepared(SessionCall.RUN).variables.keys()
 
 
 def _changing_values(parts: SessionParts) -> dict[str, np.ndarray]:

@@ -39,6 +39,7 @@ from podrun.runtime.settings import (
     TrackedGradients,
 )
 from podrun.runtime.tensor_names import PREFIXES, gradient
+from podrun.runtime.words import SessionCall, Words
 
 if TYPE_CHECKING:
     from podrun.popart.session_options import SessionOptions
@@ -69,6 +70,57 @@ _SYNTHETIC = {
 }
 _COUNTERS = {Instrumentation.Outer: OUTER, Instrumentation.Inner: INNER}
 _PARTIALS = {"float": "float32", "half": "float16"}
+
+POPART_WORDS = Words(
+    calls={
+        SessionCall.SEND_WEIGHTS: "Devicex::weightsFromHost()",
+        SessionCall.FETCH_WEIGHTS: "Devicex::weightsToHost()",
+        SessionCall.WRITE_WEIGHTS: "writeWeights",
+        SessionCall.RESET_WEIGHTS: "resetHostWeights",
+        SessionCall.SET_SEED: "Devicex::setRandomSeedFromHost(uint64_t)",
+        SessionCall.READ_SEED: "getRandomSeed",
+        SessionCall.SET_RANDOM_STATE: "setRNGState",
+        SessionCall.READ_RANDOM_STATE: "getRNGState",
+        SessionCall.REPORT: "getReport",
+        SessionCall.SAVE_PROGRAM: "saveExecutable",
+        SessionCall.CONNECT_STREAM: "connectStreamToCallback",
+        SessionCall.UPDATE_CACHE: "updateEngineCache",
+    },
+    not_compiled="Devicex::prepare() must be called before {call} is called.",
+    compile_first="session.prepareDevice()",
+    no_report="Session must have been prepared before a report can be fetched",
+    nothing_to_load="Cannot load an engine onto the device: there is no compiled engine.",
+    compiled_already="loadExecutable comes before prepareDevice.",
+    weights_not_sent="Must call weightsFromHost before run as the model has initializers",
+    constant_weights=(
+        "Cannot call {call} when constantWeights is set. Set `constantWeights` to False in the `SessionOption`s when "
+        "initialising the session to enable this behaviour."
+    ),
+    no_random_state="{call} needs SessionOptions.enableLoadAndOffloadRNGState.",
+    random_state_size=(
+        "Devicex::setRngStateValue received rngState of size {size}; was expecting size {expected}"
+    ),
+    unused_seed="The program draws no random numbers: setRandomSeed does nothing.",
+    cycles_not_counted=(
+        "SessionOption 'instrumentWithHardwareCycleCounter' must be set to True in order to measure cycles."
+    ),
+    cycles_before_run="Must call run before getCycleCount.",
+    counters_option="Make sure you have set SessionOption::hardwareInstrumentations correctly.",
+    step_data="the stepIO",
+    last_value_only='Use AnchorReturnType("Final"), with enableGradientAccumulation in a pipeline.',
+    input_shape="give its shape, for example with popart.InputShapeInfo.add",
+    folder_option="SessionOptions.logDir",
+    pipeline_recomputation="SessionOptions::autoRecomputation == RecomputationType::Pipeline",
+    serial_clipping=(
+        "Gradient clipping of a pipelined program needs another accumulateOuterFragmentSettings.schedule than Serial."
+    ),
+    accumulate="Set enableGradientAccumulation and accumulationFactor.",
+    wide_loss_scale="ensureFp32LossScaleTensor",
+)
+"""What messages of the runtime call PopART's calls and options: programs match the SDK's texts.
+
+Source: graphcore/popart, willow/src/session.cpp, popx/devicex.cpp and transforms/pipeline.cpp.
+"""
 
 
 def run_settings(options: SessionOptions) -> RunSettings:
@@ -116,6 +168,7 @@ def run_settings(options: SessionOptions) -> RunSettings:
         cycle_counters=counted if options.instrumentWithHardwareCycleCounter else None,
         dialect=Sdk(strided_groups=options.groupNormStridedChannelGrouping),
         rewrite=None if scaling.enabled else joined_losses,
+        words=POPART_WORDS,
     )
 
 

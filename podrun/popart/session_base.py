@@ -46,6 +46,7 @@ from podrun.runtime.graph import Model
 from podrun.runtime.graph_text import write_dots
 from podrun.runtime.model_lowering import Request
 from podrun.runtime.placing import recompute_annotated
+from podrun.runtime.words import SessionCall
 
 if TYPE_CHECKING:
     from podrun.onnx_models.external_data import ExternalPlace
@@ -95,7 +96,7 @@ class Session(FormerSession):
             source = SessionSource(name, model, self._flow, run_settings(options), self._training, fixed)
             built = self._build(source, source.request(device, loss, optimizer), device.target)
         write_dots(built.built.lowered.graph, drawing_of(options))
-        self.parts = assemble(source, built, DeviceProgram(device, self), self._taps)
+        self.parts = assemble(source, built, DeviceProgram(device, self, source.settings.words), self._taps)
         """The objects that the session consists of: podrun's own, not part of PopART's interface."""
 
     def _build(self, source: SessionSource, request: Request, target: str) -> PlacedModel:
@@ -198,7 +199,7 @@ class Session(FormerSession):
 
         ``index``: the replica of this process (`podrun.popart.stepio`). popart_runtime_error for an unknown stream.
         """
-        self.parts.program.prepared("connectStreamToCallback")
+        self.parts.program.prepared(SessionCall.CONNECT_STREAM)
         self._taps.connect(streamHandle, callback, index, self.parts.runner.stream_rows())
 
     # -- weights ------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ class Session(FormerSession):
 
     def updateEngineCache(self) -> None:
         """No-op: executables are written to the cache when they are compiled."""
-        self.parts.program.prepared("updateEngineCache")
+        self.parts.program.prepared(SessionCall.UPDATE_CACHE)
 
     def updateExternallySavedTensorLocations(self, fromLocation: str, toLocation: str) -> None:
         """Have modelToHost write the tensors that lie in the file ``fromLocation`` to ``toLocation``, with their

@@ -14,6 +14,7 @@ from podrun.popart.device import DeviceInfo
 from podrun.popart.exceptions import popart_exception
 from podrun.popart.names import UNNAMED
 from podrun.popart.patterns import Patterns
+from podrun.popart.run_settings import POPART_WORDS
 from podrun.popart.session_options import SessionOptions
 from podrun.popart.tensor_info import InputShapeInfo
 from podrun.runtime.assembly import SessionParts
@@ -78,4 +79,5 @@ def drawing_of(options: SessionOptions) -> Drawing:
         options.firstDotOp,
         options.finalDotOp,
         options.dotOpNames,
+        POPART_WORDS.folder_option,
     )

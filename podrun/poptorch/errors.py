@@ -156,17 +156,12 @@ _SETTINGS = {
 """What changes of an out-of-memory error's hint are called in PopTorch."""
 
 
-_PREPARE = "session.prepareDevice()"
-_COMPILE = 'Leave out options._Popart.set("compileEngine", False), so that the first call compiles the model.'
-"""A model without a program: PopART's programs compile it by a call of their own, PopTorch's by their options."""
 _LOAD_AGAIN = re.compile(r"Load the program again( \(prepareDevice[^)]*\))?( before the next run)?")
 _CALL_AGAIN = "Bring back saved weights (load_state_dict), then call the model again: this loads the program"
 
 
 def _error_of(error: PodrunError) -> Error:
     where, hint = "\n".join(reversed(_doing)), error.hint or ""
-    if hint == _PREPARE:
-        hint = _COMPILE
     if not isinstance(error, PoplarError):
         kind = "popart_internal_exception" if error.fault is Fault.INTERNAL else "popart_exception"
         return Error(error.message, hint=hint, location=where, type=kind)

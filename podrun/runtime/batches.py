@@ -12,6 +12,7 @@ from podrun.runtime.runner import StepRunner
 from podrun.runtime.session_reports import SessionReports
 from podrun.runtime.settings import StepData
 from podrun.runtime.weights import HostWeights
+from podrun.runtime.words import SessionCall
 
 
 def ignored(name: str, value: np.ndarray) -> None:
@@ -39,7 +40,7 @@ class BatchRunner:
         self._loader.ensure_loaded()
         if self._weights.built.weights and not self._loader.weights_sent and not self._weights.constant:
             raise CallError(
-                "Must call weightsFromHost before run as the model has initializers: they have not been sent to the "
+                f"{self._program.words.weights_not_sent}: they have not been sent to the "
                 "device since the program was loaded or the host's weights changed."
             )
 
@@ -82,7 +83,7 @@ class BatchRunner:
     def _run(self, io: StepData, batches: int | None = None, cycles: int | None = 0) -> None:
         """Run so many batches. ``cycles``: modelled ones of the loop so far."""
         self._runner.check(io, batches)
-        executable, replicas = self._program.prepared("run"), self._weights.built.program.replicas
+        executable, replicas = self._program.prepared(SessionCall.RUN), self._weights.built.program.replicas
         if self._scalars.changed:
             self._program.write(self._scalars.values(executable))
             self._scalars.changed = False

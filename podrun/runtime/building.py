@@ -269,7 +269,7 @@ def _read(model: Model, request: Request) -> _Read:
     lowered = lower_model(pruned, request, [*observed_tensors(watching), *model.updates])
     check_written(model.stepped, lowered.state_updates)
     if loss is not None and settings.wide_loss_scale:
-        lowered = widening(lowered, loss, request.plan.returned)
+        lowered = widening(lowered, loss, request.plan.returned, request.settings.words)
     needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
     check_variables(grouped, lowered.parameters, needed)
     forward_only = request.as_in_training or settings.keeps_replica_state
@@ -331,15 +331,12 @@ def _check_clipping(optimizer: UpdateSource | None, trainable: set[str], setting
                     f"trained are {sorted(trainable)}."
                 )
     if settings.pipelined and settings.clips_serially:
-        raise UsageError(
-            "Gradient clipping of a pipelined program needs another accumulateOuterFragmentSettings.schedule "
-            "than Serial."
-        )
+        raise UsageError(settings.words.serial_clipping)
     if settings.overlaps_batches:
         raise UsageError(
             "Gradient clipping of a pipelined program needs gradient accumulation: without, stages update their "
             "weights at different times, and there is no norm over all of them.",
-            hint="Set enableGradientAccumulation and accumulationFactor.",
+            hint=settings.words.accumulate,
         )
 
 

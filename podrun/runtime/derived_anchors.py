@@ -130,7 +130,7 @@ def update_anchors(
                 raise UsageError(
                     f"Anchor {name!r} changes once a batch: with gradient accumulation only its last value can be "
                     "returned, and none where the batches of a step overlap in a pipeline.",
-                    hint='Use AnchorReturnType("Final"), with enableGradientAccumulation in a pipeline.',
+                    hint=settings.words.last_value_only,
                 )
             steps[name] = _step(spec, weight, rule, accumulates)
     return steps

@@ -25,6 +25,7 @@ from podrun.runtime.digest import GraphDigest
 from podrun.runtime.environment import shared_cache
 from podrun.runtime.graph import Model
 from podrun.runtime.optimizers.rules import Rule
+from podrun.runtime.words import NEUTRAL, SessionCall, Words
 
 if TYPE_CHECKING:
     from podrun.runtime.optimizers.hyperparameters import Hyperparameters
@@ -37,27 +38,29 @@ _log = logging.getLogger("podrun.runtime.engine")
 
 
 class DeviceProgram:
-    """The program of a session. ``session``: the object by which the device knows whose program it holds."""
+    """The program of a session. ``session``: the object by which the device knows whose program it holds. ``words``:
+    the front end's, for messages.
+    """
 
-    def __init__(self, device: RunDevice, session: object) -> None:
-        self.device = device
+    def __init__(self, device: RunDevice, session: object, words: Words = NEUTRAL) -> None:
+        self.device, self.words = device, words
         self.executable: Executable | None = None
-        """None before prepareDevice."""
+        """None before the program is compiled."""
         self._session = weakref.ref(session)  # A session without references releases its device at once.
 
-    def prepared(self, call: str) -> Executable:
-        """The compiled program. UsageError before prepareDevice, which names ``call``."""
+    def prepared(self, call: SessionCall) -> Executable:
+        """The compiled program. UsageError before there is one, which names ``call``."""
         if self.executable is None:
             raise UsageError(
-                f"Devicex::prepare() must be called before {call} is called.", hint="session.prepareDevice()"
+                self.words.not_compiled.format(call=self.words.name(call)), hint=self.words.compile_first
             )
         return self.executable
 
     def profiled(self) -> Executable:
-        """The compiled program for a report. UsageError before prepareDevice, PoplarError on a device
+        """The compiled program for a report. UsageError before there is one, PoplarError on a device
         without profiling."""
         if self.executable is None:
-            raise UsageError("Session must have been prepared before a report can be fetched")
+            raise UsageError(self.words.no_report)
         if self.device.kind is DeviceKind.CPU:
             raise PoplarError("Profiling is disabled for current device type.")
         return self.executable
@@ -179,13 +182,10 @@ class ProgramLoader:
             _log.info("Graph compiled")
 
     def load(self) -> None:
-        """`Session.loadEngineAndConnectStreams`."""
+        """Load the program onto the device, with the values that the host gives on its own."""
         executable, device = self.program.executable, self.program.device
         if executable is None:
-            raise UsageError(
-                "Cannot load an engine onto the device: there is no compiled engine.",
-                hint="session.prepareDevice()",
-            )
+            raise UsageError(self.program.words.nothing_to_load, hint=self.program.words.compile_first)
         device.hold(executable.layout.ipus)
         device.ensure_attached()
         if self._reports.stops_at_exceptions():
@@ -209,7 +209,7 @@ class ProgramLoader:
 
     def ensure_loaded(self) -> None:
         """Load again if another session has used the device since, or an error has cost the device its memory."""
-        self.program.prepared("run")
+        self.program.prepared(SessionCall.RUN)
         if self.program.device.kind is DeviceKind.OFFLINE:
             raise UsageError("The device is an offline device: a session can be compiled for it, not run.")
         if not self.loaded:

@@ -17,6 +17,7 @@ from podrun.runtime.device import DeviceKind
 from podrun.runtime.device_program import ProgramLoader
 from podrun.runtime.model_export import ExportedProgram, write_program
 from podrun.runtime.settings import RunPlan, RunSettings
+from podrun.runtime.words import SessionCall
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +59,7 @@ class ExecutableFiles:
         self, name: str, blobs: Mapping[str, bytes] = MappingProxyType({}), *, variables: bool = True
     ) -> ExportedProgram:
         """What `save` writes."""
-        executable = self._program.prepared("saveExecutable")
+        executable = self._program.prepared(SessionCall.SAVE_PROGRAM)
         values: dict[str, np.ndarray] = {}
         if variables:
             held = self._weights.device_values() | self._weights.state_values()
@@ -84,13 +85,12 @@ class ExecutableFiles:
             )
 
     def load(self, filename: str) -> None:
-        """`Session.loadExecutable`. Take a program that compileAndExport wrote, in place of compiling; before
-        prepareDevice.
+        """Take a program from a file in place of compiling it.
 
-        UsageError if it is damaged or not the program of this session's model.
+        UsageError if it is damaged or not the program of this session's model, or the session has a program.
         """
         if self._program.executable is not None:
-            raise UsageError("loadExecutable comes before prepareDevice.")
+            raise UsageError(self._program.words.compiled_already)
         path = in_folder(filename, "executable.popef")
         if not os.path.isfile(path):
             raise UsageError(f"There is no executable {filename!r}.")

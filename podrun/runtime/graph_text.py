@@ -26,6 +26,7 @@ from podrun.runtime.pipelining import RESTORED, stage_count, stashed
 from podrun.runtime.planning import recompute_of
 from podrun.runtime.settings import RunSettings
 from podrun.runtime.tensor_names import PREFIXES
+from podrun.runtime.words import NEUTRAL
 
 VIRTUAL_GRAPH = "__ipu_number"
 """The IPU of a replica; -1: none."""
@@ -168,7 +169,7 @@ CHECKS = ("Fwd0", "Fwd1", "Bwd0", "PreAlias", "Final")
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """What to draw: the graph at ``checks``, into files in ``folder``, operators ``first`` to ``last`` (exclusive).
-    ``named``: with the operators' names.
+    ``named``: with the operators' names. ``folder_option``: what names the folder, for messages.
     """
 
     checks: tuple[str, ...] = ()
@@ -176,6 +177,7 @@ class Drawing:
     first: int = 0
     last: int = 10000
     named: bool = False
+    folder_option: str = NEUTRAL.folder_option
 
 
 def write_dots(
@@ -195,7 +197,7 @@ def write_dots(
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"The graph cannot be written to {str(folder)!r}: {error.strerror}.", hint="SessionOptions.logDir"
+            f"The graph cannot be written to {str(folder)!r}: {error.strerror}.", hint=drawing.folder_option
         ) from error
     return paths
 

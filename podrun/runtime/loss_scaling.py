@@ -22,6 +22,7 @@ from podrun.compiler.program import AutomaticScaling
 from podrun.core.errors import UnimplementedError, UsageError
 from podrun.runtime.settings import AdaptiveLossScale, TrackedGradients
 from podrun.runtime.tensor_names import PREFIXES
+from podrun.runtime.words import Words
 
 if TYPE_CHECKING:
     from podrun.runtime.graph import Node
@@ -76,8 +77,8 @@ def automatic_scaling(
     )
 
 
-def widening(lowered: Lowered, loss: str, anchors: Iterable[str]) -> Lowered:
-    """The lowered model, whose half loss is differentiated in float32 (``ensureFp32LossScaleTensor``).
+def widening(lowered: Lowered, loss: str, anchors: Iterable[str], words: Words) -> Lowered:
+    """The lowered model, whose half loss is differentiated in float32. ``words``: the front end's.
 
     UsageError where that is impossible, UnimplementedError for an anchored gradient that becomes float32.
     """
@@ -87,13 +88,13 @@ def widening(lowered: Lowered, loss: str, anchors: Iterable[str]) -> Lowered:
         lowered = replace(lowered, wide=wide_nodes(lowered.graph.nodes, lowered.tensors, loss))
     except ValueError as error:
         raise UsageError(
-            str(error), hint="Leave out ensureFp32LossScaleTensor, or cast the loss to FLOAT."
+            str(error), hint=f"Leave out {words.wide_loss_scale}, or cast the loss to FLOAT."
         ) from None
     for anchor in anchors:
         subject = anchor.removeprefix(PREFIXES["Gradient"])
         if subject != anchor and subject in made_wide(lowered):
             raise UnimplementedError(
-                f"Anchor {anchor!r}: with ensureFp32LossScaleTensor the gradient of {subject!r} is on the way of the "
+                f"Anchor {anchor!r}: with {words.wide_loss_scale} the gradient of {subject!r} is on the way of the "
                 "loss scaling, and not there to be anchored.",
                 hint="Leave out that anchor.",
             )

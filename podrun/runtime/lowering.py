@@ -19,6 +19,7 @@ from podrun.runtime.operators import Dialect, OperatorTable
 from podrun.runtime.traced_tensor import TooWide, TracedTensor, device_dtype, misfit, to_device
 from podrun.runtime.tracing import Environment, TraceSession, run_graph
 from podrun.runtime.widening import widened
+from podrun.runtime.words import NEUTRAL, Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class LoweringOptions:
     replicas: int = 1
     grouped: bool = False
     dialect: Dialect | None = None
+    words: Words = NEUTRAL
 
     def session(self, operators: OperatorTable, tap: Callable[[str, Any], Any] | None = None) -> TraceSession:
         """The state of a new trace."""
@@ -198,7 +200,7 @@ def _input_specs(
             what = f"unknown dimensions {', '.join(kind.symbols)}" if kind.symbols else "no shape"
             raise UsageError(
                 f"input '{name}' has {what}",
-                hint="give its shape, for example with popart.InputShapeInfo.add",
+                hint=options.words.input_shape,
             )
         dtype = _cast_checked(name, kind.dtype, options)
         specs[name] = TensorSpec(name, dtype.name, tuple(int(d) for d in shape if d is not None))

@@ -130,6 +130,7 @@ def lower_model(model: Model, request: Request, observed: Sequence[str] = ()) ->
         casting_hint=settings.casting_hint,
         replicas=settings.replicas,
         dialect=settings.dialect,
+        words=settings.words,
     )
 
     def lowered(outputs: list[str]) -> Lowered:

@@ -17,6 +17,7 @@ from podrun.runtime.graph import Node, OperatorGraph, reads
 from podrun.runtime.placing import computing, described
 from podrun.runtime.settings import Recomputation, RunSettings
 from podrun.runtime.tensor_names import PREFIXES
+from podrun.runtime.words import Words
 
 RESTORED = PREFIXES["Restored"]
 
@@ -44,7 +45,7 @@ def check_pipeline(graph: OperatorGraph, settings: RunSettings, batches: int, *,
         check_homes(graph)
     _check_depth(graph, settings, batches, training=training)
     if training and settings.checks_restores and settings.recomputation is Recomputation.PIPELINE:
-        _check_restores(graph)
+        _check_restores(graph, settings.words)
 
 
 def check_homes(graph: OperatorGraph) -> None:
@@ -183,10 +184,10 @@ def _check_depth(graph: OperatorGraph, settings: RunSettings, batches: int, *, t
         )
 
 
-def _check_restores(graph: OperatorGraph) -> None:
+def _check_restores(graph: OperatorGraph, words: Words) -> None:
     """UsageError unless each stage is recomputed for at most one other stage of its virtual graph.
 
-    With RecomputationType.Pipeline a virtual graph stashes its inputs. A stage's results are recomputed from them where
+    With `Recomputation.PIPELINE` a virtual graph stashes its inputs. A stage's results are recomputed from them where
     a later stage on the same virtual graph, forward or backward, reads them.
     """
     placed = [(node, node.stage, node.ipu) for node in computing(graph)]
@@ -202,8 +203,8 @@ def _check_restores(graph: OperatorGraph) -> None:
             stages -= {stage}
             if len(stages) > 1:
                 raise UsageError(
-                    "SessionOptions::autoRecomputation == RecomputationType::Pipeline is not compatible with the "
-                    f"partitioning of operations over pipeline stages. To-stash Tensor {name!r}, which comes to "
+                    f"{words.pipeline_recomputation} is not compatible with the partitioning of operations "
+                    f"over pipeline stages. To-stash Tensor {name!r}, which comes to "
                     f"virtual graph {ipu} in stage {stage}, must be restored for recomputation of a descendent in "
                     f"stages {', '.join(map(str, sorted(stages)))}; more than one is not supported.",
                     hint="Put the stages that share what they make on different virtual graphs, or do not recompute.",
@@ -213,7 +214,7 @@ def _check_restores(graph: OperatorGraph) -> None:
 def stashed(graph: OperatorGraph, settings: RunSettings, *, training: bool) -> dict[str, tuple[int, int]]:
     """The tensors that are stashed, because a later stage of their virtual graph reads them: stage and virtual graph.
 
-    Gradients read what PopART's read. With RecomputationType.Pipeline these are inputs of the model, and checkpoints.
+    Gradients read what PopART's read. With `Recomputation.PIPELINE` these are inputs of the model, and checkpoints.
     """
     if not training or not settings.overlaps:
         return {}

@@ -17,6 +17,7 @@ from podrun.core.errors import CallError, UsageError
 from podrun.core.executable import Executable, VariableRole
 from podrun.runtime.device_program import DeviceProgram
 from podrun.runtime.settings import RunSettings, SyntheticData
+from podrun.runtime.words import SessionCall
 
 WORDS = 2
 
@@ -32,8 +33,8 @@ class RandomState:
         self._rng = [0] * WORDS
 
     def rng_state(self) -> list[int]:
-        """`Session.getRNGState`: the state that updates round with, then that of the operators, if any uses one."""
-        self._check_rng("getRNGState")
+        """The state that updates round with, then that of the operators, if any uses one."""
+        self._check_rng(SessionCall.READ_RANDOM_STATE)
         if self._is_synthetic:
             return []
         seed = self.seed()
@@ -41,21 +42,19 @@ class RandomState:
 
     def read_rng(self) -> list[int]:
         """The present RNG state, 32-bit words."""
-        executable = self._program.prepared("getRNGState")
+        executable = self._program.prepared(SessionCall.READ_RANDOM_STATE)
         if RNG in executable.variables and self._program.on_device:
             self._rng = [int(word) for word in self._program.read([RNG])[RNG]]
         return list(self._rng)
 
     def set_rng_state(self, words: Iterable[int]) -> None:
-        """`Session.setRNGState`."""
-        self._check_rng("setRNGState")
+        """Continue from a state that `rng_state` returned. CallError for a state of another size."""
+        self._check_rng(SessionCall.SET_RANDOM_STATE)
         words = [int(word) for word in words]
         size = 0 if self._is_synthetic else WORDS * (1 + self._has_seed)
         if len(words) != size or any(not 0 <= word < 1 << 32 for word in words):
-            raise CallError(
-                f"Devicex::setRngStateValue received rngState of size {len(words)}; was expecting size {size} "
-                "(32-bit words)."
-            )
+            text = self._program.words.random_state_size.format(size=len(words), expected=size)
+            raise CallError(f"{text} (32-bit words).")
         if not words:
             return
         self._rng = words[:WORDS]
@@ -65,23 +64,23 @@ class RandomState:
             self._program.write(self.values())
 
     def set_seed(self, seed: int) -> None:
-        """`Session.setRandomSeed`."""
-        executable = self._program.prepared("Devicex::setRandomSeedFromHost(uint64_t)")
+        """Restart the random numbers from a seed."""
+        executable = self._program.prepared(SessionCall.SET_SEED)
         self._rng = [seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF]
         if self._program.on_device:
             self._program.write(self._rng_value())
         if _seed_variable(executable) is None:
             if self._settings.stochastic_rounding:
                 return
-            _log.info("The program draws no random numbers: setRandomSeed does nothing.")
+            _log.info("%s", self._program.words.unused_seed)
             return
         self._seed = seed
         if self._program.on_device:
             self._program.write(self._seed_value())
 
     def seed(self) -> int:
-        """The seed that random operators draw from now; 0 for a program without any (`Session.getRandomSeed`)."""
-        name = _seed_variable(self._program.prepared("getRandomSeed"))
+        """The seed that random operators draw from now; 0 for a program without any."""
+        name = _seed_variable(self._program.prepared(SessionCall.READ_SEED))
         if name is None:
             return 0
         if not self._program.on_device:
@@ -100,25 +99,26 @@ class RandomState:
     @property
     def _has_seed(self) -> bool:
         """Whether operators use a seed: dropout, random tensors, and stochastic rounding."""
-        return _seed_variable(self._program.prepared("getRNGState")) is not None
+        return _seed_variable(self._program.prepared(SessionCall.READ_RANDOM_STATE)) is not None
 
     @property
     def _is_synthetic(self) -> bool:
         """With synthetic data nothing travels between host and device, so the state is empty."""
         return self._settings.synthetic is not SyntheticData.OFF
 
-    def _check_rng(self, call: str) -> None:
+    def _check_rng(self, call: SessionCall) -> None:
         self._program.prepared(call)
         if not self._settings.keeps_random_state:
-            raise UsageError(f"{call} needs SessionOptions.enableLoadAndOffloadRNGState.")
+            words = self._program.words
+            raise UsageError(words.no_random_state.format(call=words.name(call)))
 
     def _rng_value(self) -> dict[str, np.ndarray]:
-        if RNG not in self._program.prepared("setRNGState").variables:
+        if RNG not in self._program.prepared(SessionCall.SET_RANDOM_STATE).variables:
             return {}
         return {RNG: np.array(self._rng, np.uint32)}
 
     def _seed_value(self) -> dict[str, np.ndarray]:
-        name = _seed_variable(self._program.prepared("setRandomSeed"))
+        name = _seed_variable(self._program.prepared(SessionCall.SET_SEED))
         if name is None or self._seed is None:
             return {}
         words = self._seed & (1 << 64) - 1

@@ -134,10 +134,12 @@ def retrieved(settings: Groups, name: str, value: np.ndarray, replicas: int) -> 
     return regrouped(value, group_of(settings, name, replicas), tuple(range(replicas)))
 
 
-def given(settings: Groups, name: str, array: np.ndarray, held: np.ndarray, replicas: int) -> np.ndarray:
+def given(
+    settings: Groups, name: str, array: np.ndarray, held: np.ndarray, replicas: int, call: str
+) -> np.ndarray:
     """The host's copy of an array that the program gave for a variable: with AllReplicas, one value of each group.
 
-    UsageError if replicas that share a value were given different ones.
+    UsageError, which names ``call``, if replicas that share a value were given different ones.
     """
     chosen = settings.get(name)
     if chosen is None or chosen.retrieval != ALL_REPLICAS:
@@ -152,7 +154,7 @@ def given(settings: Groups, name: str, array: np.ndarray, held: np.ndarray, repl
         first = members[groups[replica] if groups else 0]
         if row.tobytes() != rows[first].tobytes():
             raise UsageError(
-                f"writeWeights: replicas {first} and {replica} share the value of {name!r}, but the array has "
+                f"{call}: replicas {first} and {replica} share the value of {name!r}, but the array has "
                 "different values for them."
             )
     return np.ascontiguousarray(rows[members]).reshape(held.shape)

@@ -72,7 +72,7 @@ class RunTensors:
 
 
 class StepRunner:
-    """Moves the data of runs between a stepIO and the device. ``model_inputs``: names of the model's inputs.
+    """Moves the data of runs between the host and the device. ``model_inputs``: names of the model's inputs.
 
     A run has the plan's number of batches, or that of a part of a loop (``batches``). What is the same for every run is
     computed once for each number of batches.
@@ -97,7 +97,7 @@ class StepRunner:
         self._tensors: dict[int, RunTensors] = {}
 
     def check(self, io: StepData, batches: int | None = None) -> None:
-        """Raise before anything runs if a stepIO's data cannot be right."""
+        """Raise before anything runs if the data cannot be right."""
         tensors = self.tensors(batches)
         if self._settings.synthetic is not SyntheticData.OFF:
             return
@@ -105,7 +105,7 @@ class StepRunner:
         self._check_names(io.input_names(), tensors.inputs)
 
     def run(self, io: StepData, connection: Connection, batches: int | None = None) -> RunResult:
-        """Run with a stepIO's data. The result holds the anchors that `store` has to hand over."""
+        """Run with data of the host. The result holds the anchors that `store` has to hand over."""
         tensors = self.tensors(batches)
         data = {name: self._input_data(io, tensor) for name, tensor in tensors.inputs.items()}
         warn_of_strange_labels(self._labels, data)
@@ -162,7 +162,7 @@ class StepRunner:
         return self._plan.returned[name].retrieval is Retrieval.FINAL
 
     def store(self, io: StepData, result: RunResult, batches: int | None = None) -> None:
-        """Hand the anchors of a run over to a stepIO and to connected functions."""
+        """Hand the anchors of a run over to ``io`` and to connected functions."""
         if self._settings.synthetic is not SyntheticData.OFF:
             return
         anchors = self._by_batch(result.anchors)
@@ -190,7 +190,7 @@ class StepRunner:
         return inputs, dict.fromkeys(self._plan.returned, self._settings.local_replicas)
 
     def _targets(self, io: StepData, tensors: RunTensors) -> dict[str, np.ndarray]:
-        """Arrays of the stepIO that the device may write anchors to: anchors that are returned as the program gives
+        """Arrays of ``io`` that the device may write anchors to: anchors that are returned as the program gives
         them. None if an observer can end the run, which then gives no anchors.
         """
         if self._settings.synthetic is not SyntheticData.OFF or self._settings.overlaps_batches:
@@ -231,14 +231,15 @@ class StepRunner:
             if name in inputs:
                 continue
             if name in self._built.weights:
-                # PopART's builder makes a weight an input of the model too: data for it are accepted and not used.
-                _log.warning("%r is a variable: its data come from the model, not from the stepIO.", name)
+                # A weight may be an input of the model too: data for it are accepted and not used.
+                source = self._settings.words.step_data
+                _log.warning("%r is a variable: its data come from the model, not from %s.", name, source)
                 continue
             if name not in self._model_inputs:
                 what = "not an input of" if name in self._built.infos else "not in"
                 raise CallError(
-                    f"The tensor '{name}' has been provided as one of the inputs to the stepIO, but it is {what} "
-                    f"the model; its inputs are {sorted(self._model_inputs)}."
+                    f"The tensor '{name}' has been provided as one of the inputs to {self._settings.words.step_data}, "
+                    f"but it is {what} the model; its inputs are {sorted(self._model_inputs)}."
                 )
             _log.warning("Input %r is not used by the model; its data are ignored.", name)
 

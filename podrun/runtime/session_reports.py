@@ -16,6 +16,7 @@ from podrun.runtime.device import DeviceKind
 from podrun.runtime.device_program import DeviceProgram
 from podrun.runtime.environment import ours
 from podrun.runtime.settings import RunSettings
+from podrun.runtime.words import SessionCall
 
 OUTER, INNER = "outer", "inner"
 """Cycle counters: of a run, and of each IPU."""
@@ -38,35 +39,32 @@ class SessionReports:
             self._run_names.append(name or self._name)
 
     def cycle_count(self, id: str) -> int:
-        """`Session.getCycleCount`."""
+        """Modelled cycles of the last run. UsageError for a counter that the program does not have."""
         kinds = self._settings.cycle_counters
         if kinds is None:
-            raise UsageError(
-                "SessionOption 'instrumentWithHardwareCycleCounter' must be set to True in order to measure cycles."
-            )
+            raise UsageError(self._settings.words.cycles_not_counted)
         if self.cycles is None:
-            raise UsageError("Must call run before getCycleCount.")
+            raise UsageError(self._settings.words.cycles_before_run)
         ids = [""] if OUTER in kinds else []
         if INNER in kinds:
             ids += [f"inner_ipu_{ipu}" for ipu in range(self._ipus)]
         if id not in ids:
             raise UsageError(
-                f"There is no cycle counter {id!r}; this session has {ids}. Make sure you have set "
-                "SessionOption::hardwareInstrumentations correctly."
+                f"There is no cycle counter {id!r}; this session has {ids}. {self._settings.words.counters_option}"
             )
         return self.cycles
 
     def profile(self) -> Profile:
-        """`Session.getReport`."""
+        """The tile model's report as values."""
         executable = self._program.profiled()
         return replace(profile_of(executable), run_names=tuple(self._run_names))
 
     def summary(self) -> str:
-        """`Session.getSummaryReport`."""
+        """The tile model's report as text."""
         return summary(self.profile())
 
     def engine_settings(self) -> EngineOptions:
-        """The settings from POPLAR_ENGINE_OPTIONS and SessionOptions.engineOptions; PoplarError for
+        """The settings from POPLAR_ENGINE_OPTIONS and the front end's engine options; PoplarError for
         invalid ones.
         """
         return engine_options(self._settings.engine_options, ours())
@@ -81,7 +79,7 @@ class SessionReports:
         GraphMemoryAllocationError if it does not, unless debug.allowOutOfMemory; UsageError for equations that no
         planner knows, if podrun.strict. The reports are written in any case.
         """
-        executable = self._program.prepared("getReport")
+        executable = self._program.prepared(SessionCall.REPORT)
         if self._program.device.kind is DeviceKind.CPU or "segments" not in executable.tile_report:
             return
         path = ""

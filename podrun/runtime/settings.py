@@ -16,6 +16,7 @@ from podrun.compiler.program import AnchorSpec, Beside, Locations, PipelineOrder
 from podrun.core.executable import Retrieval, TensorSpec
 from podrun.runtime.graph import OperatorGraph
 from podrun.runtime.operators import Dialect
+from podrun.runtime.words import NEUTRAL, Words
 
 
 class PlacedBy(Enum):
@@ -143,6 +144,8 @@ class RunSettings:
     dialect: Dialect | None = None
     rewrite: Callable[[OperatorGraph, Sequence[str]], OperatorGraph] | None = None
     """The front end's own change of a training graph, given the anchors."""
+    words: Words = NEUTRAL
+    """What messages call the front end's calls and options."""
 
     @property
     def micro_batches(self) -> int:

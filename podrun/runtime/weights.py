@@ -19,6 +19,7 @@ from podrun.runtime.own_steps import check_alike
 from podrun.runtime.random_state import WORDS, RandomState
 from podrun.runtime.replica_check import ReplicaCheck
 from podrun.runtime.replica_groups import ReplicaStateRows, given, regrouped, retrieved
+from podrun.runtime.words import SessionCall
 
 if TYPE_CHECKING:
     from podrun.runtime.building import BuiltModel
@@ -107,7 +108,7 @@ class HostWeights:
         """ApplicationRuntimeError if replicas hold different values, as read, of what the model's own step writes."""
         check_alike(self._model.stepped & self._replica_state.keys(), values)
 
-    def reset(self, source: Mapping[str, np.ndarray], ignore_unknown: bool) -> None:
+    def reset(self, source: Mapping[str, np.ndarray], ignore_unknown: bool, call: str) -> None:
         """Take the initial values of another model by name. UsageError for unknown ones (unless ignored)
         and for another type or shape.
         """
@@ -126,7 +127,7 @@ class HostWeights:
             stored = self._from_host(name, held, "model")
             if value.shape != stored.shape or value.dtype != held.dtype:
                 raise UsageError(
-                    f"resetHostWeights: weight {name!r} is {form_of(value)} in the model, but "
+                    f"{call}: weight {name!r} is {form_of(value)} in the model, but "
                     f"{form_of(stored)} in this session."
                 )
             values[name] = self._as_host(name, value, "model")
@@ -197,16 +198,16 @@ class WeightTransfer:
         self._random, self._check = random, check
 
     def from_host(self) -> None:
-        """`Session.weightsFromHost`."""
-        self._program.prepared("Devicex::weightsFromHost()")
+        """Send weights and optimizer state to the device."""
+        self._program.prepared(SessionCall.SEND_WEIGHTS)
         self._loader.ensure_loaded()
         self._program.write(self._weights.device_values() | self._weights.state_values())
         self._weights.device_is_ahead = False
         self._loader.weights_sent = True
 
     def to_host(self) -> None:
-        """`Session.weightsToHost`."""
-        executable = self._program.prepared("Devicex::weightsToHost()")
+        """Bring weights and optimizer state from the device into the host's copy."""
+        executable = self._program.prepared(SessionCall.FETCH_WEIGHTS)
         if not self._program.on_device:
             # Another program has the device, so the values there are gone: the host keeps its copy.
             return
@@ -215,7 +216,7 @@ class WeightTransfer:
         self._weights.take_device(self._program.read(_of_training(executable)))
 
     def read(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """`Session.readWeights`."""
+        """Copy the host's weights into arrays. CallError for an array of another size."""
         built = self._weights.built
         for name, array in arrays.items():
             value = self._weights.get(name)
@@ -232,27 +233,29 @@ class WeightTransfer:
             array.reshape(-1).view(value.dtype)[...] = value.reshape(-1)
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """`Session.writeWeights`."""
+        """Change the host's weights; names that the session does not have are passed over."""
         if self._weights.constant:
-            raise _constant("writeWeights")
-        built = self._weights.built
+            raise self._constant(SessionCall.WRITE_WEIGHTS)
+        built, call = self._weights.built, self._program.words.name(SessionCall.WRITE_WEIGHTS)
         strange = [name for name in arrays if self._weights.get(name) is None]
         if strange:
             _log.warning(
-                "writeWeights: the session has no weight or state %s: passed over", ", ".join(strange)
+                "%s: the session has no weight or state %s: passed over",
+                call,
+                ", ".join(strange),
             )
         for name, array in arrays.items():
             held = self._weights.get(name)
             if held is not None:
                 if name not in built.replica_state:
-                    array = given(built.groups, name, array, held, built.program.replicas)
+                    array = given(built.groups, name, array, held, built.program.replicas, call)
                 self._weights.put(name, array)
 
     def reset(self, values: Mapping[str, np.ndarray], ignore_unknown: bool) -> None:
         """Take weights by name from ``values``. UsageError for constant weights, and for unknown ones."""
         if self._weights.constant:
-            raise _constant("resetHostWeights")
-        self._weights.reset(values, ignore_unknown)
+            raise self._constant(SessionCall.RESET_WEIGHTS)
+        self._weights.reset(values, ignore_unknown, self._program.words.name(SessionCall.RESET_WEIGHTS))
         self._loader.weights_sent = False
 
     def broadcast(self, root: int) -> None:
@@ -268,7 +271,7 @@ class WeightTransfer:
         """The program's weights and optimizer state, the replica state and the states of the random numbers. The caller
         owns the arrays.
         """
-        executable = self._program.prepared("a checkpoint's save")
+        executable = self._program.prepared(SessionCall.SAVE_CHECKPOINT)
         self._compare_replicas(executable)
         held = self._weights.device_values() | self._weights.state_values()
         values = {name: np.array(value) for name, value in held.items()}
@@ -277,6 +280,10 @@ class WeightTransfer:
             self._weights.check_alike(changed)
             values |= changed
         return values, {"seed": self._random.seed(), "rng": self._random.read_rng()}
+
+    def _constant(self, call: SessionCall) -> UsageError:
+        words = self._program.words
+        return UsageError(words.constant_weights.format(call=words.name(call)))
 
     def _compare_replicas(self, executable: Executable) -> None:
         """Refuse to save a checkpoint of replicas that differ, where replicas are compared."""
@@ -290,9 +297,9 @@ class WeightTransfer:
 
     def restore(self, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
         """Continue from what `checkpoint` returned. UsageError for the state of another program."""
-        self._program.prepared("a checkpoint's resume")
+        self._program.prepared(SessionCall.RESUME_CHECKPOINT)
         if self._weights.constant:
-            raise _constant("a checkpoint's resume")
+            raise self._constant(SessionCall.RESUME_CHECKPOINT)
         _check_same(self._weights.device_values() | self._weights.state_values(), tensors)
         self._weights.take_device(tensors)
         seed, rng = values.get("seed"), values.get("rng")
@@ -322,10 +329,3 @@ def _check_same(held: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]) -
                 f"{ours or 'not'} in this session.",
                 hint="Use the model, optimizer and replication that the checkpoint was saved with.",
             )
-
-
-def _constant(call: str) -> UsageError:
-    return UsageError(
-        f"Cannot call {call} when constantWeights is set. Set `constantWeights` to False in the `SessionOption`s when "
-        "initialising the session to enable this behaviour."
-    )

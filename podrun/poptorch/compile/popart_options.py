@@ -313,6 +313,7 @@ def requested_drawing(values: PopartValues) -> Drawing:
         value("firstDotOp", 0),
         value("finalDotOp", 10000),
         value("dotOpNames", False),
+        folder_option='options._Popart.set("logDir", DIRECTORY)',
     )
 
 

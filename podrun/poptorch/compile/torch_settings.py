@@ -25,9 +25,20 @@ from podrun.runtime.settings import (
     RunSettings,
     SyntheticData,
 )
+from podrun.runtime.words import Words
 
 if TYPE_CHECKING:
     from podrun.poptorch.api.options import Options
+
+TORCH_WORDS = Words(
+    compile_first='Leave out options._Popart.set("compileEngine", False), so that the first call compiles the model.',
+    last_value_only="Return its last value (poptorch.OutputMode.Final), with options.Training.gradientAccumulation.",
+    pipeline_recomputation='options._Popart.set("autoRecomputation", 3)',
+    accumulate="Set options.Training.gradientAccumulation.",
+    wide_loss_scale='options._Popart.set("ensureFp32LossScaleTensor", True)',
+    folder_option='options._Popart.set("logDir", DIRECTORY)',
+)
+"""What messages call PopTorch's options; its calls have no names of their own."""
 
 
 def torch_settings(
@@ -53,6 +64,7 @@ def torch_settings(
         loss_scale=AdaptiveLossScale() if training and options.Training.auto_loss_scaling else None,
         cycle_counters=frozenset({OUTER}) if options.extra("log_cycle_count") else None,
         cache_directory=cache_folder(options._Popart.options),
+        words=TORCH_WORDS,
     )
     if training:
         settings = _with_updates(settings, options)

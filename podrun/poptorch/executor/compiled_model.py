@@ -24,6 +24,7 @@ from podrun.poptorch.executor.watching import CallStamps
 from podrun.report.model import Profile
 from podrun.runtime.graph_text import graph_json
 from podrun.runtime.replica_groups import ALL_REPLICAS
+from podrun.runtime.words import SessionCall
 
 
 @dataclass(slots=True)
@@ -170,7 +171,10 @@ class CompiledModel:
         with translated("reading the optimizer's state"):
             parts = self.session.parts
             parts.transfer.to_host()
-            state, scalars = parts.weights.state_values(), parts.scalars.values(parts.program.prepared("run"))
+            state, scalars = (
+                parts.weights.state_values(),
+                parts.scalars.values(parts.program.prepared(SessionCall.RUN)),
+            )
         shown = shown_scalars(scalars, self.session.parts.model.built.trained)
         return (
             {name: torch.from_numpy(np.array(value)) for name, value in state.items()},

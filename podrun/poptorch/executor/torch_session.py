@@ -32,7 +32,7 @@ class TorchSession:
         self._optimizer = optimizer
         with progress(f"reading the model of {source.name!r}"):
             built = place_and_build(source, source.request(device, loss, optimizer), device.target)
-        self.parts: SessionParts = assemble(source, built, DeviceProgram(device, self))
+        self.parts: SessionParts = assemble(source, built, DeviceProgram(device, self, source.settings.words))
 
     @property
     def device(self) -> RunDevice:

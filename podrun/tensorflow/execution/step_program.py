@@ -29,6 +29,7 @@ from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import Model, OperatorGraph, Place, TensorType
 from podrun.runtime.session_reports import SessionReports
 from podrun.runtime.settings import FixedPlan, Returned, RunSettings
+from podrun.runtime.words import SessionCall
 from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report
@@ -170,7 +171,7 @@ class StepProgram:
         folder = Path(DEVICES.config.serialization_output_folder or ".")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.source.name}.poplar_exec"
-        write_executable(parts.program.prepared("run"), path)
+        write_executable(parts.program.prepared(SessionCall.RUN), path)
         sys.stdout.write(f"Compiled {self.source.name} to {path}\n")
         infos = parts.model.built.infos
         return [np.zeros(infos[n].shape, numpy_dtype(infos[n].dtype)) for n in self.step.results], {}
@@ -190,7 +191,7 @@ class StepProgram:
         """Print the modelled cycles of a run, for as many runs as TF_POPLAR_FLAGS asks."""
         self._runs += 1
         if self._runs <= flags().counted_runs:
-            step = parts.program.prepared("run").tile_report["step"]
+            step = parts.program.prepared(SessionCall.RUN).tile_report["step"]
             sys.stdout.write(f"{self.source.name}: total cycle count {step['cycles'] * iterations}\n")
 
     def _compile(self, parts: SessionParts, values: Mapping[str, np.ndarray]) -> None:
@@ -216,7 +217,7 @@ class StepProgram:
                 modelled, self.feed_types, held, self.settings, ipus, self.device.target
             )
         parts.loader.compile()
-        whole = parts.program.prepared("run")
+        whole = parts.program.prepared(SessionCall.RUN)
         training = modelled.differentiated is not None
         shown = DeviceProgram(self.device, self)
         metadata = {**whole.metadata, "batches_per_step": 1}

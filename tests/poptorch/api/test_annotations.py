@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
+from podrun.runtime.words import SessionCall  # noqa: E402
 
 X, LABELS = torch.linspace(-1, 1, 60).reshape(10, 6), torch.arange(10) % 3
 
@@ -234,7 +235,7 @@ def compiled_convolutions(model: Any, proportions: dict[str, float]) -> tuple[di
     training = poptorch.trainingModel(model, options)
     training.compile(torch.ones(3, 3, 64, 64))
     parts = training._compiled.session.parts
-    report = parts.program.prepared("compile").tile_report
+    report = parts.program.prepared(SessionCall.REPORT).tile_report
     found = dict(parts.model.built.program.plans.proportions), report
     training.destroy()
     return found
