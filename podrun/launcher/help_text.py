@@ -34,6 +34,14 @@ VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("podrun trace RECORD", "its spans; --otlp URL exports them"),
         ("podrun replay|shrink|diff RECORD", "repeat, reduce and compare recorded runs"),
     ),
+    "Serve and plan": (
+        ("podrun serve REPOSITORY", "models on the real Triton, over gRPC and HTTP"),
+        ("podrun load URL -m MODEL", "how a model server answers under load"),
+        ("podrun capacity model.onnx", "which POD serves a rate; --slo p99=20ms"),
+        ("podrun scale model.onnx", "what a larger POD gives"),
+        ("podrun simulate JOBS", "a queue of jobs on a POD, in virtual time"),
+        ("podrun chaos", "a month of failures, and what they cost"),
+    ),
     "Look after": (
         ("podrun doctor", "can podrun work on this host?"),
         ("podrun ps, podrun stop NAME", "whose run holds which IPUs; end one of yours"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from podrun.core.errors import PoplarError, UsageError
+from podrun.core.errors import PodrunError, PoplarError, ServiceError, SystemRuntimeError, UsageError
 from podrun.core.layout import IpuRange, is_power_of_two
 from podrun.runtime.device import DeviceKind, RunDevice, device_ids, open_connection, partition_configured
 from podrun.runtime.environment import ours
@@ -73,18 +73,26 @@ class DevicePool:
         """The first device of that many IPUs that can be attached. UsageError unless ``ipus`` is a power of two.
 
         ``attach``: attach now; otherwise the first device is given, free or not. ``order``: of the devices, by id.
+        A device whose machine is lost or does not answer is passed over. If no other one is there, its error is raised.
         """
         if not is_power_of_two(ipus):
             raise UsageError(f"A device has a power of two of IPUs; {ipus} were asked for.")
         ids = device_ids(self.total_ipus).items()
         refusals: list[str] = []
+        errors: list[PodrunError] = []
         for identifier, owned in self._own_first(order([pair for pair in ids if pair[1].count == ipus])):
             device = self.device(identifier, owned)
-            refusal = device.refusal() if attach else None
+            try:
+                refusal = device.refusal() if attach else None
+            except (SystemRuntimeError, ServiceError) as error:
+                errors.append(error)
+                refusal = error.message
             if refusal is None:
                 return Acquisition(device)
             refusals.append(refusal)
             device.connection.close()
+        if errors and len(errors) == len(refusals):
+            raise errors[0]
         return Acquisition(None, tuple(refusals))
 
     def refusals(self, ipus: int) -> list[str]:

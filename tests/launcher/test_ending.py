@@ -19,10 +19,9 @@ ON_MACHINE, INSIDE = parse_fault("ipu:0@batch=3:trap"), parse_fault("instance:0@
 
 
 def ending(*, was_active: bool, planned: tuple[str, ...] = (), answers: bool = True) -> LaunchEnding:
-    current: Any = SimpleNamespace(
-        wanted=SimpleNamespace(faults=(ON_MACHINE, INSIDE)),
-        spec=SimpleNamespace(layout=SimpleNamespace(ipus=4)),
-    )
+    wanted = SimpleNamespace(faults=(ON_MACHINE, INSIDE))
+    spec = SimpleNamespace(partition=wanted, layout=SimpleNamespace(ipus=4))
+    current: Any = SimpleNamespace(wanted=wanted, spec=spec)
 
     def latest() -> list[MachineReport]:
         if not answers:

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from podrun.serving.compiler import Compiler, CompilerOptions
 from tests.serving.partitions import PARTITION, partition_of_eight
@@ -18,6 +20,7 @@ from tests.serving.servers import TritonOfTest, tensor, triton
 from tests.serving.test_runner import OPTIONS, expected, model, rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
+RECOVERY_SECONDS = 150.0
 CONFIG = """backend: "poplar"
 max_batch_size: 8
 input [ { name: "x", data_type: TYPE_FP32, dims: [ 8 ] } ]
@@ -58,6 +61,7 @@ def test_instances_take_ipus_of_machines_and_a_lost_one_takes_its_share(tmp_path
                 served.client.load_model("late", client_timeout=200)
             right(served, "four", 3)
             _lose_the_first_machine(served, commands, variables)
+            _comes_back(served, commands, variables)
     entries = [json.loads(line) for line in incidents.read_text().splitlines()]
     assert any(entry["model"].startswith("whole") for entry in entries)
 
@@ -74,3 +78,18 @@ def _lose_the_first_machine(served: TritonOfTest, commands: Any, variables: dict
     errors = [answers.get(timeout=120) for _ in range(6)]
     assert any(error is not None for error in errors)
     right(served, "four", 1)
+
+
+def _comes_back(served: TritonOfTest, commands: Any, variables: dict[str, str]) -> None:
+    """A partition with a lost machine gives no IPUs out. Once an operator has mended it, the model answers by itself."""
+    for words in (("vipu-admin", "restart", "agent", "ipum1"), ("vipu", "reset", "partition", PARTITION)):
+        done = commands.run(*words, env=variables, timeout=120)
+        assert done.returncode == 0, done.stderr
+    end = time.monotonic() + RECOVERY_SECONDS
+    while True:
+        try:
+            right(served, "whole", 5)
+            return
+        except InferenceServerException:  # Its instance asks for IPUs again.
+            assert time.monotonic() < end
+            time.sleep(0.5)
