@@ -55,7 +55,7 @@ class LaunchEnding:
         was a partition, as a program that fails at its imports does.
         """
         if self.partition is None or not self.partition.was_active:
-            wanted = self.current.spec.partition  # None offline: such a launch has no machines that faults could strike.
+            wanted = self.current.spec.partition  # None offline: nothing could strike there.
             return [spec for spec in wanted.faults if not spec.in_program] if wanted is not None else []
         faults, ipus = self.partition.faults, self._own_ipus(self.partition)
         return faults.unstruck(self.partition.reports.latest(), ipus) if faults.planned else []

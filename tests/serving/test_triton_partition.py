@@ -81,7 +81,7 @@ def _lose_the_first_machine(served: TritonOfTest, commands: Any, variables: dict
 
 
 def _comes_back(served: TritonOfTest, commands: Any, variables: dict[str, str]) -> None:
-    """A partition with a lost machine gives no IPUs out. Once an operator has mended it, the model answers by itself."""
+    """A partition with a lost machine gives no IPUs out. Mended, the model answers by itself."""
     for words in (("vipu-admin", "restart", "agent", "ipum1"), ("vipu", "reset", "partition", PARTITION)):
         done = commands.run(*words, env=variables, timeout=120)
         assert done.returncode == 0, done.stderr
