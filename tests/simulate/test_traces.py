@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from podrun.core.command_line import run_command
+from podrun.core.documents import load_schema
 from podrun.core.errors import ConfigError, PodrunError
 from podrun.simulate.commands.simulate import simulate_verb
 from podrun.simulate.engine import SECOND
@@ -229,3 +230,12 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.C
     words = ["--generate", "jobs=3", "--processors", "64", "--json", str(tmp_path / "none" / "f.json")]
     assert run_command(simulate_verb, words) == 2
     assert "f.json cannot be written: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", [("--processors", "16"), ("--pod", "pod16")])
+def test_figures_have_the_form_of_their_schema(where: tuple[str, str], tmp_path: Path) -> None:
+    from jsonschema import validate
+
+    file = tmp_path / "f.json"
+    assert run("--generate", "jobs=30,largest=16", *where, "--json", str(file)) == 0
+    validate(json.loads(file.read_text()), load_schema("podrun.simulate", "simulate.schema.json"))
