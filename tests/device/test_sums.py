@@ -65,7 +65,8 @@ def error(got: Any, exact: Any) -> list[float]:
     return [float(np.max(np.abs(np.asarray(g) - e)) / np.max(np.abs(e))) for g, e in pairs]
 
 
-@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow  # Compiles a network three times; test_convolutions.py compares gradients by default.
+@pytest.mark.parametrize("stride", [1, 2])
 def test_gradients_are_as_close_to_those_in_float64_as_plain_ones(stride: int) -> None:
     run = network(stride)
     with jax.enable_x64(True):

@@ -78,6 +78,7 @@ def test_the_gradient_of_a_softmaxs_likelihood_is_the_difference() -> None:
 CTC = (np.asarray([[1, 2, 2], [3, 1, 0], [1, 1, 1]]), np.asarray([7, 6, 5]), np.asarray([3, 2, 3]))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pairwise", [False, True])
 def test_losses_of_alignments_are_torchs(pairwise: bool) -> None:
     labels, inputs, targets = CTC

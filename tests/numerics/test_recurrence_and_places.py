@@ -88,6 +88,7 @@ def test_an_unknown_activation_is_named() -> None:
         cell_activations(("Tanh", "wave"))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize(
     ("how", "name"),
@@ -125,6 +126,7 @@ def test_dropout_keeps_the_mean_and_one_key_one_mask(below: bool) -> None:
     np.testing.assert_array_equal(again, y)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bias", [True, False])
 def test_poptorchs_lstm_takes_a_projection(bias: bool) -> None:
     from tests.poptorch.operators.opinfo import compare

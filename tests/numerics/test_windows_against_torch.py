@@ -101,7 +101,7 @@ def test_adaptive(seed: int) -> None:
     np.testing.assert_array_equal(places, where.numpy())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_convolution(seed: int, groups: int) -> None:
@@ -115,7 +115,7 @@ def test_convolution(seed: int, groups: int) -> None:
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("groups", "one_by_one"), [(1, True), (2, True), (2, False)])
 def test_transposed_convolution(seed: int, groups: int, one_by_one: bool) -> None:

@@ -49,7 +49,7 @@ STRATEGIES = {
 @pytest.mark.parametrize(
     "strategy", [pytest.param(s, marks=pytest.mark.slow) if " " in s else s for s in STRATEGIES]
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 def test_strategies_train_to_the_same_weights(strategy: str) -> None:
     torch.manual_seed(0)
     model = Deep()
