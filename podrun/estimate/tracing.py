@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from podrun.runtime.lowering import Lowered
 
+DECIDING_ROOMS = ("onnx_models", "poptorch", "runtime", "estimate", "compiler", "numerics", "popart")
+"""Rooms whose text decides an estimate, so that a change makes new answers. PopART's has the custom operators."""
 _SAVE = "Name a model in ONNX's format, such as builder.saveModelProto or session.modelToHost writes."
 
 
@@ -191,7 +193,7 @@ def trace_model(
         _digest(read),
         (chip.name, {name: fact.value for name, fact in chip.facts.items()}),
         (layout.partials_type, layout.proportion, train),
-        plan_cache.sources("onnx_models", "poptorch", "runtime", "estimate", "compiler"),
+        plan_cache.sources(*DECIDING_ROOMS),
     )
     recorded = plan_cache.remembered(
         question, lambda: asdict(_trace(read, chip, layout, source.micro_batch, train=train))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import podrun
 from podrun import models
 from podrun.core.errors import InvalidOptionError, UsageError
 from podrun.costmodel import planners
 from podrun.costmodel.target import GC200, system
-from podrun.estimate import ProgramLayout, Traced, answer, estimate, scan
+from podrun.estimate import ProgramLayout, Traced, answer, estimate, scan, tracing
 from podrun.estimate.command import DOES_NOT_FIT, estimate_command, main
 from podrun.estimate.model import Choices, _layouts, _rank
 from podrun.estimate.tracing import trace_model
@@ -361,9 +363,31 @@ def test_strict_mode_names_what_no_planner_knows(
     assert "no tile planner knows 1 kind(s) of equations: cumsum x 1 (running" in capsys.readouterr().err
 
 
-def test_a_repeat_reads_what_the_first_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from podrun.estimate import tracing
+def test_answers_are_kept_by_the_text_of_all_rooms_that_decide_them() -> None:
+    """Lowering had moved to a room of its own, whose changes then made no new answers."""
+    package = Path(podrun.__file__).parent
+    used = {
+        room
+        for deciding in tracing.DECIDING_ROOMS
+        for file in (package / deciding).rglob("*.py")
+        for room in re.findall(r"(?:from|import) podrun\.(\w+)", file.read_text(encoding="utf-8"))
+    }
+    of_every_key = {"costmodel"}
+    without_influence = {
+        "collectives",
+        "core",
+        "device",
+        "popdist",
+        "popef",
+        "private_apis",
+        "record",
+        "report",
+    }
+    assert used <= {*tracing.DECIDING_ROOMS} | of_every_key | without_influence
+    assert {"numerics", "popart"} <= {*tracing.DECIDING_ROOMS}
 
+
+def test_a_repeat_reads_what_the_first_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PODRUN_PLAN_CACHE", str(tmp_path))
     layout = ProgramLayout(micro_batch=4)
     first = trace_model(_perceptron(64, 2), GC200, layout, train=True)

@@ -46,7 +46,7 @@ def ask(capsys: pytest.CaptureFixture[str], verb: str, path: Path, *more: str) -
 
 def test_a_file_in_order_is_left_alone(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = file.read_bytes()
-    line = f"{file}: 0 problems; it keeps 2 partitions, 1 queued requests"
+    line = f"{file}: 0 problems; it keeps 2 partitions, 1 queued request"
     assert ask(capsys, "check", file) == (0, [line])
     assert ask(capsys, "repair", file, "--yes") == (0, [line])
     assert file.read_bytes() == before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,13 @@ def print_diagnosis(path: Path, diagnosis: StateDiagnosis) -> None:
     for problem in diagnosis.problems:
         click.echo(f"{problem.what}: {problem.action}")
     kept = diagnosis.kept
-    click.echo(
-        f"{path}: {len(diagnosis.problems)} problems; it keeps {len(kept.partitions)} partitions, "
-        f"{len(kept.plans.queue)} queued requests"
+    problems = _how_many(diagnosis.problems, "problem")
+    partitions, requests = (
+        _how_many(kept.partitions, "partition"),
+        _how_many(kept.plans.queue, "queued request"),
     )
+    click.echo(f"{path}: {problems}; it keeps {partitions}, {requests}")
+
+
+def _how_many(values: Sized, noun: str) -> str:
+    return f"{len(values)} {noun}{'' if len(values) == 1 else 's'}"
