@@ -304,8 +304,7 @@ _ABSENT = {
     "popart._internal": _BUILDER_INSTEAD,
     "poprt": "podrun has the command poprt (poprt --help), and podrun.serving.compiler",
     "poplar": "it is C++'s; popart, poptorch and popdist are what podrun has",
-    "tensorflow": "podrun has popart and poptorch, and no TensorFlow",
-    "ipu_tensorflow_addons": "podrun has popart and poptorch, and no TensorFlow",
+    "tensorflow": "pip install 'podrun[tensorflow]', which has the real TensorFlow",
 }
 """Modules of the SDK that podrun does not have, and what to use."""
 
