@@ -28,14 +28,9 @@ SAME_NAMES = {
 """Names of values that two of PopTorch, PopART and the SDK's TensorFlow publish, each with its own values."""
 
 SAME_FUNCTIONS = {
-    "build",
     "Array",
-    "Buffers",
     "DistributedOptimizer",
-    "Groups",
-    "Infos",
     "Instruction",
-    "Tensors",
     "barrier",
     "broadcast",
     "init",
@@ -45,10 +40,7 @@ SAME_FUNCTIONS = {
     "local_rank",
     "local_size",
     "main",
-    "number_of",
     "rank",
-    "reduced",
-    "run_node",
     "shutdown",
     "size",
     "synchronize",

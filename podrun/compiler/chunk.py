@@ -21,7 +21,7 @@ from podrun.compiler.export import PieceFunction
 from podrun.compiler.extra_state import averaged, averages, counts, counts_micro_batches
 from podrun.compiler.fold import Folded, FoldedOperands, gradients, weight_gradients_each
 from podrun.compiler.forward_trace import Trace, evaluate_forward
-from podrun.compiler.jaxprs import abstract, buffer
+from podrun.compiler.jaxprs import BufferValues, abstract, buffer
 from podrun.compiler.model_collectives import alone
 from podrun.compiler.program import FACTOR, Program
 from podrun.compiler.replica_groups import grouped_names, replicas_reduced, rows
@@ -36,8 +36,6 @@ from podrun.core.names import (
     input_buffer,
     statistics_buffer,
 )
-
-Buffers = Mapping[str, Any]
 
 
 def updated_piece(number: int) -> str:
@@ -122,7 +120,7 @@ class ChunkBuilder:
         if self.traced.uses_random and not split:
             outputs.append(extra_state.SEED_VARIABLE)
 
-        def run(values: Buffers) -> dict[str, Any]:
+        def run(values: BufferValues) -> dict[str, Any]:
             return self._run(folded, values, accumulate)
 
         return PieceFunction(name, run, self._inputs(micro_batches, accumulate, split), tuple(outputs))
@@ -131,7 +129,7 @@ class ChunkBuilder:
         """The keys of one micro-batch; moves the seed on by one."""
         replicas = self.layout.replicas_per_machine
 
-        def run(values: Buffers) -> dict[str, Any]:
+        def run(values: BufferValues) -> dict[str, Any]:
             seed = values[extra_state.SEED_VARIABLE]
             keys = extra_state.folded_keys(seed, values[REPLICA_OFFSET], 1, replicas)
             return {KEYS: keys, extra_state.SEED_VARIABLE: extra_state.advance(seed, 1)}
@@ -165,7 +163,7 @@ class ChunkBuilder:
             specs[REPLICA_OFFSET] = buffer((), "int32")
         return specs
 
-    def _run(self, folded: Folded, buffers: Buffers, accumulate: bool) -> dict[str, Any]:
+    def _run(self, folded: Folded, buffers: BufferValues, accumulate: bool) -> dict[str, Any]:
         parameters = {name: buffers[name] for name in self.traced.parameters}
         if self.memory.group_of:
             parameters[REPLICA_OFFSET] = buffers[REPLICA_OFFSET]
@@ -200,7 +198,7 @@ class ChunkBuilder:
     def _differentiated(
         self,
         folded: Folded,
-        buffers: Buffers,
+        buffers: BufferValues,
         operands: FoldedOperands,
         accumulate: bool,
         results: dict[str, Any],
@@ -233,7 +231,7 @@ class ChunkBuilder:
         weight: str,
         group: WeightGroup,
         gradient: Any,
-        buffers: Buffers,
+        buffers: BufferValues,
         accumulate: bool,
         results: dict[str, Any],
     ) -> None:
@@ -252,7 +250,7 @@ class ChunkBuilder:
     def _count(
         self,
         subjects: Mapping[AnchorKind, Mapping[str, Any]],
-        buffers: Buffers,
+        buffers: BufferValues,
         accumulate: bool,
         results: dict[str, Any],
     ) -> None:
@@ -285,7 +283,7 @@ def forward_piece(builder: ChunkBuilder) -> PieceFunction:
     specs = {n: abstract(program.parameters[n].spec) for n in traced.parameters}
     specs |= {n: abstract(program.inputs[n].spec) for n in traced.inputs}
 
-    def run(values: Buffers) -> dict[str, Any]:
+    def run(values: BufferValues) -> dict[str, Any]:
         return evaluate_forward(traced, [values[n] for n in (*names, extra_state.SEED_VARIABLE)], {}, alone)
 
     return PieceFunction(

@@ -28,8 +28,8 @@ from podrun.compiler import jaxprs
 from podrun.compiler.arenas import ALIGNMENT
 from podrun.compiler.export import TracedPiece
 from podrun.compiler.model_collectives import (
+    CollectiveGroups,
     ExchangeKind,
-    Groups,
     check_replica_groups,
     exchange_p,
     exchanges,
@@ -173,7 +173,7 @@ class _MachineExchange:
     layout: Layout
     offset: Any
 
-    def exchanged(self, x: Any, *, kind: ExchangeKind, groups: Groups) -> Any:
+    def exchanged(self, x: Any, *, kind: ExchangeKind, groups: CollectiveGroups) -> Any:
         """Results for this machine's replicas, on the folded axis of ``x`` ``[micro_batches * replicas, *shape]``."""
         replicas = self.layout.replicas_per_machine
         micro_batches = x.shape[0] // replicas
@@ -206,7 +206,7 @@ class _MachineExchange:
         parts = x.reshape(machines, micro_batches, replicas, *shape)
         return jnp.moveaxis(parts, 1, 2).reshape(machines * replicas, micro_batches, *shape)
 
-    def _summed(self, whole: Any, groups: Groups) -> Any:
+    def _summed(self, whole: Any, groups: CollectiveGroups) -> Any:
         """``[replicas here, micro_batches, *shape]``: sums over groups, in order of replicas."""
         half = jnp.issubdtype(whole.dtype, jnp.floating) and whole.dtype.itemsize < 4
         wide = whole.astype(jnp.float32) if half else whole
@@ -227,12 +227,12 @@ class _MachineExchange:
             )
         return result.astype(whole.dtype)
 
-    def _gathered(self, whole: Any, groups: Groups) -> Any:
+    def _gathered(self, whole: Any, groups: CollectiveGroups) -> Any:
         """``[replicas here, micro_batches, group size, *shape]``."""
         return jnp.moveaxis(whole[self._mine(_members(groups, self.layout.replicas))], 1, 2)
 
 
-def _members(groups: Groups, replicas: int) -> np.ndarray:
+def _members(groups: CollectiveGroups, replicas: int) -> np.ndarray:
     """For each replica the replicas of its group, in order."""
     table = np.zeros((replicas, len(groups[0])), np.int32)
     for group in groups:

@@ -25,12 +25,10 @@ from podrun.compiler import extra_state
 from podrun.compiler.extra_state import averages
 from podrun.compiler.forward_trace import Trace, evaluate_forward
 from podrun.compiler.model_collectives import exchanges, with_tokens
-from podrun.compiler.program import Program
+from podrun.compiler.program import Program, Tensors
 from podrun.compiler.replica_groups import GroupOf, rows
 from podrun.compiler.stochastic import entered
 from podrun.core.executable import REPLICA_OFFSET
-
-Tensors = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

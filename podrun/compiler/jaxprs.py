@@ -14,6 +14,9 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Va
 from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.private_apis.jax import bind_equation, call_in_scope, without_unused
 
+BufferValues = Mapping[str, Any]
+"""Traced values of buffers, by name."""
+
 
 def evaluate(
     jaxpr: Jaxpr,

@@ -31,7 +31,7 @@ from podrun.compiler import jaxprs
 from podrun.core.errors import UsageError
 from podrun.private_apis import jax as private_jax
 
-Groups = tuple[tuple[int, ...], ...]
+CollectiveGroups = tuple[tuple[int, ...], ...]
 """Disjoint groups of equally many replicas that hold each replica once, as of `podrun.core.layout.replica_groups`."""
 
 
@@ -62,7 +62,7 @@ class Combination(enum.Enum):
 # --- What a forward function calls ---------------------------------------------------------------------------
 
 
-def all_reduce(x: Any, operator: Combination, groups: Groups) -> Any:
+def all_reduce(x: Any, operator: Combination, groups: CollectiveGroups) -> Any:
     """``x`` combined over the replicas of each group; the shape and dtype of ``x``. Halves are combined in float32 and
     rounded once.
 
@@ -97,7 +97,7 @@ def _of_one(x: Any, operator: Combination) -> Any:
     return (x != 0).astype(x.dtype) if operator in (Combination.LOGICAL_AND, Combination.LOGICAL_OR) else x
 
 
-def reduce_scatter(x: Any, operator: Combination, groups: Groups) -> Any:
+def reduce_scatter(x: Any, operator: Combination, groups: CollectiveGroups) -> Any:
     """This replica's part of ``x`` combined over its group: flat, padded with zeros, cut into as many equal parts as
     the group has replicas; ``[ceil(elements / group size)]``. Raises what `all_reduce` raises."""
     size = len(groups[0])
@@ -109,14 +109,14 @@ def reduce_scatter(x: Any, operator: Combination, groups: Groups) -> Any:
     return lax.dynamic_index_in_dim(parts, replica_position(groups), 0, keepdims=False)
 
 
-def all_gather(x: Any, groups: Groups) -> Any:
+def all_gather(x: Any, groups: CollectiveGroups) -> Any:
     """The values of the group's replicas end to end, in order: ``[elements * group size]``."""
     if len(groups[0]) == 1:
         return x.reshape(-1)
     return _exchange(x.reshape(-1), ExchangeKind.GATHER, groups).reshape(-1)
 
 
-def check_replica_groups(groups: Groups, replicas: int | None = None) -> None:
+def check_replica_groups(groups: CollectiveGroups, replicas: int | None = None) -> None:
     """Raise UsageError unless the groups are disjoint and equally large, and hold ``replicas`` replicas, if given."""
     members = [replica for group in groups for replica in group]
     sizes = {len(group) for group in groups}
@@ -165,17 +165,17 @@ folded_p: Any = Primitive("folded_exchange")
 """``folded_exchange(x)``: micro-batches and replicas of a machine as the leading axis of operand and result."""
 
 
-def _exchange(x: Any, kind: ExchangeKind, groups: Groups) -> Any:
+def _exchange(x: Any, kind: ExchangeKind, groups: CollectiveGroups) -> Any:
     check_replica_groups(groups)
     return exchange_p.bind(x, jnp.int32(0), kind=kind, groups=groups)
 
 
-def replica_position(groups: Groups) -> Any:
+def replica_position(groups: CollectiveGroups) -> Any:
     """The place of a replica in its group, an int32 that is traced."""
     return _exchange(jnp.int32(0), ExchangeKind.POSITION, groups)
 
 
-def _result(aval: Any, kind: ExchangeKind, groups: Groups, lead: int) -> ShapedArray:
+def _result(aval: Any, kind: ExchangeKind, groups: CollectiveGroups, lead: int) -> ShapedArray:
     shape = aval.shape
     if kind is ExchangeKind.GATHER:
         shape = (*shape[:lead], len(groups[0]), *shape[lead:])
@@ -186,7 +186,9 @@ exchange_p.def_abstract_eval(lambda x, token, *, kind, groups: _result(x, kind, 
 folded_p.def_abstract_eval(lambda x, *, kind, groups: _result(x, kind, groups, 1))
 
 
-def _fold(args: Sequence[Any], dims: Sequence[Any], *, kind: ExchangeKind, groups: Groups) -> tuple[Any, int]:
+def _fold(
+    args: Sequence[Any], dims: Sequence[Any], *, kind: ExchangeKind, groups: CollectiveGroups
+) -> tuple[Any, int]:
     x = args[0]
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     same = dims[0] is None
@@ -208,7 +210,9 @@ def _jvp(primitive: Any) -> Any:
     return rule
 
 
-def _transpose(cotangent: Any, x: Any, token: Any, *, kind: ExchangeKind, groups: Groups) -> list[Any]:
+def _transpose(
+    cotangent: Any, x: Any, token: Any, *, kind: ExchangeKind, groups: CollectiveGroups
+) -> list[Any]:
     if type(cotangent) is ad.Zero:
         return [ad.Zero(x.aval), None]
     total = exchange_p.bind(cotangent, token, kind=ExchangeKind.SUM, groups=groups)
@@ -218,7 +222,7 @@ def _transpose(cotangent: Any, x: Any, token: Any, *, kind: ExchangeKind, groups
     return [total, None]
 
 
-def _folded_transpose(cotangent: Any, x: Any, *, kind: ExchangeKind, groups: Groups) -> list[Any]:
+def _folded_transpose(cotangent: Any, x: Any, *, kind: ExchangeKind, groups: CollectiveGroups) -> list[Any]:
     if type(cotangent) is ad.Zero:
         return [ad.Zero(x.aval)]
     total = folded_p.bind(cotangent, kind=ExchangeKind.SUM, groups=groups)

@@ -20,15 +20,13 @@ import numpy as np
 from podrun.compiler.arenas import ALIGNMENT, Memory, WeightGroup, scalar_dtype
 from podrun.compiler.export import PieceFunction
 from podrun.compiler.extra_state import place_state
-from podrun.compiler.jaxprs import buffer
+from podrun.compiler.jaxprs import BufferValues, buffer
 from podrun.compiler.program import RNG, JointRule, NormRule, UpdateRule
 from podrun.compiler.replica_groups import GroupOf, group_count, rows
 from podrun.core.errors import UnsupportedError, present
 from podrun.core.executable import REPLICA_OFFSET, Computation, TensorSpec
 from podrun.core.layout import Layout
 from podrun.core.names import NORM_ANCHOR, SLICE, WHOLE, anchor_buffer, gradient_buffer
-
-Buffers = Mapping[str, Any]
 
 JOINT_UPDATE = "update.joint"
 """Name of the Computation that updates all weights at once."""
@@ -63,13 +61,15 @@ def _sliced(
         inputs[buffers[field.prefix]] = buffer(shape, field.dtype)
     counters = [field.prefix for field in group.states if field.scalar]
 
-    def apply(weight: Any, gradient: Any, state: Buffers, values: Buffers) -> tuple[Any, dict[str, Any]]:
+    def apply(
+        weight: Any, gradient: Any, state: BufferValues, values: BufferValues
+    ) -> tuple[Any, dict[str, Any]]:
         chosen = {n: values[n] for n in group.scalars}
         if RNG in chosen:
             chosen[RNG] = place_state(chosen[RNG], index, values[REPLICA_OFFSET])
         return rule.apply(group.weights[0].name, weight, gradient, state, chosen)
 
-    def run(values: Buffers) -> dict[str, Any]:
+    def run(values: BufferValues) -> dict[str, Any]:
         state = {prefix: values[buffer] for prefix, buffer in buffers.items()}
         weight, gradient = values[weights], values[gradients]
         seen = state
@@ -107,7 +107,7 @@ def joint_piece(
     arrays = {*outputs, *(gradient_buffer(name) for name in states_of)}
     anchored = [_norm_buffer(number) for number in norms]
 
-    def run(values: Buffers) -> dict[str, Any]:
+    def run(values: BufferValues) -> dict[str, Any]:
         if not group_of:
             updated = once(values)
             return updated | {name: jnp.broadcast_to(updated[name], (1, replicas)) for name in anchored}
@@ -120,7 +120,7 @@ def joint_piece(
             updated[name] = rows(updated[name], group_of, values[REPLICA_OFFSET], 1, replicas)[None]
         return updated
 
-    def once(values: Buffers) -> dict[str, Any]:
+    def once(values: BufferValues) -> dict[str, Any]:
         weights = {name: values[name] for name in states_of}
         gradients = {name: values[gradient_buffer(name)] for name in states_of}
         states = {name: {p: values[b] for p, b in buffers.items()} for name, buffers in states_of.items()}
@@ -205,7 +205,7 @@ def _like(value: Any, old: Any) -> Any:
 def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule) -> PieceFunction:
     inputs, states_of = _whole_buffers(memory, [group], rule)
 
-    def run(values: Buffers) -> dict[str, Any]:
+    def run(values: BufferValues) -> dict[str, Any]:
         results: dict[str, Any] = {}
         for number, (weight, states) in enumerate(states_of.items()):
             chosen = {n: values[n] for n in group.scalars}
@@ -222,7 +222,9 @@ def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule) -> 
             results |= {name: jnp.stack([updated[name] for updated in per_group]) for name in per_group[0]}
         return results
 
-    def once(weight: str, states: Mapping[str, str], values: Buffers, chosen: Buffers) -> dict[str, Any]:
+    def once(
+        weight: str, states: Mapping[str, str], values: BufferValues, chosen: BufferValues
+    ) -> dict[str, Any]:
         """A weight, or one group's value of it."""
         state = {prefix: values[buffer] for prefix, buffer in states.items()}
         new, after = rule.apply(weight, values[weight], values[gradient_buffer(weight)], state, chosen)

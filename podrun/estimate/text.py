@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from podrun.estimate.layout import ProgramLayout
 from podrun.estimate.model import Estimate
-from podrun.report.text import byte_size, number_of, printable, unit_of_time
+from podrun.report.text import amount_of, byte_size, printable, unit_of_time
 
 MODULES_SHOWN = 8
 
@@ -18,8 +18,8 @@ def estimate_text(result: Estimate) -> str:
     unit, of = unit_of_time(total)
     lines = [
         f"{'Training' if result.training else 'Inference'}: {result.samples_per_second:,.0f} samples/s on "
-        f"{number_of(result.replicas, 'replica')} of "
-        f"{number_of(layout.ipus_per_replica, 'IPU')}, micro-batch {layout.micro_batch}, accumulation "
+        f"{amount_of(result.replicas, 'replica')} of "
+        f"{amount_of(layout.ipus_per_replica, 'IPU')}, micro-batch {layout.micro_batch}, accumulation "
         f"{layout.accumulation} (batch of {result.samples:,} samples)"
         + (", recomputing" if layout.recompute else ""),
         f"Fullest tile {byte_size(result.max_tile_bytes)} of {byte_size(result.tile_bytes)}: "

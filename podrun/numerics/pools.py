@@ -17,14 +17,14 @@ from jax import lax
 
 from podrun.numerics.gradients import with_gradient
 from podrun.numerics.precision import lowest_of
-from podrun.numerics.windows import Window, padded, reduced, shifted, unshifted
+from podrun.numerics.windows import Window, padded, reduced_by_window, shifted, unshifted
 
 Array = Any
 
 
 def _window_max(x: Array, window: Window) -> Array:
     """Maximum of x ``[N, C, *in]`` padded with the lowest value."""
-    return reduced(padded(x, window, lowest_of(x.dtype)), window, jnp.maximum)
+    return reduced_by_window(padded(x, window, lowest_of(x.dtype)), window, jnp.maximum)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -85,7 +85,7 @@ def maximum_with_places(x: Array, window: Window, places: Array) -> tuple[Array,
 
 def sum_of_windows(x: Array, window: Window) -> Array:
     """Sum over each window; padding is 0."""
-    return reduced(padded(x, window, jnp.zeros((), x.dtype)), window, jnp.add)
+    return reduced_by_window(padded(x, window, jnp.zeros((), x.dtype)), window, jnp.add)
 
 
 def average_of_windows(x: Array, window: Window, with_pads: bool, divisor: int | None = None) -> Array:

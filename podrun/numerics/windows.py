@@ -143,7 +143,7 @@ def shifted(x: Array, window: Window, position: Sequence[int]) -> Array:
     return lax.slice(x, (0, 0, *starts), (*x.shape[:2], *stops), (1, 1, *window.strides))
 
 
-def reduced(x: Array, window: Window, combine: Callable[[Array, Array], Array]) -> Array:
+def reduced_by_window(x: Array, window: Window, combine: Callable[[Array, Array], Array]) -> Array:
     """Padded ``x`` ``[N, C, *spatial]`` with every window combined to one element, one axis after another."""
     for axis, kernel, dilation, stride in zip(
         range(2, x.ndim), window.kernel, window.dilations, window.strides, strict=True

@@ -25,7 +25,7 @@ from podrun.popart.enums import RecomputationType
 from podrun.popart.option_groups import AutomaticLossScalingSettings
 from podrun.popart.stepio import IStepIO
 from podrun.runtime.assembly import PlacedModel
-from podrun.runtime.building import build
+from podrun.runtime.building import build_model
 from podrun.runtime.pipelining import check_pipeline
 from podrun.runtime.settings import StepTensor
 from podrun.runtime.words import SessionCall
@@ -99,7 +99,7 @@ def _inference(training: Session) -> InferenceSession:
         def _build(self, source: SessionSource, request: Request, target: str) -> PlacedModel:
             placed = parts.model.placed
             check_pipeline(placed.graph, source.settings, source.plan.batches, training=False)
-            return PlacedModel(placed, build(placed, replace(request, as_in_training=True)))
+            return PlacedModel(placed, build_model(placed, replace(request, as_in_training=True)))
 
     options = training._options.copy()
     options.enableGradientAccumulation, options.accumulationFactor = False, 1

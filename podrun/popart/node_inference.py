@@ -20,7 +20,7 @@ from podrun.popart.tensor_info import TensorInfo, data_type_of, info_from_type, 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-Infos = list[TensorInfo | None]
+InferredInfos = list[TensorInfo | None]
 
 BY_TYPE = {op.op_type: op for op in OPS.values()}
 """ai.graphcore's operators by the type of their nodes."""
@@ -28,7 +28,7 @@ BY_TYPE = {op.op_type: op for op in OPS.values()}
 
 def infer_graphcore(
     scope: GraphScope, op: GraphcoreOp, node: NodeProto, attributes: Mapping[str, Any]
-) -> Infos:
+) -> InferredInfos:
     """The known outputs of an ai.graphcore node. popart_exception if it cannot take its inputs."""
     infos = [scope.info(name) if name else None for name in node.input]
     if op.op_type == "Call":
@@ -44,7 +44,9 @@ def infer_graphcore(
     return _as_many(results, node)
 
 
-def infer_custom(scope: GraphScope, node: NodeProto, version: int, attributes: Mapping[str, Any]) -> Infos:
+def infer_custom(
+    scope: GraphScope, node: NodeProto, version: int, attributes: Mapping[str, Any]
+) -> InferredInfos:
     """The known outputs of a node that customOp adds: an operator of ai.graphcore's, or a registered one."""
     if node.domain == GRAPHCORE_DOMAIN and node.op_type in BY_TYPE:
         op = BY_TYPE[node.op_type]
@@ -59,11 +61,11 @@ def infer_custom(scope: GraphScope, node: NodeProto, version: int, attributes: M
     return _as_many(custom.infer(node.domain, node.op_type, version, infos, attributes), node)
 
 
-def _as_many(results: Sequence[TensorInfo | None], node: NodeProto) -> Infos:
+def _as_many(results: Sequence[TensorInfo | None], node: NodeProto) -> InferredInfos:
     return [*results, *[None] * len(node.output)][: len(node.output)]
 
 
-def _traced(scope: GraphScope, node: NodeProto, infos: Infos) -> Infos:
+def _traced(scope: GraphScope, node: NodeProto, infos: InferredInfos) -> InferredInfos:
     """The outputs by tracing the node alone, for static inputs; unknown if tracing fails."""
     known = {name: info for name, info in zip(node.input, infos, strict=True) if name}
     if not node.output or any(info is None or not info.is_static for info in known.values()):

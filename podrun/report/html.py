@@ -21,10 +21,10 @@ from podrun.report.text import (
     CYCLES,
     OPERATORS,
     TRUST,
+    amount_of,
     byte_size,
     compare,
     largest_by_layer,
-    number_of,
     rate,
     unit_of_time,
 )
@@ -119,7 +119,7 @@ def _cards(profile: Profile) -> str:
     memory = fullest.memory
     full = memory.max_tile_bytes / memory.tile_capacity_bytes
     held = f"{byte_size(memory.max_tile_bytes)} of {byte_size(memory.tile_capacity_bytes)}"
-    fits, advice = "Yes", f"on every tile of {number_of(len(profile.held()), 'IPU')}"
+    fits, advice = "Yes", f"on every tile of {amount_of(len(profile.held()), 'IPU')}"
     if not profile.fits:
         fits, advice = (
             '<span class="warn">No</span>',
@@ -147,8 +147,8 @@ def _verdict(profile: Profile) -> str:
     if profile.batches_per_run > 1:
         run = f", one run of {profile.batches_per_run:,} batches {profile.cycles_per_run:,} cycles"
     return (
-        f"<p>Target <b>{escape(profile.target)}</b>, {number_of(profile.replicas, 'replica')} of "
-        f"{number_of(profile.ipus_per_replica, 'IPU')}, {number_of(profile.accumulation_factor, 'micro-batch')} "
+        f"<p>Target <b>{escape(profile.target)}</b>, {amount_of(profile.replicas, 'replica')} of "
+        f"{amount_of(profile.ipus_per_replica, 'IPU')}, {amount_of(profile.accumulation_factor, 'micro-batch')} "
         f"a batch. One batch takes <b>{profile.seconds * of:,.3f} {unit}</b> ({profile.cycles:,} cycles){run}, "
         f"{speed}bottleneck: {escape(profile.bottleneck)}.</p>"
     )
@@ -255,7 +255,7 @@ def _pipeline(profile: Profile) -> str:
     )
     if shape is not None:
         about += (
-            f" Schedule {shape.schedule}: {number_of(shape.fill_slots, 'pipeline cycle')} to fill, "
+            f" Schedule {shape.schedule}: {amount_of(shape.fill_slots, 'pipeline cycle')} to fill, "
             f"{shape.main_slots} full, {shape.flush_slots} to flush; over {over} IPUs idle "
             f"<b>{shape.idle_share:.1%}</b> of the time."
         )
@@ -288,7 +288,7 @@ def _layers(anchor: str, profile: Profile, total: int) -> str:
     )
     heads = "".join(f"<th>{name}</th>" for name in ("layer", "cycles", "forward", "backward", "share"))
     return (
-        f"<details><summary>All {number_of(len(ranked), 'layer')}: sort, filter</summary>"
+        f"<details><summary>All {amount_of(len(ranked), 'layer')}: sort, filter</summary>"
         f'<input data-for="{anchor}" placeholder="filter" aria-label="filter"><div class="table">'
         f'<table id="{anchor}" class="sortable"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
         "</details>"

@@ -72,7 +72,7 @@ def printable(line: str) -> str:
     )
 
 
-def number_of(number: int, what: str) -> str:
+def amount_of(number: int, what: str) -> str:
     """``1 replica``, ``16 replicas``, ``16 micro-batches``."""
     many = f"{what}es" if what.endswith("ch") else f"{what}s"
     return f"{number:,} {what if number == 1 else many}"
@@ -87,15 +87,15 @@ def summary(profile: Profile, *, top: int = 8) -> str:
     unit, of = unit_of_time(profile.seconds)
     lines = [
         profile_headline(profile),
-        f"One batch ({number_of(profile.replicas, 'replica')} x "
-        f"{number_of(profile.accumulation_factor, 'micro-batch')}): {profile.seconds * of:,.3f} {unit}, "
+        f"One batch ({amount_of(profile.replicas, 'replica')} x "
+        f"{amount_of(profile.accumulation_factor, 'micro-batch')}): {profile.seconds * of:,.3f} {unit}, "
         f"{profile.cycles:,} cycles",
     ]
     if profile.batches_per_run > 1:
         seconds = profile.cycles_per_run / profile.clock_hz
         run_unit, run_of = unit_of_time(seconds)
         lines.append(
-            f"One run ({number_of(profile.batches_per_run, 'batch')}): {seconds * run_of:,.3f} {run_unit}, "
+            f"One run ({amount_of(profile.batches_per_run, 'batch')}): {seconds * run_of:,.3f} {run_unit}, "
             f"{profile.cycles_per_run:,} cycles"
         )
     speed = "" if profile.samples_per_second is None else f"{rate(profile.samples_per_second)}; "
@@ -125,7 +125,7 @@ def _pipeline(profile: Profile) -> list[str]:
         return []
     idle = ", ".join(f"IPU {ipu} {part:.0%}" for ipu, part in shape.idle_share_by_ipu.items())
     return [
-        f"Pipeline, {shape.schedule}: {number_of(shape.fill_slots, 'pipeline cycle')} to fill, "
+        f"Pipeline, {shape.schedule}: {amount_of(shape.fill_slots, 'pipeline cycle')} to fill, "
         f"{shape.main_slots} full, {shape.flush_slots} to flush",
         f"  IPUs idle {shape.idle_share:.1%} of the time ({idle})",
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from podrun.runtime import placing
 from podrun.runtime.batches import BatchRunner
-from podrun.runtime.building import BuiltModel, build
+from podrun.runtime.building import BuiltModel, build_model
 from podrun.runtime.device import RunDevice
 from podrun.runtime.device_program import DeviceProgram, ProgramCompiler, ProgramLoader, StreamedScalars
 from podrun.runtime.environment import check_replicas
@@ -90,7 +90,7 @@ def place_and_build(source: SessionSource, request: Request, target: str) -> Pla
     if settings.placement is PlacedBy.AUTOMATIC:
 
         def without_places(plain: OperatorGraph) -> BuiltModel:
-            return build(model.with_graph(plain), request)
+            return build_model(model.with_graph(plain), request)
 
         graph = placing.place_automatically(
             graph,
@@ -104,7 +104,7 @@ def place_and_build(source: SessionSource, request: Request, target: str) -> Pla
     check_pipeline(graph, settings, source.plan.batches, training=source.training)
     placed = model.with_graph(graph)
     check_stages(placed, settings)
-    return PlacedModel(placed, build(placed, request))
+    return PlacedModel(placed, build_model(placed, request))
 
 
 def assemble(

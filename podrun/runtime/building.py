@@ -142,7 +142,7 @@ def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> in
     return leading.pop() if len(leading) == 1 else None
 
 
-def build(model: Model, request: Request) -> BuiltModel:
+def build_model(model: Model, request: Request) -> BuiltModel:
     """Lower and check a placed model. UsageError for what the model or its anchors cannot be."""
     from podrun.device.xla.clients import on_one_thread_device
 

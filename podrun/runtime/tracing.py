@@ -185,7 +185,7 @@ def run_graph(
         random = [i for i, node in enumerate(graph.nodes) if session.operators.lookup(node).random]
     keys = _folded_together(key(), random) if len(random) > 1 else {}
     for index, node in enumerate(graph.nodes):
-        run_node(node, environment, session, keys.get(index) or functools.partial(_folded, key, index))
+        trace_node(node, environment, session, keys.get(index) or functools.partial(_folded, key, index))
 
 
 def _folded_together(key: Any, indices: Sequence[int]) -> dict[int, Callable[[], Any]]:
@@ -204,7 +204,7 @@ def _folded(key: Callable[[], Any], index: int) -> Any:
     return jax.random.fold_in(key(), index)
 
 
-def run_node(node: Node, environment: Environment, session: TraceSession, key: Callable[[], Any]) -> None:
+def trace_node(node: Node, environment: Environment, session: TraceSession, key: Callable[[], Any]) -> None:
     """Run one node under the scopes of its name and its place: fold it if all inputs are constants, else trace it."""
     operator = session.operators.lookup(node)
     tensors = tuple(_input(node, name, environment) for name in node.inputs)

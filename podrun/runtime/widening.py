@@ -19,7 +19,7 @@ import numpy as np
 from podrun.core.executable import TensorSpec
 from podrun.runtime.graph import Node, subgraphs
 from podrun.runtime.traced_tensor import TracedTensor
-from podrun.runtime.tracing import Environment, TraceSession, run_node
+from podrun.runtime.tracing import Environment, TraceSession, trace_node
 
 WIDE = "__wide"
 """Attribute of a loss of halves that is to give its value in float32."""
@@ -76,7 +76,7 @@ def widened(
             if name
         }
         variant = replace(node, attributes={**node.attributes, WIDE: 1}) if loss else node
-        run_node(variant, here, again, key)
+        trace_node(variant, here, again, key)
         wide_tensors |= {name: here[name] for name in node.outputs if name}
     return {name: tensor.traced for name, tensor in wide_tensors.items()}
 

@@ -266,7 +266,7 @@ def _operator(node: Node) -> model_collectives.Combination:
         ) from None
 
 
-def _groups(ctx: Context, node: Node) -> model_collectives.Groups:
+def _groups(ctx: Context, node: Node) -> model_collectives.CollectiveGroups:
     setting = node.get(COMM_GROUP, node.get("commGroup", (0, 0)))
     numbers = [int(value) for value in setting] + [0]
     kind, size = numbers[0], numbers[1]

@@ -17,7 +17,7 @@ import numpy as np
 from podrun.compiler.compile import model_program
 from podrun.compiler.program import PipelineOrder
 from podrun.core.executable import Retrieval, TensorSpec
-from podrun.runtime.building import build
+from podrun.runtime.building import build_model
 from podrun.runtime.graph import Model, Node, OperatorGraph, Place, TensorType, prune, reads
 from podrun.runtime.model_lowering import Request
 from podrun.runtime.optimizers.hyperparameters import Clipping, Hyperparameter, UpdateContext
@@ -223,7 +223,7 @@ def modelled_report(
         loss if trained else None,
         SlotUpdate(_slots(step, trained, values)) if trained else None,
     )
-    built = build(Model(graph, TensorFlowOperators(), trained=trained or None), request)
+    built = build_model(Model(graph, TensorFlowOperators(), trained=trained or None), request)
     return model_program(built.program, target=target)
 
 
