@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 
 class Fault(enum.Enum):
@@ -44,9 +44,11 @@ class PodrunError(Exception):
 
     ``args[0]`` is the plain message: one or more sentences saying what happened where. ``hint`` says what to do next,
     with the command to type; it is printed on a line of its own. ``exit_code`` is what a command ends with.
+    ``location``: where in the user's program, innermost first, if that is known apart from the message.
     """
 
     fault = Fault.INTERNAL
+    location: ClassVar[str] = ""
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:

@@ -301,9 +301,10 @@ def error_lines(command: str, message: str, hint: str | None = None, stream: Tex
 
 
 def show_error(command: str, error: PodrunError, stream: TextIO | None = None) -> None:
-    """Print an error and its hint."""
+    """Print an error, where in the user's program it was if that is known, and its hint."""
     to = stream or sys.stderr
-    to.write(error_lines(command, error.message, error.hint, to))
+    places = "".join(f"\n  in {line}" for line in error.location.splitlines())
+    to.write(error_lines(command, error.message + places, error.hint, to))
     to.flush()
 
 

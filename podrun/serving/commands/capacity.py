@@ -43,8 +43,8 @@ class CapacityRequest:
     epilog="""\b
     Examples:
       podrun capacity model.onnx --target pod16 --rate 5000/s --slo p99=20ms
-      podrun capacity executable.popef --rate 800/s --arrivals burst:cv=4 --html capacity.html
-      podrun capacity a.onnx b.onnx --rate 900/s --rate 40/s --slo p99=20ms --price pod16=12 --price pod64=40""",
+      podrun capacity model.popef --rate 800/s --arrivals burst:cv=4
+      podrun capacity a.onnx b.onnx --rate 900/s --rate 40/s --slo p99=20ms""",
 )
 @click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--target", default="pod16", metavar="NAME", help="The POD [pod16].")

@@ -46,7 +46,7 @@ class ChaosRequest:
     epilog="""\b
     Examples:
       podrun chaos --pod pod64 --days 30 --rates llama3
-      podrun chaos --pod pod64k --rates rsc1 --policy p.yaml --replications 20 --sweep spares=0,16,64
+      podrun chaos --pod pod64k --rates rsc1 --replications 20 --sweep spares=0,16,64
       podrun chaos --pod pod256 --rates rates.yaml --tornado --html campaign.html""",
 )
 @click.option("--pod", type=PodName(), default="pod64", metavar="NAME", help="The POD; pod64k too [pod64].")

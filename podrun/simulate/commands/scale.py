@@ -17,7 +17,7 @@ from podrun.core.errors import UsageError
     context_settings=HELP_OPTIONS,
     epilog="""\b
     Examples:
-      podrun scale model.onnx --pods pod16..pod64k --micro-batch 8 --plan model.plan.json
+      podrun scale model.onnx --pods pod16..pod64k --plan model.plan.json
       podrun scale model.plan.json --pods pod64,pod256,pod64k""",
 )
 @click.argument("model", type=click.Path(path_type=Path))
