@@ -12,10 +12,15 @@ slow: `--help` answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
+import os
+import select
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import click
@@ -170,3 +175,39 @@ class PodName(click.ParamType[str]):
 
         names = [CompletionItem(name) for name in cluster_names() if name.startswith(incomplete)]
         return names or [CompletionItem(incomplete, type="file")]
+
+
+@contextlib.contextmanager
+def ended_without_reader() -> Iterator[None]:
+    """Around the body of a command that prints until Ctrl-C: ends the body when nobody reads standard output any more
+    (``| head``). A command that has nothing to print would wait for ever."""
+    try:
+        output = os.dup(
+            sys.stdout.fileno()
+        )  # Stays the pipe when `podrun.commands` puts /dev/null in its place.
+    except (OSError, ValueError):  # Not a file of the system.
+        yield
+        return
+    gone = threading.Event()
+    over, end = os.pipe()
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(output, 0)  # Errors alone: the other end is closed.
+        poll.register(over, select.POLLIN)
+        if all(number == output for number, _ in poll.poll()):
+            gone.set()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    waiting = threading.Thread(target=wait, name="podrun-reader", daemon=True)
+    waiting.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not gone.is_set():
+            raise
+    finally:
+        os.close(end)
+        waiting.join()
+        os.close(over)
+        os.close(output)

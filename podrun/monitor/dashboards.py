@@ -54,7 +54,7 @@ PANELS: tuple[Panel, ...] = (
         "Utilisation by partition",
         (("avg by (partition) (podrun_ipu_utilisation_ratio)", "{{partition}}"),),
         unit="percentunit",
-        text="Share of the last second that programs spent computing, averaged over a partition's IPUs.",
+        text="Share of the last second that IPUs were at work, averaged over a partition's IPUs.",
     ),
     Panel(
         "Least and most busy IPU",
@@ -80,7 +80,7 @@ PANELS: tuple[Panel, ...] = (
         "Power by partition (modelled)",
         (("sum by (partition) (podrun_ipu_power_watts)", "{{partition}}"),),
         unit="watt",
-        text="By podrun's model: gc-powertest's published sample, scaled by utilisation and clock.",
+        text="By podrun's model: gc-powertest's published sample, scaled by the share of computing and by the clock.",
     ),
     Panel(
         "Partitions by state",

@@ -55,11 +55,17 @@ def gc_monitor_command(
             rows=list(ipu_rows(document)),
         )
 
+    last = ""
+
     def once_more(client: VipuClient) -> None:
+        nonlocal last
         try:
             once(client)
-        except NotFoundError as error:  # There may be one later.
-            on_stderr(error.message)
+            last = ""
+        except NotFoundError as error:  # There may be one later. A partition that goes brings many changes.
+            if error.message != last:
+                on_stderr(error.message)
+            last = error.message
 
     with connect_monitor(api_host, api_port, say=on_stderr) as client:
         if watch:

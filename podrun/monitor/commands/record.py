@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,13 +44,26 @@ def record_verb(
         writer = RecordingWriter(file)
     except FileExistsError:
         raise ConflictError(f"{file} is there already", hint="Name a new file, or remove this one.") from None
+    except OSError as error:
+        raise _cannot_write(file, error) from error
     source = ServiceSource(lambda: devices.connect_monitor(api_host, api_port), time.time, writer)
     try:
         count = record_looks(source, seconds, interval, time.monotonic, time.sleep)
+        writer.close()
+    except OSError as error:
+        raise _cannot_write(file, error) from error
     finally:
         source.close()
-        writer.close()
+        with contextlib.suppress(OSError):  # It was told.
+            writer.close()
     click.echo(f"{count} sightings in {file}. To see them: podrun top --replay {file}")
+
+
+def _cannot_write(file: Path, error: OSError) -> PodrunError:
+    kept = f"What is there can be seen: podrun top --replay {file}. " if file.is_file() else ""
+    return PodrunError(
+        f"cannot write {file}: {error.strerror}", hint=f"{kept}Free space (df -h), or name a file elsewhere."
+    )
 
 
 def record_looks(

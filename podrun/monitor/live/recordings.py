@@ -53,9 +53,11 @@ class RecordingWriter:
         self._raw.flush()
 
     def close(self) -> None:
-        """Finish the file."""
-        self._file.close()
-        self._raw.close()
+        """Finish the file. Raises OSError as writing does; the file is closed all the same."""
+        try:
+            self._file.close()
+        finally:
+            self._raw.close()
 
 
 def read_recording(file: Path) -> Recording:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import JSON_SCHEMA_VERSION
+from podrun.core.command_line import JSON_SCHEMA_VERSION, ended_without_reader
 from podrun.core.errors import NotFoundError, PodrunError
 from podrun.core.machine_output import print_output
 from podrun.partition.commands.which_server import SYSTEM_CONFIG, Endpoint, find_server, read_hcl, use_tls
@@ -77,10 +77,11 @@ def follow(
     client: VipuClient, kinds: tuple[str, ...], once: Callable[[VipuClient], None], name: str = ""
 ) -> None:
     """Call ``once`` when what is there is known, and again after each change of some kinds (of things of ``name``, if
-    that is given), until Ctrl-C."""
-    for change in client.watch(kinds):
-        if not change.initial and name in ("", change.name, change.name or name):
-            once(client)
+    that is given), until Ctrl-C or until nobody reads the output."""
+    with ended_without_reader():
+        for change in client.watch(kinds):
+            if not change.initial and name in ("", change.name, change.name or name):
+                once(client)
 
 
 def partition_names(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
