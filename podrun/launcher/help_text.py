@@ -35,7 +35,7 @@ VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("podrun replay|shrink|diff RECORD", "repeat, reduce and compare recorded runs"),
     ),
     "Serve and plan": (
-        ("podrun serve REPOSITORY", "models on the real Triton, over gRPC and HTTP"),
+        ("podrun serve REPOSITORY", "models on the real Triton: gRPC and HTTP"),
         ("podrun load URL -m MODEL", "how a model server answers under load"),
         ("podrun capacity model.onnx", "which POD serves a rate; --slo p99=20ms"),
         ("podrun scale model.onnx", "what a larger POD gives"),
