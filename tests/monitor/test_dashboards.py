@@ -144,11 +144,11 @@ def test_each_alert_fires_on_its_failure_within_its_time_and_on_nothing_else(
     for meant, failure in FAILURES.items():
         page = PodPage(pod)
         failure(page)
-        series = [{"series": name, "values": f"{value}x130"} for name, value in page.samples()]
+        series = [{"series": name, "values": f"{value}x66"} for name, value in page.samples()]
         checks = []
         for alert in ALERTS:
             before = max(0, round(minutes(alert.holds)) - 1)
-            moments = [(120, alert.name == meant)]
+            moments = [(65, alert.name == meant)]
             if before and alert.name == meant:
                 moments.append((before - 1, False))
             for at, fires in moments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from podrun.monitor.commands.record import record_verb
 from podrun.monitor.commands.top import top_verb
 from podrun.monitor.device_tools import gc_monitor_command
 from podrun.monitor.live import recordings
+from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.commands import context
 from tests.partition.conftest import Pod
 
 
@@ -69,6 +72,24 @@ def test_a_recording_in_a_folder_that_is_not_there_is_refused(pod: Pod, tmp_path
     done = CliRunner().invoke(record_verb, [str(tmp_path / "no" / "file")], standalone_mode=False)
     assert isinstance(done.exception, PodrunError)
     assert "No such file or directory" in done.exception.message
+
+
+def test_that_the_partition_is_gone_is_said_once(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def five_changes(client: VipuClient, kinds: object, once: Callable[[VipuClient], None]) -> None:
+        once(client)
+        once(client)
+        pod.active("p", 4)
+        once(client)
+        client.remove_partition("p")
+        assert pod.service.wait_idle(20)
+        once(client)
+        once(client)
+
+    monkeypatch.setattr(context, "follow", five_changes)
+    done = CliRunner().invoke(gc_monitor_command, ["--watch", "--no-card-info"], standalone_mode=False)
+    assert done.exception is None
+    assert done.output.count("no active partition") == 2
+    assert done.output.count("No attached processes in partition p") == 1
 
 
 @pytest.mark.parametrize(
