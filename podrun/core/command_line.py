@@ -12,7 +12,6 @@ slow: `--help` answers at once.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import os
@@ -20,7 +19,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import click
@@ -177,16 +176,15 @@ class PodName(click.ParamType[str]):
         return names or [CompletionItem(incomplete, type="file")]
 
 
-@contextlib.contextmanager
-def ended_without_reader() -> Iterator[None]:
-    """Around the body of a command that prints until Ctrl-C: ends the body when nobody reads standard output any more
+def run_while_read(body: Callable[[], object]) -> None:
+    """Run the body of a command that prints until Ctrl-C; end it when nobody reads standard output any more
     (``| head``). A command that has nothing to print would wait for ever."""
     try:
         output = os.dup(
             sys.stdout.fileno()
         )  # Stays the pipe when `podrun.commands` puts /dev/null in its place.
     except (OSError, ValueError):  # Not a file of the system.
-        yield
+        body()
         return
     gone = threading.Event()
     over, end = os.pipe()
@@ -200,9 +198,9 @@ def ended_without_reader() -> Iterator[None]:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     waiting = threading.Thread(target=wait, name="podrun-reader", daemon=True)
-    waiting.start()
     try:
-        yield
+        waiting.start()
+        body()
     except KeyboardInterrupt:
         if not gone.is_set():
             raise

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from podrun.core.command_line import ended_without_reader
+from podrun.core.command_line import run_while_read
 from podrun.core.errors import PodrunError, ServiceError
 from podrun.monitor.commands.health import health_verb
 from podrun.monitor.commands.record import record_verb
@@ -30,9 +30,12 @@ def test_a_command_that_watches_ends_when_nobody_reads_it(monkeypatch: pytest.Mo
     with open(writer, "w") as output:
         monkeypatch.setattr("sys.stdout", output)
         after = []
-        with ended_without_reader():
+
+        def wait() -> None:
             os.close(reader)
             after.append(threading.Event().wait(60))
+
+        run_while_read(wait)
         monkeypatch.undo()
     assert after == []
 
@@ -41,8 +44,12 @@ def test_ctrl_c_stays_ctrl_c_while_somebody_reads(monkeypatch: pytest.MonkeyPatc
     reader, writer = os.pipe()
     with open(writer, "w") as output, open(reader):
         monkeypatch.setattr("sys.stdout", output)
-        with pytest.raises(KeyboardInterrupt), ended_without_reader():
+
+        def press() -> None:
             raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run_while_read(press)
         monkeypatch.undo()
 
 

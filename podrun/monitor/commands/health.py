@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION, ended_without_reader
+from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION, run_while_read
 from podrun.core.errors import NotFoundError, PodrunError, ServiceError, UsageError
 from podrun.core.machine_output import format_option, is_for_people, machine_lines, print_output
 from podrun.core.terminal import show_error
@@ -65,8 +64,10 @@ def health_verb(form: str, strict: bool, **options: Any) -> int:
         return _slurm_node(examine, options["slurm_node"], options["dry_run"])
     if options["watch"]:
         # With a webhook it goes on without a reader: somebody is told.
-        with contextlib.nullcontext() if options["webhook"] else ended_without_reader():
+        def watch() -> None:
             _watch(examine, options["interval"], options["webhook"], form)
+
+        watch() if options["webhook"] else run_while_read(watch)
         return 0
     return _once(examine, form, strict)
 

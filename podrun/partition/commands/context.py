@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import JSON_SCHEMA_VERSION, ended_without_reader
+from podrun.core.command_line import JSON_SCHEMA_VERSION, run_while_read
 from podrun.core.errors import NotFoundError, PodrunError
 from podrun.core.machine_output import print_output
 from podrun.partition.commands.which_server import SYSTEM_CONFIG, Endpoint, find_server, read_hcl, use_tls
@@ -78,10 +78,13 @@ def follow(
 ) -> None:
     """Call ``once`` when what is there is known, and again after each change of some kinds (of things of ``name``, if
     that is given), until Ctrl-C or until nobody reads the output."""
-    with ended_without_reader():
+
+    def watch() -> None:
         for change in client.watch(kinds):
             if not change.initial and name in ("", change.name, change.name or name):
                 once(client)
+
+    run_while_read(watch)
 
 
 def partition_names(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
