@@ -50,6 +50,7 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_TLS_KEY": "PEM file with the key of that certificate.",
     "PODRUN_TLS_CA": "PEM file with the authority that all certificates have to be of.",
     "PODRUN_TRACEBACK": "`full` shows whole tracebacks: also the frames inside podrun, JAX and Python's module runner.",
+    "PODRUN_VIRTUAL_POD": "Set for a scheduler: HOST:PORT of the virtual POD that podrun simulate serves.",
     # The SDK's, which programs, PopRun and V-IPU agree on
     "GCDA_OPTIONS": "JSON; `simulateSOCError.errorList`, `.triggerCount` and `.rearmOnReset` plan faults.",
     "IPUOF_CONFIG_PATH": "File that describes a partition's devices, instead of asking the partition service.",

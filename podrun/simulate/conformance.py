@@ -6,7 +6,6 @@ Each workload is a virtual POD of its own; the scheduler's command is started fo
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.cluster import Cluster
+from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.core.terminal import text_table
 from podrun.simulate.engine import SECOND
@@ -81,9 +81,9 @@ def judged(command: str, pod: Cluster, patience_s: float = PATIENCE_S) -> list[R
 
 def _run(words: Sequence[str], port: int, virtual: SteppedPod, patience_s: float) -> str:
     """Run a scheduler to its end; what was wrong with how it ended, empty if nothing was."""
-    environment = {**os.environ, ADDRESS_VARIABLE: f"127.0.0.1:{port}"}
+    variables = {**environment(), ADDRESS_VARIABLE: f"127.0.0.1:{port}"}
     try:
-        process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(words, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     except OSError as error:
         raise UsageError(
             f"{words[0]} cannot be started: {error.strerror}", hint="--conformance COMMAND"
