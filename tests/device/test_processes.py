@@ -34,7 +34,7 @@ sys.path.insert(0, sys.argv[1])
 from device.conftest import request
 from device.pods import Pod
 from device.programs import data, first_weights, linear
-from podrun.core.errors import error_to_dict
+from podrun.core.error_codec import error_to_dict
 from podrun.core.layout import IpuRange
 from podrun.core.errors import PoplarError
 first, runs = int(sys.argv[3]), int(sys.argv[4])
