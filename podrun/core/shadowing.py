@@ -14,6 +14,7 @@ from podrun.core.errors import UsageError
 SDK = (
     "gcipuinfo",
     "horovod",
+    "ipu_tensorflow_addons",
     "keras",
     "libpvti",
     "model_runtime",

@@ -210,7 +210,7 @@ def pieces(
     ],
     ids=str,
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_sharded_model_is_cut_like_a_pipeline(case: dict[str, Any]) -> None:
     """The same pieces to the byte: what XLA fuses, hence the last bit, does not depend on what overlaps."""
     assert pieces(**case) == pieces(**case, enablePipelining=True)

@@ -143,7 +143,7 @@ def test_final_anchors_of_a_pipelined_inference():
     np.testing.assert_array_equal(found[chain.hidden[1]], whole[chain.hidden[1]][-1])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("schedule", list(popart.PipelineSchedule.__members__.values()), ids=str)
 def test_every_schedule_trains_as_sharding_does(schedule):
     more = {"enableGradientAccumulation": True, "accumulationFactor": 8}

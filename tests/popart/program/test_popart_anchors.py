@@ -27,7 +27,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("batches", "accumulation", "replicas"), LAYOUTS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_values_and_shapes_in_training(device_of, batches, accumulation, replicas):
     """y, its gradient and the weight's, against NumPy that follows the weight through the batches."""
     case = linear()
@@ -358,7 +358,7 @@ def test_an_anchor_that_is_no_tensor_is_named_where_nothing_else_is_wanted(devic
     ("mode", "accumulation", "replicas", "clips"),
     [("Adam", 1, 2, False), ("Lamb", 3, 2, True), ("LambNoBias", 1, 1, True), ("AdaMax", 2, 1, False)],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_the_step_of_adam_and_the_norms_of_lamb_are_those_of_the_update(
     device_of, mode, accumulation, replicas, clips
 ):
