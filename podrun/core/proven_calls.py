@@ -208,6 +208,7 @@ def has_ended(call: Any) -> bool:
 
 
 def status_name(error: Any) -> str:
+    """The name of the gRPC status that a failed call ended with, such as ``UNAVAILABLE``."""
     return str(error.code().name)
 
 

@@ -253,6 +253,7 @@ def listens(endpoint: str, timeout: float = 1.0) -> bool:
 
 
 def connect_to(endpoint: str, timeout: float = 1.0) -> socket.socket | None:
+    """A connection to ``HOST:PORT``, or None if nobody takes it within ``timeout`` seconds."""
     host, _, port = endpoint.rpartition(":")
     try:
         connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)

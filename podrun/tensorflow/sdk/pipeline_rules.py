@@ -66,6 +66,8 @@ def flat_mapping(mapping: Sequence[Any]) -> list[int]:
 def checked_pipeline(
     stages: Any, count: Any, mapping: Any, schedule: Any, training: bool, options: dict[str, Any]
 ) -> Any:
+    """The device mapping and the schedule of a pipeline, defaults filled in. Raises TypeError, ValueError and
+    NotImplementedError in the SDK's words for arguments that cannot be."""
     if count is None or (isinstance(count, int) and count < 1):
         raise ValueError("gradient_accumulation_count must be a positive number.")
     if not isinstance(stages, (list, tuple)):
@@ -158,6 +160,8 @@ def shape_of_pipeline(
 
 
 def check_outfeed(training: bool, outfeed: Any, options: dict[str, Any]) -> None:
+    """Raise ValueError, in the SDK's words, for options of outfeeds that need an outfeed or an optimizer, or exclude
+    each other."""
     loss, mask = options.get("outfeed_loss"), options.get("outfeed_mask")
     for name, value in (("outfeed_loss", loss), ("outfeed_mask", mask)):
         if value and not training:
@@ -188,6 +192,8 @@ def known_count(count: Any) -> Any:
 
 
 def check_serialization(iterations: int, schedule: Any, mapping: Sequence[Any], method: Any) -> None:
+    """Serialised mini-batches need the Sequential schedule, one IPU and the reduction SUM. Raises
+    NotImplementedError for another schedule or more IPUs, ValueError for another reduction."""
     if iterations == 1:
         return
     if schedule is not PipelineSchedule.Sequential:
