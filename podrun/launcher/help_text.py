@@ -7,7 +7,6 @@ import platform
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 
 from podrun import __version__
 from podrun.launcher.option_kinds import Option, Section, ValueKind
@@ -136,6 +135,8 @@ def version_text(form: str) -> str:
     """``text``: podrun's own; ``full-text`` and ``full-json``: with Python and what podrun depends on."""
     if form == "text":
         return f"podrun {__version__}\n"
+    from importlib import metadata  # It takes as long to import as the whole of podrun --help.
+
     versions = {"podrun": __version__, "python": platform.python_version()}
     for name in DEPENDENCIES:
         try:

@@ -17,12 +17,14 @@ import threading
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from podrun.core.errors import NotFoundError, PodrunError
 from podrun.core.terminal import above_status, error_lines, shows_colour, styled, terminal_columns, wrapped
 from podrun.launcher.output import OutputChannel, OutputMixer
-from podrun.launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from podrun.launcher.spec import LaunchSpec
 
 
 def open_mixer(spec: LaunchSpec) -> OutputMixer:
