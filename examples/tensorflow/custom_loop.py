@@ -13,7 +13,12 @@ def main():
     tf.random.set_seed(1)
     images, labels = load_digits(return_X_y=True)
     pairs = (images / 16).astype(np.float32), labels.astype(np.int32)
-    dataset = tf.data.Dataset.from_tensor_slices(pairs).shuffle(1797, seed=1).repeat().batch(BATCH, drop_remainder=True)
+    dataset = (
+        tf.data.Dataset.from_tensor_slices(pairs)
+        .shuffle(1797, seed=1)
+        .repeat()
+        .batch(BATCH, drop_remainder=True)
+    )
     config = ipu.config.IPUConfig()
     config.auto_select_ipus = 1
     config.configure_ipu_system()

@@ -13,7 +13,12 @@ BATCH, STEPS, RUNS, REPLICAS = 16, 20, 8, 2
 def dataset():
     images, labels = load_digits(return_X_y=True)
     pairs = (images / 16).astype(np.float32), labels.astype(np.int32)
-    return tf.data.Dataset.from_tensor_slices(pairs).shuffle(1797, seed=1).repeat().batch(BATCH, drop_remainder=True)
+    return (
+        tf.data.Dataset.from_tensor_slices(pairs)
+        .shuffle(1797, seed=1)
+        .repeat()
+        .batch(BATCH, drop_remainder=True)
+    )
 
 
 def main():

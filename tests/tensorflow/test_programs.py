@@ -19,17 +19,24 @@ pytestmark = [
 ]
 
 PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "tensorflow"
 
 
-def run(name: str, *arguments: str, cwd: Path, **variables: str) -> str:
-    """What a program prints, with more variables in its environment."""
-    command = [sys.executable, "-m", "podrun.compat", str(PROGRAMS / name), *arguments]
+def run(name: str, *arguments: str, cwd: Path, folder: Path = PROGRAMS, **variables: str) -> str:
+    """What a program of a folder prints, with more variables in its environment."""
+    command = [sys.executable, "-m", "podrun.compat", str(folder / name), *arguments]
     environment = os.environ | variables
     done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_an_example_learns(name: str, tmp_path: Path) -> None:
+    # Each ends with an assertion about its loss or accuracy.
+    assert "loss" in run(name, cwd=tmp_path, folder=EXAMPLES)
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
