@@ -1,4 +1,4 @@
-"""A training loop of one's own in TensorFlow 2: a function on the IPU takes many steps, and its losses come back in a queue."""
+"""A training loop of one's own in TensorFlow 2: a function on the IPU takes many steps; losses come back in a queue."""
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +10,7 @@ BATCH, STEPS, EPOCHS = 16, 100, 5
 
 
 def main():
-    tf.random.set_seed(1)
+    keras.utils.set_random_seed(1)
     images, labels = load_digits(return_X_y=True)
     pairs = (images / 16).astype(np.float32), labels.astype(np.int32)
     dataset = (
@@ -37,7 +37,7 @@ def main():
                     logits = model(x, training=True)
                     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
                 gradients = tape.gradient(loss, model.trainable_variables)
-                optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+                optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
                 outfeed.enqueue(loss)
 
         iterator = iter(dataset)

@@ -6,7 +6,6 @@ Two replicas inside one process; as many as it is launched with by `podrun --num
 import numpy as np
 import popdist
 import popdist.tensorflow
-import tensorflow as tf
 from sklearn.datasets import load_digits
 from tensorflow import keras
 from tensorflow.python import ipu
@@ -34,7 +33,7 @@ def network():
 
 
 def main():
-    tf.random.set_seed(1)
+    keras.utils.set_random_seed(1)
     config = ipu.config.IPUConfig()
     if popdist.isPopdistEnvSet():
         popdist.tensorflow.set_ipu_config(config, ipus_per_replica=1)

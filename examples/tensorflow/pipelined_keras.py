@@ -1,7 +1,6 @@
 """A Keras model in a pipeline of two IPUs: each layer says its stage, an update accumulates eight micro-batches."""
 
 import numpy as np
-import tensorflow as tf
 from sklearn.datasets import load_digits
 from tensorflow import keras
 from tensorflow.python import ipu
@@ -19,7 +18,7 @@ def network():
 
 
 def main():
-    tf.random.set_seed(1)
+    keras.utils.set_random_seed(1)
     images, labels = load_digits(return_X_y=True)
     count = len(images) // (BATCH * ACCUMULATED) * BATCH * ACCUMULATED
     images, labels = (images[:count] / 16).astype(np.float32), labels[:count].astype(np.int32)
@@ -34,7 +33,7 @@ def main():
             pipeline_schedule=ipu.ops.pipelining_ops.PipelineSchedule.Grouped,
         )
         model.compile(
-            optimizer=keras.optimizers.SGD(0.2, 0.9),
+            optimizer=keras.optimizers.Adam(0.01),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
             steps_per_execution=count // BATCH,
