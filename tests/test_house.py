@@ -17,9 +17,7 @@ ROOMS_OF_FOREIGN_NAMES = {"compat", "protos"}
 
 SAME_NAMES = {
     "CommGroupType",
-    "DeviceConnectionType",
     "MeanReductionStrategy",
-    "PipelineSchedule",
     "ReductionType",
     "SyncPattern",
     "TensorLocationSettings",

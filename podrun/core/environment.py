@@ -115,7 +115,7 @@ VARIABLES: Mapping[str, str] = {
 
 
 def environment(passed: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """``given``, or the environment of this process if ``given`` is None."""
+    """``passed``, or the environment of this process if it is None."""
     return os.environ if passed is None else passed
 
 

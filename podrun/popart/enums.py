@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 
 from podrun.core.errors import RecoveryAction as RecoveryAction
+from podrun.runtime.settings import PipelineSchedule as PipelineSchedule
 
 # fmt: off
 __all__ = [
@@ -216,14 +217,6 @@ class VirtualGraphMode(PopartEnum):
     Manual = 1
     Auto = 2
     ExecutionPhases = 3
-
-
-class PipelineSchedule(PopartEnum):
-    """The order of a pipeline's work (podrun's own; names as in TensorFlow for IPUs). PopART's is Grouped."""
-
-    Grouped = 0
-    Interleaved = 1
-    Sequential = 2
 
 
 class ExecutionPhaseIOSchedule(PopartEnum):

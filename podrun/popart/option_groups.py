@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -38,7 +39,7 @@ _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((bool, boolean), (int, 
 def _converted(current: object, value: Any) -> Any:
     """``value`` in the form that may replace ``current``. TypeError where pybind11 has no conversion."""
     for kind, convert in _PLAIN:
-        if isinstance(current, kind):
+        if isinstance(current, kind) and not isinstance(current, Enum):
             return convert(value)
     if isinstance(current, (list, set)) and isinstance(value, (list, tuple, set, frozenset, np.ndarray)):
         return type(current)(value.tolist() if isinstance(value, np.ndarray) else value)

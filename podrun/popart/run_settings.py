@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from podrun.compiler.program import Locations, PipelineOrder
+from podrun.compiler.program import Locations
 from podrun.core.names import gradient_buffer
 from podrun.costmodel.tile_memory import Location
 from podrun.popart.enums import (
@@ -17,7 +17,6 @@ from podrun.popart.enums import (
     GradientTensorTrackingMethod,
     Instrumentation,
     MeanReductionStrategy,
-    PipelineSchedule,
     RecomputationType,
     ReductionType,
     ReplicatedTensorSharding,
@@ -49,11 +48,6 @@ _PLACEMENTS = {
     VirtualGraphMode.Manual: PlacedBy.BY_HAND,
     VirtualGraphMode.Auto: PlacedBy.AUTOMATIC,
     VirtualGraphMode.ExecutionPhases: PlacedBy.IN_PHASES,
-}
-_ORDERS = {
-    PipelineSchedule.Grouped: PipelineOrder.GROUPED,
-    PipelineSchedule.Interleaved: PipelineOrder.INTERLEAVED,
-    PipelineSchedule.Sequential: None,
 }
 _RECOMPUTATIONS = {
     RecomputationType.NoRecompute: Recomputation.NOTHING,
@@ -143,7 +137,7 @@ def run_settings(options: SessionOptions) -> RunSettings:
         split_ratios=tuple(options.virtualGraphSplitRatios),
         phases=_phases(options),
         pipelined=options.enablePipelining,
-        order=_ORDERS[options.pipelineSchedule],
+        order=options.pipelineSchedule.order,
         checks_restores=not (options.enableExplicitMainLoops or options.explicitRecomputation),
         clips_serially=options.accumulateOuterFragmentSettings.schedule
         is AccumulateOuterFragmentSchedule.Serial,

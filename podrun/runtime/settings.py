@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,19 @@ from podrun.core.executable import Retrieval, TensorSpec
 from podrun.runtime.graph import OperatorGraph
 from podrun.runtime.operators import Dialect
 from podrun.runtime.words import NEUTRAL, Words
+
+
+class PipelineSchedule(IntEnum):
+    """The order of a pipeline's work, by the names that TensorFlow for IPUs has for it; PopART's is Grouped."""
+
+    Grouped = 0
+    Interleaved = 1
+    Sequential = 2
+
+    @property
+    def order(self) -> PipelineOrder | None:
+        """As the compiler calls it; None: stages do not overlap."""
+        return None if self is PipelineSchedule.Sequential else PipelineOrder(self.name.lower())
 
 
 class PlacedBy(Enum):

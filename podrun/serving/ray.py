@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.core.environment import environment, pass_on
 from podrun.core.error_codec import error_from_json, error_to_json
 from podrun.core.errors import DeadlineError, PodrunError, PoplarError, ServiceError, UsageError
 from podrun.runtime.device_pool import DevicePool
@@ -60,7 +60,7 @@ class RayServiceOptions:
     delay_us: int = 0
     cpus: float = 0.1
     health_seconds: float = 5.0
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(environment()))
 
 
 def room_for(model: ServedModel, environ: Mapping[str, str]) -> int:
@@ -76,7 +76,8 @@ class IpuReplica:
     """A replica of the deployment: an instance of the model on IPUs of its own. Ray Serve makes it."""
 
     def __init__(self, name: str, data: bytes, names: dict[str, str], delay_us: int, environ: dict[str, str]):
-        os.environ.update(environ)
+        for variable in environ.items():
+            pass_on(*variable)
         from ray import serve
 
         rank = getattr(serve.get_replica_context(), "rank", None)

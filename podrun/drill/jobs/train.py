@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import popdist
 import popdist.popart
 
 from podrun.checkpoint import CheckpointPolicy, Checkpoints, Spacing, WriteMode
+from podrun.core.environment import environment, pass_on
 
 POLICY = CheckpointPolicy(Spacing.BATCHES, 50, WriteMode.BLOCKING)
 BATCHES_PER_STEP = 5
@@ -26,8 +26,8 @@ HOLD_S = 86_400.0
 @click.option("--hold", is_flag=True, help="Keep the IPUs after the first run, without using them.")
 def main(checkpoints: Path, pause: float, hold: bool) -> None:
     """Train, and say every few batches how it goes."""
-    if "DRILL_FAULTS" in os.environ:  # Faults of this process, which the drill writes there later.
-        os.environ["PODRUN_PROGRAM_FAULTS"] = os.environ["DRILL_FAULTS"]
+    if "DRILL_FAULTS" in environment():  # Faults of this process, which the drill writes there later.
+        pass_on("PODRUN_PROGRAM_FAULTS", environment()["DRILL_FAULTS"])
         logging.getLogger("podrun.faults").setLevel(logging.ERROR)  # It would say that a fault strikes.
     session, x, loss = training_session()
     anchors = session.initAnchorArrays()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
 from podrun.core.command_line import HELP_OPTIONS
-from podrun.core.environment import environment
+from podrun.core.environment import environment, pass_on
 from podrun.core.errors import UsageError
 
 _PORT = click.IntRange(1, 65535)
@@ -79,7 +78,8 @@ def serve_verb(
             raise UsageError(
                 "--tritonserver and words after -- are for Triton's server, which is not used here"
             )
-        os.environ.update(variables)
+        for variable in variables.items():
+            pass_on(*variable)
         settings = FrontSettings(address, grpc_port or 8500, http_port or 8501, delay_us=batch_delay_us)
         return serve_tensorflow(repository, settings)
     ports = ServerPorts(grpc_port or 8001, http_port or 8000, metrics_port, address)

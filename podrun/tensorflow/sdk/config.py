@@ -34,13 +34,8 @@ class ExecutionProfileType(Enum):
     TILE_PROFILE = 3
 
 
-class DeviceConnectionType(Enum):
-    """When a process attaches to its IPUs."""
-
-    ALWAYS = 0
-    ON_DEMAND = 1
-    PRE_COMPILE = 2
-    NEVER = 3
+DeviceConnectionType = Enum("DeviceConnectionType", "ALWAYS ON_DEMAND PRE_COMPILE NEVER", start=0)
+"""When a process attaches to its IPUs."""
 
 
 class MergeRemoteBuffersBehaviour(Enum):

@@ -8,19 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from podrun.compiler.program import PipelineOrder
+from podrun.runtime.settings import PipelineSchedule
 from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.sdk.gradient_accumulation import GradientAccumulationReductionMethod
 from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedMode
-
-
-class PipelineSchedule(IntEnum):
-    """The order of forward and backward passes."""
-
-    Grouped = 0
-    Interleaved = 1
-    Sequential = 2
 
 
 class RecomputationMode(IntEnum):
@@ -145,13 +137,9 @@ def shape_of_pipeline(
     """
     flat = flat_mapping(mapping)
     config = DEVICES.config
-    orders = {
-        PipelineSchedule.Grouped: PipelineOrder.GROUPED,
-        PipelineSchedule.Interleaved: PipelineOrder.INTERLEAVED,
-    }
     return PipelineShape(
         count,
-        orders.get(schedule),
+        schedule.order,
         tuple(flat),
         recomputation_mode is not None or DEVICES.recomputes,
         config.io_tiles.num_io_tiles if config is not None else 0,
