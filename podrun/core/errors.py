@@ -231,7 +231,8 @@ class ErrorCause:
     ``fault``: the planned fault that struck, in its short form without the launch (`podrun.faults.parse_fault` reads
     it); empty if none did. ``batch``: the batch of the program in which it struck. ``ipus``: partition indices of the
     IPUs that failed. ``machine``: the index in the partition of the machine that is gone. ``instances``: those that
-    ended or cannot be reached. ``remains``: what is left for the next program.
+    ended or cannot be reached. ``tensor``: the buffer whose values stopped the tiles. ``remains``: what is left for the
+    next program.
     """
 
     fault: str = ""
@@ -239,6 +240,7 @@ class ErrorCause:
     ipus: tuple[int, ...] = ()
     machine: int | None = None
     instances: tuple[int, ...] = ()
+    tensor: str = ""
     remains: Remains = Remains.UNKNOWN
 
 

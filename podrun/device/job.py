@@ -586,7 +586,8 @@ class Job:
             f"{error.message}: {not_finite.name} has values that are {what}",
             code=error.code,
             where=error.where,
-            cause=ErrorCause(batch=batch, ipus=(ipus[0],)),  # No fault was planned: the program did this.
+            # No fault was planned: the program did this.
+            cause=ErrorCause(batch=batch, ipus=(ipus[0],), tensor=not_finite.name),
             hint=error.hint,
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from podrun.compiler.program import InputSpec
-from podrun.core.errors import CallError, UnsupportedError, UsageError
+from podrun.core.errors import CallError, PoplarError, UnsupportedError, UsageError
 from podrun.core.executable import Retrieval, numpy_dtype
 from podrun.core.names import in_float32
 from podrun.runtime.building import BuiltModel
@@ -18,6 +18,7 @@ from podrun.runtime.label_checks import label_ranges, warn_of_strange_labels
 from podrun.runtime.observers import observe
 from podrun.runtime.operators import Form
 from podrun.runtime.settings import Returned, RunPlan, RunSettings, StepData, StepTensor, SyntheticData
+from podrun.runtime.tensor_names import buffer_in_words
 
 if TYPE_CHECKING:
     from podrun.core.executable import TensorSpec
@@ -114,9 +115,16 @@ class StepRunner:
             data = {name: value.reshape(1, batches, *value.shape[2:]) for name, value in data.items()}
             batches = 1
         targets = self._targets(io, tensors)
-        if targets:
-            return connection.run(batches, data, targets)
-        return connection.run(batches, data)
+        try:
+            if targets:
+                return connection.run(batches, data, targets)
+            return connection.run(batches, data)
+        except PoplarError as error:
+            tensor = error.cause.tensor if error.cause is not None else ""
+            if tensor:  # The machine knows buffers, the host knows the program.
+                words = buffer_in_words(tensor, self._built.lowered.graph.nodes)
+                error.message = error.message.replace(tensor, words, 1)
+            raise
 
     @property
     def most_batches(self) -> int:

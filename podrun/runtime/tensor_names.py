@@ -1,4 +1,5 @@
-"""Names of tensors with a meaning: prefixes of gradients, optimizer state and anchors, and names of streamed scalars.
+"""Names of tensors with a meaning: prefixes of gradients, optimizer state and anchors, and names of streamed scalars;
+what a buffer of a machine is to those who wrote the program.
 
 They are PopART's, which programs, checkpoints and reports know (graphcore/popart,
 willow/include/popart/tensornames.hpp); the runtime uses them for all front ends.
@@ -6,7 +7,19 @@ willow/include/popart/tensornames.hpp); the runtime uses them for all front ends
 
 from __future__ import annotations
 
-from podrun.core.names import GRADIENT_ANCHOR, NORM_ANCHOR, REDUCED_ANCHOR, UPDATED_ANCHOR
+from collections.abc import Iterable
+
+from podrun.core.names import (
+    ANCHOR,
+    CROSSING,
+    GRADIENT_ANCHOR,
+    GRADIENT_COUNT,
+    GRADIENT_SUM,
+    NORM_ANCHOR,
+    REDUCED_ANCHOR,
+    UPDATED_ANCHOR,
+)
+from podrun.runtime.graph import Node
 
 PREFIXES: dict[str, str] = {
     "Gradient": GRADIENT_ANCHOR,
@@ -82,6 +95,21 @@ def reserved_prefixes() -> tuple[str, ...]:
     # Weights saved by modelToHost carry their optimizer state under these names, so state prefixes are
     # checked by the loader, which knows initializers from other tensors.
     return (*PREFIXES.values(), *scalars, *INTERNAL_PREFIXES)
+
+
+def buffer_in_words(buffer: str, nodes: Iterable[Node]) -> str:
+    """A buffer of a machine for messages: the operator that makes it, with its place in the program, or the weight
+    whose gradient it is; else its name. ``nodes``: of the model.
+    """
+    for prefix in (GRADIENT_SUM, GRADIENT_COUNT, GRADIENT_ANCHOR):
+        if buffer.startswith(prefix):
+            return f"the gradient of {buffer.removeprefix(prefix)}"
+    tensor = buffer.removeprefix(ANCHOR).removeprefix(CROSSING)
+    node = next((node for node in nodes if tensor in node.outputs), None)
+    if node is None:
+        return tensor
+    made_by = node.label if node.label != tensor else node.op_type
+    return f"{tensor}, made by {made_by}" + (f" ({node.position})" if node.position else "") + ","
 
 
 STATE_PREFIXES = ("Accl___", "Accl1___", "Accl2___", "Accl3___", "Step___", "lossScaleUpdate")

@@ -216,6 +216,7 @@ def _node(
         tuple(names[v.number] for v in node.reads()),
         tuple(names[v.number] for v in node.results),
         {CAPTURED: node},
+        position=node.origin.line,
         place=_placed(node.origin.placement, source),
         hints=_hints(node, source, marks),
         planned_as=kind or _camel(node.operator.split(".")[1]),

@@ -131,6 +131,13 @@ def test_a_comparison_of_no_number_is_an_exception(name: str) -> None:
         assert stopping(function, torch.ones(2)).tolist() == function(torch.ones(2)).tolist()
 
 
+def test_an_exception_names_the_operator_and_its_line() -> None:
+    with pytest.raises(
+        poptorch.Error, match=r"made by log:\d+ \(\S*test_edges\.py:\d+\), has values that are no"
+    ):
+        stopping(torch.log, -torch.ones(2))
+
+
 def test_tests_for_nan_do_not_stop_as_comparisons_do() -> None:
     assert stopping(lambda x: (torch.isnan(x), x.long() > 3), torch.ones(2))[0].tolist() == [False, False]
     assert stopping(torch.isnan, NAN).tolist() == [True, False]
