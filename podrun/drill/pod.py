@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from podrun.core.cluster import load_cluster
+from podrun.core.environment import pass_on
 from podrun.core.errors import DeadlineError, PodrunError, ServiceError
 from podrun.core.telemetry import MachineReport
 from podrun.drill.scenario import JOBS, DrillJob, DrillScenario
-from podrun.faults import FaultSpec, parse_fault
+from podrun.faults import FaultSpec, PlanOfALaunch
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, own_process_id
 from podrun.partition.machines.local_pool import LocalMachinePool
@@ -69,9 +70,7 @@ class DrillPod:
         self.scenario, self.directory = scenario, directory
         self._environ = {**environ, "PODRUN_RUNTIME_DIR": str(directory)}
         self._environ.pop("IPUOF_VIPU_API_PARTITION_ID", None)
-        os.environ["PODRUN_RUNTIME_DIR"] = str(
-            directory
-        )  # The machines and the service keep their secret there.
+        pass_on("PODRUN_RUNTIME_DIR", str(directory))  # The machines and the service keep their secret there.
         cluster = load_cluster(scenario.pod)
         pool = LocalMachinePool(cluster, keep_spares=True)
         self.service = DrillService(cluster, Store(None, scenario.pod), pool, heartbeats=True)
@@ -136,11 +135,10 @@ class DrillPod:
     def break_it(self) -> None:
         """Plan the faults, queue the requests, slow the service down."""
         self._begun = {job.partition: len(self._events(job.partition)) for job in self.scenario.jobs}
-        for partition, text in self.scenario.faults:
-            self.service.inject_faults(partition, [parse_fault(text)])
+        for partition, fault in self.scenario.faults:
+            self.service.inject_faults(partition, [fault])
         if self.scenario.job_faults:
-            text = "".join(f"{fault}\n" for fault in self.scenario.job_faults)
-            (self.directory / JOB_FAULTS).write_text(text, encoding="utf-8")
+            PlanOfALaunch(self.directory / JOB_FAULTS).write(self.scenario.job_faults)
         for name, size in self.scenario.requests:
             self.client.create_partition(Requirements(name, size), wait=True)
         self._begun = {job.partition: len(self._events(job.partition)) for job in self.scenario.jobs}

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from podrun.core.documents import Document, load_schema, read_document
-from podrun.core.errors import ConfigError, NotFoundError
+from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.faults import FaultSpec, parse_fault
 
 ENDING = ".drill.yaml"
 JOBS = ("train", "hold")
@@ -51,8 +52,8 @@ class DrillScenario:
     story: str
     pod: str
     jobs: tuple[DrillJob, ...]
-    faults: tuple[tuple[str, str], ...]
-    job_faults: tuple[str, ...]
+    faults: tuple[tuple[str, FaultSpec], ...]
+    job_faults: tuple[FaultSpec, ...]
     requests: tuple[tuple[str, int], ...]
     service_delay_s: float
     answers: tuple[str, ...]
@@ -108,20 +109,24 @@ def _drawn(name: str, document: Document, dice: random.Random) -> DrillScenario:
     def texts(key: str) -> tuple[str, ...]:
         return tuple(text(one) for one in value.get(key, ()))
 
+    def fault(template: object) -> FaultSpec:
+        try:
+            return parse_fault(text(template))
+        except UsageError as error:
+            raise ConfigError(f"{document.where}: {error.message}", hint=error.hint) from error
+
     partitions = {job["partition"] for job in value["jobs"]}
-    for place, fault in enumerate(value.get("faults", ())):
-        if fault["partition"] not in partitions:
-            raise document.error(
-                ("faults", place, "partition"), f"no job has partition {fault['partition']!r}"
-            )
+    for place, one in enumerate(value.get("faults", ())):
+        if one["partition"] not in partitions:
+            raise document.error(("faults", place, "partition"), f"no job has partition {one['partition']!r}")
     return DrillScenario(
         name=name,
         title=text(value["title"]),
         story=text(value["story"]).strip(),
         pod=value.get("pod", "pod16"),
         jobs=tuple(_job(job, document.where, text(job.get("program", "train"))) for job in value["jobs"]),
-        faults=tuple((one["partition"], text(one["fault"])) for one in value.get("faults", ())),
-        job_faults=texts("job-faults"),
+        faults=tuple((one["partition"], fault(one["fault"])) for one in value.get("faults", ())),
+        job_faults=tuple(map(fault, value.get("job-faults", ()))),
         requests=tuple((one["name"], one["size"]) for one in value.get("requests", ())),
         service_delay_s=float(value.get("service-delay-seconds", 0)),
         answers=tuple(normal_answer(one) for one in texts("answers")),

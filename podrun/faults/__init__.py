@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         simulated_soc_errors,
     )
     from podrun.faults.point import FaultPoint, Strike, Struck
-    from podrun.faults.short_form import is_strike_of, parse_fault, parse_faults, planned_in
+    from podrun.faults.short_form import is_strike_of, parse_fault, parse_faults, planned_in, struck_in
     from podrun.faults.spec import OF_INSTANCES, FaultSpec, FaultTarget
     from podrun.faults.validity import WHOLE_MACHINES, ListPlaces, check_places, partition_links, validate
 
@@ -77,6 +77,7 @@ __all__ = [
     "recovery_hint",
     "report_unstruck",
     "simulated_soc_errors",
+    "struck_in",
     "validate",
 ]
 
@@ -90,7 +91,7 @@ _MODULE_BY_NAME = {
         "plan_file": "UNSTRUCK_EXIT_CODE VARIABLE ProcessPlan parse_plan plan_in_process plan_schema process_plan"
         " read_plan report_unstruck simulated_soc_errors",
         "point": "FaultPoint Strike Struck",
-        "short_form": "is_strike_of parse_fault parse_faults planned_in",
+        "short_form": "is_strike_of parse_fault parse_faults planned_in struck_in",
         "spec": "OF_INSTANCES FaultSpec FaultTarget",
         "validity": "WHOLE_MACHINES ListPlaces check_places partition_links validate",
     }.items()

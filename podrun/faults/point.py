@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from podrun.core.errors import PoplarError
 from podrun.faults.short_form import is_strike_of
@@ -50,12 +51,17 @@ class _Planned:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A fault that struck: its text, its job (a launch or a process), the batch, and seconds since 1970."""
+    """A fault that struck, its job (a launch or a process), the batch, and seconds since 1970."""
 
-    fault: str
+    fault: FaultSpec
     job: str
     batch: int
     time_s: float
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """For machines' reports."""
+        return {"fault": self.fault.text, "job": self.job, "batch": self.batch, "time_s": self.time_s}
 
 
 HISTORY = 1000
@@ -193,7 +199,7 @@ class FaultPoint:
         entry.strikes += 1
         if entry.strikes >= entry.spec.repeat:
             self._planned.remove(entry)
-        self._history.append(Struck(entry.spec.text, entry.job, batch, self._clock()))
+        self._history.append(Struck(entry.spec, entry.job, batch, self._clock()))
         del self._history[:-HISTORY]
         return Strike(entry.spec, batch)
 

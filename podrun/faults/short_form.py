@@ -117,6 +117,11 @@ def planned_in(reports: Iterable[MachineReport]) -> tuple[FaultSpec, ...]:
     return tuple(dict.fromkeys(map(parse_fault, texts)))
 
 
+def struck_in(report: MachineReport) -> list[tuple[FaultSpec, float]]:
+    """The strikes that a machine tells of: the fault, and seconds since 1970. Reports carry texts, as above."""
+    return [(parse_fault(str(entry["fault"])), float(entry["time_s"])) for entry in report.struck_faults]
+
+
 def is_strike_of(spec: FaultSpec, cause: ErrorCause) -> bool:
     """True iff an error's cause is a strike of this fault, in whichever launch and however often it strikes."""
     if not cause.fault:

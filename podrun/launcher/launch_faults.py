@@ -15,8 +15,8 @@ from podrun.faults import (
     WHOLE_MACHINES,
     FaultSpec,
     FaultTarget,
-    parse_fault,
     planned_in,
+    struck_in,
     validate,
 )
 from podrun.launcher.own_streams import Log
@@ -97,10 +97,10 @@ def not_planned(
 def _strikes(spec: FaultSpec, reports: Iterable[MachineReport], agent: str | None = None) -> int:
     """How often a fault struck, as one machine tells it."""
     return sum(
-        replace(parse_fault(str(entry["fault"])), launch=spec.launch).experiment == spec.experiment
+        replace(struck, launch=spec.launch).experiment == spec.experiment
         for report in reports
         if agent in (None, report.agent_id)
-        for entry in report.struck_faults
+        for struck, _ in struck_in(report)
     )
 
 

@@ -209,12 +209,11 @@ def begins_with(path: Path, data: bytes) -> bool:
 
 def _plan_or_record(path: Path) -> tuple[FaultSpec, ...]:
     """The faults of a plan, or of a record (``podrun --record``) those that struck in its launch."""
-    from podrun.faults import parse_fault, read_plan
-    from podrun.record.events import FIRST_BYTES, read_record
+    from podrun.faults import read_plan
+    from podrun.record.events import FIRST_BYTES, read_record, struck_faults
 
     if begins_with(path, FIRST_BYTES):
-        struck = [str(event.data.get("fault")) for event in read_record(path).events if event.kind == "fault"]
-        return tuple(parse_fault(text) for text in dict.fromkeys(struck))
+        return tuple(struck_faults(read_record(path).events))
     return read_plan(path)
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from podrun.core.errors import NotFoundError
 from podrun.core.telemetry import MachineReport
-from podrun.faults import FaultSpec, parse_fault
+from podrun.faults import FaultSpec, struck_in
 from podrun.launcher.option_table import BY_NAME
 from podrun.launcher.process import Ended
 from podrun.launcher.recovery import (
@@ -143,7 +143,7 @@ class LaunchRecording:
         self._notes.close()
         control = [event for report in reports for event in report.control_events]
         since = [entry for entry in control if float(entry["time_s"]) >= self._since]
-        told = [*inside, *((report.agent_id, time) for report in reports for time in _strikes_on(report))]
+        told = [*inside, *((r.agent_id, FaultTime(*strike)) for r in reports for strike in struck_in(r))]
         recent = [(by, strike) for by, strike in told if strike.seconds >= self._since]
         times = strikes_of(recent, self._header.faults)
         known = {strike.fault for strike in times}
@@ -161,12 +161,6 @@ class LaunchRecording:
             if goodput is not None:
                 _write(file_beside(self._file, "goodput"), json.dumps(goodput.plain, indent=2) + "\n")
         return Recorded(record, incidents, goodput)
-
-
-def _strikes_on(report: MachineReport) -> Iterator[FaultTime]:
-    """The strikes that a machine tells of."""
-    for entry in report.struck_faults:
-        yield FaultTime(parse_fault(str(entry["fault"])), float(entry["time_s"]))
 
 
 def step_in_words(step: RecoveryStep) -> str:

@@ -20,7 +20,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,16 @@ class RecordError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened: who, when (see the module docstring), what. ``data``: JSON values by name."""
+    """Something that happened: who, when (see the module docstring), what. ``data``: JSON values by name. ``fault``:
+    the fault whose strike it is, which ``data`` has as a text.
+    """
 
     actor: str
     life: int
     clock: int
     kind: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    fault: FaultSpec | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:
@@ -200,7 +203,22 @@ def _event(fields: Mapping[str, Any], name: str, number: int) -> Event:
         or type(clock) is not int
     ):
         raise RecordError(f"the record {name}, line {number}: this is no event")
-    return Event(actor, life, clock, kind, data)
+    if kind != "fault":
+        return Event(actor, life, clock, kind, data)
+    try:
+        return Event(actor, life, clock, kind, data, parse_fault(str(data.get("fault"))))
+    except UsageError as error:
+        raise RecordError(f"the record {name}, line {number}: {error.message}", hint=error.hint) from error
+
+
+def strike_event(life: int, clock: int, fault: FaultSpec) -> Event:
+    """The event of a fault that strikes."""
+    return Event(LAUNCH, life, clock, "fault", {"fault": fault.text}, fault)
+
+
+def struck_faults(events: Iterable[Event]) -> list[FaultSpec]:
+    """The faults that struck, each once, in the order of their first strikes."""
+    return list(dict.fromkeys(event.fault for event in events if event.fault is not None))
 
 
 def _line(fields: Mapping[str, Any]) -> str:
@@ -279,7 +297,7 @@ def ordered(events: Iterable[TimedEvent]) -> list[TimedEvent]:
 
 
 def _at(event: Event, clock: int) -> Event:
-    return Event(event.actor, event.life, clock, event.kind, event.data)
+    return replace(event, clock=clock)
 
 
 def with_control(events: Sequence[TimedEvent], control: Iterable[Mapping[str, Any]]) -> list[TimedEvent]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.error_codec import cause_from_dict
-from podrun.faults import FaultSpec, FaultTarget, parse_fault
+from podrun.faults import FaultSpec, FaultTarget
 from podrun.record.events import LAUNCH, SERVICE, Event, Record
 from podrun.record.goodput import progress_of
 from podrun.record.strikes import explains
@@ -106,8 +106,8 @@ def _groups(events: Sequence[Event]) -> list[_Group]:
     groups: list[_Group] = []
     under_way: list[_Group] = []
     for place, event in enumerate(events):
-        if event.kind == "fault":
-            under_way.append(_Group([place], [parse_fault(str(event.data["fault"]))], []))
+        if event.fault is not None:
+            under_way.append(_Group([place], [event.fault], []))
             groups.append(under_way[-1])
         elif event.kind == "error" or _is_crash(event, events, under_way):
             group = _group_of(event, events, under_way)
@@ -151,7 +151,7 @@ def _is_crash(event: Event, events: Sequence[Event], under_way: Sequence[_Group]
 def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequence[_Group]) -> Incident:
     first = events[group.errors[0]] if group.errors else events[group.first]
     heard = sorted({_instance(events[place]) for place in group.errors})
-    faults = tuple(str(events[place].data["fault"]) for place in group.faults)
+    faults = tuple(spec.text for spec in group.specs)
     end = min((g.first for g in after if g.errors), default=len(events))
     watched = f"instance {heard[0] if heard and heard[0] >= 0 else 0}"
     batch, lost = _progress(events, watched, group.first, end)
@@ -192,9 +192,9 @@ def _evidence(events: Sequence[Event], group: _Group, end: int) -> list[str]:
     evidence = []
     for place in sorted([*group.faults, *group.errors]):
         event = events[place]
-        if event.kind == "fault" and group.specs[group.faults.index(place)].target is FaultTarget.SERVICE:
-            evidence.append(f"{SERVICE}: fault {event.data['fault']}")
-        elif event.kind == "fault" or not any(
+        if event.fault is not None and event.fault.target is FaultTarget.SERVICE:
+            evidence.append(f"{SERVICE}: fault {event.fault.text}")
+        elif event.fault is not None or not any(
             events[other].actor == event.actor for other in group.errors if other < place
         ):
             evidence.append(event.text)

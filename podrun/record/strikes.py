@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from podrun.core.error_codec import cause_from_dict
 from podrun.faults import FaultSpec, FaultTarget, is_strike_of
-from podrun.record.events import LAUNCH, Event, TimedEvent, operation_at, ordered
+from podrun.record.events import Event, TimedEvent, operation_at, ordered, strike_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,7 @@ def with_faults(
                 placed.insert(place, _fault_before(cause, spec))
             elif number < len(times):
                 life, clock = operation_at(events, times[number])
-                placed.append(
-                    TimedEvent(Event(LAUNCH, life, clock, "fault", {"fault": spec.text}), times[number])
-                )
+                placed.append(TimedEvent(strike_event(life, clock, spec), times[number]))
             else:
                 placed = placed if number else _with_untimed(placed, spec)
                 break
@@ -74,16 +72,14 @@ def _with_untimed(events: list[TimedEvent], fault: FaultSpec) -> list[TimedEvent
 
 
 def _fault_before(timed: TimedEvent, fault: FaultSpec) -> TimedEvent:
-    return TimedEvent(
-        Event(LAUNCH, timed.event.life, timed.event.clock, "fault", {"fault": fault.text}), timed.seconds
-    )
+    return TimedEvent(strike_event(timed.event.life, timed.event.clock, fault), timed.seconds)
 
 
 def _at_the_end(events: Sequence[TimedEvent], fault: FaultSpec) -> TimedEvent:
     life = max((timed.event.life for timed in events), default=0)
     end = max((timed.event.clock for timed in events if timed.event.life == life), default=0)
     seconds = max((timed.seconds for timed in events), default=0.0)
-    return TimedEvent(Event(LAUNCH, life, end, "fault", {"fault": fault.text}), seconds)
+    return TimedEvent(strike_event(life, end, fault), seconds)
 
 
 def _is_of_same_operation(first: Event, other: Event) -> bool:

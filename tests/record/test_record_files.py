@@ -71,7 +71,10 @@ def test_any_other_text_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ['{"actor":"x"}', "[]", "[" * 5000, '{"actor":"launch","life":"0","clock":0,"kind":"a","data":{}}'],
+    [
+        *('{"actor":"x"}', "[]", "[" * 5000, '{"actor":"launch","life":"0","clock":0,"kind":"a","data":{}}'),
+        '{"actor":"launch","life":0,"clock":0,"kind":"fault","data":{"fault":"ipu:0@batch=1:melted"}}',
+    ],
 )
 def test_lines_that_are_no_events_are_named(line: str) -> None:
     import hashlib

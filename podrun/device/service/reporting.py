@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from podrun.core.errors import PodrunError
 from podrun.core.telemetry import NO_ERRORS, AttachedProcess, IpuReport, MachineReport
 from podrun.costmodel.power import BoardHeat, modelled_ipu_watts
 from podrun.device.activity import ACTIVITIES, WINDOW_S, TrafficCounters
 from podrun.device.machine import Machine
 from podrun.device.owners import MachineMoment
-from podrun.faults import FaultTarget, Struck, parse_fault
+from podrun.faults import FaultTarget, Struck
 
 CLOCK_MHZ = {"gc200": 1330.0, "bow": 1850.0}
 """Tile clocks: GC200 1.33 GHz (Graphcore, IPU-M2000 datasheet), Bow 1.85 GHz (Graphcore, Bow-2000 datasheet).
@@ -59,7 +58,7 @@ def report_and_heat(
         modelled_s=work.modelled_s,
         emulation_s=work.emulation_s,
         planned_faults=machine.planned_faults(),
-        struck_faults=tuple(map(asdict, struck)),
+        struck_faults=tuple(strike.plain for strike in struck),
         partition=place.partition,
         machine_index=place.machine,
         endpoint=place.endpoint,
@@ -116,12 +115,8 @@ def parity_errors(struck: Iterable[Struck]) -> Counter[int]:
     """How many parity errors faults have made so far, by IPU of the partition."""
     count: Counter[int] = Counter()
     for strike in struck:
-        try:
-            spec = parse_fault(strike.fault)
-        except PodrunError:  # The text is of a newer release; it counts for nothing here.
-            continue
-        if spec.target is FaultTarget.IPU and spec.kind in PARITY_KINDS:
-            count[spec.indices[0]] += 1
+        if strike.fault.target is FaultTarget.IPU and strike.fault.kind in PARITY_KINDS:
+            count[strike.fault.indices[0]] += 1
     return count
 
 

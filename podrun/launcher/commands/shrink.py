@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from podrun.core.errors import UsageError
-from podrun.faults import parse_fault
 from podrun.launcher.commands.click_verbs import (
     DIRECTORY_OPTION,
     RECORD_OPTION,
@@ -20,10 +20,7 @@ from podrun.launcher.commands.click_verbs import (
 )
 from podrun.launcher.relaunch import Relaunch, new_record
 from podrun.record.compare import smallest
-from podrun.record.events import (
-    Record,
-    read_record,
-)
+from podrun.record.events import Record, read_record, struck_faults
 
 
 def shrink_faults(file: Path, keep: str | None, relaunch: Relaunch) -> int:
@@ -38,7 +35,7 @@ def shrink_faults(file: Path, keep: str | None, relaunch: Relaunch) -> int:
             f"the launch recorded in {file} did not fail",
             hint="podrun shrink needs one that ended with an error.",
         )
-    faults = list(dict.fromkeys(struck_faults(before)))
+    faults = [replace(spec, optional=True).text for spec in struck_faults(before.events)]
     if not faults:
         raise UsageError(
             f"no fault struck in the launch recorded in {file}: there is nothing to shrink",
@@ -76,12 +73,6 @@ def verdict(record: Record) -> tuple[int, str] | None:
     code = int(ends[-1].data.get("code", 0)) if ends else 1
     errors = [event for event in record.events if event.kind == "error"]
     return (code, str(errors[-1].data.get("error")) if errors else "") if code else None
-
-
-def struck_faults(record: Record) -> list[str]:
-    """The faults that struck, each marked as optional."""
-    texts = [str(event.data.get("fault")) for event in record.events if event.kind == "fault"]
-    return [text if parse_fault(text).optional else f"{text}:optional" for text in texts]
 
 
 @click.command(
