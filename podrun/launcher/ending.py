@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 class LaunchEnding:
     """The last things that a launch does and says. ``started``: seconds of the monotonic clock, ``began``: since 1970.
 
-    ``program_faults``: those that strike in instances. ``recording``: None if nothing is recorded.
+    ``program_faults``: those that strike in instances. ``recording``: None if nothing is recorded. ``signalled``: when
+    podrun was told to end the launch, since 1970.
     """
 
     current: CurrentLaunch
@@ -37,6 +39,7 @@ class LaunchEnding:
     partition: LaunchPartition | None = None
     program_faults: PlanOfALaunch | None = None
     recording: LaunchRecording | None = None
+    signalled: float = math.inf
     _unstruck: frozenset[FaultSpec] = frozenset()
 
     def unstruck_faults(self) -> str:
@@ -74,7 +77,7 @@ class LaunchEnding:
             reports = [] if self.partition is None else self.partition.reports.history()
             struck = [] if self.program_faults is None else self.program_faults.strikes()
             inside = [(who, FaultTime(fault, seconds)) for who, fault, seconds in struck]
-            lines = self.recording.finish(self._unstruck, reports, inside).lines
+            lines = self.recording.finish(self._unstruck, reports, inside, self.signalled).lines
         except PodrunError as error:
             self.log.write(error_text(error))
             return

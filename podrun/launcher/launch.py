@@ -274,6 +274,7 @@ class _Launch:
         threading.Thread(target=watch, name="podrun-partition-watch", daemon=True).start()
 
     def _on_signal(self, number: int) -> None:
+        self.ending.signalled = min(self.ending.signalled, time.time())
         if self.supervisor is not None:
             self.supervisor.notify_signal(number)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from podrun.record.events import (
     to_lines,
     with_control,
     without_ends_after_errors,
+    without_errors_since,
 )
 from podrun.record.goodput import Goodput, goodput_of, progress_of
 from podrun.record.incidents import Incident, incidents_json, incidents_of
@@ -133,12 +135,13 @@ class LaunchRecording:
         left: Set[FaultSpec],
         reports: Sequence[MachineReport] = (),
         inside: Sequence[tuple[str, FaultTime]] = (),
+        signalled: float = math.inf,
     ) -> Recorded:
         """Join all files and write the record, with its times, incidents and goodput beside it.
 
         ``left``: planned faults that have strikes left. ``reports``: of the machines, with what changed the partition
-        and which faults struck when. ``inside``: faults that struck in instances: in which, and the strike. Raises
-        NotFoundError if the files cannot be written.
+        and which faults struck when. ``inside``: faults that struck in instances: in which, and the strike.
+        ``signalled``: when podrun was told to end the launch. Raises NotFoundError if the files cannot be written.
         """
         self._notes.close()
         control = [event for report in reports for event in report.control_events]
@@ -148,7 +151,7 @@ class LaunchRecording:
         times = strikes_of(recent, self._header.faults)
         known = {strike.fault for strike in times}
         struck = [fault for fault in self._header.faults if fault not in left or fault in known]
-        timed = with_faults(read_parts(self._folder), struck, times)
+        timed = with_faults(without_errors_since(read_parts(self._folder), signalled), struck, times)
         timed = with_control(timed, since)
         kept = without_ends_after_errors(timed)
         record = Record(self._header, tuple(timed_event.event for timed_event in kept))

@@ -329,6 +329,11 @@ def without_ends_after_errors(events: Sequence[TimedEvent]) -> list[TimedEvent]:
     return [t for t in events if t.event.kind != "ended" or t.event.life not in said]
 
 
+def without_errors_since(events: Sequence[TimedEvent], seconds: float) -> list[TimedEvent]:
+    """The events without errors from a moment on: when a launch is ended by a signal, instances see the others end."""
+    return [t for t in events if t.event.kind != "error" or t.seconds < seconds]
+
+
 def operation_at(events: Sequence[TimedEvent], seconds: float) -> tuple[int, int]:
     """Life and clock of the last event of an instance that was written before a moment."""
     before = [t.event for t in events if t.seconds <= seconds and t.event.actor not in (LAUNCH, SERVICE)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.errors import NotFoundError, UsageError
+from podrun.core.errors import ApplicationRuntimeError, ConflictError, ErrorCause, NotFoundError, UsageError
 from podrun.faults import parse_fault
 from podrun.launcher.cli import RECORD_VERBS
 from podrun.launcher.commands.click_verbs import RecordCommand, RecordContext, verb_command
@@ -17,6 +17,7 @@ from podrun.launcher.recording import LaunchRecording, check_file, step_in_words
 from podrun.launcher.recovery import GoOnWithFewer, PowerCycleMachine, ResetThePartition, ResetTheseIpus
 from podrun.launcher.relaunch import fresh_partition, words_in
 from podrun.record.events import Event, LaunchHeader, Record, read_record, to_lines
+from podrun.record.recorder import EventRecorder
 
 FAULTS = ("ipu:0@batch=1:overflow", "ipu:1@batch=2:trap:optional", "link:0-1@batch=3:down")
 
@@ -28,6 +29,7 @@ class FakeLaunches:
         self.needed = needed
         self.started: list[tuple[Sequence[str], str]] = []
         self.loss = "same"
+        self.gets_ipus: list[bool] = []
 
     def __call__(self, words: Sequence[str], environ: Mapping[str, str], folder: str) -> int:
         self.started.append((words, folder))
@@ -36,6 +38,8 @@ class FakeLaunches:
         faults = tuple(line.options.get("fault", ()))
         fails = set(self.needed) <= {fault.removesuffix(":optional") for fault in faults}
         events = [Event("instance 0", 0, 0, "run", {"loss": self.loss})]
+        if self.gets_ipus and self.gets_ipus.pop(0):
+            events.insert(0, Event("instance 0", 0, 0, "attach", {"owned": "0-3"}))
         events += [Event("launch", 0, n, "fault", {"fault": fault}) for n, fault in enumerate(faults)]
         if fails:
             data = {"during": "run", "error": "application_runtime_error", "message": "m"}
@@ -94,6 +98,18 @@ def test_a_replay_repeats_words_faults_and_folder(
     launches.needed = ("never",)
     assert run("replay", tmp_path / "r") == 1
     assert "the incidents differ\nevent 1 differs" in capsys.readouterr().out
+
+
+def test_a_replay_without_ipus_compares_nothing(run: Run, launches: FakeLaunches, tmp_path: Path) -> None:
+    """As on a partition shared with others, whose IPUs no launch resets."""
+    launches.gets_ipus = [True, False]
+    launches([f"--record={tmp_path / 'r'}", "--vipu-partition=shared", "--", "train.py"], {}, str(tmp_path))
+    with pytest.raises(ConflictError, match="got no IPUs this time") as caught:
+        run("replay", tmp_path / "r")
+    assert (
+        f"vipu reset partition shared (or gc-reset -d ID, for one IPU); then: podrun replay {tmp_path / 'r'}"
+        in str(caught.value.hint)
+    )
 
 
 def test_a_plan_is_shrunk_to_the_faults_it_needs(
@@ -207,3 +223,15 @@ def test_a_launch_that_ran_nothing_leaves_a_record(tmp_path: Path) -> None:
     found = recording.finish(frozenset(parse_fault(text) for text in FAULTS))
     assert found.lines == []
     assert [event.kind for event in read_record(tmp_path / "r").events] == ["end"]
+
+
+def test_what_instances_see_after_ctrl_c_is_no_incident(tmp_path: Path) -> None:
+    """An instance that takes its time after SIGTERM sees the others end."""
+    for signalled, incidents in ((100.0, 0), (300.0, 1)):
+        folder = tmp_path / str(incidents)
+        folder.mkdir()
+        seen = EventRecorder(folder / "instance-0.0.1.jsonl", "instance 0", 0, lambda: 200.0)
+        seen.note_error(ApplicationRuntimeError("process 7 ended", cause=ErrorCause(instances=(1,))), "run")
+        seen.close()
+        recording = LaunchRecording(folder, None, LaunchHeader((), ""))
+        assert len(recording.finish(frozenset(), signalled=signalled).incidents) == incidents
