@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from networks import trace  # noqa: E402
 from short_mode import add_short  # noqa: E402
 
-from podrun.costmodel import matmul, plan_cache  # noqa: E402
+from podrun.costmodel import matmul  # noqa: E402
 
 SIZES = {"batch": 20, "pixels": 224, "layers": 24, "tokens": 512}
 SHORT = {"batch": 1, "pixels": 64, "layers": 2, "tokens": 128}
@@ -67,7 +67,7 @@ def across_processes(name: str, mode: list[str]) -> dict[str, float]:
     """Seconds of the question in two new processes that share a plan cache which is empty at first."""
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        environ = {**os.environ, plan_cache.VARIABLE: folder}
+        environ = {**os.environ, "PODRUN_PLAN_CACHE": folder}
         for when in ("first", "repeat"):
             command = [sys.executable, __file__, *mode, "--only", name]
             start = time.perf_counter()
@@ -100,7 +100,7 @@ def main() -> int:
     if options.only:
         print(timed(WORK[options.only])[0])
         return 0
-    os.environ[plan_cache.VARIABLE] = "off"
+    os.environ["PODRUN_PLAN_CACHE"] = "off"
     import jax
 
     jax.eval_shape(lambda x: x, 1.0)

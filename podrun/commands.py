@@ -229,9 +229,9 @@ def run(
     except SystemExit as end:
         code = end.code
     except OSError as error:
-        from podrun.core.environment import environment
+        from podrun.core.environment import PODRUN_TRACEBACK, environment
 
-        if hosts_program or environment().get("PODRUN_TRACEBACK") == "full":
+        if hosts_program or environment().get(PODRUN_TRACEBACK) == "full":
             raise
         code = report_of_host(error, command or os.path.basename(sys.argv[0]))
     sys.stdout.flush()

@@ -24,7 +24,7 @@ from podrun.checkpoint.values import (
     decode_values,
     encode_values,
 )
-from podrun.core.environment import environment
+from podrun.core.environment import PODRUN_LAUNCH_ID, POPDIST_NUM_TOTAL_REPLICAS, environment
 from podrun.faults import program_faults
 from podrun.record.recorder import process_recorder
 
@@ -124,9 +124,9 @@ class Checkpoints:
         if keep < 1:
             raise CheckpointError(f"keep={keep}: at least one checkpoint has to stay.")
         variables = environment(environ)
-        launched = "POPDIST_NUM_TOTAL_REPLICAS" in variables
+        launched = POPDIST_NUM_TOTAL_REPLICAS in variables
         self._instances = instances or (LaunchedInstances() if launched else OneInstance())
-        self._run = variables.get("PODRUN_LAUNCH_ID", "")
+        self._run = variables.get(PODRUN_LAUNCH_ID, "")
         self._notes = process_recorder(variables)
         disk = disk or LocalDisk(program_faults(variables))
         self._folder = Folder(Path(folder).absolute(), self._instances.index, self._instances.count, disk)

@@ -20,7 +20,15 @@ import click
 from podrun import commands
 from podrun.compat import COMPAT_PATH, _start
 from podrun.core.command_line import HELP_OPTIONS, run_command
-from podrun.core.environment import environment
+from podrun.core.environment import (
+    POPDIST_LOCAL_INSTANCE_INDEX,
+    POPDIST_NUM_IPUS_PER_REPLICA,
+    POPDIST_NUM_LOCAL_REPLICAS,
+    POPDIST_NUM_TOTAL_REPLICAS,
+    POPDIST_REPLICA_INDEX_OFFSET,
+    POPDIST_UNIFORM_REPLICAS_PER_INSTANCE,
+    environment,
+)
 from podrun.core.errors import UsageError
 from podrun.core.shadowing import check_script_name
 from podrun.core.terminal import show_error
@@ -211,12 +219,12 @@ def _popdist_variables(request: Request) -> dict[str, str]:
         return {}
     replicas = str(request.replicas or 1)
     return {
-        "POPDIST_NUM_TOTAL_REPLICAS": replicas,
-        "POPDIST_NUM_LOCAL_REPLICAS": replicas,
-        "POPDIST_NUM_IPUS_PER_REPLICA": str(request.ipus_per_replica or 1),
-        "POPDIST_REPLICA_INDEX_OFFSET": "0",
-        "POPDIST_LOCAL_INSTANCE_INDEX": "0",
-        "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
+        POPDIST_NUM_TOTAL_REPLICAS: replicas,
+        POPDIST_NUM_LOCAL_REPLICAS: replicas,
+        POPDIST_NUM_IPUS_PER_REPLICA: str(request.ipus_per_replica or 1),
+        POPDIST_REPLICA_INDEX_OFFSET: "0",
+        POPDIST_LOCAL_INSTANCE_INDEX: "0",
+        POPDIST_UNIFORM_REPLICAS_PER_INSTANCE: "1",
     }
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from podrun.core.environment import environment
+from podrun.core.environment import PODRUN_TRACEBACK, environment
 from podrun.core.errors import Fault, PodrunError
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
@@ -131,7 +131,7 @@ def report_unraisable(ignored: sys.UnraisableHookArgs) -> None:
 
 def _wants_all(error: BaseException) -> bool:
     inside = isinstance(error, PodrunError) and error.fault is Fault.INTERNAL
-    return inside or environment().get("PODRUN_TRACEBACK") == "full"
+    return inside or environment().get(PODRUN_TRACEBACK) == "full"
 
 
 def lines(error: BaseException, trace: TracebackType | None) -> list[str]:

@@ -38,6 +38,27 @@ class LinkTopology(enum.Enum):
     """A ladder whose ends are joined."""
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the IPUs of a partition are wired, in the words of V-IPU and of Poplar's target options."""
+
+    ild_routing: str
+    link_configuration: str
+    link_topology: LinkTopology
+
+
+ROUTINGS = {
+    routing.ild_routing: routing
+    for routing in (
+        Routing("DNC", "default", LinkTopology.MESH),
+        Routing("SWNC", "slidingWindow", LinkTopology.MESH),
+        Routing("RINGSWNC", "slidingWindow", LinkTopology.TORUS),
+        Routing("BTNC", "barleyTwist", LinkTopology.TORUS),
+    )
+}
+"""By the name that V-IPU shows. BTNC has not been observed: what it stands for is inferred from its name."""
+
+
 class GatewayTopology(enum.Enum):
     """How GW-Links join ILDs."""
 

@@ -25,11 +25,10 @@ from typing import Any
 
 import podrun
 from podrun.core.documents import parse_json, read_text
-from podrun.core.environment import environment, podrun_cache_directory
+from podrun.core.environment import PODRUN_PLAN_CACHE, environment, podrun_cache_directory
 from podrun.core.errors import ConfigError, NotFoundError
 from podrun.costmodel.equations import FlatJaxpr
 
-VARIABLE = "PODRUN_PLAN_CACHE"
 MOST_BYTES = 256 << 20
 """Size to which the folder is cut back when an entry is written."""
 FEWEST_EQUATIONS = 64
@@ -44,7 +43,7 @@ class Unkeyed(Exception):
 
 def folder(environ: Mapping[str, str]) -> Path | None:
     """The folder of plans; None: plans are not kept."""
-    named = environ.get(VARIABLE)
+    named = environ.get(PODRUN_PLAN_CACHE)
     if named is not None:
         return Path(named).expanduser() if named not in ("", "off") else None
     directory = podrun_cache_directory(environ)

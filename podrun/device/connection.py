@@ -20,6 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from podrun.core.access import quiet_grpc
+from podrun.core.environment import (
+    IPUOF_CONFIG_PATH,
+    IPUOF_VIPU_API_HOST,
+    IPUOF_VIPU_API_PARTITION_ID,
+    PODRUN_OFFLINE_MODE,
+)
 from podrun.core.errors import UsageError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
@@ -140,9 +146,9 @@ def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     ``IPUOF_CONFIG_PATH``, else all of ``~/.ipuof.conf.d``; empty if there are none. Files of that folder whose
     partition is gone are passed over, which is said in one line.
     """
-    if environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"):
+    if environ.get(IPUOF_VIPU_API_HOST) and environ.get(IPUOF_VIPU_API_PARTITION_ID):
         return ()
-    if named := environ.get("IPUOF_CONFIG_PATH"):
+    if named := environ.get(IPUOF_CONFIG_PATH):
         return (Path(named),)
     home = environ.get("HOME")
     there = sorted(Path(home, ".ipuof.conf.d").glob("*.conf")) if home else []
@@ -166,12 +172,12 @@ def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -
     partition that does not exist, UsageError if the program was launched without IPUs (podrun
     --offline-mode).
     """
-    if environ.get("PODRUN_OFFLINE_MODE") == "1":
+    if environ.get(PODRUN_OFFLINE_MODE) == "1":
         raise UsageError(
             "this program was launched without IPUs (podrun --offline-mode), but it attaches to IPUs",
             hint="Launch it without --offline-mode, or let it use an offline device.",
         )
-    if environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"):
+    if environ.get(IPUOF_VIPU_API_HOST) and environ.get(IPUOF_VIPU_API_PARTITION_ID):
         quiet_grpc()
         from podrun.device.host.partition_config import connect_partition
 

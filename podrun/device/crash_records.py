@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.core.environment import environment
+from podrun.core.environment import PODRUN_CONVOLUTIONS, XDG_STATE_HOME, environment
 from podrun.core.errors import ApplicationRuntimeError, ErrorCause, ErrorCode, UnrecoverableRuntimeError
 from podrun.core.executable import Computation, Executable
 from podrun.core.names import SLICE, parse_scope
@@ -38,7 +38,6 @@ STACK_BYTES = 1 << 18
 _TEXTS = 16
 _LAYERS = 4
 """Layers of a piece that a message names."""
-VARIABLE = "PODRUN_CONVOLUTIONS"
 
 
 class ProgressSlot:
@@ -157,7 +156,7 @@ class CrashReader:
         doing = running_pieces(self._memory) or ["no piece (it loaded a program, or waited)"]
         advice = _advice(environ)
         again = ""
-        if environ.get(VARIABLE) != "xla":
+        if environ.get(PODRUN_CONVOLUTIONS) != "xla":
             again = " A vipu-server has to be restarted with it."
         return UnrecoverableRuntimeError(
             f"native code died ({signal}) in the process of machine {machine} of the partition, {endpoint}, "
@@ -229,9 +228,9 @@ def _install_handlers() -> None:
 def _advice(environ: Mapping[str, str]) -> str:
     """What to do when native code has died in a piece."""
     blame = "the script did not cause this: please report it with the stacks"
-    if environ.get(VARIABLE) == "xla":
-        return f"{blame}; {VARIABLE}=xla, which helps where convolutions are the cause, is set already"
-    return f"to go on, export {VARIABLE}=xla (XLA's own convolutions, slower) and start again; {blame}"
+    if environ.get(PODRUN_CONVOLUTIONS) == "xla":
+        return f"{blame}; {PODRUN_CONVOLUTIONS}=xla, which helps where convolutions are the cause, is set already"
+    return f"to go on, export {PODRUN_CONVOLUTIONS}=xla (XLA's own convolutions, slower) and start again; {blame}"
 
 
 def describe_piece(computation: Computation, executable: Executable, ipu: int, on: str) -> str:
@@ -259,7 +258,7 @@ def busiest_layers(report: Mapping[str, Any], ipu: int) -> list[str]:
 
 
 def _keep(stacks: str, pid: int, environ: Mapping[str, str]) -> str:
-    base = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/tmp"), ".local/state")
+    base = environ.get(XDG_STATE_HOME) or os.path.join(environ.get("HOME", "/tmp"), ".local/state")
     path = Path(base) / "podrun" / "crashes" / f"stacks-{pid}.txt"
     part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:

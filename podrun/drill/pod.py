@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from podrun.core.cluster import load_cluster
-from podrun.core.environment import pass_on
+from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, PODRUN_RUNTIME_DIR, pass_on
 from podrun.core.errors import DeadlineError, PodrunError, ServiceError
 from podrun.core.telemetry import MachineReport
 from podrun.drill.scenario import JOBS, DrillJob, DrillScenario
@@ -68,9 +68,9 @@ class DrillPod:
 
     def __init__(self, scenario: DrillScenario, directory: Path, environ: Mapping[str, str]) -> None:
         self.scenario, self.directory = scenario, directory
-        self._environ = {**environ, "PODRUN_RUNTIME_DIR": str(directory)}
-        self._environ.pop("IPUOF_VIPU_API_PARTITION_ID", None)
-        pass_on("PODRUN_RUNTIME_DIR", str(directory))  # The machines and the service keep their secret there.
+        self._environ = {**environ, PODRUN_RUNTIME_DIR: str(directory)}
+        self._environ.pop(IPUOF_VIPU_API_PARTITION_ID, None)
+        pass_on(PODRUN_RUNTIME_DIR, str(directory))  # The machines and the service keep their secret there.
         cluster = load_cluster(scenario.pod)
         pool = LocalMachinePool(cluster, keep_spares=True)
         self.service = DrillService(cluster, Store(None, scenario.pod), pool, heartbeats=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from podrun.core.environment import environment
+from podrun.core.environment import PODRUN_PROGRESS, environment
 from podrun.core.errors import ConfigError, UsageError
 from podrun.core.terminal import reporting
 from podrun.costmodel.batch import BatchWork
@@ -137,6 +137,6 @@ def _estimates(request: EstimateRequest, target: System, layout: ProgramLayout) 
 
 def _progress(what: str) -> contextlib.AbstractContextManager[None]:
     """The live line of a terminal while a model is traced and layouts are tried; nothing elsewhere."""
-    if sys.stderr is None or environment().get("PODRUN_PROGRESS") == "off":
+    if sys.stderr is None or environment().get(PODRUN_PROGRESS) == "off":
         return contextlib.nullcontext()
     return reporting(what, sys.stderr, log_after=None)

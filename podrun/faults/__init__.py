@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from podrun.faults.kinds import DISTURBANCES
     from podrun.faults.plan_file import (
         UNSTRUCK_EXIT_CODE,
-        VARIABLE,
         ProcessPlan,
         parse_plan,
         plan_in_process,
@@ -46,7 +45,6 @@ __all__ = [
     "OF_A_LAUNCH",
     "OF_INSTANCES",
     "UNSTRUCK_EXIT_CODE",
-    "VARIABLE",
     "WHOLE_MACHINES",
     "Effect",
     "FaultPoint",
@@ -88,7 +86,7 @@ _MODULE_BY_NAME = {
         "fault_errors": "OF_A_LAUNCH cause_of ends_with_launch error_for hint_in_launch recovery_hint",
         "in_program": "PlanOfALaunch ProgramFaults program_faults",
         "kinds": "DISTURBANCES",
-        "plan_file": "UNSTRUCK_EXIT_CODE VARIABLE ProcessPlan parse_plan plan_in_process plan_schema process_plan"
+        "plan_file": "UNSTRUCK_EXIT_CODE ProcessPlan parse_plan plan_in_process plan_schema process_plan"
         " read_plan report_unstruck simulated_soc_errors",
         "point": "FaultPoint Strike Struck",
         "short_form": "is_strike_of parse_fault parse_faults planned_in struck_in",

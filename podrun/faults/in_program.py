@@ -1,9 +1,9 @@
 """Faults that strike in the process of an instance: when it writes a checkpoint, or takes part in
 a collective of instances.
 
-podrun writes those of a launch to a file that `FILE` names in the environment of its instances, one a line. An instance
-notes each strike in a second file beside it, so that a fault strikes as often as planned however often instances are
-started. In a program without podrun they come from its `ProcessPlan`.
+podrun writes those of a launch to a file that `PODRUN_PROGRAM_FAULTS` names in the environment of its instances, one
+a line. An instance notes each strike in a second file beside it, so that a fault strikes as often as planned however
+often instances are started. In a program without podrun they come from its `ProcessPlan`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from pathlib import Path
 
-from podrun.core.environment import environment
+from podrun.core.environment import (
+    OMPI_COMM_WORLD_RANK,
+    PODRUN_PROGRAM_FAULTS,
+    PODRUN_RESTART_COUNT,
+    environment,
+)
 from podrun.faults.plan_file import process_plan
 from podrun.faults.short_form import parse_fault
 from podrun.faults.spec import FaultSpec, FaultTarget
 
 log = logging.getLogger("podrun.faults")
 
-FILE = "PODRUN_PROGRAM_FAULTS"
-"""Variable that ``podrun`` sets: the file with the faults that strike in instances."""
-LIFE = "PODRUN_RESTART_COUNT"
-"""Variable with the number of times that the launch's instances were started before."""
 _WAKE = (
     "import os, signal, sys, time; pid = os.pidfd_open(int(sys.argv[1])); os.kill(int(sys.argv[1]), signal.SIGSTOP); "
     "time.sleep(float(sys.argv[2])); signal.pidfd_send_signal(pid, signal.SIGCONT)"
@@ -94,10 +95,13 @@ class ProgramFaults:
 def program_faults(environ: Mapping[str, str] | None = None) -> ProgramFaults:
     """The faults that may strike in this process."""
     variables = environment(environ)
-    rank = variables.get("OMPI_COMM_WORLD_RANK", "0")
+    rank = variables.get(OMPI_COMM_WORLD_RANK, "0")
     instance = int(rank) if rank.isdecimal() else 0
-    if variables.get(FILE):
-        plan, number = PlanOfALaunch(Path(variables[FILE])), variables.get(LIFE, "0")
+    if variables.get(PODRUN_PROGRAM_FAULTS):
+        plan, number = (
+            PlanOfALaunch(Path(variables[PODRUN_PROGRAM_FAULTS])),
+            variables.get(PODRUN_RESTART_COUNT, "0"),
+        )
         life = int(number) if number.isdecimal() else 0
         return ProgramFaults(
             lambda: plan.planned_for(instance, life),

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from podrun.core.documents import Document, parse_document, parse_json, read_document
-from podrun.core.environment import environment
+from podrun.core.environment import GCDA_OPTIONS, PODRUN_FAULTS, environment
 from podrun.core.errors import UsageError
 from podrun.faults.kinds import EVENTS, PROGRAM_EVENTS, REQUESTS, WHERE, kinds_of
 from podrun.faults.short_form import make_fault, parse_fault, parse_faults
@@ -158,14 +158,10 @@ def _fault(entry: Mapping[str, Any]) -> FaultSpec:
     )
 
 
-VARIABLE = "PODRUN_FAULTS"
-"""Variable with faults to plan, separated by semicolons or white space."""
 UNSTRUCK_EXIT_CODE = 3
 """Exit code of a launch, or a standalone program, that ended well although a planned fault did not strike."""
 
 
-GCDA_OPTIONS = "GCDA_OPTIONS"
-"""The SDK's own variable: JSON with ``simulateSOCError.errorList``, ``.triggerCount`` and ``.rearmOnReset``."""
 _SOC = "simulateSOCError."
 
 
@@ -224,8 +220,8 @@ class ProcessPlan:
 
 
 def process_plan(environ: Mapping[str, str]) -> ProcessPlan:
-    """The plan of `VARIABLE`: the text that this process was started with always gives the same plan, another text a
-    new one.
+    """The plan of `PODRUN_FAULTS`: the text that this process was started with always gives the same plan, another
+    text a new one.
 
     Raises UsageError for text that is not a fault. The plan of this process is checked when the process ends: see
     `report_unstruck`.
@@ -233,9 +229,9 @@ def process_plan(environ: Mapping[str, str]) -> ProcessPlan:
     global _of_this_process
     if _of_a_test is not None:
         return _of_a_test
-    text = environ.get(VARIABLE, "") + environ.get(GCDA_OPTIONS, "")
-    specs = (*parse_faults(environ.get(VARIABLE, "")), *simulated_soc_errors(environ))
-    if not specs or text != environment().get(VARIABLE, "") + environment().get(GCDA_OPTIONS, ""):
+    text = environ.get(PODRUN_FAULTS, "") + environ.get(GCDA_OPTIONS, "")
+    specs = (*parse_faults(environ.get(PODRUN_FAULTS, "")), *simulated_soc_errors(environ))
+    if not specs or text != environment().get(PODRUN_FAULTS, "") + environment().get(GCDA_OPTIONS, ""):
         return ProcessPlan(specs)
     if _of_this_process is None:
         plan = ProcessPlan(specs)
@@ -258,7 +254,7 @@ def report_unstruck(specs: Iterable[FaultSpec]) -> str:
 
 @contextmanager
 def plan_in_process(specs: Iterable[FaultSpec]) -> Iterator[ProcessPlan]:
-    """Give every device that is opened inside the block these faults, instead of those of `VARIABLE`."""
+    """Give every device that is opened inside the block these faults, instead of those of `PODRUN_FAULTS`."""
     global _of_a_test
     before, _of_a_test = _of_a_test, ProcessPlan(specs)
     try:

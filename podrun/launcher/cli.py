@@ -12,7 +12,7 @@ from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.environment import environment
+from podrun.core.environment import PODRUN_FAULTS, environment
 from podrun.core.errors import PodrunError, UsageError
 from podrun.launcher.options import CommandLine, parse_command_line, values_in_effect
 from podrun.launcher.own_streams import Log, error_text, silence
@@ -190,7 +190,7 @@ def _launch(options: Mapping[str, Any], program: tuple[str, ...], environ: Mappi
             "fault": (),
             "fault-plan": None,
         }
-        bare = {name: value for name, value in environ.items() if name != "PODRUN_FAULTS"}
+        bare = {name: value for name, value in environ.items() if name != PODRUN_FAULTS}
         return plan_launch(fewer, program, LaunchContext(bare, current_directory(), sys.executable))
 
     return launch(spec, environ, with_replicas)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from podrun.core.environment import PODRUN_CHECK_REPLICAS
 from podrun.core.errors import NotFoundError
 from podrun.faults.fault_errors import SUPERVISED
 from podrun.launcher.host_names import LOCAL_HOST, is_this_host
@@ -84,7 +85,7 @@ class InstanceStarter:
         environment |= self.of_launch
         environment |= self.of_host if here else {}
         if self.spec.check_replicas:
-            environment["PODRUN_CHECK_REPLICAS"] = str(self.spec.check_replicas)
+            environment[PODRUN_CHECK_REPLICAS] = str(self.spec.check_replicas)
         if self.spec.restarts is not None:
             environment[SUPERVISED] = "1"
         return environment

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from podrun.core.access import quiet_grpc
+from podrun.core.environment import PODRUN_PROGRAM_FAULTS, PODRUN_RESTART_COUNT
 from podrun.core.errors import PodrunError, UsageError, present
 from podrun.faults import UNSTRUCK_EXIT_CODE, PlanOfALaunch
-from podrun.faults.in_program import FILE
 from podrun.launcher.ending import LaunchEnding
 from podrun.launcher.host_names import is_this_host
 from podrun.launcher.instances import InstanceStarter
@@ -181,7 +181,7 @@ class _Launch:
             of_host |= self.ending.recording.environment
         of_host |= self._fault_environment
         of_host |= self._status.environment(resources.cache_directory)
-        of_launch = {"PODRUN_RESTART_COUNT": str(self.starts)}
+        of_launch = {PODRUN_RESTART_COUNT: str(self.starts)}
         return InstanceStarter(
             self.current.spec, self.environ, self.log, resources, cache, of_launch, of_host
         )
@@ -216,7 +216,7 @@ class _Launch:
             plan = PlanOfALaunch(file)
             plan.write(faults)
             self.ending.program_faults = plan
-            self._fault_environment = {FILE: str(file)}
+            self._fault_environment = {PODRUN_PROGRAM_FAULTS: str(file)}
 
     # --- the partition ----------------------------------------------------------------------------------------
 

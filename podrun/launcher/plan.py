@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podrun.core.environment import GCDA_OPTIONS, IPUOF_VIPU_API_PARTITION_ID, PODRUN_FAULTS
 from podrun.core.errors import UsageError
 from podrun.launcher.mpi_arguments import MpiArguments, parse_instance_arguments, parse_mpi_arguments
 from podrun.launcher.option_kinds import ValueKind
@@ -131,7 +132,7 @@ def _partition(values: Mapping[str, Any], layout: LaunchLayout, context: LaunchC
     from podrun.partition.state.requirements import check_name
     from podrun.partition.state.values import parse_sync_type
 
-    name = values["vipu-partition"] or context.environ.get("IPUOF_VIPU_API_PARTITION_ID") or None
+    name = values["vipu-partition"] or context.environ.get(IPUOF_VIPU_API_PARTITION_ID) or None
     if name is not None:
         check_name(name, "a partition")
     if values["sync-type"] is not None:
@@ -169,12 +170,11 @@ def _faults(values: Mapping[str, Any], context: LaunchContext, layout: LaunchLay
     if (
         not texts
         and not path
-        and not environ.get("PODRUN_FAULTS")
-        and "SOCError" not in environ.get("GCDA_OPTIONS", "")
+        and not environ.get(PODRUN_FAULTS)
+        and "SOCError" not in environ.get(GCDA_OPTIONS, "")
     ):
         return ()
     from podrun.faults import (
-        VARIABLE,
         FaultTarget,
         parse_fault,
         parse_faults,
@@ -182,7 +182,7 @@ def _faults(values: Mapping[str, Any], context: LaunchContext, layout: LaunchLay
         validate,
     )
 
-    specs = (*parse_faults(environ.get(VARIABLE, "")), *map(parse_fault, texts))
+    specs = (*parse_faults(environ.get(PODRUN_FAULTS, "")), *map(parse_fault, texts))
     specs += simulated_soc_errors(environ)
     if path:
         specs += _plan_or_record(Path(context.directory, path))

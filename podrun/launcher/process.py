@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from podrun.core.environment import PODRUN_LAUNCH_ID
 from podrun.core.errors import present
 from podrun.launcher.output import OutputChannel
 from podrun.launcher.own_streams import Log
-from podrun.launcher.spec import LAUNCH_ID
 from podrun.partition.host.discovery import (
     LAUNCHER,
     ProcessId,
@@ -245,7 +245,7 @@ class LaunchResources:
     def __init__(self, registry: Registry) -> None:
         owner = own_process_id()
         self.launch_id = f"{owner.pid}-{owner.start_ticks}"
-        self.mark = f"{LAUNCH_ID}={self.launch_id}"
+        self.mark = f"{PODRUN_LAUNCH_ID}={self.launch_id}"
         entry = ServiceEntry(LAUNCHER, "", 0, owner, mark=self.mark)
         self._registry = registry
         self._publication: Publication = registry.publish(entry)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from podrun.core.environment import PODRUN_FAULTS
 from podrun.core.errors import NotFoundError
 from podrun.record.events import (
     LaunchHeader,
@@ -52,7 +53,7 @@ class Relaunch:
         ]
         if self.on_a_fresh_partition:
             words = fresh_partition(words)
-        bare = {name: value for name, value in self.environ.items() if name != "PODRUN_FAULTS"}
+        bare = {name: value for name, value in self.environ.items() if name != PODRUN_FAULTS}
         sys.stdout.flush()
         return self.start(words, bare, folder)
 

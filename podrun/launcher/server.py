@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from podrun.core.access import account_of
 from podrun.core.cluster import Cluster, cluster_names, load_cluster
+from podrun.core.environment import IPUOF_VIPU_API_HOST, IPUOF_VIPU_API_PORT
 from podrun.core.errors import ConflictError, PodrunError, ServiceError, UsageError
 from podrun.core.identity import user_name
 from podrun.launcher.option_table import PORT_DEFAULT
@@ -52,10 +53,10 @@ def find_launch_server(server: ServerSpec, environ: Mapping[str, str]) -> Server
     """
     if server.private:
         return None
-    port = server.port or _environment_port(environ, "IPUOF_VIPU_API_PORT") or PORT_DEFAULT
+    port = server.port or _environment_port(environ, IPUOF_VIPU_API_PORT) or PORT_DEFAULT
     if server.host:
         return ServerAddress(server.host, port, "--vipu-server-host", own=False)
-    if host := environ.get("IPUOF_VIPU_API_HOST"):
+    if host := environ.get(IPUOF_VIPU_API_HOST):
         return ServerAddress(host, port, "$IPUOF_VIPU_API_HOST", own=False)
     published = _published(server)
     if published is not None:

@@ -16,7 +16,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podrun.core.access import OWN_SERVER, VARIABLE
-from podrun.core.environment import TLS_VARIABLES
+from podrun.core.cluster import MAX_ILD_IPUS, ROUTINGS
+from podrun.core.environment import (
+    IPUOF_VIPU_API_GCD_ID,
+    IPUOF_VIPU_API_HOST,
+    IPUOF_VIPU_API_PARTITION_ID,
+    IPUOF_VIPU_API_PORT,
+    IPUOF_VIPU_API_TIMEOUT,
+    OMPI_COMM_WORLD_LOCAL_SIZE,
+    OMPI_COMM_WORLD_RANK,
+    OMPI_COMM_WORLD_SIZE,
+    PODRUN_FIRST_IPU,
+    PODRUN_HOST_COLLECTIVES,
+    PODRUN_LAUNCH_ID,
+    PODRUN_OFFLINE_MODE,
+    PODRUN_RUNTIME_DIR,
+    POPDIST_EXECUTABLE_CACHE_PATH,
+    POPDIST_LOCAL_INSTANCE_INDEX,
+    POPDIST_NUM_IPUS_PER_REPLICA,
+    POPDIST_NUM_LOCAL_REPLICAS,
+    POPDIST_NUM_TOTAL_REPLICAS,
+    POPDIST_REPLICA_INDEX_OFFSET,
+    POPDIST_UNIFORM_REPLICAS_PER_INSTANCE,
+    TLS_VARIABLES,
+)
 from podrun.core.errors import UsageError, present
 from podrun.core.layout import InstancePart
 
@@ -194,14 +217,6 @@ class CurrentLaunch:
         self.spec = replace(self.spec, partition=replace(self.wanted, faults=tuple(faults)))
 
 
-LAUNCH_ID = "PODRUN_LAUNCH_ID"
-OFFLINE = "PODRUN_OFFLINE_MODE"
-"""1: the launch has no IPUs; attaching to any is an error."""
-EXCHANGE_POINT = "PODRUN_HOST_COLLECTIVES"
-"""``ADDRESS:PORT:KEY`` of the exchange point: instance 0 listens there for host collectives
-(`podrun.popdist.collectives`)."""
-FIRST_IPU = "PODRUN_FIRST_IPU"
-"""The launch's first IPU in a reconfigurable partition that others use too; not set: 0."""
 REMOTE_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", *TLS_VARIABLES)
 """Variables that podrun passes to other hosts without -x. Each host has its own certificate in the same place."""
 
@@ -240,11 +255,11 @@ def target_options(
     UsageError if the environment's value is not a JSON object.
     """
     domain = min(size, ild_ipus)
-    routing = routing or ("RINGSWNC" if domain >= 64 else "DNC")
+    wiring = ROUTINGS.get(routing or ("RINGSWNC" if domain >= MAX_ILD_IPUS else "DNC"), ROUTINGS["SWNC"])
     options = {
         "ipuLinkDomainSize": str(domain),
-        "ipuLinkConfiguration": {"DNC": "default", "BTNC": "barleyTwist"}.get(routing, "slidingWindow"),
-        "ipuLinkTopology": "torus" if routing in ("RINGSWNC", "BTNC") else "mesh",
+        "ipuLinkConfiguration": wiring.link_configuration,
+        "ipuLinkTopology": wiring.link_topology.value,
         "gatewayMode": "true",
         "instanceSize": str(instance_ipus),
     }
@@ -267,15 +282,15 @@ def target_options(
 def layout_variables(layout: LaunchLayout, instance: InstanceSpec) -> dict[str, str]:
     """POPDIST_* and OMPI_COMM_WORLD_*: the place of an instance in the launch."""
     return {
-        "POPDIST_NUM_TOTAL_REPLICAS": str(layout.replicas),
-        "POPDIST_NUM_IPUS_PER_REPLICA": str(layout.ipus_per_replica),
-        "POPDIST_NUM_LOCAL_REPLICAS": str(instance.replicas),
-        "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
-        "POPDIST_REPLICA_INDEX_OFFSET": str(instance.first_replica),
-        "POPDIST_LOCAL_INSTANCE_INDEX": str(instance.local_index),
-        "OMPI_COMM_WORLD_SIZE": str(layout.instances),
-        "OMPI_COMM_WORLD_RANK": str(instance.index),
-        "OMPI_COMM_WORLD_LOCAL_SIZE": str(layout.instances_per_host),
+        POPDIST_NUM_TOTAL_REPLICAS: str(layout.replicas),
+        POPDIST_NUM_IPUS_PER_REPLICA: str(layout.ipus_per_replica),
+        POPDIST_NUM_LOCAL_REPLICAS: str(instance.replicas),
+        POPDIST_UNIFORM_REPLICAS_PER_INSTANCE: "1",
+        POPDIST_REPLICA_INDEX_OFFSET: str(instance.first_replica),
+        POPDIST_LOCAL_INSTANCE_INDEX: str(instance.local_index),
+        OMPI_COMM_WORLD_SIZE: str(layout.instances),
+        OMPI_COMM_WORLD_RANK: str(instance.index),
+        OMPI_COMM_WORLD_LOCAL_SIZE: str(layout.instances_per_host),
         "OMPI_COMM_WORLD_LOCAL_RANK": str(instance.local_index),
         "OMPI_COMM_WORLD_NODE_RANK": str(instance.local_index),
         "OMPI_UNIVERSE_SIZE": str(layout.instances),
@@ -288,19 +303,19 @@ def partition_variables(
     """IPUOF_* and POPLAR_TARGET_OPTIONS, and where the secret is: on this host in a file, elsewhere (``local`` False)
     in a variable.
     """
-    secret = {"PODRUN_RUNTIME_DIR": address.directory} if local else {VARIABLE: address.token}
+    secret = {PODRUN_RUNTIME_DIR: address.directory} if local else {VARIABLE: address.token}
     own = {OWN_SERVER: "1"} if address.own else {}
     if address.first_ipu:
-        own[FIRST_IPU] = str(address.first_ipu)
+        own[PODRUN_FIRST_IPU] = str(address.first_ipu)
     return (
         {name: value for name, value in secret.items() if value}
         | own
         | {
-            "IPUOF_VIPU_API_HOST": address.host,
-            "IPUOF_VIPU_API_PORT": str(address.port),
-            "IPUOF_VIPU_API_PARTITION_ID": address.partition,
-            "IPUOF_VIPU_API_TIMEOUT": f"{address.timeout:g}",
-            "IPUOF_VIPU_API_GCD_ID": str(instance.gcd),
+            IPUOF_VIPU_API_HOST: address.host,
+            IPUOF_VIPU_API_PORT: str(address.port),
+            IPUOF_VIPU_API_PARTITION_ID: address.partition,
+            IPUOF_VIPU_API_TIMEOUT: f"{address.timeout:g}",
+            IPUOF_VIPU_API_GCD_ID: str(instance.gcd),
             "POPLAR_TARGET_OPTIONS": json.dumps(dict(address.target_options)),
         }
     )
@@ -319,7 +334,8 @@ def instance_environment(
     exchange_point: str = "",
 ) -> dict[str, str]:
     """The whole environment of an instance. ``environ`` is podrun's own; instances elsewhere (``local``
-    False) get only the variables that are forwarded and those named by -x. ``exchange_point``: see `EXCHANGE_POINT`.
+    False) get only the variables that are forwarded and those named by -x. ``exchange_point``: ``ADDRESS:PORT:KEY``
+    where instance 0 listens for host collectives (`podrun.popdist.collectives`).
     """
     kept = dict(environ) if local else {name: environ[name] for name in REMOTE_FORWARDED if name in environ}
     for name in [
@@ -331,18 +347,18 @@ def instance_environment(
     python_path = [str(compat_directory()), *filter(None, [environ.get("PYTHONPATH")])]
     kept |= {
         "PYTHONPATH": ":".join(python_path),
-        "POPDIST_EXECUTABLE_CACHE_PATH": cache_path,
+        POPDIST_EXECUTABLE_CACHE_PATH: cache_path,
         "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
-        LAUNCH_ID: launch_id,
+        PODRUN_LAUNCH_ID: launch_id,
     }
-    kept.pop(EXCHANGE_POINT, None)
+    kept.pop(PODRUN_HOST_COLLECTIVES, None)
     if exchange_point:
-        kept[EXCHANGE_POINT] = exchange_point
+        kept[PODRUN_HOST_COLLECTIVES] = exchange_point
     # Output goes through a pipe: without this a Python program's lines appear only when its buffer is full.
     kept.setdefault("PYTHONUNBUFFERED", "1")
     if debug:
         kept["PYTHONFAULTHANDLER"] = "1"
-    kept |= partition_variables(address, instance, local=local) if address else {OFFLINE: "1"}
+    kept |= partition_variables(address, instance, local=local) if address else {PODRUN_OFFLINE_MODE: "1"}
     for name, value in instance.exports.items():
         if value is not None:
             kept[name] = value

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from podrun.core.environment import PODRUN_PROGRESS, PODRUN_PROGRESS_FILE
 from podrun.core.terminal import Output, following, live, reporting
 
 
@@ -18,7 +19,7 @@ class LaunchStatus:
     """The live line of one launch. Without a terminal, with ``quiet`` or PODRUN_PROGRESS=off nothing is shown."""
 
     def __init__(self, output: Output | None, environ: Mapping[str, str], *, quiet: bool = False) -> None:
-        off = quiet or environ.get("PODRUN_PROGRESS") == "off"
+        off = quiet or environ.get(PODRUN_PROGRESS) == "off"
         self._output = None if output is None or off or not live(output, environ) else output
         self._shown = contextlib.ExitStack()
         self._file: Path | None = None
@@ -43,7 +44,7 @@ class LaunchStatus:
             return {}
         if self._file is None:
             self._file = Path(directory(), "progress")
-        return {"PODRUN_PROGRESS_FILE": str(self._file)}
+        return {PODRUN_PROGRESS_FILE: str(self._file)}
 
     def end(self) -> None:
         """Take the line away. Idempotent."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, run_command
-from podrun.core.environment import environment
+from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, environment
 from podrun.core.machine_output import format_option, output_options, print_output
 from podrun.core.terminal import terminal_columns
 from podrun.monitor.devices import Device, View, diagnose_device
@@ -187,7 +187,7 @@ def gc_reset_command(device: int, force: bool, form: str, api_host: str | None, 
         info = active_partition(partitions)
         if info is None:
             raise no_partition()
-        if not environment().get("IPUOF_VIPU_API_PARTITION_ID"):
+        if not environment().get(IPUOF_VIPU_API_PARTITION_ID):
             _refuse_ambiguous(device, info, partitions)
         ipus = ipus_of_device(device, info.size, info.reconfigurable)
         if not force:

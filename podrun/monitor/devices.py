@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.cluster import ipu_number
-from podrun.core.environment import environment
+from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, environment
 from podrun.core.errors import (
     ConflictError,
     DeadlineError,
@@ -167,7 +167,7 @@ def connect_monitor(
     from podrun.partition.commands.which_server import find_server
     from podrun.partition.host.discovery import Registry
 
-    wanted = environment().get("IPUOF_VIPU_API_PARTITION_ID")
+    wanted = environment().get(IPUOF_VIPU_API_PARTITION_ID)
     where = find_server(host, port, partition=wanted)
     address = (where.host, where.port)
     if where.discovered:
@@ -226,7 +226,7 @@ def active_partition(
     Raises NotFoundError if no partition has the name in the environment.
     """
     env = environment(environ)
-    wanted = env.get("IPUOF_VIPU_API_PARTITION_ID")
+    wanted = env.get(IPUOF_VIPU_API_PARTITION_ID)
     if not wanted:
         return partitions[0] if partitions else None
     for info in partitions:

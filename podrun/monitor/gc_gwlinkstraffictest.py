@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.environment import IPUOF_CONFIG_PATH, IPUOF_VIPU_API_GCD_ID
 from podrun.core.machine_output import output_options, print_output
 from podrun.partition.commands.shared_options import server_options
 
@@ -131,9 +132,9 @@ def own_ipus(partition: ToolPartition) -> IpuRange:
     from podrun.core.errors import ConfigError, NotFoundError, UsageError
     from podrun.core.layout import IpuRange
 
-    info, name = partition.view.info, "IPUOF_VIPU_API_GCD_ID"
+    info, name = partition.view.info, IPUOF_VIPU_API_GCD_ID
     text = partition.environ.get(name, "")
-    if path := partition.environ.get("IPUOF_CONFIG_PATH"):
+    if path := partition.environ.get(IPUOF_CONFIG_PATH):
         name = path
         try:
             content = read_text(Path(path))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.environment import IPUOF_VIPU_API_HOST, IPUOF_VIPU_API_PORT
 from podrun.core.machine_output import (
     format_option,
     is_for_people,
@@ -188,7 +189,7 @@ def burn(
 
     ipus = partition.ipus_of(device)
     boards, heat = boards_of(partition, set(ipus)), BoardHeats(partition.chip.name, list(ipus))
-    where = partition.environ["IPUOF_VIPU_API_HOST"], int(partition.environ["IPUOF_VIPU_API_PORT"])
+    where = partition.environ[IPUOF_VIPU_API_HOST], int(partition.environ[IPUOF_VIPU_API_PORT])
     with VipuClient(*where) as client, attach(partition, ipus, name="gc-powertest") as connection:
         test = ProductsRun(connection, partition.chip, ipus.count, "float16", PASSES)
         if show is None:

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.access import OWN_SERVER
 from podrun.core.cluster import LinkTopology, ladder_links
-from podrun.core.environment import environment
+from podrun.core.environment import (
+    IPUOF_VIPU_API_HOST,
+    IPUOF_VIPU_API_PARTITION_ID,
+    IPUOF_VIPU_API_PORT,
+    PODRUN_LAUNCH_ID,
+    environment,
+)
 from podrun.core.errors import ApplicationRuntimeError
 
 if TYPE_CHECKING:
@@ -88,9 +94,9 @@ def find_partition(api_host: str | None, api_port: int | None) -> ToolPartition:
     with connect_monitor(api_host, api_port, say=on_stderr, one=True) as client:
         view = views(client)[0]
         where = {
-            "IPUOF_VIPU_API_HOST": client.host,
-            "IPUOF_VIPU_API_PORT": str(client.port),
-            "IPUOF_VIPU_API_PARTITION_ID": view.info.name,
+            IPUOF_VIPU_API_HOST: client.host,
+            IPUOF_VIPU_API_PORT: str(client.port),
+            IPUOF_VIPU_API_PARTITION_ID: view.info.name,
             OWN_SERVER: "1" if client.own else "",
         }
     return ToolPartition(view, {**environment(), **where})
@@ -108,7 +114,7 @@ def attach(
 
     connection = connect(partition.environ)
     try:
-        launch = partition.environ.get("PODRUN_LAUNCH_ID", "")
+        launch = partition.environ.get(PODRUN_LAUNCH_ID, "")
         command = " ".join([name, *sys.argv[1:]])
         request = AttachRequest(job or ipus, ipus, os.getpid(), _user(), command, launch)
         refusal = connection.try_attach(request)

@@ -14,12 +14,11 @@ from podrun.core.layout import IpuRange
 from podrun.popart.device import KINDS, MODEL_TILES, TILES_PER_IPU, DeviceInfo
 from podrun.popart.enums import DeviceConnectionType, DeviceSelectionCriterion, DeviceType, SyncPattern
 from podrun.popart.exceptions import popart_exception, surfacing
-from podrun.runtime.device import RunDevice, held_here
+from podrun.runtime.device import IPU_VERSIONS, RunDevice, held_here
 from podrun.runtime.device_pool import Acquisition, Candidates, DevicePool
 
 _log = logging.getLogger("podrun.popart.device")
 
-_VERSIONS = ("ipu1", "ipu2", "ipu21")
 _MODEL_KEYS = ("numIPUs", "tilesPerIPU", "compileIPUCode", "ipuVersion")
 _SIM_KEYS = ("numIPUs", "tilesPerIPU")
 _OFFLINE_KEYS = ("numIPUs", "tilesPerIPU", "ipuVersion", "syncPattern", "gatewayMode")
@@ -236,8 +235,8 @@ def _described(kind: DeviceType, values: Mapping[str, str]) -> DeviceInfo:
 def _version(values: Mapping[str, str]) -> str:
     """The architecture that an IPU model's options ask for. popart_exception for an unknown one."""
     name = values.get("ipuVersion", "ipu2")
-    if name not in _VERSIONS:
-        raise popart_exception(f"Unknown ipuVersion {name!r}: it is one of {', '.join(_VERSIONS)}.")
+    if name not in IPU_VERSIONS:
+        raise popart_exception(f"Unknown ipuVersion {name!r}: it is one of {', '.join(IPU_VERSIONS)}.")
     if name == "ipu1":
         _log.warning("ipuVersion ipu1: results are the same; time and memory are modelled as of ipu2.")
     return name

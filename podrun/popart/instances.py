@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.environment import environment
+from podrun.core.environment import OMPI_COMM_WORLD_LOCAL_SIZE, environment
 from podrun.popart.exceptions import popart_unsupported
 from podrun.popart.session import TrainingSession
 from podrun.popdist import backends, core
@@ -100,7 +100,7 @@ def rank() -> int:
 
 def local_size() -> int:
     """Number of instances on this host. ValueError before `init`."""
-    return _started(int(environment().get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")))
+    return _started(int(environment().get(OMPI_COMM_WORLD_LOCAL_SIZE, "1")))
 
 
 def local_rank() -> int:

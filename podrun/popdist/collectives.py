@@ -1,7 +1,8 @@
 """Collectives between the instances' host processes, and the life of their backend.
 
-``podrun`` gives every instance one address (`ADDRESS`): instance 0 listens there and the others connect. From then on
-data go through `podrun.collectives`: shared memory on a host, TCP between hosts, sums in the order of instances.
+``podrun`` gives every instance one address (`PODRUN_HOST_COLLECTIVES`, ``ADDRESS:PORT:KEY``): instance 0 listens there
+and the others connect. From then on data go through `podrun.collectives`: shared memory on a host, TCP between hosts,
+sums in the order of instances.
 All instances (inside `popdist.execute_on_instances`: all of those) must make the same calls in the same order with
 arrays of one shape and type. A popdist_error names an instance that does not come within the deadline; nothing hangs.
 
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from podrun.core.environment import environment
+from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, PODRUN_HOST_COLLECTIVES, environment
 from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import (
     ConflictError,
@@ -40,13 +41,9 @@ if TYPE_CHECKING:
 
     from podrun.collectives import Communicator
 
-ADDRESS = "PODRUN_HOST_COLLECTIVES"
-"""Variable that ``podrun`` sets: ``ADDRESS:PORT:KEY``, where instance 0 listens for the others."""
 TIMEOUT = "PODRUN_HOST_COLLECTIVES_TIMEOUT"
 """Seconds that an instance waits for others."""
 DEFAULT_TIMEOUT = 300.0
-PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
-"""Variable that ``podrun`` sets: the partition of the launch."""
 _TOKEN_BYTES = 1024
 _TOKEN_TAG = 1 << 20
 
@@ -111,12 +108,13 @@ class Instances:
         return Communicator(group)
 
     def _exchange_point(self, size: int) -> tuple[str, int, str]:
-        text = self._environ.get(ADDRESS, "")
+        text = self._environ.get(PODRUN_HOST_COLLECTIVES, "")
         address, _, rest = text.rpartition(":")[0].rpartition(":")
         key = text.rpartition(":")[2]
         if not address or not rest.isdecimal() or not key:
             raise popdist_error(
-                f"This is one of {size} instances, but {ADDRESS} names no address at which they connect.",
+                f"This is one of {size} instances, but PODRUN_HOST_COLLECTIVES names no address "
+                "at which they connect.",
                 hint=f"Launch with podrun --num-instances {size}.",
             )
         return address, int(rest), key
@@ -166,7 +164,7 @@ def _named(call: str, nbytes: int = 0) -> Iterator[Communicator]:
         notes = process_recorder()
         if notes is not None:
             notes.note_error(error, "collective")
-        record_error(error, AttachedIpus(environment().get(PARTITION, ""), (), {}))
+        record_error(error, AttachedIpus(environment().get(IPUOF_VIPU_API_PARTITION_ID, ""), (), {}))
         raise
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podrun.core.environment import environment
+from podrun.core.environment import (
+    PODRUN_FIRST_IPU,
+    POPDIST_LOCAL_INSTANCE_INDEX,
+    POPDIST_NUM_IPUS_PER_REPLICA,
+    POPDIST_NUM_LOCAL_REPLICAS,
+    POPDIST_NUM_TOTAL_REPLICAS,
+    POPDIST_REPLICA_INDEX_OFFSET,
+    POPDIST_UNIFORM_REPLICAS_PER_INSTANCE,
+    environment,
+)
 from podrun.core.errors import ErrorCause, UsageError
 from podrun.core.layout import InstancePart, IpuRange, is_power_of_two
 
-TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
-LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"
-IPUS = "POPDIST_NUM_IPUS_PER_REPLICA"
-OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
-LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
-FIRST_IPU = "PODRUN_FIRST_IPU"
-UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
 _BY_HAND = (
     "podrun sets these variables: launch with podrun --num-replicas N, or unset POPDIST_NUM_TOTAL_REPLICAS."
 )
@@ -65,28 +67,31 @@ class InstanceLayout:
 def layout(environ: Mapping[str, str] | None = None) -> InstanceLayout | None:
     """The layout in the environment, or None outside of ``podrun``. popdist_error if it contradicts itself."""
     environ = environment(environ)
-    if TOTAL not in environ:
+    if POPDIST_NUM_TOTAL_REPLICAS not in environ:
         return None
     instances = InstanceLayout(
-        _number(environ, TOTAL, 1),
+        _number(environ, POPDIST_NUM_TOTAL_REPLICAS, 1),
         InstancePart(
-            _number(environ, OFFSET, 0, least=0), _number(environ, LOCAL, 1), _number(environ, IPUS, 1)
+            _number(environ, POPDIST_REPLICA_INDEX_OFFSET, 0, least=0),
+            _number(environ, POPDIST_NUM_LOCAL_REPLICAS, 1),
+            _number(environ, POPDIST_NUM_IPUS_PER_REPLICA, 1),
         ),
-        _number(environ, LOCAL_INSTANCE, 0, least=0),
-        environ.get(UNIFORM, "1") not in ("0", "false", "no"),
-        _number(environ, FIRST_IPU, 0, least=0),
+        _number(environ, POPDIST_LOCAL_INSTANCE_INDEX, 0, least=0),
+        environ.get(POPDIST_UNIFORM_REPLICAS_PER_INSTANCE, "1") not in ("0", "false", "no"),
+        _number(environ, PODRUN_FIRST_IPU, 0, least=0),
     )
     part = instances.part
     if not part.fits(instances.total_replicas):
         raise popdist_error(
-            f"{OFFSET}={part.first_replica} and {LOCAL}={part.local_replicas} go beyond {TOTAL}="
-            f"{instances.total_replicas}.",
+            f"POPDIST_REPLICA_INDEX_OFFSET={part.first_replica} and POPDIST_NUM_LOCAL_REPLICAS={part.local_replicas} "
+            f"go beyond POPDIST_NUM_TOTAL_REPLICAS={instances.total_replicas}.",
             hint=_BY_HAND,
         )
     if instances.uniform and not part.is_one_of_equal_parts(instances.total_replicas):
         raise popdist_error(
-            f"{UNIFORM}=1, but {LOCAL}={part.local_replicas} does not divide {TOTAL}={instances.total_replicas} "
-            f"or {OFFSET}={part.first_replica}.",
+            f"POPDIST_UNIFORM_REPLICAS_PER_INSTANCE=1, but POPDIST_NUM_LOCAL_REPLICAS={part.local_replicas} does not "
+            f"divide POPDIST_NUM_TOTAL_REPLICAS={instances.total_replicas} or "
+            f"POPDIST_REPLICA_INDEX_OFFSET={part.first_replica}.",
             hint=_BY_HAND,
         )
     return instances
@@ -144,7 +149,8 @@ def _uniform(call: str) -> InstanceLayout:
     here = _here()
     if not here.uniform:
         raise popdist_error(
-            f"{call} needs equally many replicas in all instances ({UNIFORM}=1).", hint=_BY_HAND
+            f"{call} needs equally many replicas in all instances (POPDIST_UNIFORM_REPLICAS_PER_INSTANCE=1).",
+            hint=_BY_HAND,
         )
     return here
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from podrun.core.environment import environment
+from podrun.core.environment import OMPI_COMM_WORLD_RANK, PODRUN_RESTART_COUNT, environment
 from podrun.core.error_codec import cause_to_dict
 from podrun.core.errors import ErrorCause, PodrunError, PoplarError, RecoverableRuntimeError
 from podrun.core.executable import AllGather, AllReduce, Executable, ReduceScatter, Sync
@@ -26,8 +26,6 @@ from podrun.record.events import normalised
 T = TypeVar("T")
 FOLDER = "PODRUN_RECORD"
 """Variable that ``podrun --record`` sets: the folder for the files of the launch's processes."""
-LIFE = "PODRUN_RESTART_COUNT"
-"""Variable with the number of times that the launch's instances were started before."""
 _COLLECTIVES = (AllReduce, ReduceScatter, AllGather, Sync)
 
 
@@ -79,7 +77,7 @@ def process_recorder(environ: Mapping[str, str] | None = None) -> EventRecorder 
     folder = variables.get(FOLDER, "")
     if not folder:
         return None
-    instance, life = variables.get("OMPI_COMM_WORLD_RANK", "0"), variables.get(LIFE, "0")
+    instance, life = variables.get(OMPI_COMM_WORLD_RANK, "0"), variables.get(PODRUN_RESTART_COUNT, "0")
     path = Path(folder, f"instance-{instance}.{life}.{os.getpid()}.jsonl")
     if str(path) not in _of_this_process:
         life_number = int(life) if life.isdecimal() else 0

@@ -25,6 +25,7 @@ from typing import Any
 
 import podrun
 from podrun.core.documents import parse_json, read_bytes
+from podrun.core.environment import PODRUN_COMMAND
 from podrun.core.errors import ConfigError, NotFoundError
 from podrun.core.executable import Executable
 from podrun.costmodel.target import chip
@@ -123,7 +124,7 @@ def origin_of_process(environ: Mapping[str, str], words: Sequence[str], now: dat
 
     The command is that of ``podrun``, which says it in ``PODRUN_COMMAND``, else the process's own.
     """
-    command = environ.get("PODRUN_COMMAND") or shlex.join([Path(words[0]).name, *words[1:]] if words else [])
+    command = environ.get(PODRUN_COMMAND) or shlex.join([Path(words[0]).name, *words[1:]] if words else [])
     program = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
     return ReportOrigin(program, command, now.isoformat(timespec="seconds"), podrun.__version__)
 

@@ -13,10 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from podrun.core.environment import OMPI_COMM_WORLD_RANK, POPDIST_NUM_TOTAL_REPLICAS, POPLAR_ENGINE_OPTIONS
 from podrun.core.errors import InvalidOptionError
-
-VARIABLE = "POPLAR_ENGINE_OPTIONS"
-"""The environment variable: a JSON object of option names and values."""
 
 FLAGS = (
     "autoReport.all",
@@ -136,7 +134,10 @@ def engine_options(program: Mapping[str, str], environ: Mapping[str, str]) -> En
     Raises:
         InvalidOptionError: a name that is no engine option, or a value it cannot have.
     """
-    options = {**_checked(program, "engineOptions"), **_checked(_from_environment(environ), VARIABLE)}
+    options = {
+        **_checked(program, "engineOptions"),
+        **_checked(_from_environment(environ), POPLAR_ENGINE_OPTIONS),
+    }
     everything = _flag(options, "autoReport.all", False)
     _check_run_count(options)
     return EngineOptions(
@@ -152,16 +153,16 @@ def engine_options(program: Mapping[str, str], environ: Mapping[str, str]) -> En
 
 
 def _from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
-    text = environ.get(VARIABLE, "")
+    text = environ.get(POPLAR_ENGINE_OPTIONS, "")
     if not text.strip():
         return {}
-    example = f'As in {VARIABLE}=\'{{"autoReport.all": "true"}}\''
+    example = f'As in {POPLAR_ENGINE_OPTIONS}=\'{{"autoReport.all": "true"}}\''
     try:
         options = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidOptionError(f"{VARIABLE} is no JSON: {error}", hint=example) from error
+        raise InvalidOptionError(f"{POPLAR_ENGINE_OPTIONS} is no JSON: {error}", hint=example) from error
     if not isinstance(options, dict):
-        raise InvalidOptionError(f"{VARIABLE} is no JSON object", hint=example)
+        raise InvalidOptionError(f"{POPLAR_ENGINE_OPTIONS} is no JSON object", hint=example)
     return options
 
 
@@ -215,7 +216,7 @@ def _directory(text: str, environ: Mapping[str, str]) -> Path:
 
 def instance_index(environ: Mapping[str, str]) -> int | None:
     """The instance of a podrun launch that this process is; None outside of a launch."""
-    if "POPDIST_NUM_TOTAL_REPLICAS" not in environ:
+    if POPDIST_NUM_TOTAL_REPLICAS not in environ:
         return None
-    text = environ.get("OMPI_COMM_WORLD_RANK", "0")
+    text = environ.get(OMPI_COMM_WORLD_RANK, "0")
     return int(text) if text.isdecimal() else 0

@@ -17,6 +17,13 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from podrun.core.environment import (
+    IPUOF_VIPU_API_HOST,
+    IPUOF_VIPU_API_PARTITION_ID,
+    PODRUN_FAULTS,
+    PODRUN_LAUNCH_ID,
+    PODRUN_OFFLINE_MODE,
+)
 from podrun.core.errors import UsageError
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest, Connection, config_files
@@ -39,7 +46,7 @@ class DeviceKind(Enum):
 
 def partition_configured(environ: Mapping[str, str]) -> bool:
     """True iff the environment, or a file of IPUoF configuration, names a partition."""
-    named = bool(environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"))
+    named = bool(environ.get(IPUOF_VIPU_API_HOST) and environ.get(IPUOF_VIPU_API_PARTITION_ID))
     return named or bool(config_files(environ))
 
 
@@ -77,6 +84,15 @@ _standalone = _Standalone()
 def held_here(owned: IpuRange) -> bool:
     """True iff this process, run without a partition, is attached to any of these IPUs."""
     return _standalone.holds(owned)
+
+
+IPU_VERSIONS = ("ipu1", "ipu2", "ipu21")
+"""The SDK's versions of IPUs."""
+
+
+def ipu_version(target: str) -> str:
+    """The version of the IPUs of a target (`podrun.costmodel.target`)."""
+    return "ipu21" if target == "c600" else "ipu2"
 
 
 def device_ids(total: int) -> dict[int, IpuRange]:
@@ -187,7 +203,7 @@ class RunDevice:
             os.getpid(),
             _user(),
             " ".join([os.path.basename(sys.executable), *sys.argv]),
-            self.environ.get("PODRUN_LAUNCH_ID", ""),
+            self.environ.get(PODRUN_LAUNCH_ID, ""),
         )
 
     @property
@@ -208,7 +224,7 @@ class RunDevice:
         """Environment variables for the connection. An IPU model gets no partition and no faults."""
         if self.kind is DeviceKind.IPU:
             return self.environ
-        not_for_models = ("IPUOF_", "PODRUN_OFFLINE_MODE", "PODRUN_FAULTS")
+        not_for_models = ("IPUOF_", PODRUN_OFFLINE_MODE, PODRUN_FAULTS)
         return {name: value for name, value in self.environ.items() if not name.startswith(not_for_models)}
 
     def attach_in_time(self) -> bool:

@@ -14,21 +14,24 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from podrun.core.environment import environment
+from podrun.core.environment import (
+    PODRUN_CHECK_REPLICAS,
+    PODRUN_PROGRESS,
+    PODRUN_PROGRESS_FILE,
+    POPART_CACHE_DIR,
+    POPDIST_EXECUTABLE_CACHE_PATH,
+    POPDIST_REPLICA_INDEX_OFFSET,
+    POPXL_CACHE_DIR,
+    environment,
+)
 from podrun.core.errors import UsageError
 from podrun.core.terminal import reporting
 
-SHARED_CACHE = "POPDIST_EXECUTABLE_CACHE_PATH"
-"""Variable that names the executable cache which all instances of a launch share."""
-
-CACHE_DIRECTORIES = ("POPART_CACHE_DIR", "POPXL_CACHE_DIR")
+CACHE_DIRECTORIES = (POPART_CACHE_DIR, POPXL_CACHE_DIR)
 """Variables that name a cache directory and so switch the executable cache on."""
 
 DRAWINGS = "POPART_DOT_CHECKS"
 """Variable with the points at which the graph is drawn, with colons between them."""
-
-CHECK_REPLICAS = "PODRUN_CHECK_REPLICAS"
-"""Variable with the number of batches after which replicas compare digests of their weights."""
 
 
 def ours(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
@@ -38,7 +41,7 @@ def ours(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
 
 def shared_cache(environ: Mapping[str, str] | None = None) -> str:
     """The directory that ``podrun`` gives all instances of a launch, or empty."""
-    return ours(environ).get(SHARED_CACHE, "")
+    return ours(environ).get(POPDIST_EXECUTABLE_CACHE_PATH, "")
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> str:
@@ -56,9 +59,9 @@ def check_replicas(environ: Mapping[str, str] | None = None) -> int:
     """Batches after which replicas compare their weights: PODRUN_CHECK_REPLICAS; 0 for never. UsageError for an
     invalid number.
     """
-    text = ours(environ).get(CHECK_REPLICAS, "") or "0"
+    text = ours(environ).get(PODRUN_CHECK_REPLICAS, "") or "0"
     if not text.isdecimal() or len(text) > 12:
-        raise UsageError(f"{CHECK_REPLICAS} must be a number of batches, not {text!r}.")
+        raise UsageError(f"{PODRUN_CHECK_REPLICAS} must be a number of batches, not {text!r}.")
     return int(text)
 
 
@@ -67,10 +70,10 @@ def progress(what: str, environ: Mapping[str, str] | None = None) -> AbstractCon
     of a program only, and not at all if PODRUN_PROGRESS is ``off``.
     """
     variables = ours(environ)
-    first = variables.get("POPDIST_REPLICA_INDEX_OFFSET", "0") == "0"
-    if not first or variables.get("PODRUN_PROGRESS") == "off" or sys.stderr is None:
+    first = variables.get(POPDIST_REPLICA_INDEX_OFFSET, "0") == "0"
+    if not first or variables.get(PODRUN_PROGRESS) == "off" or sys.stderr is None:
         return nullcontext()
-    file = variables.get("PODRUN_PROGRESS_FILE")
+    file = variables.get(PODRUN_PROGRESS_FILE)
     return reporting(what, sys.stderr, file=Path(file) if file else None)
 
 

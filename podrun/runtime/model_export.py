@@ -24,6 +24,7 @@ from podrun.popef.metadata import (
     ProgramFlow,
 )
 from podrun.popef.writer import PopefWriter
+from podrun.runtime.device import ipu_version
 
 PROGRAMS = (
     "WeightsFromHost",
@@ -40,8 +41,6 @@ PROGRAMS = (
 """PopART's programs in order of their indices."""
 _INDEX = {name: index for index, name in enumerate(PROGRAMS)}
 INPUT_HANDLE, ANCHOR_HANDLE, TO_HOST_HANDLE = "h2d_", "anchor_d2h_", "d2h_"
-_VERSIONS = {"c600": "ipu21"}
-"""The SDK's versions of IPUs by podrun's target; all others are ipu2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ def metadata_of(exported: ExportedProgram) -> PopefMetadata:
         ),
         replicationFactor=layout.replicas,
         numIpus=layout.ipus,
-        ipuVersion=_VERSIONS.get(executable.target, "ipu2"),
+        ipuVersion=ipu_version(executable.target),
         isPOD=layout.ipus > 4,
         isInference=not executable.training,
         engineOptions=dict(exported.engine_options),

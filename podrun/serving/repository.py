@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from podrun.core.environment import PODRUN_FAULTS
 from podrun.core.errors import ConfigError
 from podrun.faults import parse_faults
 from podrun.popef.metadata import ElementType, PopefAnchor
@@ -74,7 +75,7 @@ def serving_environment(
     variables = dict(environ)
     if faults:
         specs = parse_faults(" ".join(faults))
-        variables["PODRUN_FAULTS"] = " ".join(spec.text for spec in specs)
+        variables[PODRUN_FAULTS] = " ".join(spec.text for spec in specs)
     if incidents is not None:
         try:
             incidents.touch(mode=0o600)

@@ -14,7 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podrun.core.environment import podrun_cache_directory
+from podrun.core.environment import (
+    PODRUN_PLAN_CACHE,
+    POPART_CACHE_DIR,
+    POPTORCH_CACHE_DIR,
+    POPXL_CACHE_DIR,
+    podrun_cache_directory,
+)
 from podrun.core.errors import NotFoundError, UsageError
 
 YOUNG_SECONDS = 60.0
@@ -26,7 +32,7 @@ KINDS: Mapping[str, str] = {
 """Folders of the cache directory."""
 EXECUTABLES = "executables"
 """Programs that PopART and PopTorch keep in the directory that a variable names."""
-VARIABLES = ("POPART_CACHE_DIR", "POPXL_CACHE_DIR", "POPTORCH_CACHE_DIR")
+VARIABLES = (POPART_CACHE_DIR, POPXL_CACHE_DIR, POPTORCH_CACHE_DIR)
 PROGRAM = re.compile(r"[0-9a-f]{32,}\.popef")
 """Files that podrun names itself in the folder of such a variable; a user's own files there have other names."""
 
@@ -53,7 +59,7 @@ def caches(environ: Mapping[str, str]) -> list[Cache]:
     if base is not None:
         for name, meaning in KINDS.items():
             path = base / name
-            if name == "plans" and (named := environ.get("PODRUN_PLAN_CACHE")):
+            if name == "plans" and (named := environ.get(PODRUN_PLAN_CACHE)):
                 if named == "off":
                     continue
                 path = Path(named).expanduser()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +21,7 @@ READERS = 13
 lines."""
 
 
+@functools.cache
 def sources() -> Mapping[Path, str]:
     return {path: path.read_text(encoding="utf-8") for path in (ROOT / "podrun").rglob("*.py")}
 
@@ -27,6 +30,23 @@ def test_every_variable_that_the_package_names_is_in_the_list() -> None:
     named = {name for text in sources().values() for name in re.findall(rf"""["']({NAME})["']""", text)}
     assert len(named) > 25
     assert named - NOT_READ <= VARIABLES.keys()
+
+
+def test_the_name_of_a_variable_is_typed_in_one_module() -> None:
+    """Besides the table: modules that share a name import it from `podrun.core.environment`."""
+    typed = defaultdict(set)
+    for path, text in sources().items():
+        for name in re.findall(rf"""["']({NAME}|OMPI_[A-Z_]+|GCDA_OPTIONS|XLA_FLAGS)["']""", text):
+            typed[name].add(str(path.relative_to(ROOT)))
+    table = "podrun/core/environment.py"
+    constants = {name for name in typed if re.search(rf"^{name} = ", sources()[ROOT / table], re.MULTILINE)}
+    assert len(constants) > 30
+    again = {
+        name: sorted(files)
+        for name, files in typed.items()
+        if name in VARIABLES and len(files - {table}) > (name not in constants)
+    }
+    assert again == {}, "import the constant"
 
 
 def test_the_page_for_users_has_the_same_table() -> None:

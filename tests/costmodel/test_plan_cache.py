@@ -29,7 +29,7 @@ PLAIN = st.recursive(
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache for the test alone."""
-    monkeypatch.setenv(plan_cache.VARIABLE, str(tmp_path / "plans"))
+    monkeypatch.setenv("PODRUN_PLAN_CACHE", str(tmp_path / "plans"))
     return tmp_path / "plans"
 
 
@@ -136,15 +136,15 @@ def test_a_folder_that_cannot_be_is_no_error_and_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(plan_cache.VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv("PODRUN_PLAN_CACHE", str(tmp_path / "file"))
     assert [plan_cache.remembered(question, lambda: 1) for question in ("q", "r")] == [1, 1]
     assert caplog.text.count("PODRUN_CACHE_DIR") == 1
 
 
 def test_where_plans_are_kept() -> None:
-    assert plan_cache.folder({plan_cache.VARIABLE: "off"}) is None
-    assert plan_cache.folder({plan_cache.VARIABLE: ""}) is None
-    assert plan_cache.folder({plan_cache.VARIABLE: "/a"}) == Path("/a")
+    assert plan_cache.folder({"PODRUN_PLAN_CACHE": "off"}) is None
+    assert plan_cache.folder({"PODRUN_PLAN_CACHE": ""}) is None
+    assert plan_cache.folder({"PODRUN_PLAN_CACHE": "/a"}) == Path("/a")
     assert plan_cache.folder({"PODRUN_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a/plans")
     assert plan_cache.folder({"XDG_CACHE_HOME": "/b", "HOME": "/c"}) == Path("/b/podrun/plans")
     assert plan_cache.folder({"HOME": "/c"}) == Path("/c/.cache/podrun/plans")

@@ -11,15 +11,15 @@ import pytest
 
 from podrun.checkpoint import CheckpointError, Checkpoints
 from podrun.checkpoint.checkpoints import OneInstance
+from podrun.core.environment import PODRUN_PROGRAM_FAULTS
 from podrun.faults import PlanOfALaunch, ProgramFaults, parse_fault, parse_faults, program_faults
-from podrun.faults.in_program import FILE
 from tests.checkpoint.test_checkpoint_crashes import Program
 
 
 def planned(folder: Path, *texts: str) -> dict[str, str]:
     """The environment of an instance of a launch with these faults."""
     PlanOfALaunch(folder / "plan").write([parse_fault(text) for text in texts])
-    return {FILE: str(folder / "plan"), "OMPI_COMM_WORLD_RANK": "0"}
+    return {PODRUN_PROGRAM_FAULTS: str(folder / "plan"), "OMPI_COMM_WORLD_RANK": "0"}
 
 
 @pytest.mark.parametrize("room", [0, 30, 300])

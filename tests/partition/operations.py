@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podrun.core.cluster import Cluster, LinkTopology, load_cluster
+from podrun.core.cluster import ROUTINGS, Cluster, LinkTopology, load_cluster
 from podrun.core.errors import InternalError, ServiceError, UsageError
 from podrun.partition.server.event_log import EventLog, Mirror, Told
 from podrun.partition.server.views import (
@@ -40,7 +40,6 @@ from podrun.partition.state import events as ev
 from podrun.partition.state.accounts import Account, Accounts, Role
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.codec import value_to_json
-from podrun.partition.state.placement import ROUTINGS
 from podrun.partition.state.queueing import planned_queue
 from podrun.partition.state.records import MachineUse
 from podrun.partition.state.store import Store

@@ -12,17 +12,24 @@ from podrun.core.errors import UnimplementedError
 from podrun.popdist import collectives, core
 from podrun.runtime.device import device_ids
 
-NAMES = (core.TOTAL, core.LOCAL, core.IPUS, core.OFFSET, core.LOCAL_INSTANCE, core.UNIFORM)
+NAMES = (
+    "POPDIST_NUM_TOTAL_REPLICAS",
+    "POPDIST_NUM_LOCAL_REPLICAS",
+    "POPDIST_NUM_IPUS_PER_REPLICA",
+    "POPDIST_REPLICA_INDEX_OFFSET",
+    "POPDIST_LOCAL_INSTANCE_INDEX",
+    "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE",
+)
 
 
 def environment(total, local, ipus=1, instance=0, **more):
     return {
-        core.TOTAL: str(total),
-        core.LOCAL: str(local),
-        core.IPUS: str(ipus),
-        core.OFFSET: str(instance * local),
-        core.LOCAL_INSTANCE: str(instance),
-        core.UNIFORM: "1",
+        "POPDIST_NUM_TOTAL_REPLICAS": str(total),
+        "POPDIST_NUM_LOCAL_REPLICAS": str(local),
+        "POPDIST_NUM_IPUS_PER_REPLICA": str(ipus),
+        "POPDIST_REPLICA_INDEX_OFFSET": str(instance * local),
+        "POPDIST_LOCAL_INSTANCE_INDEX": str(instance),
+        "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
         **more,
     }
 
@@ -81,10 +88,10 @@ def test_every_uniform_layout(instances, local, ipus, data):
     [
         (environment(4, 3), "does not divide"),
         (environment(4, 2, instance=2), "go beyond"),
-        (environment(4, 2, **{core.OFFSET: "1"}), "does not divide"),
-        (environment(4, 2, **{core.LOCAL: "two"}), "must be a number"),
+        (environment(4, 2, POPDIST_REPLICA_INDEX_OFFSET="1"), "does not divide"),
+        (environment(4, 2, POPDIST_NUM_LOCAL_REPLICAS="two"), "must be a number"),
         (environment(0, 1), "at least 1"),
-        (environment(4, 2, **{core.OFFSET: "-2"}), "at least 0"),
+        (environment(4, 2, POPDIST_REPLICA_INDEX_OFFSET="-2"), "at least 0"),
     ],
 )
 def test_environments_that_contradict_themselves(launched, variables, word):
@@ -94,7 +101,7 @@ def test_environments_that_contradict_themselves(launched, variables, word):
 
 
 def test_instances_of_different_sizes_have_no_number(launched):
-    launched(**environment(5, 3, **{core.UNIFORM: "0"}))
+    launched(**environment(5, 3, POPDIST_UNIFORM_REPLICAS_PER_INSTANCE="0"))
     assert popdist.getNumLocalReplicas() == 3
     for call in (popdist.getNumInstances, popdist.getInstanceIndex):
         with pytest.raises(popdist.popdist_error, match="equally many"):

@@ -14,7 +14,16 @@ import grpc
 
 from podrun.core.access import OWN_SERVER, account_of, make_token, open_channel, why_unreachable, with_account
 from podrun.core.documents import read_text
-from podrun.core.environment import runtime_directory
+from podrun.core.environment import (
+    IPUOF_CONFIG_PATH,
+    IPUOF_VIPU_API_GCD_ID,
+    IPUOF_VIPU_API_HOST,
+    IPUOF_VIPU_API_PARTITION_ID,
+    IPUOF_VIPU_API_PORT,
+    IPUOF_VIPU_API_TIMEOUT,
+    PODRUN_LAUNCH_ID,
+    runtime_directory,
+)
 from podrun.core.errors import ConfigError, DeniedError, NotFoundError, ServiceError, UsageError
 from podrun.core.known_servers import KnownServers, only_of
 from podrun.core.layout import IpuRange
@@ -56,7 +65,7 @@ def connect_files(environ: Mapping[str, str]) -> PortConnection:
     from podrun.device.connection import config_files
     from podrun.device.host.stale_files import why_gone
 
-    wanted = _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
+    wanted = _number(environ, IPUOF_VIPU_API_GCD_ID, 0)
     by_gcd: dict[int, vipu_pb2.PartitionConfig] = {}
     paths = config_files(environ)
     for path in paths:
@@ -68,7 +77,7 @@ def connect_files(environ: Mapping[str, str]) -> PortConnection:
                 hint="Name the one to use: export IPUOF_CONFIG_PATH=FILE",
             )
         by_gcd[gcd] = described
-    if environ.get("IPUOF_CONFIG_PATH") and (why := why_gone(by_gcd[min(by_gcd)], environ)):
+    if environ.get(IPUOF_CONFIG_PATH) and (why := why_gone(by_gcd[min(by_gcd)], environ)):
         raise _outdated(why, paths)
     config = by_gcd.get(wanted) or (by_gcd[min(by_gcd)] if len(by_gcd) == 1 else None)
     if config is None:
@@ -144,15 +153,15 @@ def connect_partition(
     environ: Mapping[str, str], sleep: Callable[[float], None] = time.sleep
 ) -> PortConnection:
     """See `podrun.device.connection.connect`."""
-    host, partition = environ["IPUOF_VIPU_API_HOST"], environ["IPUOF_VIPU_API_PARTITION_ID"]
-    port, gcd = _number(environ, "IPUOF_VIPU_API_PORT", 8090), _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
-    timeout = _number(environ, "IPUOF_VIPU_API_TIMEOUT", 120)
+    host, partition = environ[IPUOF_VIPU_API_HOST], environ[IPUOF_VIPU_API_PARTITION_ID]
+    port, gcd = _number(environ, IPUOF_VIPU_API_PORT, 8090), _number(environ, IPUOF_VIPU_API_GCD_ID, 0)
+    timeout = _number(environ, IPUOF_VIPU_API_TIMEOUT, 120)
     where = f"{host}:{port}"
     directory, own = runtime_directory(environ), environ.get(OWN_SERVER) == "1"
     token = make_token(environ, directory)
     admit = None if own else KnownServers(directory).admit
     end = time.monotonic() + timeout
-    patience = SERVER_PATIENCE_SECONDS if environ.get("PODRUN_LAUNCH_ID") else 0.0
+    patience = SERVER_PATIENCE_SECONDS if environ.get(PODRUN_LAUNCH_ID) else 0.0
     give_up = min(end, time.monotonic() + patience)
     with open_channel(where, wire.CHANNEL_OPTIONS, token, own=own, admit=admit) as channel:
         stub = vipu_pb2_grpc.UserServiceStub(with_account(channel, account_of(environ)))  # type: ignore[no-untyped-call]

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.core.environment import environment
+from podrun.core.environment import XLA_FLAGS, environment
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.private_apis.jax import start_cpu_client
 
@@ -290,7 +290,7 @@ def processor_name(cpuinfo: str, environ: Mapping[str, str]) -> str:
         key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.split("\n"))
     }
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
-    xla = _xla_limit(environ.get("XLA_FLAGS", ""))
+    xla = _xla_limit(environ.get(XLA_FLAGS, ""))
     library = (environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "").upper()
     level = next((name for name, needed in _LEVELS if needed <= flags), "plain")
     names = [name for name, _ in _LEVELS]

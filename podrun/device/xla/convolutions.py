@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.core.environment import environment
+from podrun.core.environment import PODRUN_CONVOLUTIONS, environment
 from podrun.core.errors import UsageError
 from podrun.private_apis.jax import convolutions_problem
 
@@ -231,18 +231,16 @@ FORM = 2
 """The form of the call's numbers. Programs that were compiled with another form are compiled again."""
 SHUFFLE = -2
 """Which of a call's numbers says that channels are shuffled: as a matrix of so many rows they are stored transposed."""
-VARIABLE = "PODRUN_CONVOLUTIONS"
-"""An environment variable; ``xla`` keeps to XLA's convolutions."""
 PACKAGE, LIBRARY = "onednn-cpu-gomp", "libdnnl.so.3"
 _starting = threading.Lock()
 
 
 def wanted(environ: Mapping[str, str] | None = None) -> bool:
     """Whether the library is to be used if it can. Raises UsageError for a value that has no meaning."""
-    choice = environment(environ).get(VARIABLE, "onednn")
+    choice = environment(environ).get(PODRUN_CONVOLUTIONS, "onednn")
     if choice not in ("onednn", "xla"):
         raise UsageError(
-            f"{VARIABLE} is {choice!r}; set it to xla (XLA's own convolutions) or onednn, or unset it"
+            f"{PODRUN_CONVOLUTIONS} is {choice!r}; set it to xla (XLA's own convolutions) or onednn, or unset it"
         )
     return choice == "onednn"
 
@@ -272,7 +270,7 @@ def _started() -> bool:
             "To repair it: pip install --force-reinstall podrun %s; to hide this message: export %s=xla.",
             error,
             PACKAGE,
-            VARIABLE,
+            PODRUN_CONVOLUTIONS,
         )
         return False
     return True

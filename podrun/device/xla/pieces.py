@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from podrun.core import executable_file
-from podrun.core.environment import environment, podrun_cache_directory
+from podrun.core.environment import XLA_FLAGS, environment, podrun_cache_directory
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Computation
 from podrun.device.xla.clients import (
@@ -261,7 +261,7 @@ def _key(computation: Computation, donated: tuple[int, ...], in_place: Mapping[i
                 sorted(COMPILER_OPTIONS.items()),
                 jax.__version__,
                 instruction_set(),
-                environment().get("XLA_FLAGS"),
+                environment().get(XLA_FLAGS),
                 formulation(),
             )
         ).encode()

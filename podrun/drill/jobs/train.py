@@ -13,7 +13,7 @@ import popdist
 import popdist.popart
 
 from podrun.checkpoint import CheckpointPolicy, Checkpoints, Spacing, WriteMode
-from podrun.core.environment import environment, pass_on
+from podrun.core.environment import PODRUN_PROGRAM_FAULTS, environment, pass_on
 
 POLICY = CheckpointPolicy(Spacing.BATCHES, 50, WriteMode.BLOCKING)
 BATCHES_PER_STEP = 5
@@ -27,7 +27,7 @@ HOLD_S = 86_400.0
 def main(checkpoints: Path, pause: float, hold: bool) -> None:
     """Train, and say every few batches how it goes."""
     if "DRILL_FAULTS" in environment():  # Faults of this process, which the drill writes there later.
-        pass_on("PODRUN_PROGRAM_FAULTS", environment()["DRILL_FAULTS"])
+        pass_on(PODRUN_PROGRAM_FAULTS, environment()["DRILL_FAULTS"])
         logging.getLogger("podrun.faults").setLevel(logging.ERROR)  # It would say that a fault strikes.
     session, x, loss = training_session()
     anchors = session.initAnchorArrays()

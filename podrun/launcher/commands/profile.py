@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from podrun.core.environment import PODRUN_COMMAND, POPLAR_ENGINE_OPTIONS
 from podrun.core.errors import NotFoundError, UsageError
 from podrun.launcher.config_file import current_directory
 from podrun.launcher.option_kinds import Option, Section, ValueKind
@@ -87,7 +88,7 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     if not line.program:
         raise UsageError("no program to profile", hint="Type podrun profile --num-replicas 16 train.py")
     told, directory = environment_with_reports(environ, reports)
-    told["PODRUN_COMMAND"] = shlex.join(["podrun", "profile", *words])
+    told[PODRUN_COMMAND] = shlex.join(["podrun", "profile", *words])
     first = directory.with_name(f"{directory.name}__instance_0")
     before = _documents(first)
     code = run_command_line(line, told)
@@ -151,14 +152,14 @@ def environment_with_reports(
     InvalidOptionError if they are invalid.
     """
     from podrun.report.engine_options import DIRECTORY as KEY
-    from podrun.report.engine_options import VARIABLE, engine_options
+    from podrun.report.engine_options import engine_options
 
     engine_options({}, environ)
-    own = json.loads(environ.get(VARIABLE, "").strip() or "{}")
+    own = json.loads(environ.get(POPLAR_ENGINE_OPTIONS, "").strip() or "{}")
     folder = os.path.expanduser(str(directory or own.get(KEY) or DIRECTORY))
     path = Path(os.path.normpath(Path(current_directory(), folder)))
     options = {**own, "autoReport.all": "true", KEY: str(path)}
-    return {**environ, VARIABLE: json.dumps(options)}, path
+    return {**environ, POPLAR_ENGINE_OPTIONS: json.dumps(options)}, path
 
 
 def _documents(directory: Path) -> dict[Path, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podrun.core.environment import environment
+from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, environment
 from podrun.core.errors import ConflictError
 from podrun.core.telemetry import NO_ANSWER
 from podrun.partition.commands.context import CliContext, partition_names, without_suggestions
@@ -66,7 +66,7 @@ def check_not_in_use(
     holders = {
         (p.host, p.pid): p for ipu in ipus if ipu.partition_ipu in chosen and (p := ipu.process) is not None
     }
-    if not holders or environment().get("IPUOF_VIPU_API_PARTITION_ID") == name:
+    if not holders or environment().get(IPUOF_VIPU_API_PARTITION_ID) == name:
         return
     first = next(iter(holders.values()))
     more = f" and {len(holders) - 1} more" if len(holders) > 1 else ""

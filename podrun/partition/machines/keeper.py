@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from podrun.core.documents import parse_json, read_text
-from podrun.core.environment import environment
+from podrun.core.environment import PODRUN_RUNTIME_DIR, environment
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError, present
 from podrun.partition.host.discovery import POD, Publication, Registry, ServiceEntry, own_process_id
 
@@ -132,7 +132,7 @@ class Keeper:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**environment(), "PODRUN_RUNTIME_DIR": str(self._registry.directory)},
+            env={**environment(), PODRUN_RUNTIME_DIR: str(self._registry.directory)},
         )
         with present(process.stdout, "the keeper's output is a pipe") as answer:
             ready, _, _ = select.select([answer], [], [], START_SECONDS)

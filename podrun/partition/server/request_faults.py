@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podrun.core.cluster import Cluster, LinkTopology
+from podrun.core.cluster import Cluster
 from podrun.core.errors import LostAnswerError, NotFoundError, UsageError
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec, FaultTarget, partition_links, planned_in, validate
@@ -46,7 +46,7 @@ def check_faults(
                 f"fault {spec.text} strikes in the process of an instance, which the partition service does not reach",
                 hint=f"Plan it before the launch: podrun --fault {spec.text} ...",
             )
-    topology = LinkTopology(routing_of(cluster, size, ilds).link_topology)
+    topology = routing_of(cluster, size, ilds).link_topology
     validate(faults, ipus=size, links=partition_links(size, ilds, topology), ilds=ilds)
 
 

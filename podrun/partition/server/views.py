@@ -299,7 +299,7 @@ def _attributes(cluster: Cluster, partition: Partition, gcd: int) -> dict[str, s
         "Reconfigurable": str(partition.reconfigurable).lower(),
         "Generation": str(partition.generation),
         "IPU-Link Domain Size": str(partition.size // partition.num_ilds),
-        "IPU-Link Topology": routing.link_topology,
+        "IPU-Link Topology": routing.link_topology.value,
         "IPU-Link Configuration": routing.link_configuration,
         "Gateway Mode": "true",
         "Target": cluster.target,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, LinkTopology
+from podrun.core.cluster import IPUS_PER_MACHINE, ROUTINGS, Allocation, Cluster, LinkTopology, Routing
 from podrun.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,15 +33,6 @@ class MachineSlice:
     agent_id: str
     first_slot: int
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """How the IPUs of a partition are wired, in the words of V-IPU and of Poplar's target options."""
-
-    ild_routing: str
-    link_configuration: str
-    link_topology: str
 
 
 def least_ilds(cluster: Cluster, size: int) -> int:
@@ -76,15 +67,6 @@ def ranges_of(cluster: Cluster, slices: Iterable[MachineSlice]) -> list[tuple[in
 
 DIRECT_IPUS = 16
 """Most IPUs of a domain that are routed directly."""
-ROUTINGS = {
-    "DNC": Routing("DNC", "default", "mesh"),
-    "SWNC": Routing("SWNC", "slidingWindow", "mesh"),
-    "RINGSWNC": Routing("RINGSWNC", "slidingWindow", "torus"),
-    "BTNC": Routing("BTNC", "barleyTwist", "torus"),
-}
-"""By the name that V-IPU shows. BTNC has not been observed: what it stands for is inferred from its name."""
-NEEDS_TORUS = ("RINGSWNC", "BTNC")
-"""Routings of whole IPU-Link domains that are a torus."""
 
 
 def routing_named(text: str) -> str:
@@ -120,10 +102,10 @@ def routing_of(cluster: Cluster, size: int, ilds: int, wanted: str = "") -> Rout
         return ROUTINGS[wanted]
     share = size // ilds
     if share == cluster.topology.ild_ipus and cluster.topology.ipu_links is LinkTopology.TORUS:
-        return Routing("RINGSWNC", "slidingWindow", "torus")
+        return ROUTINGS["RINGSWNC"]
     if share <= DIRECT_IPUS:
-        return Routing("DNC", "default", "mesh")
-    return Routing("SWNC", "slidingWindow", "mesh")
+        return ROUTINGS["DNC"]
+    return ROUTINGS["SWNC"]
 
 
 Flags = NDArray[np.bool_]

@@ -11,14 +11,19 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, LinkTopology, smallest_holding
+from podrun.core.cluster import (
+    IPUS_PER_MACHINE,
+    ROUTINGS,
+    Allocation,
+    Cluster,
+    LinkTopology,
+    smallest_holding,
+)
 from podrun.core.errors import InternalError, NotFoundError, PodrunError, UsageError
 from podrun.core.layout import is_power_of_two
 from podrun.partition.host.holders import parse_holder
 from podrun.partition.state.placement import (
     DIRECT_IPUS,
-    NEEDS_TORUS,
-    ROUTINGS,
     ipus_of,
     least_ilds,
     place_of_index,
@@ -106,7 +111,8 @@ def _check_routing(needs: Requirements, ilds: int, cluster: Cluster) -> None:
     """Raise UsageError for a routing that IPU-Links of the partition cannot have."""
     share, topology = needs.size // ilds, cluster.topology
     ring = share == topology.ild_ipus and topology.ipu_links is LinkTopology.TORUS
-    if needs.routing in NEEDS_TORUS and not ring:
+    routing = ROUTINGS.get(needs.routing)
+    if routing is not None and routing.link_topology is LinkTopology.TORUS and not ring:
         raise UsageError(
             f"rings ({needs.routing}) need a whole IPU-Link domain of {topology.ild_ipus} IPUs, a torus, not {share}",
             hint="Leave out --routing, or use SWNC.",
@@ -116,7 +122,7 @@ def _check_routing(needs: Requirements, ilds: int, cluster: Cluster) -> None:
             f"direct links (DNC) join at most {DIRECT_IPUS} IPUs of a domain, not {share}",
             hint="Leave out --routing, or use SWNC.",
         )
-    if needs.routing and needs.routing not in ROUTINGS:
+    if needs.routing and routing is None:
         routing_named(needs.routing)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from podrun.core.cluster import (
     Cluster,
 )
-from podrun.core.environment import environment
+from podrun.core.environment import XDG_STATE_HOME, environment
 from podrun.core.errors import ConfigError, ConflictError, ServiceError
 from podrun.partition.state.events import StateChange
 from podrun.partition.state.file_lock import StateFileLock, real_path
@@ -274,7 +274,7 @@ class Store:
 
 def default_state_file(cluster: str) -> Path:
     """Default state file of a POD: in the user's directory for state (XDG)."""
-    base = environment().get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    base = environment().get(XDG_STATE_HOME) or os.path.expanduser("~/.local/state")
     return Path(base) / "podrun" / f"vipu-server-{cluster}.sqlite"
 
 

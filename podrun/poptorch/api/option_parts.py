@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from podrun.core.environment import environment
+from podrun.core.environment import OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, environment
 from podrun.poptorch.api.enums import MeanReductionStrategy, ReductionType
 from podrun.poptorch.api.option_group import OptionGroup
 from podrun.poptorch.api.signatures import checks_methods
@@ -133,7 +133,7 @@ class DistributedOptions(OptionGroup):
 
     def __init__(self) -> None:
         super().__init__()
-        self._read("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+        self._read(OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_RANK)
 
     def _read(self, size: str, rank: str) -> None:
         numbers = []

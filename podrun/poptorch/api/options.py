@@ -10,7 +10,7 @@ from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
-from podrun.core.environment import environment
+from podrun.core.environment import POPLAR_ENGINE_OPTIONS, POPTORCH_CACHE_DIR, environment
 from podrun.poptorch.api.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from podrun.poptorch.api.logs import logger
 from podrun.poptorch.api.option_group import OptionGroup
@@ -30,8 +30,6 @@ from podrun.poptorch.errors import ArgumentError
 
 DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
 """Environment variable: a JSON object of options that every `Options` starts with."""
-CACHE_DIRECTORY = "POPTORCH_CACHE_DIR"
-"""Environment variable: the folder of compiled programs unless the options name one."""
 
 
 @checks_methods("enableSyntheticData")
@@ -79,8 +77,8 @@ class Options(OptionGroup):
         self.anchored_tensors: dict[str, tuple[str, OutputMode | None, int]] = {}
         self.updatable_named_buffers: list[str] = []
         self._extra: dict[str, Any] = {}
-        if environment().get(CACHE_DIRECTORY):
-            self.enableExecutableCaching(environment()[CACHE_DIRECTORY])
+        if environment().get(POPTORCH_CACHE_DIR):
+            self.enableExecutableCaching(environment()[POPTORCH_CACHE_DIR])
         if DEFAULT_OPTIONS in environment():
             self.from_json(environment()[DEFAULT_OPTIONS])
 
@@ -286,7 +284,7 @@ class Options(OptionGroup):
         """Write a report of time and memory to ``profile_dir`` (default: here), in a folder with the model's name."""
         if profile_dir is not None and not isinstance(profile_dir, (str, os.PathLike)):
             raise ArgumentError("enableProfiling takes a folder")
-        if environment().get("POPLAR_ENGINE_OPTIONS"):
+        if environment().get(POPLAR_ENGINE_OPTIONS):
             logger.warning("POPLAR_ENGINE_OPTIONS is set: it takes precedence over enableProfiling")
         folder = str(profile_dir or os.getcwd())
         settings = {

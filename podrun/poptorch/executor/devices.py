@@ -14,7 +14,7 @@ from podrun.core.layout import IpuRange
 from podrun.poptorch.api.enums import ConnectionType
 from podrun.poptorch.api.logs import logger
 from podrun.poptorch.errors import ArgumentError, Error, translated
-from podrun.runtime.device import DeviceKind, RunDevice
+from podrun.runtime.device import IPU_VERSIONS, DeviceKind, RunDevice
 from podrun.runtime.device_pool import DevicePool
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def acquire(options: Options, ipus: int, sleep: Callable[[float], None] = time.s
 def _check_model_version() -> None:
     """Error for an architecture that no model has. Results are the same for all; time and memory are of ipu2."""
     version = environment().get("POPTORCH_IPU_MODEL_VERSION", "ipu2")
-    if version not in ("ipu1", "ipu2", "ipu21") and not version.startswith("ipu:"):
+    if version not in IPU_VERSIONS and not version.startswith("ipu:"):
         raise Error(f"POPTORCH_IPU_MODEL_VERSION is {version!r}", hint="It is ipu1, ipu2 or ipu21.")
 
 

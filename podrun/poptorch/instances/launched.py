@@ -17,7 +17,7 @@ from typing import Any, NoReturn, ParamSpec
 import numpy as np
 import torch
 
-from podrun.core.environment import environment
+from podrun.core.environment import OMPI_COMM_WORLD_LOCAL_SIZE, environment
 from podrun.core.errors import UnsupportedError
 from podrun.popdist import backends, core, mpi
 from podrun.popdist.core import popdist_error
@@ -84,7 +84,7 @@ def rank() -> int:
 
 def local_size() -> int:
     """Number of instances on this host. ValueError before `init`."""
-    return _started(int(environment().get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")))
+    return _started(int(environment().get(OMPI_COMM_WORLD_LOCAL_SIZE, "1")))
 
 
 def local_rank() -> int:

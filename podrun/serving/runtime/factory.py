@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from podrun.core.errors import UsageError
-from podrun.runtime.device import RunDevice
+from podrun.runtime.device import RunDevice, ipu_version
 from podrun.runtime.device_pool import DevicePool
 from podrun.serving.compiler import ServedModel
 from podrun.serving.loaded_model import DeviceWait, acquire_device
@@ -74,4 +74,4 @@ class ServingDevices:
     def ipu_hardware_version(self) -> str:
         """The version of the IPUs as compilers take it: ``ipu2`` (``ipu21`` is the C600's)."""
         device = self._pool.device(0, self._pool.devices(1)[0].ipus)
-        return "ipu21" if device.target == "c600" else "ipu2"
+        return ipu_version(device.target)

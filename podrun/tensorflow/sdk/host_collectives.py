@@ -20,7 +20,7 @@ from typing import NoReturn
 import numpy as np
 import tensorflow as tf
 
-from podrun.core.environment import environment
+from podrun.core.environment import OMPI_COMM_WORLD_LOCAL_SIZE, environment
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.popdist import backends, collectives, core, mpi
 
@@ -248,7 +248,7 @@ def instance_rank() -> int:
 
 def instances_on_host() -> int:
     """Number of instances on this host."""
-    return int(environment().get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+    return int(environment().get(OMPI_COMM_WORLD_LOCAL_SIZE, "1"))
 
 
 def rank_on_host() -> int:
