@@ -239,7 +239,11 @@ def test_a_fault_of_a_link_that_the_partition_does_not_have_is_refused(
 
 
 def test_links_between_the_ends_exist_where_a_torus_is_filled(directory: Path) -> None:
-    fit_to_pod(plan("--num-replicas 64 --num-instances 4 --fault link:0-62@batch=3:down", directory), POD64)
+    fitted = fit_to_pod(
+        plan("--num-replicas 64 --num-instances 4 --fault link:0-62@batch=3:down", directory), POD64
+    )
+    assert fitted.partition is not None
+    assert [fault.text for fault in fitted.partition.faults] == ["link:0-62@batch=3:down"]
 
 
 def test_faults_of_the_environment_are_planned_as_those_of_the_command_line(directory: Path) -> None:

@@ -60,5 +60,13 @@ def test_it_is_named(call: Callable[[], Any], kind: type[Exception], message: st
 
 
 def test_functions_of_c_and_those_with_defaults_are_callbacks() -> None:
-    callbacks(input_callback=max, output_callback=np.zeros)
-    callbacks(input_callback=lambda tensor, prefetch, other=1: None, output_callback=lambda *any_number: None)
+    def accepted(**functions: Any) -> bool:
+        try:
+            return bool(callbacks(**functions))
+        except TypeError:
+            return False
+
+    assert accepted(input_callback=max, output_callback=np.zeros)
+    assert accepted(input_callback=lambda tensor, prefetch, other=1: None)
+    assert accepted(output_callback=lambda *any_number: None)
+    assert not accepted(input_callback=lambda tensor: None)

@@ -83,13 +83,14 @@ def test_on_demand_devices_attach_when_they_are_used(manager):
 def test_random_devices_on_demand_leave_what_the_process_holds(manager):
     kinds = (popart.DeviceConnectionType.OnDemand, popart.DeviceSelectionCriterion.Random)
     total = max(device.id for device in manager.enumerateDevices(numIpus=1)) + 1
-    with manager.acquireAvailableDevice(total // 2):
+    with manager.acquireAvailableDevice(total // 2) as held:
         for _ in range(8):
             device = manager.acquireAvailableDevice(
                 total // 2, connectionType=kinds[0], selectionCriterion=kinds[1]
             )
             with device:
                 device.device.ensure_attached()
+                assert device.id != held.id
 
 
 def test_other_devices(manager):

@@ -53,8 +53,11 @@ def test_a_wrong_argument_is_refused_by_name(call: Callable[[], Any], message: s
 
 
 def test_whole_numbers_and_tensors_are_numbers() -> None:
-    poptorch.optim.SGD(WEIGHTS, lr=1, momentum=0)
-    poptorch.optim.AdamW(WEIGHTS, lr=torch.tensor(0.1), betas=[0.9, 0.99])
+    (group,) = poptorch.optim.SGD(WEIGHTS, lr=1, momentum=0).param_groups
+    assert (group["lr"], group["momentum"]) == (1, 0)
+    (group,) = poptorch.optim.AdamW(WEIGHTS, lr=torch.tensor(0.1), betas=[0.9, 0.99]).param_groups
+    assert float(group["lr"]) == pytest.approx(0.1)
+    assert tuple(group["betas"]) == (0.9, 0.99)
 
 
 @pytest.mark.parametrize(
