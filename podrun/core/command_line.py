@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import click
@@ -30,6 +31,8 @@ from podrun.core.terminal import error_lines, show_error
 
 JSON_SCHEMA_VERSION = 1
 """Version of what --format json prints."""
+AGAIN_SECONDS = 0.1
+"""Seconds until a command whose reader has gone is interrupted once more."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 """Settings of every command: -h means --help."""
 
@@ -178,7 +181,11 @@ class PodName(click.ParamType[str]):
 
 def run_while_read(body: Callable[[], object]) -> None:
     """Run the body of a command that prints until Ctrl-C; end it when nobody reads standard output any more
-    (``| head``). A command that has nothing to print would wait for ever."""
+    (``| head``). A command that has nothing to print would wait for ever. In another thread than the main one, which
+    alone is interrupted, it just runs the body."""
+    if threading.current_thread() is not threading.main_thread():
+        body()
+        return
     try:
         output = os.dup(
             sys.stdout.fileno()
@@ -186,7 +193,7 @@ def run_while_read(body: Callable[[], object]) -> None:
     except (OSError, ValueError):  # Not a file of the system.
         body()
         return
-    gone = threading.Event()
+    gone, interrupted = threading.Event(), threading.Event()
     over, end = os.pipe()
 
     def wait() -> None:
@@ -195,9 +202,20 @@ def run_while_read(body: Callable[[], object]) -> None:
         poll.register(over, select.POLLIN)
         if all(number == output for number, _ in poll.poll()):
             gone.set()
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            # A signal just before the main thread begins to wait does not end that wait.
+            while not interrupted.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                interrupted.wait(AGAIN_SECONDS)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if gone.is_set() and not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+        if callable(before) and not gone.is_set():
+            before(number, frame)
 
     waiting = threading.Thread(target=wait, name="podrun-reader", daemon=True)
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
         waiting.start()
         body()
@@ -205,7 +223,9 @@ def run_while_read(body: Callable[[], object]) -> None:
         if not gone.is_set():
             raise
     finally:
+        interrupted.set()
         os.close(end)
         waiting.join()
+        signal.signal(signal.SIGINT, before)
         os.close(over)
         os.close(output)

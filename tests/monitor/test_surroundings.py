@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -38,6 +39,25 @@ def test_a_command_that_watches_ends_when_nobody_reads_it(monkeypatch: pytest.Mo
         run_while_read(wait)
         monkeypatch.undo()
     assert after == []
+
+
+def test_a_signal_that_comes_before_the_wait_begins_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under load, where the system takes the main thread its processor just before it waits."""
+    reader, writer = os.pipe()
+    lost, send = [], signal.pthread_kill
+
+    def lose_the_first(thread: int, number: int) -> None:
+        send(thread, number) if lost else lost.append(number)
+
+    monkeypatch.setattr("signal.pthread_kill", lose_the_first)
+    with open(writer, "w") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        os.close(reader)
+        after = []
+        run_while_read(lambda: after.append(threading.Event().wait(60)))
+        monkeypatch.undo()
+    assert after == []
+    assert lost == [signal.SIGINT]
 
 
 def test_ctrl_c_stays_ctrl_c_while_somebody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
