@@ -261,13 +261,22 @@ def _faked_parameters(module: torch.nn.Module, fake: private.FakeMode, recorder:
         yield
         for owned, key, tensor in saved:
             if owned.get(key) is not fakes[id(tensor)]:
-                raise Error(
-                    f"forward replaces or deletes the parameter or buffer {names[id(tensor)]!r}",
-                    hint="Write into it instead: self.buffer.copy_(value), or self.buffer += 1.",
-                )
+                raise _replaced(names[id(tensor)], tensor, removed=key not in owned)
     finally:
         for owned, key, tensor in saved:
             owned[key] = tensor
+
+
+def _replaced(name: str, tensor: torch.Tensor, *, removed: bool) -> Error:
+    """The error for a parameter or buffer that forward removes, or puts another tensor in the place of."""
+    what = f"{'Parameter' if isinstance(tensor, torch.nn.Parameter) else 'Buffer'} {name}"
+    if removed:
+        return Error(f"{what} is removed from the model when calling the forward method.")
+    return Error(
+        f"{what} is reassigned within the model when calling the forward method. This is not supported. "
+        f"Consider using self.{name}.copy_(src) to copy data from a source tensor, where src is the name of the "
+        "source tensor."
+    )
 
 
 def _plain_tensors(module: torch.nn.Module) -> frozenset[int]:

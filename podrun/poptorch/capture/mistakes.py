@@ -26,6 +26,31 @@ def described_tensors(values: object) -> str:
     return ", ".join([_form(tensor) for tensor in _tensors(values)][:_MOST_TENSORS])
 
 
+_INSIDE = {"index": "nonzero"}
+"""Operators of torch that fail only for another one inside: a mask as index is turned into positions."""
+
+
+def data_dependent(name: str, *, shape: bool) -> Error:
+    """The error for an operator, ``aten.nonzero.default``, whose result's shape or value depends on data."""
+    namespace, packet, *_ = name.split(".")
+    what = _INSIDE.get(packet, packet)
+    if packet == "one_hot":
+        return Error(
+            "OneHot num classes must be specified and must be constant.",
+            hint="Use torch.nn.functional.one_hot(x, num_classes=N), N a number.",
+        )
+    if shape:
+        return Error(
+            f"Operations using {namespace}::{what} are unsupported because the output shape is determined by the "
+            "tensor values. The IPU cannot support dynamic output shapes.",
+            hint="Use torch.where, a mask by which you multiply, or an operator with a fixed size (minlength=).",
+        )
+    return Error(
+        f"the value of the result of {name} depends on data, which is not known while the model is compiled",
+        hint="Use torch.where, a mask, or an operator with a fixed size (minlength=, num_classes=).",
+    )
+
+
 def mistake(error: Exception, names: Mapping[int, str], operator: str) -> Error | None:
     """The error to show for one that forward raised; None for one that must stay as it is: the program raises it
     itself, or it is a fault of podrun.

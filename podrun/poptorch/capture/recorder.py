@@ -28,7 +28,7 @@ from podrun.poptorch.capture.graph import (
     ViewStep,
     write,
 )
-from podrun.poptorch.capture.mistakes import described_tensors
+from podrun.poptorch.capture.mistakes import data_dependent, described_tensors
 from podrun.poptorch.capture.recorded_values import Encoded, RecordedValues, leaves_of
 from podrun.poptorch.capture.torch_names import (
     FAKE_RESULTS,
@@ -263,11 +263,8 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
             with self._fake:
                 results = FAKE_RESULTS.get(operator_name(operator), operator)(*args, **kwargs)
         except (private.DataDependent, private.DynamicShape) as error:
-            what = "shape" if isinstance(error, private.DynamicShape) else "value"
-            raise Error(
-                f"the {what} of the result of {operator_name(operator)} depends on data, which is not known while the "
-                "model is compiled",
-                hint="Use torch.where, a mask, or an operator with a fixed size (minlength=, num_classes=).",
+            raise data_dependent(
+                operator_name(operator), shape=isinstance(error, private.DynamicShape)
             ) from error
         tensors = [leaf for leaf in leaves_of(results) if isinstance(leaf, torch.Tensor)]
         if operator._schema.is_mutable:

@@ -8,6 +8,7 @@ the rules are the SDK's, so that a program that runs here runs there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from podrun.poptorch.api.enums import (
@@ -77,9 +78,10 @@ def find_loss(graph: CapturedGraph) -> GraphValue:
     leading = _leading_to_losses(graph, set(candidates))
     final = [node for number, node in candidates.items() if number not in leading]
     if len(final) > 1:
-        places = ", ".join(f"{node.operator} ({node.origin.line})" for node in final)
         raise Error(
-            f"Multiple independent losses found in the model: {places}",
+            "Multiple independent losses found in graph. Graph must have one final loss. "
+            "Wrap final graph loss in poptorch.identity_loss.",
+            location="\n".join(f"{node.operator}, {node.origin.line}" for node in final),
             hint="Add them up and mark the sum with poptorch.identity_loss(total, reduction='none').",
         )
     return final[0].results[0]
@@ -98,11 +100,14 @@ def _leading_to_losses(graph: CapturedGraph, losses: set[int]) -> set[int]:
 LEAST_IO_TILES = 32
 
 
-def check_overlap(graph: CapturedGraph, options: Options) -> None:
-    """Error for marks in wrong places, and for options that marks do not go with."""
+def check_overlap(graph: CapturedGraph, options: Options, inputs: Sequence[str]) -> None:
+    """Error for marks in wrong places, and for options that marks do not go with. ``inputs``: the arguments' names."""
     marks = [node for node in graph.nodes if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT)]
     for node in marks:
-        (_check_input if node.operator == OVERLAPPED_INPUT else _check_output)(node, graph)
+        if node.operator == OVERLAPPED_INPUT:
+            _check_input(node, graph, inputs)
+        else:
+            _check_output(node, graph)
     if any(node.arguments[1] != OverlapMode.NoOverlap.value for node in marks):
         _check_options(options)
 
@@ -110,13 +115,15 @@ def check_overlap(graph: CapturedGraph, options: Options) -> None:
 def _check_options(options: Options) -> None:
     if options._execution_strategy.execution_mode == PIPELINED:
         raise Error(
-            "overlapped transfers need another execution strategy than PipelinedExecution",
-            hint="Use options.setExecutionStrategy(poptorch.ShardedExecution()).",
+            "Overlapped IO is not supported with poptorch.PipelinedExecution. If you are using only one IPU, please "
+            "switch to poptorch.ShardedExecution.",
+            hint="options.setExecutionStrategy(poptorch.ShardedExecution())",
         )
     if options.TensorLocations.num_io_tiles < LEAST_IO_TILES:
         raise Error(
-            "overlapped transfers need tiles that only move data",
-            hint=f"Use options.TensorLocations.numIOTiles({LEAST_IO_TILES}) or more.",
+            f"No IO tiles allocated. You must allocate at least {LEAST_IO_TILES} IO tiles using "
+            "poptorch.Options().TensorLocations.numIOTiles.",
+            hint=f"options.TensorLocations.numIOTiles({LEAST_IO_TILES})",
         )
     if options.output_mode not in (OutputMode.All, OutputMode.Sum):
         raise Error(
@@ -125,26 +132,35 @@ def _check_options(options: Options) -> None:
         )
 
 
-def _check_input(node: GraphNode, graph: CapturedGraph) -> None:
+def _check_input(node: GraphNode, graph: CapturedGraph, inputs: Sequence[str]) -> None:
     marked = node.arguments[0]
-    if not isinstance(marked, GraphValue) or marked not in graph.inputs.values():
+    places = [place for place, value in graph.inputs.items() if value == marked]
+    if not isinstance(marked, GraphValue) or not places:
         raise Error(
-            f"poptorch.set_overlap_for_input takes inputs of the model as they are ({node.origin.line})"
+            "poptorch.set_overlap_for_input applied on a node which is not a tensor input to the model.",
+            location=node.origin.line,
         )
     users = sum(marked.number in {v.number for v in other.reads()} for other in graph.nodes)
     if users > 1:
         raise Error(
-            f"an input is used beside poptorch.set_overlap_for_input ({node.origin.line})",
+            "poptorch.set_overlap_for_input must be the only op applied to an input. This is not the case for input "
+            f"{inputs[places[0]]} to the model.",
+            location=node.origin.line,
             hint="Use the result of set_overlap_for_input everywhere.",
         )
 
 
 def _check_output(node: GraphNode, graph: CapturedGraph) -> None:
-    marked = node.results[0].number
-    returned = sum(isinstance(leaf, GraphValue) and leaf.number == marked for leaf in graph.outputs)
-    used = any(marked in {v.number for v in other.reads()} for other in graph.nodes)
-    if returned != 1 or used:
+    marked, source = node.results[0], node.arguments[0]
+    numbers = [leaf.number for leaf in graph.outputs if isinstance(leaf, GraphValue)]
+    if marked.number not in numbers:
         raise Error(
-            f"the result of poptorch.set_overlap_for_output must be returned once, and used nowhere else "
-            f"({node.origin.line})"
+            "poptorch.set_overlap_for_output applied on a node which is not a tensor output to the model.",
+            location=node.origin.line,
+        )
+    if numbers.count(marked.number) > 1 or (isinstance(source, GraphValue) and source.number in numbers):
+        raise Error(
+            "poptorch.set_overlap_for_output cannot be used with a tensor that is returned twice. Please check all "
+            "returned tensors including those nested in tuples/lists.",
+            location=node.origin.line,
         )

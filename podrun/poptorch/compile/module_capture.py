@@ -101,21 +101,27 @@ def division_of(nodes: Sequence[GraphNode]) -> Division:
     return Division(max([1, len(used), *(ipu + 1 for ipu in used)]), changes + 1, phases + 1)
 
 
+_MORE_STAGES = (
+    " Please note that a model with {} pipeline stages in PopTorch will have an additional {} stages when "
+    "training."
+)
+
+
 def check_micro_batches(division: Division, options: Options, training: bool) -> None:
     """Error for a pipeline that too few micro-batches flow through."""
     if division.ipus == 1 or options._execution_strategy.execution_mode != PIPELINED:
         return
     if training:
-        needed, name = 2 * division.stages - 1, "gradient accumulation"
+        needed, name = 2 * division.stages - 1, "Training.gradientAccumulation"
         batches = options.Training.gradient_accumulation
     else:
         needed, name, batches = division.stages, "deviceIterations", options.device_iterations
     if batches < needed:
+        more = _MORE_STAGES.format(division.stages, division.stages - 1) if training else ""
         raise Error(
-            f"{name} must be greater than or equal to the number of pipeline stages ({needed}) when using "
-            f"poptorch.PipelinedExecution: it is {batches}. Please note that a model which has multiple pipeline "
-            "stages is run as a pipeline",
-            hint="Use more micro-batches, or poptorch.ShardedExecution.",
+            f"poptorch.Options().{name} must be greater than or equal to the number of pipeline stages ({needed}) when "
+            f"using poptorch.PipelinedExecution.{more}",
+            hint=f"It is {batches}. Use {needed} or more, or poptorch.ShardedExecution().",
         )
 
 

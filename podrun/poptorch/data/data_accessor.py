@@ -255,7 +255,11 @@ def _started(method: str, plan: FeederPlan) -> tuple[BaseProcess, Connection]:
     context: Any = multiprocessing.get_context(method)  # Any: each method has a class of its own.
     ours, theirs = context.Pipe(duplex=True)
     copied = method == "fork"
-    target, arguments = (_feed_in_copy, (theirs, plan, ours)) if copied else (feed, (theirs, plan))
+    target, arguments = (
+        (_feed_in_copy, (theirs, plan, ours))
+        if copied
+        else (_feed_in_new_python, (theirs, plan, multiprocessing.get_start_method(allow_none=True)))
+    )
     process = context.Process(target=target, args=arguments, name="podrun-data")
     try:
         with forking() if copied else nullcontext():
@@ -276,6 +280,14 @@ def _feed_in_copy(pipe: Connection, plan: FeederPlan, other_end: Connection) -> 
     """`feed` in a copy of the program, which has the program's end of the pipe as well."""
     prepare_copy()
     other_end.close()
+    feed(pipe, plan)
+
+
+def _feed_in_new_python(pipe: Connection, plan: FeederPlan, start_method: str | None) -> None:
+    """`feed` in a Python that has imported the program. The loader's workers start as the program's own would, by
+    default as copies: as new Pythons, which `multiprocessing` chooses here, each would import everything again.
+    """
+    multiprocessing.set_start_method(start_method, force=True)
     feed(pipe, plan)
 
 

@@ -128,6 +128,12 @@ def _prepared(leaf: object) -> object:
 _OTHER_INPUTS = "Call destroy() on the model, or make a new wrapper, to use other inputs."
 
 
+_OTHER_TYPES = (
+    'One or more input data types have changed since the first model run. You will need to call "destroy" on the model '
+    "before running with different input data types. "
+)
+
+
 def check_same(compiled: CallArguments, call: CallArguments) -> CallArguments:
     """The arguments of a call in the order of those for which the model was compiled. Error, which names the argument,
     if they differ in anything but their values.
@@ -142,7 +148,11 @@ def check_same(compiled: CallArguments, call: CallArguments) -> CallArguments:
     for place, (before, now) in enumerate(zip(compiled.leaves, ordered.leaves, strict=True)):
         what = _change(before, now)
         if what:
-            raise Error(f"Input {compiled.names[place]!r} {what}", hint=_OTHER_INPUTS)
+            same_types = getattr(before, "dtype", None) == getattr(now, "dtype", None)
+            changed = "" if same_types else _OTHER_TYPES
+            raise Error(
+                f"{changed}Input {compiled.names[place]!r} {what}", hint=_OTHER_INPUTS if same_types else ""
+            )
     return ordered
 
 
@@ -181,8 +191,9 @@ def _install() -> None:
     def backward(self: torch.Tensor, *args: object, **kwargs: object) -> None:
         if self in _returned:
             raise Error(
-                "backward() cannot be called on a tensor that a poptorch wrapper has returned",
-                hint="A poptorch.trainingModel computes the backward pass and the weight update in its call.",
+                "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a "
+                "trainingModel, the backwards pass is performed automatically when invoking the model. If you're "
+                "using an inferenceModel, you should use a trainingModel instead."
             )
         plain(self, *args, **kwargs)
 

@@ -22,6 +22,7 @@ from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.user_modules import ParameterHandle, one_row_each, track, trainer_of, untracked
 from podrun.poptorch.capture.graph import CapturedGraph, unflatten
 from podrun.poptorch.compile.batches import batch_dimensions
+from podrun.poptorch.compile.graph_checks import check_overlap
 from podrun.poptorch.compile.module_capture import CompileRequest, ReplicaGroups, capture_module, offer
 from podrun.poptorch.compile.popart_options import compiles_engine
 from podrun.poptorch.compile.session_optimizers import (
@@ -121,6 +122,7 @@ class PoplarExecutor(ExecutorState):
         finally:
             watching.run_after()
         self._check_buffers(captured.graph)
+        check_overlap(captured.graph, self._options, arguments.names)
         request = CompileRequest(
             self._model, self._options, batches, self._optimizer, dict(self._groups), self._executable
         )
@@ -143,9 +145,11 @@ class PoplarExecutor(ExecutorState):
         groups = self._options.replication_factor > self._options.input_group_size
         if written and groups and self._options.broadcast_buffers:
             raise Error(
-                f"buffers are written in forward ({', '.join(written)}) while options.broadcastBuffers is True and "
-                f"the model has {self._options.replication_factor} replicas",
-                hint="Use options.broadcastBuffers(False): every replica then has buffers of its own.",
+                "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming "
+                "out of sync between replicas, you can disable buffer broadcasting using "
+                "poptorch.Options.broadcastBuffers(False).",
+                hint=f"forward writes {', '.join(written)}. Without broadcasting, each of the "
+                f"{self._options.replication_factor} replicas has buffers of its own.",
             )
         for name in self._options.updatable_named_buffers:
             if name not in buffers:
@@ -177,8 +181,8 @@ class PoplarExecutor(ExecutorState):
         """
         if self._options.connection_type == ConnectionType.Never:
             raise ArgumentError(
-                "Trying to run a model on an offline device (ConnectionType.Never): use model.compile() instead of "
-                "calling the model"
+                "Trying to run a model on an offline device (ConnectionType.Never): use model.compile(inputs) instead "
+                "of model(inputs)"
             )
         arguments = bind(self._model, args, kwargs)
         if self._compiled is None:
@@ -211,12 +215,15 @@ class PoplarExecutor(ExecutorState):
         """Modelled cycles of the last run. Error without options.logCycleCount(True), on a model of an IPU, or before a
         run."""
         if not self._options.extra("log_cycle_count"):
-            raise Error("cycleCount() needs options.logCycleCount(True)")
+            raise Error(
+                "Cycle count logging is disabled. Please set option logCycleCount to True to enable.",
+                hint="options.logCycleCount(True)",
+            )
         if uses_ipu_model(self._options):
             raise Error("cycleCount() needs IPUs: a model of an IPU counts no cycles")
         cycles = None if self._compiled is None else self._compiled.cycles()
         if cycles is None:
-            raise Error("cycleCount() needs a run: call the model first")
+            raise Error("Please run the model at least once before obtaining cycle count.")
         return cycles
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:

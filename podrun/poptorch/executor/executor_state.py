@@ -62,7 +62,11 @@ class ExecutorState:
 
     def _need_compiled(self, call: str) -> CompiledModel | ChainedModel:
         if self._compiled is None:
-            raise Error(f"{call}() needs a compiled model: call the model or compile() first")
+            raise Error(
+                "Model has not been compiled or has been destroyed.",
+                location=call,
+                hint="Call the model or compile() first.",
+            )
         return self._compiled
 
     def _bring_up_to_date(self) -> None:
@@ -258,7 +262,7 @@ class ExecutorState:
         """Bring weights, optimizer state and random state back and release the IPUs; the executable stays."""
         compiled = self._need_compiled("detachFromDevice")
         if not self.isAttachedToDevice():
-            raise Error("detachFromDevice(): the model is not attached to a device")
+            raise Error("Device is not attached", hint="attachToDevice() takes the IPUs again.")
         self._leave(compiled)
 
     def _leave(self, compiled: CompiledModel | ChainedModel) -> None:
@@ -276,7 +280,7 @@ class ExecutorState:
         if self._options.connection_type == ConnectionType.Never:
             raise ArgumentError("Trying to attach to an offline device (ConnectionType.Never)")
         if self.isAttachedToDevice():
-            raise Error("attachToDevice(): the model is attached to a device already")
+            raise Error("Device is already attached", hint="detachFromDevice() gives the IPUs back.")
         compiled.attach()
         self._detached = False
         self.copyWeightsToDevice()

@@ -20,7 +20,6 @@ from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile.computed_values import ValuesToCompute, values_to_compute
-from podrun.poptorch.compile.graph_checks import check_overlap
 from podrun.poptorch.compile.module_capture import CompileRequest, Division, check_micro_batches, division_of
 from podrun.poptorch.compile.popart_options import compiles_engine, requested_drawing
 from podrun.poptorch.compile.session_model import (
@@ -84,7 +83,6 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
     options = request.options
     division = division_of(captured.graph.nodes)
     check_micro_batches(division, options, request.training)
-    check_overlap(captured.graph, options)
     values = values_to_compute(captured, options, training=request.training)
     model = model_of_graph(_placed(captured, request, division), values.all, type(request.module).__name__)
     anchors = {
@@ -191,7 +189,10 @@ def _placed(captured: Capture, request: CompileRequest, division: Division) -> P
 def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     """A parameter or buffer by name. Error for one that forward has deleted."""
     if name not in tensors:
-        raise Error(f"forward deletes the parameter or buffer {name!r}, or the module that has it")
+        raise Error(
+            f"Parameter or buffer {name} is removed from the model when calling the forward method.",
+            hint="forward may neither delete it nor the module that has it.",
+        )
     return tensors[name]
 
 

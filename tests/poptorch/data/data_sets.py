@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -26,6 +27,14 @@ class Numbered(torch.utils.data.Dataset[Any]):
             with open(self.trace, "ab") as file:
                 file.write(b".")
         return torch.full((3,), float(index)), torch.tensor(index)
+
+
+class Started(Numbered):
+    """Element i is 1 if a process that a worker starts would be a copy of it, as is the default here."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, _ = super().__getitem__(index)
+        return x, torch.tensor(int(multiprocessing.get_start_method() == "fork"))
 
 
 class Streamed(torch.utils.data.IterableDataset[Any]):

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 from podrun import poptorch  # noqa: E402
 from podrun.private_apis.torch import end_workers  # noqa: E402
 from tests.conftest import wait_until  # noqa: E402
-from tests.poptorch.data.data_sets import Failing, Numbered, Streamed, Uneven, Waiting, loads  # noqa: E402
+from tests.poptorch.data.data_sets import Failing, Numbered, Started, Streamed, Uneven, Waiting, loads  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -257,6 +257,22 @@ def test_handlers_of_the_program_do_not_run_in_the_copy(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not trace.exists()
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_workers_of_a_new_python_are_copies_of_it() -> None:
+    """32 new Pythons that import everything took minutes."""
+    loader = poptorch.DataLoader(
+        poptorch.Options(),
+        Started(8),
+        2,
+        num_workers=2,
+        mode=poptorch.DataLoaderMode.Async,
+        async_options={"sharing_strategy": poptorch.SharingStrategy.SharedMemory},
+    )
+    assert [started.tolist() for _, started in loader] == [[1, 1]] * 4
+    loader.terminate()
 
 
 @pytest.mark.system

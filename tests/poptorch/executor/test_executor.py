@@ -188,7 +188,9 @@ def test_calls_that_need_a_compiled_model_refuse_without_one(call: str) -> None:
     inference = poptorch.inferenceModel(Affine())
     assert not inference.isCompiled()
     assert not inference.isAttachedToDevice()
-    with pytest.raises(poptorch.Error, match=rf"{call}\(\) needs a compiled model"):
+    with pytest.raises(
+        poptorch.Error, match=rf"Model has not been compiled or has been destroyed.\n  in {call}"
+    ):
         called(inference, call)
     with pytest.raises(AssertionError, match="compiled"):
         inference.getTensorNames()
@@ -224,7 +226,7 @@ def test_calls_unlike_the_first_one_are_refused_until_destroy(data: Any, change:
     inference(data[0])
     with pytest.raises(poptorch.Error, match=message) as caught:
         inference(*change(data[0]))
-    assert "destroy()" in str(caught.value)
+    assert "destroy" in str(caught.value)
     inference.destroy()
     assert not inference.isCompiled()
     assert inference(data[0][:2]).shape == (2, 2)
@@ -363,7 +365,7 @@ def test_a_wrapper_answers_for_anchors_cycles_counters_and_names(data: Any) -> N
         n: [[]] for n in ("input", "input_complete", "output", "output_complete")
     }
     assert training.getLatency() == (0.0, 0.0, 0.0)
-    with pytest.raises(poptorch.Error, match="needs a run"):
+    with pytest.raises(poptorch.Error, match="Please run the model at least once"):
         training.cycleCount()
     training(*data)
     assert training.cycleCount() > 0
