@@ -13,6 +13,7 @@ from typing import Any
 
 from podrun.core.errors import GraphMemoryAllocationError, UnimplementedError
 from podrun.costmodel import plan_cache
+from podrun.costmodel.eight_bit import in_eight_bits
 from podrun.costmodel.equations import CALL_CODE, FlatJaxpr, Plan, code_bytes
 from podrun.costmodel.flatten import flatten_jaxpr
 from podrun.costmodel.schedule import PlannedOperation, PlanOptions, make_schedule
@@ -78,6 +79,7 @@ def cost_flat(
     """Cost a flat jaxpr; see `cost_jaxpr`. Large ones are kept on disk (`podrun.costmodel.plan_cache`)."""
     chip = target if isinstance(target, Chip) else find_chip(target)
     chosen = options or PlanOptions()
+    flat = in_eight_bits(flat, chip)
 
     def plan() -> dict[str, Any]:
         steps = make_schedule(chip, flat, chosen)

@@ -57,16 +57,19 @@ _FLOATS = ("float16", "bfloat16", "float32")
 
 
 def _type(dtype: str) -> str:
+    if dtype.startswith("float8"):
+        return "float8"
     return "float16" if dtype in ("float16", "bfloat16") else "float32"
 
 
 def _planned(equation: Equation, partials_type: str, proportion: float) -> dict[str, Any]:
     """What the planner goes by besides sizes: types, and the share of tile memory."""
     input_type = _type(equation.operands[0].dtype)
+    partials = {"float16": partials_type, "float8": "float16"}  # 8-bit products have half partials only.
     return {
         "input_type": input_type,
         "output_type": _type(equation.results[0].dtype),
-        "partials_type": partials_type if input_type == "float16" else "float32",
+        "partials_type": partials.get(input_type, "float32"),
         "proportion": proportion,
     }
 

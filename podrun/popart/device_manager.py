@@ -19,6 +19,8 @@ from podrun.runtime.device_pool import Acquisition, Candidates, DevicePool
 
 _log = logging.getLogger("podrun.popart.device")
 
+_TARGETS = {"ipu21": "c600"}
+"""The tile model's chips by version, where it is not the GC200."""
 _MODEL_KEYS = ("numIPUs", "tilesPerIPU", "compileIPUCode", "ipuVersion")
 _SIM_KEYS = ("numIPUs", "tilesPerIPU")
 _OFFLINE_KEYS = ("numIPUs", "tilesPerIPU", "ipuVersion", "syncPattern", "gatewayMode")
@@ -212,9 +214,9 @@ def _shuffled(candidates: Candidates) -> Candidates:
     return sorted(candidates, key=lambda pair: held_here(pair[1]))
 
 
-def _unattached(kind: DeviceType, ipus: int) -> RunDevice:
+def _unattached(kind: DeviceType, ipus: int, target: str = "gc200") -> RunDevice:
     """A device that is not of the partition."""
-    return RunDevice(KINDS[kind], IpuRange(0, ipus))
+    return RunDevice(KINDS[kind], IpuRange(0, ipus), target=target)
 
 
 def _described(kind: DeviceType, values: Mapping[str, str]) -> DeviceInfo:
@@ -223,12 +225,13 @@ def _described(kind: DeviceType, values: Mapping[str, str]) -> DeviceInfo:
     if count < 1:
         raise popart_exception(f"A device has at least one IPU; {count} were asked for.")
     offline = kind is DeviceType.OfflineIpu
+    version = _version(values)
     return DeviceInfo(
         kind,
-        _unattached(kind, count),
+        _unattached(kind, count, _TARGETS.get(version, "gc200")),
         connection_type=DeviceConnectionType.Never if offline else DeviceConnectionType.Always,
         tiles=int(values.get("tilesPerIPU", TILES_PER_IPU if offline else MODEL_TILES)),
-        version=_version(values),
+        version=version,
     )
 
 

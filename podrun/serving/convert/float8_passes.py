@@ -1,8 +1,8 @@
 """8-bit precision: inputs and weights of products (Conv, MatMul, Gemm) as 8-bit floats, or weights as 8-bit integers.
 
 The model in float16 is what they start from. Weights are stored in 8 bits; activations are cast to 8 bits and back
-before each product, so its operands are exactly what an IPU's 8-bit product multiplies. The product itself is computed,
-and modelled, in float16.
+before each product, so its operands are exactly what an IPU's 8-bit product multiplies. The product itself is computed
+in float16; the tile model of a C600 counts it as one of 8 bits (`podrun.costmodel.eight_bit`).
 """
 
 from __future__ import annotations

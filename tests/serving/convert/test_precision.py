@@ -92,6 +92,27 @@ def test_weights_of_eight_bits_take_less_memory() -> None:
     assert sizes["fp8_weight"] <= 0.55 * sizes["fp16"]
 
 
+@pytest.mark.parametrize(("version", "precision"), [("ipu21", "fp8"), ("ipu2", "fp8_weight")])
+def test_eight_bits_lower_cycles_or_memory(version: str, precision: str) -> None:
+    """The C600 (ipu21) multiplies 8 bits faster than halves; elsewhere they save memory."""
+    w = Writer()
+    w("MatMul", "x", w.weight(512, 1024), out="h")
+    w("MatMul", "h", w.weight(1024, 1024), out="y")
+    model = w.model({"x": (FLOAT, [256, 512])}, {"y": (FLOAT, [256, 1024])})
+    reports = {}
+    for one in ("fp16", precision):
+        compiled = Compiler.compile(
+            Converter(precision=one).convert(model), None, CompilerOptions(ipu_version=version)
+        )
+        assert compiled.metadata.ipuVersion == version
+        reports[one] = compiled.program().tile_report
+    halves, small = reports["fp16"], reports[precision]
+    lasting = {n: r["ipus"][0]["memory"]["always_live_bytes"] for n, r in reports.items()}
+    assert lasting[precision] < 0.75 * lasting["fp16"]
+    if version == "ipu21":
+        assert small["step"]["cycles"] < 0.9 * halves["step"]["cycles"]
+
+
 def test_skipped_operators_and_nodes_keep_their_precision() -> None:
     model = bert(layers=1, hidden=16, heads=2, length=5)
     half = Converter(precision="fp16", fp16_skip_op_types="Softmax").convert(model)
