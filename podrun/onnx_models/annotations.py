@@ -42,6 +42,9 @@ COMM_GROUP = "__collectiveCommGroup"
 COLLECTIVE_OPERATOR = "__collectiveOperator"
 """How a collective combines their values."""
 
+HOST_CONCAT_KEY = "hostConcatRunnerConfig"
+"""Metadata of a model, and blob of a compiled file: which inputs the host joins, as JSON. The SDK's name is not
+published."""
 TRANSFERS_KEY = "podrun.input_transfers"
 BROADCAST_KEY = "podrun.broadcast_inputs"
 """Metadata of a model: the inputs of which every replica gets the whole."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import ConfigError, UsageError
+from podrun.onnx_models.annotations import HOST_CONCAT_KEY
 from podrun.popef.metadata import PopefMetadata
 from podrun.popef.reader import PopefReader
 from podrun.serving.compiler_options import CompilerOptions as CompilerOptions
@@ -114,7 +115,9 @@ class Compiler:
         report(0, 100)
         session.prepareDevice(loadEngine=False)
         report(100, 100)
-        blobs = {entry.key: entry.value.encode() for entry in proto.metadata_props if entry.key in CARRIED}
+        blobs = {
+            entry.key: entry.value.encode() for entry in proto.metadata_props if entry.key == HOST_CONCAT_KEY
+        }
         session.parts.files.save(in_folder(path, "executable.popef"), blobs=blobs | dict(chosen.opaque_blobs))
         if chosen.serialize_ir:
             write_ir(proto, chosen.serialized_ir_dest)
@@ -161,10 +164,6 @@ def _session(model: Any, outputs: Sequence[str] | None, options: CompilerOptions
         userOptions=_session_options(options),
         patterns=_patterns(options),
     )
-
-
-CARRIED = ("hostConcatRunnerConfig",)
-"""Metadata of models that compiled files carry as opaque blobs, for runners."""
 
 
 def overlap_inputs(proto: ModelProto) -> None:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,6 +51,10 @@ class DataDescription:
     def numpy_data_type(self) -> np.dtype:
         """The dtype."""
         return self.dtype
+
+    def whole_shape(self, count: int) -> tuple[int, ...]:
+        """The shape of an array of ``count`` micro-batches."""
+        return (count * self.shape[0], *self.shape[1:]) if self.shape else (count,)
 
     @property
     def size_in_bytes(self) -> int:
@@ -142,6 +146,8 @@ class LoadedModel:
         self._lock = _locks.setdefault(self._device, threading.Lock())
         self._loaded = False
         self._loads = 0
+        self.failure: PodrunError | None = None
+        """The error after which runners use the model no more."""
         self._variables = {n: v for n, v in model.variables().items() if n in self._program.variables}
         self.load()
 
@@ -206,6 +212,11 @@ class LoadedModel:
                 self.load()
             self._device.connection.write_variables(values)
             self._variables.update({name: np.array(value) for name, value in values.items()})
+
+    @property
+    def tile_report(self) -> Mapping[str, Any]:
+        """What the tile model says of the program."""
+        return self._program.tile_report
 
     @property
     def variable_names(self) -> set[str]:

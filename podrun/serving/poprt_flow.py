@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from onnx import ModelProto
@@ -23,6 +23,10 @@ from podrun.serving.convert.frontends import get_frontend, write_model
 from podrun.serving.convert.pass_manager import get_registered_passes
 from podrun.serving.convert.report_passes import TOLERANCES, describe_ends, describe_io
 from podrun.serving.poprt_words import listed, pack_args_of, pairs_of, shapes_of
+
+if TYPE_CHECKING:
+    from podrun.serving.fused_models import FusedGraph
+    from podrun.serving.loaded_model import LoadedModel
 
 Options = dict[str, Any]
 _LOG_FORMAT = "%(asctime)s %(levelname)s poprt %(filename)s:%(lineno)d] %(message)s"
@@ -349,23 +353,30 @@ def _compile(model: ModelProto, options: Options) -> None:
 
 
 def run_lines(compiled: ServedModel, batches: int) -> list[str]:
-    """Run a model on random data; batch, latency and throughput, modelled, as lines."""
-    import numpy as np
-
+    """Run a model on random data; batch, latency and throughput, modelled, as lines: of each model of a fused one."""
+    from podrun.serving.fused_models import FusedGraph, fused_graphs
     from podrun.serving.loaded_model import LoadedModel
 
-    random = np.random.default_rng(0)
     with LoadedModel(compiled) as loaded:
-        count = max(batches, loaded.group)
-        values = {
-            name: random.standard_normal((count * d.shape[0], *d.shape[1:]) if d.shape else (count,)).astype(
-                d.dtype
-            )
-            if d.dtype.kind == "f"
-            else np.zeros((count * d.shape[0], *d.shape[1:]) if d.shape else (count,), d.dtype)
-            for name, d in loaded.inputs.items()
-        }
-        _, cost = loaded.run(values, count)
-        rows = max((d.shape[0] for d in loaded.inputs.values() if d.shape), default=1)
+        graphs = fused_graphs(loaded.inputs)
+        if not graphs:
+            return _timed_run(loaded, batches)
+        runs = {number: _timed_run(FusedGraph(loaded, number), batches) for number in graphs}
+        return [line for number, lines in runs.items() for line in (f"graph{number}", *lines)]
+
+
+def _timed_run(loaded: LoadedModel | FusedGraph, batches: int) -> list[str]:
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    count = max(batches, loaded.group)
+    values = {
+        name: random.standard_normal(d.whole_shape(count)).astype(d.dtype)
+        if d.dtype.kind == "f"
+        else np.zeros(d.whole_shape(count), d.dtype)
+        for name, d in loaded.inputs.items()
+    }
+    _, cost = loaded.run(values, count)
+    rows = max((d.shape[0] for d in loaded.inputs.values() if d.shape), default=1)
     seconds = (cost.compute_s + cost.transfer_s) / count
     return [f"Bs: {rows}", f"Latency: {seconds * 1e3:.3g}ms", f"Tput: {int(rows / seconds)}"]

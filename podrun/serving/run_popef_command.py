@@ -59,6 +59,22 @@ def make_named_runner(kind: str, file: Path, rows: int, pack: PackChoices) -> An
     return make_runner(str(file), RuntimeConfig(batching_dim=0 if rows else OFF, timeout_ns=1_000_000))
 
 
+def chosen_graph(runner: AnyRunner, index: int | None) -> AnyRunner:
+    """The runner of one model of a fused file; that of any other file is left. UsageError where no model is named, or
+    none can be.
+    """
+    from podrun.serving.runtime.fusion_runner import ModelFusionRunner
+
+    if not isinstance(runner, ModelFusionRunner):
+        if index is not None:
+            raise UsageError("--index is for fused models, which ModelRunner runs; this is none")
+        return runner
+    if index is None:
+        graphs = ", ".join(map(str, runner.graphs))
+        raise UsageError(f"the file holds the graphs {graphs}", hint="--index says which one runs.")
+    return runner.graph(index)
+
+
 def made_up(runner: AnyRunner, rows: int, length: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Inputs of one request, from a fixed seed, and arrays for its outputs. ``length``: of a sample, for
     `PackRunner`.
@@ -135,7 +151,7 @@ def exec_command() -> None:
 @click.option("--iteration", type=click.IntRange(1), default=100, show_default=True, help="Requests.")
 @click.option("--numThreads", "threads", type=click.IntRange(1, 256), default=3, show_default=True)
 @click.option("--batchSize", "rows", type=click.IntRange(1), default=None, help="Rows of a request.")
-@click.option("--index", type=click.IntRange(0), default=None, help="Graph of a fused model: not supported.")
+@click.option("--index", type=click.IntRange(0), default=None, help="Graph of a fused model.")
 @click.option("--maxValidNum", "most", type=click.IntRange(0), default=0, help="Samples of a packed batch.")
 @click.option("--packTimeout", "timeout_us", type=click.IntRange(0), default=0, help="Microseconds.")
 @click.option("--dynamicInputName", "dynamic", default="", help="The input of varying length.")
@@ -150,11 +166,10 @@ def run_popef_verb(
     **pack: str | int,
 ) -> int:
     """Run a compiled model on made-up data and print latency and throughput."""
-    if index is not None:
-        raise UsageError("--index is for fused models, which podrun does not compile")
     choices = PackChoices(int(pack["most"]), int(pack["timeout_us"]), str(pack["dynamic"]), str(pack["mask"]))
-    named = make_named_runner(runner or "", file, rows or 0, choices)
+    runner_of_file = make_named_runner(runner or "", file, rows or 0, choices)
     try:
+        named = chosen_graph(runner_of_file, index)
         inputs = named.get_execute_inputs()
         shape = inputs[0].shape
         length = max(1, shape[1] // 4) if runner == "packRunner" and len(shape) > 1 else 0
@@ -165,7 +180,7 @@ def run_popef_verb(
         for name, value in latency_lines(times, time.perf_counter() - begin, samples).items():
             click.echo(f"{name}: {value}")
     finally:
-        named.close()
+        runner_of_file.close()
     return 0
 
 

@@ -27,8 +27,10 @@ from podrun.core.errors import CallError, PodrunError, UsageError
 from podrun.runtime.device import RunDevice
 from podrun.serving.batching import BatchingRule
 from podrun.serving.compiler import ServedModel
+from podrun.serving.fused_models import FusedBatches, FusedGraph, fused_graphs
 from podrun.serving.loaded_model import (
     DataDescription,
+    LoadedModel,
     ModelledTime,
     StartedBatches,
     needs_reset,
@@ -38,6 +40,7 @@ from podrun.serving.runtime.requests import QueuedRequest, RequestPart, RequestQ
 
 __all__ = ["FOREVER", "OFF", "ModelRunner", "QueuedRequest", "RunFuture", "RuntimeConfig"]
 
+AnyStarted = StartedBatches | FusedBatches
 _CLOSE_SECONDS = 30.0
 
 
@@ -51,20 +54,27 @@ class RequestTimes:
 
 
 class ModelRunner:
-    """See the module docstring. Takes a path or a `ServedModel`; `close` (or ``with``) gives the IPUs back.
-    ``device``: IPUs that the caller holds, else any that are free. ``options`` replace settings of ``config``.
+    """See the module docstring. Takes a path, a `ServedModel`, or a model of a fused program that is loaded; `close`
+    (or ``with``) gives the IPUs back. ``device``: IPUs that the caller holds, else any that are free. ``options``
+    replace settings of ``config``.
     """
 
     def __init__(
         self,
-        model: str | bytes | ServedModel,
+        model: str | bytes | ServedModel | FusedGraph,
         config: RuntimeConfig | None = None,
         device: RunDevice | None = None,
         **options: object,
     ) -> None:
         self.config = (config or RuntimeConfig()).changed(options)
-        self._loaded = self.config.put_on_ipus(model, device)
+        self._loaded: LoadedModel | FusedGraph
+        self._loaded = model if isinstance(model, FusedGraph) else self.config.put_on_ipus(model, device)
         try:
+            if isinstance(self._loaded, LoadedModel) and fused_graphs(self._loaded.inputs):
+                raise UsageError(
+                    f"{self._loaded.model.label} is a fused model, and a ModelRunner runs one model",
+                    hint="ModelFusionRunner runs it; Runner(file) picks it.",
+                )
             self._rows = rows_of_batch(self._loaded.inputs)
         except UsageError:
             self._loaded.close()
@@ -76,10 +86,9 @@ class ModelRunner:
         )
         rule = BatchingRule(size if self._waits else 1, whole_requests=not divided)
         self._queue = RequestQueue(rule, self._delay)
-        self._in_flight: queue.SimpleQueue[tuple[list[RequestPart], StartedBatches] | None]
+        self._in_flight: queue.SimpleQueue[tuple[list[RequestPart], AnyStarted] | None]
         self._in_flight = queue.SimpleQueue()
         self._times: deque[RequestTimes] = deque(maxlen=self.config.request_tracepoints_buffer_size or None)
-        self._failed: PodrunError | None = None
         self._closed = False
         self._threads = [
             threading.Thread(target=work, name=f"podrun-model-runner-{name}", daemon=True)
@@ -106,7 +115,7 @@ class ModelRunner:
     @property
     def failure(self) -> PodrunError | None:
         """The error that all requests get from now on; None if the runner works."""
-        return self._failed
+        return self._loaded.failure
 
     def request_times(self) -> list[RequestTimes]:
         """The times of the last requests, oldest first."""
@@ -231,11 +240,11 @@ class ModelRunner:
         while (run := self._in_flight.get()) is not None:
             self._collect(*run)
 
-    def _start(self, parts: list[RequestPart], depth: int) -> StartedBatches | None:
+    def _start(self, parts: list[RequestPart], depth: int) -> AnyStarted | None:
         """Start a run; None if it cannot be, which its requests are told."""
         try:
-            if self._failed is not None:
-                raise self._failed
+            if self._loaded.failure is not None:
+                raise self._loaded.failure
             begin = time.monotonic()
             for part in parts:
                 part.request.future.queue_seconds = begin - part.request.since
@@ -248,7 +257,7 @@ class ModelRunner:
             self._fail(parts, error)
         return None
 
-    def _collect(self, parts: list[RequestPart], started: StartedBatches) -> None:
+    def _collect(self, parts: list[RequestPart], started: AnyStarted) -> None:
         try:
             results, modelled = started.wait()
         except Exception as error:
@@ -258,7 +267,7 @@ class ModelRunner:
 
     def _fail(self, parts: list[RequestPart], error: Exception) -> None:
         if isinstance(error, PodrunError) and not (self.config.auto_reset and needs_reset(error)):
-            self._failed = self._failed or error
+            self._loaded.failure = self._loaded.failure or error
         for part in parts:
             part.request.future.finish(error)
 

@@ -62,4 +62,7 @@ def test_products_in_branches_are_of_eight_bits_too() -> None:
         return jax.lax.cond(index > 0, product, lambda x, y: jnp.zeros((768, 768), jnp.float16), x, y)
 
     index = jnp.int32(0)
-    assert cycles(chosen, "c600", index, SMALL, SMALL)["matmul"] == cycles(product, "c600", SMALL, SMALL)["matmul"]
+    assert (
+        cycles(chosen, "c600", index, SMALL, SMALL)["matmul"]
+        == cycles(product, "c600", SMALL, SMALL)["matmul"]
+    )

@@ -19,8 +19,7 @@ from podrun.serving.convert.structure_passes import (
     check_shapes_known,
 )
 from podrun.serving.convert.type_inference import infer_types, value_of_type
-
-INDEX = "index"
+from podrun.serving.fused_models import INDEX
 
 
 class MFConverter:

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from podrun.core.errors import UsageError
-from podrun.onnx_models.annotations import TRANSFERS_KEY
+from podrun.onnx_models.annotations import HOST_CONCAT_KEY, TRANSFERS_KEY
 from podrun.serving.convert.fusion_passes import split_node
 from podrun.serving.convert.graph_edit import GraphEditor, ModelEditor
 from podrun.serving.convert.graph_walk import GRAPHCORE_DOMAIN
@@ -19,9 +19,6 @@ from podrun.serving.convert.half_passes import listed_names
 from podrun.serving.convert.pass_manager import Pass, register
 from podrun.serving.convert.sharder import Sharder, sharder_of
 from podrun.serving.convert.structure_passes import true_inputs
-
-HOST_CONCAT_KEY = "hostConcatRunnerConfig"
-"""Metadata of a model: how the host puts inputs together, as JSON."""
 
 
 def set_metadata(model: ModelProto, key: str, value: str) -> None:
@@ -168,8 +165,9 @@ class ApplyHostConcatSplit(Pass):
             told[name] = {
                 "tensor_name": name,
                 "input_tensor_names": names,
-                "shape": shape,
-                "data_size_bytes": int(np.prod(shape, dtype=np.int64)) * width,
+                "shape": [len(names), *shape],
+                "input_shape": shape,
+                "data_size_bytes": len(names) * int(np.prod(shape, dtype=np.int64)) * width,
             }
         owner.commit()
         if told:

@@ -135,8 +135,6 @@ class RuntimeConfig(LightRunnerConfig):
         depth = self.ring_buffer_size_multiplier
         if not isinstance(depth, int) or not 1 <= depth <= MOST_IN_FLIGHT:
             raise UsageError(f"ring_buffer_size_multiplier is 1 to {MOST_IN_FLIGHT}, not {depth!r}")
-        if self.runner_type == MODEL_FUSION_RUNNER:
-            raise UsageError("fused models are not supported: podrun has no ModelFusionRunner")
 
     @property
     def depth(self) -> int:

@@ -8,19 +8,22 @@ from podrun.core.errors import UsageError
 from podrun.runtime.device import RunDevice, ipu_version
 from podrun.runtime.device_pool import DevicePool
 from podrun.serving.compiler import ServedModel
+from podrun.serving.fused_models import fused_graphs
 from podrun.serving.loaded_model import DeviceWait, acquire_device
 from podrun.serving.runner import ModelRunner
 from podrun.serving.runtime.config import (
+    MODEL_FUSION_RUNNER,
     MODEL_RUNNER,
     PACK_RUNNER,
     LightRunnerConfig,
     RuntimeConfig,
 )
+from podrun.serving.runtime.fusion_runner import ModelFusionRunner
 from podrun.serving.runtime.host_concat import HostConcatRunner, HostConcatRunnerConfig
 from podrun.serving.runtime.light_runner import LightRunner
 from podrun.serving.runtime.pack_runner import PackRunner, PackRunnerConfig
 
-AnyRunner = ModelRunner | LightRunner | PackRunner | HostConcatRunner
+AnyRunner = ModelRunner | ModelFusionRunner | LightRunner | PackRunner | HostConcatRunner
 
 
 def make_runner(
@@ -30,9 +33,10 @@ def make_runner(
     runner_type: int | None = None,
     device: RunDevice | None = None,
 ) -> AnyRunner:
-    """The runner for a file: by the type of ``config``, or by ``runner_type`` (`ModelRunner` 0, `PackRunner` 1).
+    """The runner for a file: by the type of ``config``, or by ``runner_type`` (`ModelRunner` 0, `PackRunner` 1,
+    `ModelFusionRunner` 2). A fused model has a `ModelFusionRunner` where others have a `ModelRunner`.
 
-    UsageError for settings that are of no runner, or that contradict ``runner_type``, and for fused models.
+    UsageError for settings that are of no runner, or that contradict ``runner_type`` or the file.
     """
     if isinstance(config, RuntimeConfig):
         config.check()
@@ -44,7 +48,11 @@ def make_runner(
     if wanted == PACK_RUNNER:
         raise UsageError("runner_type is PackRunner, but the settings are not a PackRunnerConfig")
     if config is None or isinstance(config, RuntimeConfig):
-        return ModelRunner(popef, (config or RuntimeConfig()).changed({"runner_type": wanted}), device)
+        model = popef if isinstance(popef, ServedModel) else ServedModel(popef)
+        settings = (config or RuntimeConfig()).changed({"runner_type": wanted})
+        fused = fused_graphs(anchor.name for anchor in model.metadata.inputs())
+        kind = ModelFusionRunner if fused or wanted == MODEL_FUSION_RUNNER else ModelRunner
+        return kind(model, settings, device)
     if isinstance(config, LightRunnerConfig):
         return LightRunner(popef, config, device)
     raise UsageError(f"{type(config).__name__} is the settings of no runner")

@@ -1,8 +1,8 @@
 """Joins many small inputs on the host: `HostConcatRunner`, for models whose pass ``apply_host_concat_split`` made one
 tensor of them. One transfer of a large tensor takes less time than many of small ones.
 
-Which inputs go into which tensor is said by the settings, else by the file: its blob `HOST_CONCAT_BLOB` is JSON, tensor
-name -> ``{"input_tensor_names": [...], "shape": [...]}``.
+Which inputs go into which tensor is said by the settings, else by the file, into which conversion writes it: its blob
+`HOST_CONCAT_KEY` is JSON, tensor name -> ``{"input_tensor_names": [...], "shape": [...], "input_shape": [...]}``.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from podrun.core.errors import ConfigError, UsageError
+from podrun.onnx_models.annotations import HOST_CONCAT_KEY
 from podrun.runtime.device import RunDevice
 from podrun.serving.compiler import ServedModel
 from podrun.serving.loaded_model import DataDescription
 from podrun.serving.runtime.config import LightRunnerConfig
 from podrun.serving.runtime.light_runner import LightFuture, LightRunner
 
-HOST_CONCAT_BLOB = "hostConcatRunnerConfig"
-"""Name of the opaque blob; the SDK's own name of it is not published."""
-
 
 @dataclass(frozen=True, slots=True)
 class HostConcatConfig:
     """A tensor that is put together on the host: of the inputs' elements, one input behind the other.
-    ``data_size_bytes``: of the tensor; 0: not checked.
+    ``data_size_bytes``: of the tensor; 0: not checked. ``input_shape``, podrun's own: of each input; empty: an equal
+    share of the tensor's first axis.
     """
 
     tensor_name: str
     input_tensor_names: Sequence[str]
     shape: Sequence[int]
     data_size_bytes: int = 0
+    input_shape: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class HostConcatRunnerConfig(LightRunnerConfig):
 def concat_configs_of(model: ServedModel) -> dict[str, HostConcatConfig]:
     """What a file says; empty if it says nothing. ConfigError for a blob that is damaged."""
     for blob in model.reader.opaqueBlobs():
-        if blob.name == HOST_CONCAT_BLOB:
+        if blob.name == HOST_CONCAT_KEY:
             try:
                 entries = json.loads(bytes(blob.data()))
                 return {
@@ -54,11 +54,13 @@ def concat_configs_of(model: ServedModel) -> dict[str, HostConcatConfig]:
                         str(name),
                         [str(part) for part in entry["input_tensor_names"]],
                         [int(size) for size in entry["shape"]],
+                        int(entry.get("data_size_bytes", 0)),
+                        [int(size) for size in entry.get("input_shape", ())],
                     )
                     for name, entry in entries.items()
                 }
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ConfigError(f"{model.label}: {HOST_CONCAT_BLOB} is damaged: {error}") from error
+                raise ConfigError(f"{model.label}: {HOST_CONCAT_KEY} is damaged: {error}") from error
     return {}
 
 
@@ -141,7 +143,9 @@ class HostConcatRunner:
                 raise UsageError(f"{name!r} has {tensor.size_in_bytes} bytes, not {config.data_size_bytes}")
             if not count or tensor.shape[0] % count:
                 raise UsageError(f"{count} inputs cannot have equal shares of {name!r} {list(tensor.shape)}")
-            shape = (tensor.shape[0] // count, *tensor.shape[1:])
+            shape = tuple(config.input_shape) or (tensor.shape[0] // count, *tensor.shape[1:])
+            if np.prod(shape, dtype=np.int64) * count != np.prod(tensor.shape, dtype=np.int64):
+                raise UsageError(f"{count} inputs {list(shape)} do not fill {name!r} {list(tensor.shape)}")
             parts[name] = [DataDescription(part, shape, tensor.dtype) for part in config.input_tensor_names]
         return parts
 

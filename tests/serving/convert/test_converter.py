@@ -16,6 +16,7 @@ from podrun.serving.convert.converter import Converter, stages_of
 from podrun.serving.convert.opset import convert_opset
 from podrun.serving.convert.sharder import Sharder, claimed
 from podrun.serving.loaded_model import LoadedModel
+from podrun.serving.runtime.host_concat import HostConcatRunner
 from tests.serving.convert.models import MODELS, Writer, bert, choosing, convolutional, newer_bert, untidy
 from tests.serving.convert.test_passes import expected, greatest_difference, operators, results
 
@@ -168,8 +169,11 @@ def test_many_inputs_become_one() -> None:
     assert [value.name for value in merged.graph.input] == ["hcsr_input_0"]
     values = np.arange(6, dtype=np.float32).reshape(3, 2, 1)
     np.testing.assert_array_equal(results(merged, {"hcsr_input_0": values})["y"], values.sum(0))
-    blobs = {blob.name for blob in Compiler.compile(merged).reader.opaqueBlobs()}
-    assert "hostConcatRunnerConfig" in blobs
+    with HostConcatRunner(Compiler.compile(merged)) as runner:  # The file says what conversion has merged.
+        assert [(d.name, d.shape) for d in runner.get_execute_inputs()] == [(n, (2, 1)) for n in "abc"]
+        y = np.empty((2, 1), np.float32)
+        runner.execute(dict(zip("abc", values, strict=True)), {"y": y})
+    np.testing.assert_array_equal(y, values.sum(0))
 
 
 def test_weights_that_repeat_themselves_are_tiled() -> None:

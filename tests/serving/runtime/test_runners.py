@@ -168,7 +168,6 @@ def test_many_threads_get_their_own_rows(compiled: ServedModel) -> None:
         ({"timeout_ns": -1}, "timeout_ns is nanoseconds"),
         ({"ring_buffer_size_multiplier": 0}, "1 to 64"),
         ({"time_out": 1}, "no runtime option 'time_out'"),
-        ({"runner_type": 2}, "no ModelFusionRunner"),
         ({"replica_to_device": {1: 0}}, r"replicas \[1\]; the model has 0 to 0"),
         ({"replica_to_device": {0: 100}}, "device 100 has 4 IPUs; the model takes 1"),
     ],

@@ -10,6 +10,7 @@ from podrun.serving.runner import ModelRunner
 from podrun.serving.runtime.config import LightRunnerConfig, RuntimeConfig
 from podrun.serving.runtime.factory import ServingDevices as DeviceManager
 from podrun.serving.runtime.factory import make_runner as Runner
+from podrun.serving.runtime.fusion_runner import ModelFusionRunner
 from podrun.serving.runtime.host_concat import HostConcatConfig, HostConcatRunner, HostConcatRunnerConfig
 from podrun.serving.runtime.light_runner import LightRunner
 from podrun.serving.runtime.pack_runner import PackRunner, PackRunnerConfig
@@ -29,6 +30,7 @@ __all__ = [
     "InputMemoryView",
     "LightRunner",
     "LightRunnerConfig",
+    "ModelFusionRunner",
     "ModelRunner",
     "OutputMemoryView",
     "PackAlgorithm",
