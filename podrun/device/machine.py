@@ -21,9 +21,11 @@ import numpy as np
 from podrun.core.error_codec import copy_error
 from podrun.core.errors import (
     ApplicationRuntimeError,
+    ErrorCause,
     IpusTakenError,
     PoplarError,
     RecoveryAction,
+    Remains,
     TakenBy,
     UsageError,
 )
@@ -446,5 +448,6 @@ class Machine:
         }
         return IpusTakenError(
             f"this process holds no IPUs any more: {taken_by.value}",
+            cause=ErrorCause(remains=Remains.NOTHING) if taken_by is TakenBy.MOVE else None,
             hint=hints.get(taken_by, "Attach to the device again, and load the program (prepareDevice)."),
         )

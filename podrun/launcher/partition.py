@@ -238,7 +238,13 @@ class LaunchPartition:
         from podrun.partition.state.values import PartitionState
 
         timeout = self.current.spec.server.timeout
-        self.client.wait_for_state(self.name, {PartitionState.ACTIVE}, timeout, sleep=self.pause)
+        try:
+            self.client.wait_for_state(self.name, {PartitionState.ACTIVE}, timeout, sleep=self.pause)
+        except ServiceError as error:
+            if self.server.own:
+                # The server ends with podrun, so a hint to look at it would be of no use.
+                error.hint = _STARTS_BADLY
+            raise
 
     def _wait_with_attempts(self) -> None:
         for attempt in range(1, self.wanted.attempts + 1):
@@ -247,9 +253,6 @@ class LaunchPartition:
                 return
             except ServiceError as error:
                 if attempt == self.wanted.attempts:
-                    if self.server.own:
-                        # The server ends with podrun, so a hint to look at it would be of no use.
-                        raise type(error)(error.message, hint=_STARTS_BADLY) from error
                     raise
                 self._log.warning(f"attempt {attempt} of {self.wanted.attempts}: {error.message}")
                 self._try_again()

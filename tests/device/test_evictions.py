@@ -18,6 +18,8 @@ from podrun.device.connection import AttachRequest
 from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.owners import MachinePlace
 from podrun.device.xla.pieces import PieceCache
+from podrun.faults import hint_in_launch
+from podrun.faults.fault_errors import SUPERVISED
 
 from .conftest import request, together
 from .programs import data, first_weights, linear
@@ -167,6 +169,9 @@ def test_a_process_reads_what_took_its_ipus(
         connection.load(linear(4))
     assert caught.value.hint is not None
     assert hint in caught.value.hint
+    in_launch = str(hint_in_launch(caught.value, {SUPERVISED: "1"}))
+    assert "podrun --max-restarts" not in in_launch
+    assert in_launch.startswith("podrun recovers by itself" if taken_by is TakenBy.MOVE else hint[:3])
     connection.close()
 
 

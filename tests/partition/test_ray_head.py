@@ -55,6 +55,21 @@ def test_a_silent_head_is_lost_once_and_for_good(caplog: pytest.LogCaptureFixtur
     assert "ray start" in str(lost.value.hint)
 
 
+def test_the_head_of_podruns_own_ray_is_lost_when_its_process_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """Ray would wait for it a minute, and then end podrun with a message of its own."""
+    says = [""]
+    watch = HeadWatch("", lambda *_: says[0], own=True)
+    watch.look()
+    assert not watch.lost
+    says[0] = "it ended"
+    watch.look()
+    assert watch.lost
+    assert "podrun's own Ray has ended" in caplog.text
+    with pytest.raises(ServiceError, match="podrun's own Ray has ended") as lost:
+        watch.check()
+    assert lost.value.hint == "Start again what used it: vipu-server, or the launch."
+
+
 def test_who_waits_for_a_head_that_hangs_is_told() -> None:
     head, asked, never = Head(), threading.Event(), threading.Event()
     watch = head.watch()

@@ -30,7 +30,7 @@ from podrun.partition.host.discovery import (
     remove_scratch,
 )
 from podrun.partition.host.guardian import Guardian
-from podrun.partition.machines.ray_head import RECONNECT_SECONDS, HeadWatch, leave_without_ray
+from podrun.partition.machines.ray_head import RECONNECT_SECONDS, HeadWatch, leave_without_ray, own_head
 from podrun.partition.machines.ray_obstacles import (
     OBJECT_STORE_BYTES,
     RAY_DIRECTORY,
@@ -74,6 +74,7 @@ _OWN_ENVIRONMENT = _ON_LOOPBACK | {
     # Ray's monitor ends actors when any process of the host takes memory, and all machines of a POD are actors. What is
     # short of memory is for the kernel to decide, as it is for programs without Ray.
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
 }
 
 
@@ -236,8 +237,9 @@ class RaySession:
             )
         for directory in self._keeper.directories if self._keeper is not None else ():
             private_ray.log_nowhere(directory)
-        if self._keeper is None:
-            self.head.start()
+        if self._keeper is not None:
+            self.head = own_head(self._gcs)
+        self.head.start()
 
     def _start(self, num_cpus: int | None, parts: Parts) -> None:
         self._guardian = Guardian()
@@ -280,6 +282,8 @@ class RaySession:
         self._gcs = tuple(p for p in self._core if _name(p) == "gcs_server")
         for process in self.processes:
             self._guardian.watch_process(process.pid, process.start_ticks)
+        self.head = own_head(self._gcs)
+        self.head.start()
 
     def _set(self, environment: Mapping[str, str]) -> None:
         for key, value in environment.items():
