@@ -80,7 +80,8 @@ ALLOWED: dict[str, set[str]] = {
         "collectives",
         "report.curves",
     },
-    "estimate": BASE | {"onnx_models", "poptorch", "runtime", "popart", "report", "costmodel", "commands"},
+    "estimate": BASE
+    | {"onnx_models", "poptorch", "tensorflow", "runtime", "popart", "report", "costmodel", "commands"},
     "report": BASE | {"costmodel.target", "commands", "popef"},
     "record": BASE | {"faults", "device.connection"},
     "checkpoint": BASE | {"popdist", "record", "faults"},

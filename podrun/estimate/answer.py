@@ -5,15 +5,16 @@ estimated.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from podrun.core.environment import PODRUN_PROGRESS, environment
 from podrun.core.errors import ConfigError, UsageError
+from podrun.core.program_files import as_program
 from podrun.core.terminal import reporting
 from podrun.costmodel.batch import BatchWork
 from podrun.costmodel.cost import check_planned
@@ -21,7 +22,7 @@ from podrun.costmodel.target import System, system
 from podrun.estimate.command import EstimateRequest
 from podrun.estimate.layout import ProgramLayout, check_layout
 from podrun.estimate.model import Choices, Estimate, estimate, planned_batch, scan
-from podrun.estimate.tracing import OnnxModel, load_onnx_file, trace_model
+from podrun.estimate.tracing import ModelSource, OnnxModel, load_onnx_file, trace_model
 
 _TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
 """Options that have a meaning only in training."""
@@ -74,47 +75,75 @@ def _check_options(request: EstimateRequest) -> None:
         raise UsageError(f"{alone[0]} means nothing in inference", hint="Add --train, or leave it out.")
 
 
-def _model(request: EstimateRequest) -> tuple[Any, int | None]:
-    """The model of a file, and the micro-batch that it is written for."""
+def _model(request: EstimateRequest) -> tuple[ModelSource, int | None]:
+    """The model of a file or folder, and the micro-batch that it is written for."""
     text = os.fspath(request.model)
-    path, name = (text, "") if Path(text).is_file() else text.rpartition(":")[::2]
-    if not (path or text).endswith(".py"):
+    path, name = (text, "") if Path(text).exists() else text.rpartition(":")[::2]
+    chosen = Path(path or text)
+    if chosen.is_dir() and (chosen / "saved_model.pb").is_file():
+        _serve_tensorflow(chosen)
+        from podrun.tensorflow.execution import estimating as tensorflow_models
+
+        return _with_batch(tensorflow_models.saved_model_source(chosen, request.input))
+    if chosen.suffix != ".py":
         if request.input or request.arguments:
             raise UsageError(
-                "--input and arguments after -- are for files of Python",
+                "--input and arguments after -- are for files of Python and SavedModels",
                 hint="An ONNX file says its inputs itself: leave them out.",
             )
-        model = OnnxModel(load_onnx_file(request.model))
-        return model, model.micro_batch
-    if not Path(path or text).is_file():
-        raise ConfigError(f"there is no file {path or text}", hint=f"Look for one: ls {Path(path).parent}")
-    if not name and _is_popart(Path(path or text)):
+        return _with_batch(OnnxModel(load_onnx_file(request.model)))
+    if not chosen.is_file():
+        raise ConfigError(f"there is no file {chosen}", hint=f"Look for one: ls {chosen.parent}")
+    return _with_batch(_model_of_program(request, chosen, name))
+
+
+def _with_batch(model: ModelSource) -> tuple[ModelSource, int | None]:
+    return model, model.micro_batch
+
+
+def _model_of_program(request: EstimateRequest, path: Path, name: str) -> ModelSource:
+    """The model that a file of Python defines by a name, or that its program uses first."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not name and _imports("popart", text) and "poptorch" not in text:
         raise UsageError(
-            f"{path or text} is a PopART program, whose model exists while it runs",
-            hint=f"podrun profile {path or text} runs it and reports the same. Or save its model, and estimate that: "
+            f"{path} is a PopART program, whose model exists while it runs",
+            hint=f"podrun profile {path} runs it and reports the same. Or save its model, and estimate that: "
             "builder.saveModelProto('model.onnx')",
         )
-    from podrun.poptorch.compile import estimating
+    if _imports("tensorflow|tf_keras|keras", text) and not _imports("poptorch|torch", text):
+        _serve_tensorflow(path)
+        from podrun.tensorflow.execution import estimating as tensorflow_models
+
+        if name:
+            return tensorflow_models.keras_source(path, name, request.input, train=request.train)
+        return tensorflow_models.program_source(path, request.arguments, train=request.train)
+    from podrun.poptorch.compile import estimating as torch_models
 
     if name:
-        source = estimating.module_source(Path(path), name, request.input)
-    else:
-        source = estimating.program_source(Path(path), request.arguments, train=request.train)
-    return source, source.micro_batch
+        return torch_models.module_source(path, name, request.input)
+    return torch_models.program_source(path, request.arguments, train=request.train)
 
 
-def _is_popart(path: Path) -> bool:
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return (
-        re.search(r"^\s*(from\s+popart\b|import\b[^#\n]*\bpopart\b)", text, re.MULTILINE) is not None
-        and "poptorch" not in text
-    )
+def _serve_tensorflow(path: Path) -> None:
+    """Import TensorFlow as programs of podrun have it. ConfigError where there is none that podrun knows."""
+    try:
+        with as_program(path):
+            importlib.import_module("tensorflow")
+    except ImportError as error:
+        raise ConfigError(str(error), hint="pip install 'podrun[tensorflow]'") from None
+
+
+def _imports(names: str, text: str) -> bool:
+    """Whether a program imports one of these packages (a pattern)."""
+    pattern = rf"^\s*(from\s+({names})\b|import\b[^#\n]*\b({names})\b)"
+    return re.search(pattern, text, re.MULTILINE) is not None
 
 
 def _estimates(request: EstimateRequest, target: System, layout: ProgramLayout) -> list[Estimate]:
     model, own = _model(request)
-    if request.accumulation is None and getattr(model, "accumulation", None) and not request.scan:
-        layout = replace(layout, accumulation=model.accumulation)
+    accumulation: int | None = getattr(model, "accumulation", None)  # Of sources that are programs.
+    if request.accumulation is None and accumulation and not request.scan:
+        layout = replace(layout, accumulation=accumulation)
     if request.micro_batch is None:
         layout = replace(layout, micro_batch=own or 1)
     if not request.scan:

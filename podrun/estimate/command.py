@@ -112,7 +112,10 @@ def _product_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS...]")
 @click.option(
-    "--input", multiple=True, metavar="SHAPE", help="Of a module, once for each: 8x3x32x32 or 4x128:int64."
+    "--input",
+    multiple=True,
+    metavar="SHAPE",
+    help="Of a module or model, once for each: 8x3x32x32 or 4x128:int64.",
 )
 @click.option(
     "--target",
@@ -132,9 +135,9 @@ def _product_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def estimate_command(**options: Any) -> int:
     """Fit, throughput and bottleneck of a model on a POD, without running it.
 
-    MODEL is an ONNX file; a PyTorch program (train.py), of which the first model that it compiles is taken; or a module
-    in a file of Python (net.py:NAME). The first dimension of inputs is the batch. What follows -- are arguments of a
-    program.
+    MODEL is an ONNX file; the folder of a SavedModel; a PyTorch or TensorFlow program (train.py), of which the first
+    model that it compiles is taken; or a torch module or Keras model in a file of Python (net.py:NAME). The first
+    dimension of inputs is the batch. What follows -- are arguments of a program.
     """
     from podrun.estimate.answer import answer
     from podrun.estimate.text import estimate_text, scan_table

@@ -31,7 +31,16 @@ if TYPE_CHECKING:
 
     from podrun.runtime.lowering import Lowered
 
-DECIDING_ROOMS = ("onnx_models", "poptorch", "runtime", "estimate", "compiler", "numerics", "popart")
+DECIDING_ROOMS = (
+    "onnx_models",
+    "poptorch",
+    "tensorflow",
+    "runtime",
+    "estimate",
+    "compiler",
+    "numerics",
+    "popart",
+)
 """Rooms whose text decides an estimate, so that a change makes new answers. PopART's has the custom operators."""
 _SAVE = "Name a model in ONNX's format, such as builder.saveModelProto or session.modelToHost writes."
 

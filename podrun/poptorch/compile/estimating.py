@@ -8,20 +8,21 @@ arguments that gives one, with the shapes of its inputs.
 from __future__ import annotations
 
 import difflib
-import importlib.util
-import runpy
-import sys
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import podrun
-from podrun.core.errors import InternalError, PodrunError, UsageError
+from podrun.core.errors import UsageError
+from podrun.core.program_files import (
+    as_program,
+    model_made_by,
+    names_in_file,
+    parse_input,
+    run_until_compiled,
+)
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.user_modules import untracked
 from podrun.poptorch.capture.capture import Capture
@@ -31,14 +32,6 @@ from podrun.poptorch.compile import module_capture
 from podrun.poptorch.compile.graph_checks import find_loss
 from podrun.poptorch.compile.session_model import PlacedGraph, model_of_graph
 from podrun.runtime.graph import Model
-
-TYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "bool": torch.bool,
-}
 
 
 class _Taken(BaseException):
@@ -112,23 +105,13 @@ def program_source(path: Path, arguments: Sequence[str], *, train: bool) -> Modu
     """The model that a program compiles first, in training or in inference. UsageError if it compiles no such model,
     and for errors of its own before.
     """
-    with _as_program(path, arguments):
-        try:
-            with module_capture.instead_of_compiling(_take(train)):
-                runpy.run_path(str(path), run_name="__main__")
-        except _Taken as taken:
-            request, (args, keywords) = taken.request, taken.call
-            factor = request.options.Training.gradient_accumulation if train else None
-            return ModuleSource(request.module, tuple(args), dict(keywords), request.options, train, factor)
-        except SystemExit:
-            pass
-        except PodrunError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"{path} ends before it compiles a model: {type(error).__name__}: {error}",
-                hint=f"Arguments of the program follow --: podrun estimate {path} -- --epochs 1",
-            ) from error
+    try:
+        with as_program(path, arguments), module_capture.instead_of_compiling(_take(train)):
+            run_until_compiled(path)
+    except _Taken as taken:
+        request, (args, keywords) = taken.request, taken.call
+        factor = request.options.Training.gradient_accumulation if train else None
+        return ModuleSource(request.module, tuple(args), dict(keywords), request.options, train, factor)
     kind = "training" if train else "inference"
     other = "leave --train out" if train else "give --train"
     raise UsageError(
@@ -145,30 +128,20 @@ def _take(train: bool) -> module_capture.Taker:
     return take
 
 
-@contextmanager
-def _as_program(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Set the path and ``sys.argv`` for a program, so that ``import poptorch`` finds podrun's."""
-    compat = str(Path(podrun.__file__).parent / "compat")
-    before = sys.argv, list(sys.path)
-    sys.argv = [str(path), *arguments]
-    sys.path[:0] = [str(path.resolve().parent), compat]
-    try:
-        with redirect_stdout(sys.stderr):  # Standard output is for the answer alone.
-            yield
-    finally:
-        sys.argv, sys.path[:] = before
-
-
 def module_source(path: Path, name: str, inputs: Sequence[str]) -> ModuleSource:
     """A module of a file, with inputs like ``8x3x32x32`` or ``4x128:int64``; dimension 0 is the batch. UsageError for a
     wrong name or wrong inputs.
     """
-    with _as_program(path, ()):
-        names: Mapping[str, Any] = _names(path)
+    with as_program(path):
+        names = names_in_file(path)
         value = names.get(name)
         if value is None:
             raise UsageError(f"{path} has no {name}", hint=_modules_in(names, name))
-        module = value if isinstance(value, torch.nn.Module) else _called(path, name, value)
+        module = (
+            value
+            if isinstance(value, torch.nn.Module)
+            else model_made_by(path, name, value, "torch.nn.Module")
+        )
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"{name} of {path} gives a {type(module).__name__}, not a torch.nn.Module")
     if not inputs:
@@ -178,7 +151,7 @@ def module_source(path: Path, name: str, inputs: Sequence[str]) -> ModuleSource:
     return ModuleSource(module, tuple(_input(text) for text in inputs), {}, Options())
 
 
-def _modules_in(names: Mapping[str, Any], name: str) -> str:
+def _modules_in(names: Mapping[str, object], name: str) -> str:
     """The modules of a file and its own classes of modules, and the one whose name is closest."""
     own = names.get("__name__")
     known = [
@@ -192,49 +165,6 @@ def _modules_in(names: Mapping[str, Any], name: str) -> str:
     return f"{guess}Modules in it: {', '.join(known) or 'none'}."
 
 
-def _called(path: Path, name: str, make: object) -> object:
-    """The result of a class or function of a file. UsageError with the line of the file where it fails."""
-    if not callable(make):
-        raise UsageError(f"{name} of {path} is a {type(make).__name__}, not a torch.nn.Module")
-    try:
-        return make()
-    except PodrunError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{name}() of {path} fails: {type(error).__name__}: {error}{_line_in(path, error)}",
-            hint="Name a module, or a class or function that takes no arguments.",
-        ) from None
-
-
-def _line_in(path: Path, error: Exception) -> str:
-    """`` (FILE:LINE)`` of the innermost line of a file that an error went through."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    return f" ({path}:{own[-1].lineno})" if own else ""
-
-
-def _names(path: Path) -> Mapping[str, Any]:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InternalError(f"Python has no loader for {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    try:
-        spec.loader.exec_module(module)
-    except PodrunError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{path} cannot be imported: {type(error).__name__}: {error}{_line_in(path, error)}"
-        ) from None
-    return vars(module)
-
-
 def _input(text: str) -> torch.Tensor:
-    shape, _, kind = text.partition(":")
-    sizes = shape.split("x")
-    if not all(size.isdigit() and int(size) for size in sizes) or (kind or "float32") not in TYPES:
-        raise UsageError(
-            f"--input {text} is no shape", hint=f"As in 8x3x32x32 or 4x128:int64. Types: {', '.join(TYPES)}."
-        )
-    return torch.zeros([int(size) for size in sizes], dtype=TYPES[kind or "float32"])
+    shape, kind = parse_input(text)
+    return torch.zeros(shape, dtype=getattr(torch, kind))

@@ -8,7 +8,8 @@ JAX derives, accumulators, and an update with as many slots for each weight as t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -187,6 +188,32 @@ def _slots(step: ModelledStep, trained: Collection[str], values: Mapping[str, np
     return max(0, min(round(others / weights) - accumulators, len(SLOTS)))
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """The forward pass of a step: its graph, its loss (None in inference) and the weights that it trains."""
+
+    graph: OperatorGraph
+    loss: str | None
+    trained: frozenset[str]
+
+
+def forward_graph(
+    step: ModelledStep, types: Mapping[str, TensorType], values: Mapping[str, np.ndarray]
+) -> ForwardPass:
+    """The forward pass of a step. ``types``: of what infeeds give; ``values``: of all variables, by their names."""
+    node = step.differentiated
+    nodes = _forward(step, node)
+    loss = None if node is None else str(node["graph"].outputs[0])
+    outputs = tuple(step.out) if loss is None else (loss,)
+    if step.places:
+        nodes = _placed(nodes, step.places)
+    kept = _hinted(trimmed(nodes, outputs), dict(step.shares))
+    graph = OperatorGraph(step.name, tuple(kept), tuple(types), outputs, dict(values), dict(types))
+    graph = prune(graph, outputs)
+    sources = () if node is None else node.inputs[: node["sources"]]
+    return ForwardPass(graph, loss, frozenset(sources) & graph.initializers.keys())
+
+
 def modelled_report(
     step: ModelledStep,
     types: Mapping[str, TensorType],
@@ -198,21 +225,13 @@ def modelled_report(
     """The tile report of a step on a chip ``target``: of one weight update, or of as many mini-batches of inference as
     run together. UsageError for stages that no pipeline can have.
     """
-    node = step.differentiated
-    nodes = _forward(step, node)
-    loss = None if node is None else str(node["graph"].outputs[0])
-    outputs = tuple(step.out) if loss is None else (loss,)
-    if step.places:
-        nodes = _placed(nodes, step.places)
-    kept = _hinted(trimmed(nodes, outputs), dict(step.shares))
-    graph = OperatorGraph(step.name, tuple(kept), tuple(types), outputs, dict(values), dict(types))
-    graph = prune(graph, outputs)
+    forward = forward_graph(step, types, values)
+    graph, loss, trained = forward.graph, forward.loss, forward.trained
+    outputs = graph.outputs
     run = _settings(step, settings, training=loss is not None)
     graph = place(graph, run, ipus_per_replica)
     if run.overlaps:
         check_homes(graph)
-    sources = () if node is None else node.inputs[: node["sources"]]
-    trained = frozenset(sources) & graph.initializers.keys()
     batches = 1 if loss is not None else step.micro_batches
     returned = {name: Returned(Retrieval.ALL) for name in sorted(outputs)}
     request = Request(
@@ -225,6 +244,28 @@ def modelled_report(
     )
     built = build_model(Model(graph, TensorFlowOperators(), trained=trained or None), request)
     return model_program(built.program, target=target)
+
+
+StepTaker = Callable[[ModelledStep, Mapping[str, TensorType], Mapping[str, np.ndarray]], None]
+_takers: list[StepTaker] = []
+
+
+@contextmanager
+def steps_offered_to(taker: StepTaker) -> Iterator[None]:
+    """Show ``taker`` each step before its first run, with the types of its inputs and the values of its variables; it
+    may end the program.
+    """
+    _takers.append(taker)
+    try:
+        yield
+    finally:
+        _takers.remove(taker)
+
+
+def offer_step(step: ModelledStep, types: Mapping[str, TensorType], values: Mapping[str, np.ndarray]) -> None:
+    """Show a step to those who asked for it."""
+    for taker in _takers:
+        taker(step, types, values)
 
 
 def _settings(step: ModelledStep, settings: RunSettings, *, training: bool) -> RunSettings:

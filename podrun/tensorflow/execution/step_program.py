@@ -32,7 +32,7 @@ from podrun.runtime.settings import FixedPlan, Returned, RunSettings
 from podrun.runtime.words import SessionCall
 from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.execution.device_table import DEVICES
-from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report
+from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report, offer_step
 from podrun.tensorflow.execution.poplar_flags import flags
 from podrun.tensorflow.graph import structure
 from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, VariableHandle
@@ -145,6 +145,8 @@ class StepProgram:
             raise tf.errors.InvalidArgumentError(
                 None, None, f"The device of {self.source.name!r} is configured for compilation only."
             )
+        if self.parts is None:
+            offer_step(self._modelled(), self.feed_types, self._held(values))
         parts = self._prepared(values)
         if DEVICES.connection == "PRE_COMPILE":
             return self._compiled_only(parts)
@@ -199,18 +201,7 @@ class StepProgram:
         does not fit.
         """
         ipus = self.device.ipu_count // self.settings.local_replicas
-        modelled = ModelledStep(
-            self.source.name,
-            self.step.nodes,
-            self.step.places,
-            self.step.losses,
-            self.step.written,
-            (*self.step.results, *self.outfed),
-            self.source.pipeline,
-            self.source.recomputes,
-            tuple(sorted(DEVICES.memory_shares().items())),
-        )
-        held = {key: np.asarray(values[key]) for key in self.source.names.values()}
+        modelled, held = self._modelled(), self._held(values)
         if modelled.apart:
             parts.loader.compiler.form = modelled.form
             parts.loader.compiler.report = lambda: modelled_report(
@@ -230,13 +221,29 @@ class StepProgram:
         reports = SessionReports(shown, self.settings, ipus, f"tf_report__{moment}__{os.getpid()}")
         reports.after_compile(reports.engine_settings())
 
+    def _modelled(self) -> ModelledStep:
+        return ModelledStep(
+            self.source.name,
+            self.step.nodes,
+            self.step.places,
+            self.step.losses,
+            self.step.written,
+            (*self.step.results, *self.outfed),
+            self.source.pipeline,
+            self.source.recomputes,
+            tuple(sorted(DEVICES.memory_shares().items())),
+        )
+
+    def _held(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {key: np.asarray(values[key]) for key in self.source.names.values()}
+
     def _assembled(self, values: Mapping[str, np.ndarray]) -> SessionParts:
         graph = OperatorGraph(
             self.source.name,
             self.step.nodes,
             tuple(self.feed_types),
             (*self.step.results, *self.outfed),
-            {key: np.asarray(values[key]) for key in self.source.names.values()},
+            self._held(values),
             dict(self.feed_types),
         )
         operators = TensorFlowOperators(HalfPrecision(DEVICES.nan_on_overflow))

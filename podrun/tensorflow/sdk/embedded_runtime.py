@@ -21,7 +21,7 @@ from podrun.serving.runtime.config import OFF
 from podrun.tensorflow.capture.program_graphs import IpuGraph, parameter, trace
 from podrun.tensorflow.execution.host_program import HostProgram, feed_types
 from podrun.tensorflow.execution.launching import read_handle, value_tensor
-from podrun.tensorflow.sdk.served_programs import write_program_file
+from podrun.tensorflow.sdk.served_programs import ServedStep, write_program_file
 
 
 def experimental_application_compile_op(
@@ -57,7 +57,8 @@ def experimental_application_compile_op(
         outputs = [f"output_{place:03d}" for place in range(leaving)]
         kinds = feed_types(program.step)
         needed = {key: held[key] for key in program.source_keys}
-        write_program_file(program.step, kinds, outputs, needed, path, max(iterations, 1), program.shards)
+        served = ServedStep(program.step, kinds, outputs, needed, program.shards)
+        write_program_file(served, path, max(iterations, 1))
         return np.array(path.encode())
 
     if tf.executing_eagerly():

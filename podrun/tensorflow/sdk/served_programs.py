@@ -47,14 +47,34 @@ class _Arguments:
     tensor_names: Sequence[str]
 
 
-def write_step(
-    step: Callable[..., Any],
-    signature: StepSignature,
-    path: str,
-    iterations: int,
-    output_names: Sequence[str] | None = None,
-) -> list[str]:
-    """Compile ``step`` with its variables as they are, and write it to ``path``. Returns the names of its outputs."""
+@dataclass(frozen=True, slots=True)
+class ServedStep:
+    """A step with frozen variables. ``kinds``: its inputs; ``outputs``: names for what goes to its outfeed, in order;
+    ``held``: the values of its variables.
+    """
+
+    read: ReadStep
+    kinds: Mapping[str, TensorType]
+    outputs: Sequence[str]
+    held: Mapping[str, np.ndarray]
+    shards: int = 1
+
+    def graph(self) -> OperatorGraph:
+        """The runtime's graph, with the inputs and outputs of the file."""
+        leaving = [name for queue in self.read.outfeeds.values() for name in queue]
+        renamed = dict(zip(leaving, self.outputs, strict=True))
+        nodes = tuple(
+            replace(node, outputs=tuple(renamed.get(o, o) for o in node.outputs)) for node in self.read.nodes
+        )
+        return OperatorGraph(
+            "served", nodes, tuple(self.kinds), tuple(self.outputs), dict(self.held), dict(self.kinds)
+        )
+
+
+def read_served_step(
+    step: Callable[..., Any], signature: StepSignature, output_names: Sequence[str] | None = None
+) -> ServedStep:
+    """Trace ``step`` with its variables as they are. ValueError for another number of ``output_names`` than outputs."""
     import_jax()
     names = [spec.name or f"input_{place}" for place, spec in enumerate(signature)]
     queue = reference(_Arguments(signature, names))
@@ -79,32 +99,16 @@ def write_step(
         name: TensorType(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape.as_list()))
         for name, spec in zip(names, signature, strict=True)
     }
-    write_program_file(read_step(source), kinds, outputs, held, path, iterations, getattr(graph, "shards", 1))
-    return outputs
+    return ServedStep(read_step(source), kinds, outputs, held, getattr(graph, "shards", 1))
 
 
-def write_program_file(
-    step: ReadStep,
-    kinds: Mapping[str, TensorType],
-    outputs: Sequence[str],
-    held: Mapping[str, np.ndarray],
-    path: str,
-    iterations: int,
-    shards: int = 1,
-) -> None:
-    """Compile a step for as many IPUs as it has shards, and write it with its variables ``held``. ``kinds``: its
-    inputs; ``outputs``: names for what goes to its outfeed, in order.
-    """
-    leaving = [name for queue in step.outfeeds.values() for name in queue]
-    renamed = dict(zip(leaving, outputs, strict=True))
-    nodes = tuple(
-        replace(node, outputs=tuple(renamed.get(o, o) for o in node.outputs)) for node in step.nodes
-    )
-    graph = OperatorGraph("served", nodes, tuple(kinds), tuple(outputs), dict(held), dict(kinds))
-    plan = FixedPlan(iterations, {name: Returned(Retrieval.ALL) for name in sorted(outputs)})
+def write_program_file(served: ServedStep, path: str, iterations: int) -> None:
+    """Compile a step for as many IPUs as it has shards, and write it with its variables."""
+    plan = FixedPlan(iterations, {name: Returned(Retrieval.ALL) for name in sorted(served.outputs)})
+    model = Model(served.graph(), TensorFlowOperators())
     settings = RunSettings(constant_weights=True)
-    source = SessionSource("served", Model(graph, TensorFlowOperators()), plan, settings, training=False)
-    device = RunDevice(DeviceKind.OFFLINE, IpuRange(0, 1 << (shards - 1).bit_length()))
+    source = SessionSource("served", model, plan, settings, training=False)
+    device = RunDevice(DeviceKind.OFFLINE, IpuRange(0, 1 << (served.shards - 1).bit_length()))
     built = place_and_build(source, source.request(device, None, None), device.target)
     owner = _Owner()
     parts = assemble(source, built, DeviceProgram(device, owner))
@@ -178,8 +182,9 @@ def write_folder(steps: ServedSteps, export_dir: str, iterations: int) -> Any:
         raise ValueError(f"iterations must be at least 1, not {iterations}.")
     path = os.path.join(export_dir, EXECUTABLE)
     predict = getattr(steps.predict, "python_function", steps.predict)
-    names = write_step(predict, steps.signature, path, iterations, steps.output_names)
-    return _write_saved_model(steps, predict, names, export_dir)
+    served = read_served_step(predict, steps.signature, steps.output_names)
+    write_program_file(served, path, iterations)
+    return _write_saved_model(steps, predict, served.outputs, export_dir)
 
 
 def _write_saved_model(steps: ServedSteps, predict: Any, names: Sequence[str], export_dir: str) -> Any:
