@@ -116,7 +116,7 @@ def _model_of_program(request: EstimateRequest, path: Path, name: str) -> ModelS
 
         if name:
             return tensorflow_models.keras_source(path, name, request.input, train=request.train)
-        return tensorflow_models.program_source(path, request.arguments, train=request.train)
+        return tensorflow_models.first_step_source(path, request.arguments, train=request.train)
     from podrun.poptorch.compile import estimating as torch_models
 
     if name:

@@ -178,7 +178,7 @@ class _Taken(BaseException):
     """Ends a program at its step. Not an Exception, because programs catch those."""
 
 
-def program_source(path: Path, arguments: Sequence[str], *, train: bool) -> ProgramStep:
+def first_step_source(path: Path, arguments: Sequence[str], *, train: bool) -> ProgramStep:
     """The step that a program runs first, in training or in inference. UsageError if it runs no such step, and for
     errors of its own before.
     """
