@@ -21,6 +21,7 @@ from podrun import commands
 from podrun.compat import COMPAT_PATH, _start
 from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.core.environment import (
+    PODRUN_TENSORFLOW,
     POPDIST_LOCAL_INSTANCE_INDEX,
     POPDIST_NUM_IPUS_PER_REPLICA,
     POPDIST_NUM_LOCAL_REPLICAS,
@@ -50,6 +51,7 @@ class Request:
     replicas: int | None = None
     ipus_per_replica: int | None = None
     interactive: bool = False
+    tensorflow: str | None = None
 
 
 def _print_path(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -94,6 +96,11 @@ class _BeforeAProgram(click.Command):
     type=click.IntRange(1),
     metavar="N",
     help="What popdist answers: IPUs of each replica [1].",
+)
+@click.option(
+    "--tensorflow",
+    type=click.Choice(["1", "2"]),
+    help="The API that `import tensorflow` gives [as the program uses it].",
 )
 @click.option("-m", "module", is_flag=True, help="The program is a module.")
 @click.option("-c", "code", is_flag=True, help="The program is given as text.")
@@ -192,6 +199,8 @@ def _prepare(request: Request) -> None:
     inherited = environment().get("PYTHONPATH")
     os.environ["PYTHONPATH"] = COMPAT_PATH + (os.pathsep + inherited if inherited else "")
     os.environ.update(_popdist_variables(request))
+    if request.tensorflow:
+        os.environ[PODRUN_TENSORFLOW] = request.tensorflow
     _start.install()
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from podrun.compat._keras_names import serve_keras_names
 from podrun.compat._tensorflow_contrib import contrib_module
-from podrun.core.environment import environment
+from podrun.core.environment import PODRUN_TENSORFLOW, environment
 
 _HERE = str(Path(__file__).resolve().parent)
 _SDK = "podrun.tensorflow.sdk."
@@ -326,7 +326,7 @@ MOST_FILES = 100
 
 def wants_version_1() -> bool:
     """Whether ``import tensorflow`` is to give version 1: as PODRUN_TENSORFLOW says, else as the script uses it."""
-    chosen = environment().get("PODRUN_TENSORFLOW", "")
+    chosen = environment().get(PODRUN_TENSORFLOW, "")
     if chosen:
         return chosen.startswith("1")
     script = sys.argv[0] if sys.argv else ""

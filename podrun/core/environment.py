@@ -33,6 +33,7 @@ PODRUN_PROGRESS_FILE = "PODRUN_PROGRESS_FILE"
 PODRUN_PROGRAM_FAULTS = "PODRUN_PROGRAM_FAULTS"
 PODRUN_RUNTIME_DIR = "PODRUN_RUNTIME_DIR"
 PODRUN_RESTART_COUNT = "PODRUN_RESTART_COUNT"
+PODRUN_TENSORFLOW = "PODRUN_TENSORFLOW"
 PODRUN_TRACEBACK = "PODRUN_TRACEBACK"
 
 GCDA_OPTIONS = "GCDA_OPTIONS"
@@ -86,7 +87,7 @@ VARIABLES: Mapping[str, str] = {
     PODRUN_RESTART_COUNT: "Set by `podrun`: how often the instances were started again; 0 at first.",
     "PODRUN_SUPERVISED": "Set by `podrun` for a launch that starts again what fails: hints do not advise it then.",
     "PODRUN_STANDALONE_IPUS": "IPUs that a script without `podrun` finds; 64.",
-    "PODRUN_TENSORFLOW": "1 or 2: the API of TensorFlow that `import tensorflow` gives; else as the script uses it.",
+    PODRUN_TENSORFLOW: "1 or 2: the API of TensorFlow that `import tensorflow` gives; else as the script uses it.",
     "PODRUN_TOKEN": "The user's secret instead of that in the runtime directory, for servers on other hosts.",
     "PODRUN_TLS_CERT": "PEM file with this host's certificate: connections use TLS then. See *Security*.",
     "PODRUN_TLS_KEY": "PEM file with the key of that certificate.",

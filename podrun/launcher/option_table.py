@@ -225,6 +225,15 @@ OPTIONS: tuple[Option, ...] = (
         "DIR",
     ),
     Option(
+        "tensorflow",
+        ValueKind.NAME,
+        Section.PROCESS,
+        "1 or 2: the API that `import tensorflow` gives (default: as the program uses it)",
+        None,
+        "VERSION",
+        choices=("1", "2"),
+    ),
+    Option(
         "mpi-global-args",
         ValueKind.TEXT,
         Section.PROCESS,

@@ -14,7 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.environment import GCDA_OPTIONS, IPUOF_VIPU_API_PARTITION_ID, PODRUN_FAULTS
+from podrun.core.environment import (
+    GCDA_OPTIONS,
+    IPUOF_VIPU_API_PARTITION_ID,
+    PODRUN_FAULTS,
+    PODRUN_TENSORFLOW,
+)
 from podrun.core.errors import UsageError
 from podrun.launcher.mpi_arguments import MpiArguments, parse_instance_arguments, parse_mpi_arguments
 from podrun.launcher.option_kinds import ValueKind
@@ -51,6 +56,8 @@ def plan_launch(options: Mapping[str, Any], program: tuple[str, ...], context: L
     everywhere = parse_mpi_arguments(values["mpi-global-args"], "--mpi-global-args")
     local = parse_mpi_arguments(values["mpi-local-args"], "--mpi-local-args")
     single = parse_instance_arguments(values["instance-mpi-local-args"], layout.instances)
+    chosen = {PODRUN_TENSORFLOW: values["tensorflow"]} if values["tensorflow"] else {}
+    for_all = [MpiArguments(chosen), everywhere, local]
     command = resolve_program(program, context, layout)
     only = values["only-output-from-instance"]
     if only is not None and only >= layout.instances:
@@ -64,7 +71,7 @@ def plan_launch(options: Mapping[str, Any], program: tuple[str, ...], context: L
     return LaunchSpec(
         layout=layout,
         instances=tuple(
-            _instance(layout, i, command, context, [everywhere, local, single.get(i, MpiArguments())])
+            _instance(layout, i, command, context, [*for_all, single.get(i, MpiArguments())])
             for i in range(layout.instances)
         ),
         server=_server(values),

@@ -55,7 +55,7 @@ REFERENCE_OPTIONS = [
         "vipu-allocation",
         "sync-type",
     ),
-    *("executable-cache-path", "mpi-global-args", "mpi-local-args", "instance-mpi-local-args", "numa-aware"),
+    *("executable-cache-path", "tensorflow", "mpi-global-args", "mpi-local-args", "instance-mpi-local-args", "numa-aware"),
     *("process-placement", "only-output-from-instance", "host-subnet", "synchronise-python-venv"),
     *("synchronise-poplar-sdk", "distribute-ssh-key"),
     *("fault", "cluster", "private", "ray-address", "dry-run", "quiet"),

@@ -278,3 +278,9 @@ def test_a_record_is_a_plan_of_the_faults_that_struck(directory: Path) -> None:
     file.write_text(file.read_text().replace("batch=4", "batch=5"))
     with pytest.raises(UsageError, match=r"run.record was changed: its digest is not that of its lines"):
         plan(f"--num-replicas 4 --fault-plan {file.name}", directory)
+
+
+def test_every_instance_is_told_which_api_of_tensorflow_it_gives(directory: Path) -> None:
+    chosen = plan("--num-replicas 2 --num-instances 2 --tensorflow 1 train.py", directory)
+    assert [one.exports for one in chosen.instances] == [{"PODRUN_TENSORFLOW": "1"}] * 2
+    assert plan("--num-replicas 2 train.py", directory).instances[0].exports == {}
