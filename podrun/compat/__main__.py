@@ -100,7 +100,7 @@ class _BeforeAProgram(click.Command):
 @click.option(
     "--tensorflow",
     type=click.Choice(["1", "2"]),
-    help="The API that `import tensorflow` gives [as the program uses it].",
+    help="API of TensorFlow that a program gets [the one that it uses].",
 )
 @click.option("-m", "module", is_flag=True, help="The program is a module.")
 @click.option("-c", "code", is_flag=True, help="The program is given as text.")
