@@ -7,7 +7,7 @@ times slower on CPUs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -48,19 +48,46 @@ def _maximum_backward(window: Window, saved: tuple[Array, Array], gradient: Arra
     """
     x, y = saved
     wide = padded(x, window, lowest_of(x.dtype))
+    hits = (shifted(wide, window, position) == y for position in window.positions())
+    return (_returned(gradient, hits, window, wide.shape),)
+
+
+def _returned(gradient: Array, hits: Iterable[Array], window: Window, shape: tuple[int, ...]) -> Array:
+    """The gradient of an image whose padded form has ``shape``. ``hits``: for each kernel position, which windows' results
+    are from there.
+    """
+    zero = jnp.zeros((), gradient.dtype)
     total: Any = None
-    for position in window.positions():
-        hit = shifted(wide, window, position) == y
-        term = unshifted(
-            jnp.where(hit, gradient, jnp.zeros((), gradient.dtype)), window, position, wide.shape
-        )
+    for position, hit in zip(window.positions(), hits, strict=True):
+        term = unshifted(jnp.where(hit, gradient, zero), window, position, shape)
         total = term if total is None else total + term
     back = [(0, 0, 0), (0, 0, 0)]
     back += [(-b, -(a + e), 0) for (b, a), e in zip(window.pads, window.extra, strict=True)]
-    return (lax.pad(total, jnp.zeros((), total.dtype), back),)
+    return lax.pad(total, zero, back)
 
 
 maximum_of_windows.defvjp(_maximum_forward, _maximum_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def first_maximum_of_windows(x: Array, window: Window) -> Array:
+    """`maximum_of_windows` whose gradient goes to the first of the elements that equal the maximum, as TensorFlow's does
+    on a CPU.
+    """
+    return _window_max(x, window)
+
+
+def _first_backward(window: Window, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
+    x, y = saved
+    wide = padded(x, window, lowest_of(x.dtype))
+    positions = list(window.positions())
+    place: Any = np.uint8(len(positions)) if len(positions) < 256 else np.int32(len(positions))
+    for number, position in reversed(list(enumerate(positions))):
+        place = jnp.where(shifted(wide, window, position) == y, place.dtype.type(number), place)
+    return (_returned(gradient, (place == number for number in range(len(positions))), window, wide.shape),)
+
+
+first_maximum_of_windows.defvjp(_maximum_forward, _first_backward)
 
 
 def maximum_with_places(x: Array, window: Window, places: Array) -> tuple[Array, Array]:

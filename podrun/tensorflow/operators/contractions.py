@@ -63,22 +63,35 @@ def _conv(ctx: Any, node: Any, x: Array, w: Array) -> Array:
 
 
 def _correlation(ctx: Any, x: Array, w: Array, node: Any, layout: str, groups: int) -> Array:
-    """Halves are computed in float32. Channels come first inside, as the library of convolutions has them."""
+    """Halves are computed in float32. Where a convolution stays one, its axes stay in TensorFlow's order: that of the
+    library's images, and a kernel is read as it lies. Otherwise channels come first, as `correlate` takes them.
+    """
     half = x.dtype == jnp.float16
     image, kernel = [v.astype(jnp.float32) for v in (x, w)] if half else [x, w]
-    if layout == "NHWC":
-        image = jnp.transpose(image, (0, 3, 1, 2))
+    window = _window(node, layout, _spatial(image.shape, layout), kernel.shape[:2])
+    if groups == 1 or ctx.grouped:
+        y = lax.conv_general_dilated(
+            image, kernel, window.strides, window.pads, rhs_dilation=window.dilations,
+            dimension_numbers=(layout, "HWIO", layout), feature_group_count=groups,
+        )  # fmt: skip
+        return y.astype(x.dtype)
     kernel = jnp.transpose(kernel, (3, 2, 0, 1))
+    if layout == "NCHW":
+        return correlate(image, kernel, groups, window).astype(x.dtype)
+    y = correlate(jnp.transpose(image, (0, 3, 1, 2)), kernel, groups, window)
+    return jnp.transpose(y, (0, 2, 3, 1)).astype(x.dtype)
+
+
+def _window(node: Any, layout: str, sizes: Sequence[int], kernel: Sequence[int]) -> Window:
+    """The window of a convolution over images of spatial ``sizes``."""
     strides = _spatial(node["strides"], layout)
     dilations = _spatial(node.get("dilations", (1, 1, 1, 1)), layout)
     pads = _padding(node, layout)
     if isinstance(pads, str):
-        reach = [(k - 1) * d + 1 for k, d in zip(kernel.shape[2:], dilations, strict=True)]
-        pads = lax.padtype_to_pads(image.shape[2:], reach, strides, pads)
+        reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+        pads = lax.padtype_to_pads(sizes, reach, strides, pads)
     ends = tuple((int(before), int(after)) for before, after in pads)
-    window = Window(tuple(kernel.shape[2:]), strides, dilations, ends, (0, 0))
-    y = correlate(image, kernel, groups, window, ctx.grouped)
-    return (jnp.transpose(y, (0, 2, 3, 1)) if layout == "NHWC" else y).astype(x.dtype)
+    return Window(tuple(kernel), strides, dilations, ends, (0, 0))
 
 
 @computes("DepthwiseConv2dNative", attributes=_CONV)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.numerics.pools import first_maximum_of_windows
+from podrun.numerics.windows import Window
 from podrun.tensorflow.operators.table import computes
 
 Array = Any
@@ -21,16 +24,23 @@ def _pads(node: Any) -> Any:
     return [tuple(pads[i : i + 2]) for i in range(0, len(pads), 2)]
 
 
+def _maximum(x: Array, sizes: Sequence[int], strides: Sequence[int], padding: Any) -> Array:
+    """The maximum over windows along all axes. Two axes of size 1 in front stand for those of samples and channels."""
+    pads = lax.padtype_to_pads(x.shape, sizes, strides, padding) if isinstance(padding, str) else padding
+    ends = tuple((int(before), int(after)) for before, after in pads)
+    window = Window(tuple(sizes), tuple(strides), (1,) * x.ndim, ends, (0,) * x.ndim)
+    return first_maximum_of_windows(x[None, None], window)[0, 0]
+
+
 @computes("MaxPool", attributes=_POOL)
 def _max_pool(ctx: Any, node: Any, x: Array) -> Array:
-    lowest = np.array(-np.inf, x.dtype)
-    return lax.reduce_window(x, lowest, lax.max, node["ksize"], node["strides"], _pads(node))
+    return _maximum(x, node["ksize"], node["strides"], _pads(node))
 
 
 @computes("MaxPoolV2", attributes="padding data_format")
 def _max_pool_sizes(ctx: Any, node: Any, x: Array, sizes: Any, strides: Any) -> Array:
-    window, steps = (tuple(int(v) for v in ctx.constant(i)) for i in (1, 2))
-    return lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, window, steps, node["padding"])
+    window, steps = ([int(v) for v in ctx.constant(i)] for i in (1, 2))
+    return _maximum(x, window, steps, node["padding"])
 
 
 @computes("AvgPool", attributes=_POOL)
