@@ -142,7 +142,7 @@ class _Planner:
             variables[name] = Variable(
                 parameter.spec,
                 VariableRole.WEIGHT,
-                per_replica=True,
+                per_replica=name not in self.program.shared_state,
                 position=position,
                 rows=parameter.group_of,
             )

@@ -148,6 +148,7 @@ def executable_digest(
         "loss": [program.loss, program.loss_scaling, program.reduction.value],
         "automatic_scaling": None if program.automatic_scaling is None else asdict(program.automatic_scaling),
         "state_updates": dict(program.state_updates),
+        "shared_state": sorted(program.shared_state),
         "recompute": [
             program.recompute.rule,
             sorted(program.recompute.scopes),

@@ -107,7 +107,8 @@ class ChunkBuilder:
             self.traced,
             micro_batches,
             self.layout.replicas_per_machine,
-            batched=frozenset(self.program.state_updates),
+            batched=self.program.replica_state,
+            shared=frozenset(self.program.state_updates[name] for name in self.program.shared_state),
             broadcast=frozenset(n for n, spec in self.program.inputs.items() if spec.broadcast),
             group_of=grouped_names(self.program),
         )
@@ -188,11 +189,11 @@ class ChunkBuilder:
             if anchor.kind is AnchorKind.VARIABLE and anchor.subject in self.memory.group_of:
                 group_of, offset = self.memory.group_of[anchor.subject], buffers[REPLICA_OFFSET]
                 value = rows(value, group_of, offset, folded.micro_batches, folded.replicas)
-            elif anchor.kind is AnchorKind.VARIABLE and anchor.subject not in self.program.state_updates:
+            elif anchor.kind is AnchorKind.VARIABLE and anchor.subject not in self.program.replica_state:
                 value = jnp.broadcast_to(value, (folded.size, *value.shape))
             results[anchor_buffer(anchor.name)] = folded.unfold(value)
         for parameter, value in self.program.state_updates.items():
-            results[parameter] = values[value]
+            results[parameter] = values[value][0] if parameter in self.program.shared_state else values[value]
         return results
 
     def _differentiated(

@@ -8,7 +8,9 @@ temporaries. Buffers that the piece both reads and writes (accumulators, the see
 so that all Computations read the same values.
 
 Sums go from replica to replica in order of the replicas of the whole program, so results do not depend on how replicas
-are spread over machines.
+are spread over machines. Only sums that the replicas of a machine share (`podrun.compiler.model_collectives.total_p`)
+first go over a machine's replicas, in one product if products are added (`podrun.compiler.summed_products`), and then
+from machine to machine; which replicas lie on one machine follows from the program.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ from podrun.compiler.model_collectives import (
     exchange_p,
     exchanges,
     folded_p,
+    total_p,
 )
 from podrun.compiler.program import tap
 from podrun.compiler.segments import split_at_places
+from podrun.compiler.summed_products import SummedProducts
 from podrun.core.errors import InternalError
 from podrun.core.executable import REPLICA_OFFSET, AllGather, Arena, Compute, Instruction
 from podrun.core.layout import Layout
@@ -150,11 +154,14 @@ def _with_arithmetic(piece: TracedPiece, layout: Layout, *, late: bool) -> Trace
 
     def run(*arguments: Any) -> tuple[Any, ...]:
         offset = dict(zip(inputs, arguments, strict=True))[REPLICA_OFFSET] if several else 0
-        here = _MachineExchange(layout, offset)
+        here, products = _MachineExchange(layout, offset), SummedProducts()
 
         def apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
             if equation.primitive is folded_p:
                 return here.exchanged(operands[0], **equation.params)
+            if equation.primitive is total_p:
+                return here.total(operands[0], products.find(equation.invars[0]))
+            products.look(equation, operands)
             return private_jax.bind_equation(equation, operands)
 
         piece_inputs = arguments[: len(piece.inputs)]
@@ -188,23 +195,37 @@ class _MachineExchange:
         result = jnp.moveaxis(result, 1, 0)
         return result.reshape(x.shape[0], *result.shape[2:]).astype(x.dtype)
 
+    def total(self, x: Any, summed: Any | None) -> Any:
+        """The sum over all replicas, of operands ``[replicas here, *shape]``. Halves are rounded once. ``summed``: the
+        sum over the replicas here, if it is known.
+        """
+        kind, half = x.dtype, jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+        if half:
+            x, summed = x.astype(jnp.float32), None
+        part = x.sum(0, dtype=x.dtype) if summed is None else summed
+        if self.layout.machines_per_position > 1:
+            part = _in_order(list(self._gathered_parts(part)))
+        return part.astype(kind)
+
     def _mine(self, table: np.ndarray) -> Any:
         """The rows of a table over all replicas that belong to this machine's replicas."""
         return lax.dynamic_slice_in_dim(jnp.asarray(table), self.offset, self.layout.replicas_per_machine)
 
     def _whole(self, x: Any, micro_batches: int) -> Any:
         """The operands of all replicas of the program: ``[replicas, micro_batches, *shape]``."""
-        machines, replicas, shape = (
-            self.layout.machines_per_position,
-            self.layout.replicas_per_machine,
-            x.shape[1:],
-        )
+        machines, replicas = self.layout.machines_per_position, self.layout.replicas_per_machine
+        shape = x.shape[1:]
         if machines > 1:
-            size = -(-x.size // ALIGNMENT) * ALIGNMENT
-            part = tap(EXCHANGE + "part", jnp.pad(x.reshape(-1), (0, size - x.size)))
-            x = gather_p.bind(part, machines=machines).reshape(machines, size)[:, : x.size]
+            x = self._gathered_parts(x)
         parts = x.reshape(machines, micro_batches, replicas, *shape)
         return jnp.moveaxis(parts, 1, 2).reshape(machines * replicas, micro_batches, *shape)
+
+    def _gathered_parts(self, x: Any) -> Any:
+        """The arrays ``x`` of all machines: ``[machines, *shape]``."""
+        machines, size = self.layout.machines_per_position, -(-x.size // ALIGNMENT) * ALIGNMENT
+        part = tap(EXCHANGE + "part", jnp.pad(x.reshape(-1), (0, size - x.size)))
+        parts = gather_p.bind(part, machines=machines).reshape(machines, size)[:, : x.size]
+        return parts.reshape(machines, *x.shape)
 
     def _summed(self, whole: Any, groups: CollectiveGroups) -> Any:
         """``[replicas here, micro_batches, *shape]``: sums over groups, in order of replicas."""

@@ -338,6 +338,12 @@ def check_program(program: Program) -> None:
     for name in program.state_updates:
         if name not in program.parameters:
             raise unknown_tensor(name, program.parameters)
+    if program.shared_state and (program.loss is not None or program.rounds_stochastically):
+        raise UsageError(
+            f"{min(program.shared_state)!r} is state that replicas share, in a program that is differentiated or rounds "
+            "stochastically",
+            hint="Let every replica keep its own.",
+        )
     check_parameter_groups(program)
     if (
         program.loss is not None

@@ -72,7 +72,7 @@ class Folded:
     """The forward function over ``micro_batches * replicas`` at once, micro-batch major.
 
     ``batched``: parameters that have a value of their own for each replica (only with one micro-batch at a
-    time). ``broadcast``: inputs without a replica axis. ``group_of``: parameters with a leading axis of groups of
+    time). ``shared``: results that are equal on all replicas (likewise). ``broadcast``: inputs without a replica axis. ``group_of``: parameters with a leading axis of groups of
     replicas; they come with `REPLICA_OFFSET` among the parameters, which says who the replicas here are.
     """
 
@@ -82,6 +82,7 @@ class Folded:
     batched: frozenset[str]
     broadcast: frozenset[str]
     group_of: Mapping[str, GroupOf] = field(default_factory=dict)
+    shared: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int:
@@ -122,7 +123,8 @@ class Folded:
         arguments = [named.get(name) for name in names]
         if token is None:
             return evaluate_forward(self.traced, [*arguments, key], deltas)
-        return evaluate_forward(self.traced, [*arguments, key], deltas, with_tokens(token))
+        apply = with_tokens(token, once=bool(self.shared))
+        return evaluate_forward(self.traced, [*arguments, key], deltas, apply)
 
     def own_rows(self, parameters: Tensors) -> dict[str, Any]:
         """Parameters as replicas see them: parameters with groups get the folded axis."""
@@ -140,6 +142,8 @@ class Folded:
         """Every result with the folded axis in front. ``inputs`` from `fold_inputs`, ``deltas`` ``[size,
         ...]``."""
         parameters, tokens = self.own_rows(parameters), self.tokens()
+        if self.size == 1 and self.shared and tokens is None and not (self.batched or self.group_of):
+            return self._forward_alone(parameters, inputs, keys)
         if self.traced.stochastic:
             # Outside of vmap, so that gradients of weights are summed before they are rounded.
             parameters = entered(parameters, keys)
@@ -152,6 +156,13 @@ class Folded:
         )
         run = jax.vmap(self.single, in_axes=axes, out_axes=0, axis_size=self.size)
         return run(parameters, inputs, keys, deltas, tokens)
+
+    def _forward_alone(self, parameters: Tensors, inputs: Tensors, keys: Any) -> dict[str, Any]:
+        """`forward` of the only replica, without an axis inside: XLA sees kernels and images as they are."""
+        axes = self.input_axes(inputs)
+        own = {name: value if axes[name] is None else value[0] for name, value in inputs.items()}
+        values = self.single(parameters, own, None if keys is None else keys[0], {})
+        return jax.tree.map(lambda value: value[None], values)
 
     def unfold(self, value: Any) -> Any:
         """``[size, *shape]`` as ``[micro_batches, replicas, *shape]``."""

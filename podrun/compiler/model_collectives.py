@@ -165,6 +165,11 @@ folded_p: Any = Primitive("folded_exchange")
 """``folded_exchange(x)``: micro-batches and replicas of a machine as the leading axis of operand and result."""
 
 
+total_p: Any = Primitive("folded_total")
+"""``folded_total(x)``: the sum over all replicas of the program, once for a machine: its result has no leading axis. The
+compiler alone makes it, of a program's sums whose results all replicas of a machine share; nothing differentiates it."""
+
+
 def _exchange(x: Any, kind: ExchangeKind, groups: CollectiveGroups) -> Any:
     check_replica_groups(groups)
     return exchange_p.bind(x, jnp.int32(0), kind=kind, groups=groups)
@@ -182,17 +187,25 @@ def _result(aval: Any, kind: ExchangeKind, groups: CollectiveGroups, lead: int) 
     return ShapedArray(shape, aval.dtype)
 
 
-exchange_p.def_abstract_eval(lambda x, token, *, kind, groups: _result(x, kind, groups, 0))
+exchange_p.def_abstract_eval(lambda x, token, *, kind, groups, **_: _result(x, kind, groups, 0))
 folded_p.def_abstract_eval(lambda x, *, kind, groups: _result(x, kind, groups, 1))
+total_p.def_abstract_eval(lambda x, *, kind, groups: ShapedArray(x.shape[1:], x.dtype))
 
 
 def _fold(
-    args: Sequence[Any], dims: Sequence[Any], *, kind: ExchangeKind, groups: CollectiveGroups
-) -> tuple[Any, int]:
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    kind: ExchangeKind,
+    groups: CollectiveGroups,
+    once: bool = False,
+) -> tuple[Any, int | None]:
     x = args[0]
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     same = dims[0] is None
     x = jnp.broadcast_to(x, (size, *x.shape)) if same else jnp.moveaxis(x, dims[0], 0)
+    if once:
+        return total_p.bind(x, kind=kind, groups=groups), None
     return folded_p.bind(x, kind=kind, groups=groups), 0
 
 
@@ -242,27 +255,35 @@ ad.primitive_transposes[folded_p] = _folded_transpose
 # --- What the compiler asks ----------------------------------------------------------------------------------
 
 
+_EXCHANGES = (exchange_p, folded_p, total_p)
+
+
 def exchanges(closed: ClosedJaxpr) -> list[JaxprEqn]:
     """The exchanges of a jaxpr, folded or not, in order; not those inside of loops and branches."""
-    return [equation for equation in closed.jaxpr.eqns if equation.primitive in (exchange_p, folded_p)]
+    return [equation for equation in closed.jaxpr.eqns if equation.primitive in _EXCHANGES]
 
 
 def has_exchange(jaxpr: Jaxpr) -> bool:
     """True iff a jaxpr has an exchange, inside of loops and branches or not."""
     return any(
-        equation.primitive in (exchange_p, folded_p)
+        equation.primitive in _EXCHANGES
         or any(has_exchange(inner) for inner in jaxprs.inner_jaxprs(equation))
         for equation in jaxpr.eqns
     )
 
 
-def with_tokens(tokens: Any) -> Callable[[JaxprEqn, Sequence[Any]], Any]:
-    """How to evaluate equations while folding: exchanges get a token that differs from replica to replica."""
+def with_tokens(tokens: Any, *, once: bool = False) -> Callable[[JaxprEqn, Sequence[Any]], Any]:
+    """How to evaluate equations while folding: exchanges get a token that differs from replica to replica. ``once``: sums
+    over all replicas become one value for all replicas of a machine (`total_p`).
+    """
 
     def apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
-        if equation.primitive is exchange_p:
-            operands = [operands[0], tokens]
-        return private_jax.bind_equation(equation, operands)
+        if equation.primitive is not exchange_p:
+            return private_jax.bind_equation(equation, operands)
+        params = equation.params
+        if once and params["kind"] is ExchangeKind.SUM and len(params["groups"]) == 1:
+            params = params | {"once": True}
+        return exchange_p.bind(operands[0], tokens, **params)
 
     return apply
 

@@ -273,6 +273,10 @@ class Program:
     (`podrun.compiler.extra_state`)."""
     automatic_scaling: AutomaticScaling | None = None
     state_updates: Mapping[str, str] = field(default_factory=dict)
+    shared_state: frozenset[str] = frozenset()
+    """Parameters among ``state_updates`` whose new values are equal on all replicas, as those of weights are that a step
+    updates with summed gradients: a machine holds one copy of each. Only without a loss, and on one place.
+    """
     uses_random: bool = False
     rounds_stochastically: bool = False
     """float16 results of operators are rounded stochastically (`podrun.compiler.stochastic`), gradients too."""
@@ -303,6 +307,11 @@ class Program:
     def training(self) -> bool:
         """True iff there is a loss to differentiate and a rule to apply."""
         return self.loss is not None
+
+    @property
+    def replica_state(self) -> frozenset[str]:
+        """The parameters of which every replica keeps a value of its own."""
+        return frozenset(self.state_updates) - self.shared_state
 
     @property
     def accumulates(self) -> bool:

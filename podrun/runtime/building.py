@@ -178,6 +178,7 @@ def _built(model: Model, request: Request) -> BuiltModel:
         loss_scaling=scale,
         automatic_scaling=scaling,
         state_updates=lowered.state_updates,
+        shared_state=model.shared & lowered.state_updates.keys(),
         uses_random=lowered.uses_random,
         rounds_stochastically=settings.stochastic_rounding,
         recompute=recompute_of(lowered.graph.nodes, settings) if loss is not None else NOTHING,
@@ -273,7 +274,8 @@ def _read(model: Model, request: Request) -> _Read:
     needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
     check_variables(grouped, lowered.parameters, needed)
     forward_only = request.as_in_training or settings.keeps_replica_state
-    replica_state = replica_state_rows(sharing, lowered.state_updates, replicas, all_needed=forward_only)
+    own = lowered.state_updates.keys() - model.shared
+    replica_state = replica_state_rows(sharing, own, replicas, all_needed=forward_only)
     groups = {
         n: replica_state[n].program if n in replica_state else group_of(sharing, n, replicas)
         for n in lowered.parameters

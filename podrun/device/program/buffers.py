@@ -270,7 +270,9 @@ class Buffers:
                 )
 
     def updated_in_place(self, computation: Computation) -> dict[int, int]:
-        """`podrun.device.program.xla_memory.updated_in_place` for the arenas that only this Computation writes."""
+        """`podrun.device.program.xla_memory.updated_in_place` for the arenas and variables that only this Computation
+        writes.
+        """
         own = set()
         for arena, buffer in self.arenas.items():
             writers = [
@@ -286,7 +288,17 @@ class Buffers:
         for name in names:
             if name in self._gradients and not {WHOLE + behind[name], SLICE + behind[name]} & set(names):
                 own.add(name)
-        return updated_in_place(computation, behind | {n: n for n in own if n in self._gradients}, own)
+        alone = {n for n in computation.outputs if self._writes_alone(computation, n)}
+        own |= alone
+        named = {n: n for n in own if n in self._gradients or n in alone}
+        return updated_in_place(computation, behind | named, own)
+
+    def _writes_alone(self, computation: Computation, name: str) -> bool:
+        """Whether ``name`` is a variable outside of arenas that no other Computation writes."""
+        variable = self._variables.get(name)
+        if variable is None or not variable.size:
+            return False
+        return [c for c in self._executable.computations.values() if name in c.outputs] == [computation]
 
     def donor(self, name: str, shape: Shape, device: Any) -> tuple[Read, Write]:
         """Functions that donate buffer ``name`` to a piece on a ``jax.Device``, and that take the result back. Call it
@@ -299,7 +311,13 @@ class Buffers:
         return lambda frame: arena.donate(), lambda frame, result: arena.take_back(result)
 
     def _donated_arena(self, name: str, shape: Shape, device: Any) -> DonatedArena:
-        """The arena ``name`` in memory of a ``jax.Device``; the first call moves it there."""
+        """The arena or variable ``name`` in memory of a ``jax.Device``; the first call moves it there."""
+        if name in self._variables:
+            old = self._variables[name]
+            moved = DonatedArena(old.shape, old.dtype, device)
+            self._variables[name] = moved.memory.reshape(old.shape)
+            self._variables[name][...] = old
+            return moved
         arena = name.removeprefix(WHOLE).removeprefix(SLICE)
         if arena not in self._donated:
             buffer = self.arenas[arena]

@@ -315,8 +315,8 @@ def _use_xla_cache(directory: Path) -> None:
 def _lower(
     key: str, computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]
 ) -> tuple[Any, bool, Mapping[int, int]]:
-    """A piece ready to compile, whether two threads share it, and which operands it writes over: all that were asked
-    for, or none."""
+    """A piece ready to compile, whether two threads share it, and which operands it writes over: those that were asked
+    for and that JAX pairs with the same results."""
     jax: Any = importlib.import_module("jax")  # untyped here: jax's own annotations do not cover these calls
     export: Any = importlib.import_module("jax.export")
 
@@ -346,8 +346,9 @@ def _lower(
         lowered = on(one_thread_device(), {*donated, *in_place})
         if shared := needs_two_threads(lowered):
             lowered = on(two_thread_device(), set(in_place))
-    if not in_place.items() <= aliased_outputs(lowered).items():
-        return _lower(key, computation, donated, {})
+    aliased = aliased_outputs(lowered).items()
+    if not in_place.items() <= aliased:
+        return _lower(key, computation, donated, dict(in_place.items() & aliased))
     return lowered, shared, in_place
 
 

@@ -38,6 +38,7 @@ from podrun.tensorflow.graph import structure
 from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import trimmed
 from podrun.tensorflow.graph.importer import Importer
+from podrun.tensorflow.graph.replica_equality import equal_variables
 from podrun.tensorflow.operators.table import HalfPrecision, TensorFlowOperators
 
 _ = structure
@@ -247,13 +248,21 @@ class StepProgram:
             dict(self.feed_types),
         )
         operators = TensorFlowOperators(HalfPrecision(DEVICES.nan_on_overflow))
-        model = Model(graph, operators, updates=tuple(self.step.written.values()))
+        model = Model(graph, operators, updates=tuple(self.step.written.values()), shared=self._shared())
         anchors = {name: Returned(Retrieval.FINAL) for name in self.step.results}
         anchors |= {name: Returned(Retrieval.ALL) for name in self.outfed}
         plan = FixedPlan(MOST_AT_ONCE, dict(sorted(anchors.items())))
         source = SessionSource(self.source.name, model, plan, self.settings, training=False)
         built = place_and_build(source, source.request(self.device, None, None), self.device.target)
         return assemble(source, built, DeviceProgram(self.device, self))
+
+    def _shared(self) -> frozenset[str]:
+        """The variables of which a machine holds one copy. Halves that are rounded at random differ between replicas."""
+        if self.settings.stochastic_rounding:
+            return frozenset()
+        if self.settings.replicas == 1:
+            return frozenset(self.step.written)
+        return equal_variables(self.step.nodes, self.step.written, self.feed_types)
 
     def _send(self, parts: SessionParts, values: Mapping[str, np.ndarray]) -> None:
         """Write to the device what it does not have."""
