@@ -340,8 +340,8 @@ def check_program(program: Program) -> None:
             raise unknown_tensor(name, program.parameters)
     if program.shared_state and (program.loss is not None or program.rounds_stochastically):
         raise UsageError(
-            f"{min(program.shared_state)!r} is state that replicas share, in a program that is differentiated or rounds "
-            "stochastically",
+            f"{min(program.shared_state)!r} is state that replicas share, in a program that is differentiated or "
+            "rounds stochastically",
             hint="Let every replica keep its own.",
         )
     check_parameter_groups(program)

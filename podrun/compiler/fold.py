@@ -72,8 +72,9 @@ class Folded:
     """The forward function over ``micro_batches * replicas`` at once, micro-batch major.
 
     ``batched``: parameters that have a value of their own for each replica (only with one micro-batch at a
-    time). ``shared``: results that are equal on all replicas (likewise). ``broadcast``: inputs without a replica axis. ``group_of``: parameters with a leading axis of groups of
-    replicas; they come with `REPLICA_OFFSET` among the parameters, which says who the replicas here are.
+    time). ``shared``: results that are equal on all replicas (likewise). ``broadcast``: inputs without a replica
+    axis. ``group_of``: parameters with a leading axis of groups of replicas; they come with `REPLICA_OFFSET` among the
+    parameters, which says who the replicas here are.
     """
 
     traced: Trace
@@ -162,7 +163,7 @@ class Folded:
         axes = self.input_axes(inputs)
         own = {name: value if axes[name] is None else value[0] for name, value in inputs.items()}
         values = self.single(parameters, own, None if keys is None else keys[0], {})
-        return jax.tree.map(lambda value: value[None], values)
+        return {name: jax.tree.map(lambda leaf: leaf[None], value) for name, value in values.items()}
 
     def unfold(self, value: Any) -> Any:
         """``[size, *shape]`` as ``[micro_batches, replicas, *shape]``."""

@@ -166,8 +166,8 @@ folded_p: Any = Primitive("folded_exchange")
 
 
 total_p: Any = Primitive("folded_total")
-"""``folded_total(x)``: the sum over all replicas of the program, once for a machine: its result has no leading axis. The
-compiler alone makes it, of a program's sums whose results all replicas of a machine share; nothing differentiates it."""
+"""``folded_total(x)``: the sum over all replicas of the program, once for a machine: its result has no leading axis.
+The compiler alone makes it, of sums in programs whose replicas share state; nothing differentiates it."""
 
 
 def _exchange(x: Any, kind: ExchangeKind, groups: CollectiveGroups) -> Any:
@@ -273,8 +273,8 @@ def has_exchange(jaxpr: Jaxpr) -> bool:
 
 
 def with_tokens(tokens: Any, *, once: bool = False) -> Callable[[JaxprEqn, Sequence[Any]], Any]:
-    """How to evaluate equations while folding: exchanges get a token that differs from replica to replica. ``once``: sums
-    over all replicas become one value for all replicas of a machine (`total_p`).
+    """How to evaluate equations while folding: exchanges get a token that differs from replica to replica. ``once``:
+    sums over all replicas become one value for all replicas of a machine (`total_p`).
     """
 
     def apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
@@ -283,7 +283,8 @@ def with_tokens(tokens: Any, *, once: bool = False) -> Callable[[JaxprEqn, Seque
         params = equation.params
         if once and params["kind"] is ExchangeKind.SUM and len(params["groups"]) == 1:
             params = params | {"once": True}
-        return exchange_p.bind(operands[0], tokens, **params)
+        folded: Any = exchange_p
+        return folded.bind(operands[0], tokens, **params)
 
     return apply
 

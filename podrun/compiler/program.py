@@ -274,8 +274,8 @@ class Program:
     automatic_scaling: AutomaticScaling | None = None
     state_updates: Mapping[str, str] = field(default_factory=dict)
     shared_state: frozenset[str] = frozenset()
-    """Parameters among ``state_updates`` whose new values are equal on all replicas, as those of weights are that a step
-    updates with summed gradients: a machine holds one copy of each. Only without a loss, and on one place.
+    """Parameters among ``state_updates`` whose new values are equal on all replicas, as those of weights are that a
+    step updates with summed gradients: a machine holds one copy of each. Only without a loss, and on one place.
     """
     uses_random: bool = False
     rounds_stochastically: bool = False

@@ -53,8 +53,8 @@ def _maximum_backward(window: Window, saved: tuple[Array, Array], gradient: Arra
 
 
 def _returned(gradient: Array, hits: Iterable[Array], window: Window, shape: tuple[int, ...]) -> Array:
-    """The gradient of an image whose padded form has ``shape``. ``hits``: for each kernel position, which windows' results
-    are from there.
+    """The gradient of an image whose padded form has ``shape``. ``hits``: for each kernel position, which windows have
+    their result from there.
     """
     zero = jnp.zeros((), gradient.dtype)
     total: Any = None
@@ -71,8 +71,8 @@ maximum_of_windows.defvjp(_maximum_forward, _maximum_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def first_maximum_of_windows(x: Array, window: Window) -> Array:
-    """`maximum_of_windows` whose gradient goes to the first of the elements that equal the maximum, as TensorFlow's does
-    on a CPU.
+    """`maximum_of_windows` whose gradient goes to the first of the elements that equal the maximum, as TensorFlow's
+    does on a CPU.
     """
     return _window_max(x, window)
 

@@ -242,10 +242,10 @@ class Model:
     ``operators``: the functions of the graph's operators. ``trained``: the variables that are trained (None: all
     floating-point ones that lead to the loss). ``updates``: tensors that replace variables after each micro-batch,
     whether or not anything reads them. ``stepped``: the variables among those replaced that are the same on all
-    replicas, because the graph is a whole training step (`podrun.runtime.own_steps`). ``shared``: those of which the
-    front end knows that all replicas write equal values, so that a machine holds one copy. ``broadcast``: inputs of which
-    every replica gets the whole. ``transfers``: what runs while an input crosses. ``groups``: variables that groups of
-    replicas keep for themselves.
+    replicas, because the graph is a whole training step (`podrun.runtime.own_steps`). ``shared``: those of
+    which the front end knows that all replicas write equal values, so that a machine holds one copy. ``broadcast``:
+    inputs of which every replica gets the whole. ``transfers``: what runs while an input crosses. ``groups``: variables
+    that groups of replicas keep for themselves.
     """
 
     graph: OperatorGraph

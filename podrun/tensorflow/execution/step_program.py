@@ -257,7 +257,7 @@ class StepProgram:
         return assemble(source, built, DeviceProgram(self.device, self))
 
     def _shared(self) -> frozenset[str]:
-        """The variables of which a machine holds one copy. Halves that are rounded at random differ between replicas."""
+        """The variables of which a machine holds one copy. Halves that are rounded at random differ on replicas."""
         if self.settings.stochastic_rounding:
             return frozenset()
         if self.settings.replicas == 1:

@@ -1,8 +1,8 @@
 """Which variables stay equal on all replicas: those of which every new value is computed from equal values alone.
 
 All replicas start from the same values. What an infeed gives, random numbers and a replica's own number differ between
-replicas; a sum or mean over all of them is equal again. So weights that a step updates with reduced gradients stay equal,
-and a machine needs one copy of each; running statistics of batches do not.
+replicas; a sum or mean over all of them is equal again. So weights that a step updates with reduced gradients stay
+equal, and a machine needs one copy of each; running statistics of batches do not.
 """
 
 from __future__ import annotations
