@@ -22,7 +22,7 @@ class SummedProducts:
         self._sums: dict[Var, Callable[[], Any]] = {}
 
     def look(self, equation: JaxprEqn, operands: Sequence[Any]) -> None:
-        """Remember how to sum the result of an equation, if it is a product or sum for each place of its leading axis."""
+        """Remember how to sum the result of an equation, if that is a product or sum for each replica."""
         name, source = equation.primitive.name, equation.invars[0] if equation.invars else None
         if name == "dot_general":
             summed = _summed_product(operands, equation.params)

@@ -164,8 +164,7 @@ def _built(model: Model, request: Request) -> BuiltModel:
     check_anchors(plan.returned, infos)
     watching = seen(model_read.watching, infos)
     derived = _derived(lowered, request, trained, rule, model_read.grouped)
-    scaling = _automatic_scaling(lowered, request, trained)
-    lowered = returning(lowered, scaling)
+    lowered = returning(lowered, scaling := _automatic_scaling(lowered, request, trained))
     wanted = _wanted(plan, lowered, updated_when_copied(plan, trained, settings))
     program = Program(
         name=request.name,
