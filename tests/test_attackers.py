@@ -183,7 +183,7 @@ def test_who_connects_first_to_a_programs_memory_gets_nothing(
 
 
 class _Recorder:
-    """Listens where a machine or a server is expected, answers as HTTP/2 does, proves nothing, keeps what it is told."""
+    """Listens where a machine or a server is expected, answers as HTTP/2 does, proves nothing, keeps what it hears."""
 
     def __init__(self) -> None:
         self.heard = b""

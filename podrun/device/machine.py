@@ -287,15 +287,23 @@ class Machine:
         with self._context.changed:
             self._evict(TakenBy.NEW_PLACE)
             if place.partition != self.place.partition or place.range != self.place.range:
-                self._context.health = Health(place.range, place.partition, self._agent)
-                self._context.batches = dict.fromkeys(place.range, 0)
-                self._context.traffic = {ipu: TrafficCounters() for ipu in place.range}
+                self._begin_ipus(place)
             if place.partition != self.place.partition or place.machine != self.place.machine:
-                self._context.faults = FaultPoint(
-                    place.range, place.machine, self._claim, self._context.clock, place.leads_host
-                )
-                self._context.work = {True: WorkDone(), False: WorkDone()}
+                self._begin_work(place)
             self._context.place = place
+
+    def _begin_ipus(self, place: MachinePlace) -> None:
+        """IPUs of which nothing is known yet."""
+        self._context.health = Health(place.range, place.partition, self._agent)
+        self._context.batches = dict.fromkeys(place.range, 0)
+        self._context.traffic = {ipu: TrafficCounters() for ipu in place.range}
+
+    def _begin_work(self, place: MachinePlace) -> None:
+        """Without work and faults of earlier partitions."""
+        self._context.faults = FaultPoint(
+            place.range, place.machine, self._claim, self._context.clock, place.leads_host
+        )
+        self._context.work = {True: WorkDone(), False: WorkDone()}
 
     def work(self) -> WorkDone:
         """The work since the machine took its place: training if there was any, else inference."""
@@ -367,10 +375,15 @@ class Machine:
             self._evict(TakenBy.PARTITION_RESET)
 
     def power_cycle(self, taken_by: TakenBy = TakenBy.POWER_CYCLE) -> None:
-        """FULL_RESET; attached processes lose their IPUs, and read by what."""
+        """FULL_RESET; attached processes lose their IPUs, and read by what. A machine that leaves its partition forgets
+        what it did there: it may come back, or serve another partition of that name.
+        """
         with self._context.changed:
             self._context.health.power_cycle()
             self._evict(taken_by)
+            if taken_by in (TakenBy.REMOVAL, TakenBy.MOVE):
+                self._begin_ipus(self.place)
+                self._begin_work(self.place)
 
     def abort(self, reason: PoplarError) -> None:
         """End every run and load with an error, now: the machine is about to stop."""

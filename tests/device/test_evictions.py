@@ -18,7 +18,7 @@ from podrun.device.connection import AttachRequest
 from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.owners import MachinePlace
 from podrun.device.xla.pieces import PieceCache
-from podrun.faults import hint_in_launch
+from podrun.faults import hint_in_launch, parse_fault
 from podrun.faults.fault_errors import SUPERVISED
 
 from .conftest import request, together
@@ -172,6 +172,22 @@ def test_a_process_reads_what_took_its_ipus(
     in_launch = str(hint_in_launch(caught.value, {SUPERVISED: "1"}))
     assert "podrun --max-restarts" not in in_launch
     assert in_launch.startswith("podrun recovers by itself") == (taken_by is TakenBy.MOVE)
+    connection.close()
+
+
+@pytest.mark.parametrize("taken_by", [TakenBy.REMOVAL, TakenBy.MOVE, TakenBy.POWER_CYCLE])
+def test_a_machine_that_leaves_its_partition_forgets_it(pieces: PieceCache, taken_by: TakenBy) -> None:
+    """It may come back to it, or serve another one of that name: of somebody else."""
+    machines = InProcessMachines(4, pieces)
+    (machine,) = machines.machines
+    connection = machines.connect()
+    assert connection.try_attach(request(IpuRange(0, 4))) is None
+    train(connection, IpuRange(0, 4))
+    machine.plan_faults([parse_fault("ipu:0@batch=3:tile-parity")])
+    machine.power_cycle(taken_by)
+    machine.move(machine.place)
+    stays = taken_by is TakenBy.POWER_CYCLE
+    assert (machine.work().batches > 0, bool(machine.planned_faults())) == (stays, stays)
     connection.close()
 
 

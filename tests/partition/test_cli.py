@@ -24,6 +24,7 @@ from podrun.partition.commands.vipu_server import vipu_server_command
 from podrun.partition.commands.which_server import find_server, read_hcl
 from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, own_process_id
 from podrun.partition.host.holders import this_holder
+from podrun.partition.state.values import PartitionState
 
 from .conftest import Pod
 
@@ -185,6 +186,16 @@ def test_ipu_attributes_show_the_attached_process(shell: Shell, pod16: Pod) -> N
     holders = {key: values["user process id"] for key, values in found.items() if "user process id" in values}
     assert holders == {("ipum1", 1): "4711", ("ipum1", 0): "4711"}
     assert found["ipum1", 0]["user executable"] == "python train.py"
+
+
+def test_a_drain_with_a_deadline_of_no_seconds_ends_now(shell: Shell, pod16: Pod) -> None:
+    assert shell("create partition p --size 4") == 0
+    assert shell("drain agent ipum1", admin=True) == 0
+    pod16.service.look_around()
+    assert pod16.client.partition_state("p")[0] is PartitionState.ACTIVE
+    assert shell("drain agent ipum1 --deadline 0", admin=True) == 0
+    pod16.service.look_around()
+    assert pod16.client.wait_for_state("p", {PartitionState.REMOVED}, 20) is PartitionState.REMOVED
 
 
 def test_administration(shell: Shell, pod16: Pod) -> None:

@@ -7,6 +7,9 @@ import click
 from podrun.partition.commands.context import CliContext
 from podrun.partition.commands.shared_options import command_on_agent, command_on_name
 
+_AT_ONCE_S = 1e-3
+"""For a deadline of 0 seconds, which on the wire means none."""
+
 
 @click.command("agent")
 @click.argument("name")
@@ -24,16 +27,16 @@ def cordon_agent(cli: CliContext, name: str, reason: str) -> None:
 @click.option(
     "--deadline",
     type=click.FloatRange(0),
-    default=0.0,
     metavar="SECONDS",
     help="Then remove the partitions on it, or move them if they are relocatable [never].",
 )
 @click.option("--reason", default="", help="Shown in the list of agents.")
 @click.pass_obj
-def drain_agent(cli: CliContext, name: str, deadline: float, reason: str) -> None:
+def drain_agent(cli: CliContext, name: str, deadline: float | None, reason: str) -> None:
     """Make no new partitions on an agent, and end those on it at the deadline."""
+    seconds = 0.0 if deadline is None else max(deadline, _AT_ONCE_S)
     with cli.client() as client:
-        client.set_maintenance(name, drain=True, deadline_s=deadline, reason=reason)
+        client.set_maintenance(name, drain=True, deadline_s=seconds, reason=reason)
     cli.show("draining", name, lambda: f"drain agent ({name}): success.")
 
 
