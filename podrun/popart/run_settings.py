@@ -24,9 +24,9 @@ from podrun.popart.enums import (
     TensorStorage,
     VirtualGraphMode,
 )
-from podrun.popart.exceptions import popart_exception
 from podrun.popart.option_groups import TensorLocation, TensorLocationSettings
 from podrun.runtime.graph import Node, OperatorGraph
+from podrun.runtime.planner_options import CONVOLUTIONS, LSTMS, PRODUCTS, partials_of
 from podrun.runtime.session_reports import INNER, OUTER
 from podrun.runtime.settings import (
     AdaptiveLossScale,
@@ -118,7 +118,7 @@ Source: graphcore/popart, willow/src/session.cpp, popx/devicex.cpp and transform
 
 
 def run_settings(options: SessionOptions) -> RunSettings:
-    """The settings that options stand for. popart_exception for a partials type other than float and half."""
+    """The settings that options stand for, after `option_checks.check_options`."""
     from podrun.onnx_models.ops.sdk import Sdk
 
     mean = options.accumulationAndReplicationReductionType is ReductionType.Mean
@@ -145,8 +145,8 @@ def run_settings(options: SessionOptions) -> RunSettings:
         outlining=options.enableOutlining,
         locations=locations_of(options),
         io_tiles=options.numIOTiles,
-        partials=_partials(options.partialsTypeMatMuls or options.matmulOptions.get("partialsType", "float")),
-        convolution_partials=_partials(options.convolutionOptions.get("partialsType", "float")),
+        partials=_PARTIALS.get(options.partialsTypeMatMuls) or partials_of(options.matmulOptions),
+        convolution_partials=partials_of(options.convolutionOptions),
         constant_weights=options.constantWeights,
         synthetic=_SYNTHETIC[options.syntheticDataMode],
         stochastic_rounding=options.enableStochasticRounding,
@@ -159,18 +159,16 @@ def run_settings(options: SessionOptions) -> RunSettings:
         wide_loss_scale=options.ensureFp32LossScaleTensor,
         cache_directory=options.cachePath if options.enableEngineCaching else "",
         engine_options=dict(options.engineOptions),
+        planner_options={
+            CONVOLUTIONS: dict(options.convolutionOptions),
+            PRODUCTS: dict(options.matmulOptions),
+            LSTMS: dict(options.lstmOptions),
+        },
         cycle_counters=counted if options.instrumentWithHardwareCycleCounter else None,
         dialect=Sdk(strided_groups=options.groupNormStridedChannelGrouping),
         rewrite=None if scaling.enabled else joined_losses,
         words=POPART_WORDS,
     )
-
-
-def _partials(name: str) -> str:
-    """The dtype that a partials type stands for. popart_exception for one other than float and half."""
-    if name not in _PARTIALS:
-        raise popart_exception(f"A partials type is 'float' or 'half', not {name!r}.")
-    return _PARTIALS[name]
 
 
 _TRACKED = {

@@ -14,6 +14,7 @@ from podrun.costmodel.recompute import Recompute
 from podrun.costmodel.schedule import PlanOptions
 from podrun.runtime.graph import Node
 from podrun.runtime.placing import phases_of
+from podrun.runtime.planner_options import CONVOLUTIONS, PRODUCTS, memory_share
 from podrun.runtime.settings import Recomputation, RunPlan, RunSettings
 from podrun.runtime.tensor_infos import anchor_alias
 
@@ -62,14 +63,28 @@ NONLINEARITIES = frozenset(
 
 
 def plans_of(nodes: Iterable[Node], settings: RunSettings) -> PlanOptions:
-    """How products are planned: partials by setting, memory proportions by the hints of ``nodes``."""
+    """How products are planned: partials by setting, memory proportions by setting and by the hints of ``nodes``."""
+    nodes = tuple(nodes)
     hinted = ((node.label, node.hints.available_memory) for node in nodes)
-    own = {label: round(float(value), 6) for label, value in hinted if value is not None}
+    own = _shares(nodes, settings) | {
+        label: round(float(value), 6) for label, value in hinted if value is not None
+    }
     return PlanOptions(
         partials_type=settings.partials,
         convolution_partials=settings.convolution_partials,
         proportions=tuple(sorted(own.items())),
     )
+
+
+_PLANNED = {"Conv": CONVOLUTIONS, "ConvTranspose": CONVOLUTIONS, "MatMul": PRODUCTS, "Gemm": PRODUCTS}
+"""Which planner's options an operator has, by kind."""
+
+
+def _shares(nodes: Iterable[Node], settings: RunSettings) -> dict[str, float]:
+    """The part of tile memory that the options of its planner give an operator, by label."""
+    shares = {source: memory_share(options) for source, options in settings.planner_options.items()}
+    planned = ((node.label, shares.get(_PLANNED.get(node.kind, ""))) for node in nodes)
+    return {label: share for label, share in planned if share is not None}
 
 
 def recompute_of(nodes: Iterable[Node], settings: RunSettings) -> Recompute:

@@ -15,6 +15,7 @@ from podrun.report.text import summary
 from podrun.runtime.device import DeviceKind
 from podrun.runtime.device_program import DeviceProgram
 from podrun.runtime.environment import ours
+from podrun.runtime.planner_options import check_planner_options
 from podrun.runtime.settings import RunSettings
 from podrun.runtime.words import SessionCall
 
@@ -64,9 +65,10 @@ class SessionReports:
         return summary(self.profile())
 
     def engine_settings(self) -> EngineOptions:
-        """The settings from POPLAR_ENGINE_OPTIONS and the front end's engine options; PoplarError for
-        invalid ones.
+        """The settings from POPLAR_ENGINE_OPTIONS and the front end's engine options. InvalidOptionError for wrong
+        ones, and for wrong ones of planners.
         """
+        check_planner_options(self._settings.planner_options)
         return engine_options(self._settings.engine_options, ours())
 
     def stops_at_exceptions(self) -> bool:

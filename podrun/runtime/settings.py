@@ -152,6 +152,8 @@ class RunSettings:
 
     cache_directory: str = ""
     engine_options: Mapping[str, str] = field(default_factory=dict)
+    planner_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """See `podrun.runtime.planner_options`."""
     cycle_counters: frozenset[str] | None = None
     """``outer`` and ``inner`` counters; None: no cycles are counted."""
     dialect: Dialect | None = None

@@ -34,7 +34,7 @@ _NUMBERS = """
 _REAL_NUMBERS = "outlineThreshold outlineSequenceBreakCost timeLimitScheduler"
 _TEXTS = "kahnTieBreaker cachePath customCodeletCompileFlags logDir saveInitializersToFile"
 _LISTS = "updatableNamedBuffers updatableBuffers accumulateOuterFragmentSettings.excludedVirtualGraphs"
-_DICTIONARIES = "bufferingDepthMap prefetchBufferingDepthMap reportOptions lstmOptions gclOptions"
+_DICTIONARIES = "bufferingDepthMap prefetchBufferingDepthMap reportOptions gclOptions"
 
 _MEMBERS = {
     "executionPhaseSettings.optimizerStateIOSchedule": range(2),

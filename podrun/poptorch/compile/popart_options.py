@@ -18,6 +18,7 @@ from podrun.poptorch.compile.popart_option_types import WITHOUT_EFFECT, in_type,
 from podrun.poptorch.errors import Error
 from podrun.runtime.environment import cache_directory
 from podrun.runtime.graph_text import Drawing
+from podrun.runtime.planner_options import CONVOLUTIONS, LSTMS, PRODUCTS, partials_of
 from podrun.runtime.session_reports import INNER, OUTER
 from podrun.runtime.settings import (
     PhaseSettings,
@@ -127,12 +128,14 @@ def _partials(name: str) -> Change:
     return changed
 
 
-def _partials_of_planner(name: str) -> Change:
-    """Options of the planner of products or convolutions, of which one is the type of partials."""
+def _planner(source: str, partials: str = "") -> Change:
+    """Options of a planner, which are checked before the model is compiled. ``partials``: what their type of partial
+    sums sets.
+    """
 
     def changed(settings: RunSettings, value: Mapping[str, str]) -> RunSettings:
-        kind = value.get("partialsType")
-        return settings if kind is None else _partials(name)(settings, kind)
+        settings = replace(settings, planner_options={**settings.planner_options, source: dict(value)})
+        return _field(partials)(settings, partials_of(value)) if "partialsType" in value else settings
 
     return changed
 
@@ -198,8 +201,9 @@ _WITH_EFFECT: dict[str, PopartOption] = {
     "ensureFp32LossScaleTensor": PopartOption(bool, _field("wide_loss_scale")),
     "numIOTiles": PopartOption(int, _io_tiles),
     "partialsTypeMatMuls": PopartOption(str, _partials("partials")),
-    "matmulOptions": PopartOption(dict, _partials_of_planner("partials")),
-    "convolutionOptions": PopartOption(dict, _partials_of_planner("convolution_partials")),
+    "matmulOptions": PopartOption(dict, _planner(PRODUCTS, "partials")),
+    "convolutionOptions": PopartOption(dict, _planner(CONVOLUTIONS, "convolution_partials")),
+    "lstmOptions": PopartOption(dict, _planner(LSTMS)),
     "virtualGraphSplitRatios": PopartOption(list, lambda s, ratios: replace(s, split_ratios=tuple(ratios))),
     "engineOptions": PopartOption(
         dict, lambda s, values: replace(s, engine_options={**s.engine_options, **values})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from podrun.core.layout import IpuRange
 from podrun.popdist.core import layout
 from podrun.runtime.device import DeviceKind, RunDevice, partition_configured
 from podrun.runtime.environment import import_jax, ours
+from podrun.runtime.planner_options import CONVOLUTIONS, PRODUCTS, partials_of
 from podrun.runtime.settings import RunSettings
 from podrun.tensorflow.execution.poplar_flags import flags
 
@@ -135,14 +137,18 @@ class DeviceTable:
         """What the configuration says of rounding, exceptions and partial sums."""
         if self.config is None:
             return {}
-        behaviour, kinds = self.config.floating_point_behaviour, {"half": "float16", "float": "float32"}
-        matmuls, convolutions = self.config.matmuls.poplar_options, self.config.convolutions.poplar_options
+        behaviour = self.config.floating_point_behaviour
+        planners = {
+            PRODUCTS: _texts(self.config.matmuls.poplar_options),
+            CONVOLUTIONS: _texts(self.config.convolutions.poplar_options),
+        }
         every = behaviour.set_all
         return {
             "stochastic_rounding": every or behaviour.esr.name != "OFF",
             "floating_point_checks": every or behaviour.inv or behaviour.div0 or behaviour.oflo,
-            "partials": kinds.get(str(matmuls.get("partialsType")), "float32"),
-            "convolution_partials": kinds.get(str(convolutions.get("partialsType")), "float32"),
+            "partials": partials_of(planners[PRODUCTS]),
+            "convolution_partials": partials_of(planners[CONVOLUTIONS]),
+            "planner_options": planners,
         }
 
     @property
@@ -166,6 +172,13 @@ class DeviceTable:
             if share is not None:
                 shares |= dict.fromkeys(kinds, float(share))
         return shares
+
+
+def _texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options of a planner as it takes them: truth values are ``true`` and ``false``."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()
+    }
 
 
 DEVICES = DeviceTable()
