@@ -1,10 +1,10 @@
 """The forward graph of a program for those who look inside: as JSON, and as ``.dot`` files.
 
 **JSON**: ``{graph: [{type, name, domain, version, inputs, outputs, attributes}]}``: operators in order after pruning,
-all values strings. The main graph is ``maingraph`` unless the model names it, subgraphs stand beside it. A training
-pipeline ends with its ``Stash`` and ``Restore`` operators. ``recompute`` is YES or NO (absent where the tile model
-decides by peak memory: `Recomputation.STANDARD`). Backward operators have no place in it: JAX makes them as one
-function.
+all values strings, without spaces between them. The main graph is ``maingraph`` unless the model names it, subgraphs
+stand beside it. A training pipeline ends with its ``Stash`` and ``Restore`` operators. ``recompute`` is YES or NO
+(absent where the tile model decides by peak memory: `Recomputation.STANDARD`). Backward operators have no place in it:
+JAX makes them as one function.
 
 **Dot files**, for Graphviz, at points of the SDK's passes (`CHECKS`). Here there is one graph, so each file that is
 requested shows it.
@@ -62,7 +62,7 @@ def graph_json(
         },
     }
     texts[name] += _stashes(placed, infos, settings, training=training)
-    return json.dumps(texts)
+    return json.dumps(texts, separators=(",", ":"))
 
 
 def _below(main: OperatorGraph) -> dict[str, OperatorGraph]:

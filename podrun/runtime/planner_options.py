@@ -21,10 +21,10 @@ CONVOLUTIONS, PRODUCTS, LSTMS = "convolutionOptions", "matmulOptions", "lstmOpti
 _BOOL = ("false", "true")
 _PARTIALS = ("float", "half")
 _PASSES = ("INFERENCE_FWD", "NONE", "TRAINING_BWD", "TRAINING_FWD", "TRAINING_WU")
-Values = type[float] | type[int] | type[str] | tuple[str, ...]
+OptionValues = type[float] | type[int] | type[str] | tuple[str, ...]
 """What an option can be: a number, a text, or one of some words."""
 
-_SHARED: dict[str, Values] = {
+_SHARED: dict[str, OptionValues] = {
     "availableMemoryProportion": float,
     "enableFastReduce": _BOOL,
     "enableMultiStageReduce": _BOOL,
@@ -34,7 +34,7 @@ _SHARED: dict[str, Values] = {
     "use128BitConvUnitLoad": _BOOL,
 }
 
-KNOWN: Mapping[str, Mapping[str, Values]] = {
+KNOWN: Mapping[str, Mapping[str, OptionValues]] = {
     CONVOLUTIONS: {
         **_SHARED,
         "disableTransformations": _BOOL,
@@ -88,7 +88,7 @@ def check_planner_options(options: Mapping[str, Mapping[str, str]]) -> None:
                 raise InvalidOptionError(f"{source}: Invalid value '{value}' for option '{name}': {wrong}")
 
 
-def _wrong(values: Values, value: str) -> str:
+def _wrong(values: OptionValues, value: str) -> str:
     """What is wrong with a value, in the libraries' words; empty if nothing is."""
     if isinstance(values, tuple):
         return "" if value in values else f"Not one of the values: {list(values)}"

@@ -59,6 +59,10 @@ class CaptureAnnotations:
             )
         return self.current
 
+    def scope(self) -> str:
+        """The prefix of an operator that is called now: the names of the scopes around it."""
+        return "/".join(self.scopes)
+
 
 _capturing: list[CaptureAnnotations] = []
 
@@ -202,7 +206,7 @@ def BlockFunction(user_id: object = None, ipu_id: int | None = None) -> Callable
 
 
 class NameScope:
-    """A prefix of operators' names: ``with poptorch.NameScope("head"): ...``."""
+    """A prefix of operators' names, after their module's: ``with poptorch.NameScope("head"): ...``."""
 
     @checks_arguments_but("name")
     def __init__(self, name: str) -> None:

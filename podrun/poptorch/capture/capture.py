@@ -148,12 +148,13 @@ def capture(
     *,
     supported: Callable[[str], bool],
     placement: Callable[[], BlockPlacement | None] = lambda: None,
+    scope: Callable[[], str] = lambda: "",
 ) -> Capture:
     """Run ``module(*args, **kwargs)`` once on fake tensors and record it.
 
     ``args`` and ``kwargs`` hold tensors of one micro-batch, anywhere in nested structures; other values are constants.
-    ``placement``: returns the place that the annotations give now. Raises `Error` for values that cannot be known while
-    a model is compiled.
+    ``placement``: returns the place that the annotations give now; ``scope``: the prefix of names. Raises `Error` for
+    values that cannot be known while a model is compiled.
     """
     fake = private.fake_mode()
     modules = _ModuleNames(module)
@@ -164,7 +165,7 @@ def capture(
     recorder = Recorder(
         supported,
         fake,
-        lambda: Origin(modules.current, line_of_user(), placement()),
+        lambda: Origin(modules.current, line_of_user(), placement(), scope()),
         _plain_tensors(module),
         location,
     )

@@ -66,11 +66,13 @@ class Origin:
 
     ``module``: dotted name of the innermost module (``""``: the whole model). ``line``: ``file:line`` of the call.
     ``placement``: IPU, stage and phase, as the annotations give them (`podrun.poptorch.api.annotations`).
+    ``scope``: names of the program's own in front of the operator's, ``head/loss``.
     """
 
     module: str = ""
     line: str = ""
     placement: BlockPlacement | None = None
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,14 @@ def capture_module(
         strategy.restart()
     annotations = CaptureAnnotations(strategy)
     with following(annotations), unvalidated_distributions():
-        captured = capture(module, args, kwargs, supported=supported, placement=annotations.placement)
+        captured = capture(
+            module,
+            args,
+            kwargs,
+            supported=supported,
+            placement=annotations.placement,
+            scope=annotations.scope,
+        )
     if captured.missing:
         node = next(n for n in captured.graph.nodes if not supported(n.operator))
         raise Error(

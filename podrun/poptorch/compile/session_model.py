@@ -212,7 +212,7 @@ def _node(
     return Node(
         node.operator,
         DOMAIN,
-        f"{path}/{label}:{index}" if path else f"{label}:{index}",
+        "/".join(part for part in (path, node.origin.scope, f"{label}:{index}") if part),
         tuple(names[v.number] for v in node.reads()),
         tuple(names[v.number] for v in node.results),
         {CAPTURED: node},

@@ -368,7 +368,8 @@ class PoplarExecutor(ExecutorState):
     def _debugGetPopartIR(self) -> str:
         """The compiled forward graph as JSON: ``{"maingraph": [...]}``."""
         graphs = json.loads(self._need_compiled("_debugGetPopartIR").ir_text())
-        return json.dumps({"maingraph" if len(graphs) == 1 else name: ops for name, ops in graphs.items()})
+        named = {"maingraph" if len(graphs) == 1 else name: ops for name, ops in graphs.items()}
+        return json.dumps(named, separators=(",", ":"))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_user_model" not in self.__dict__:

@@ -427,6 +427,22 @@ def test_a_checkpoint_is_in_the_ir_and_stashed() -> None:
     assert counted == [(False, 1), (True, 2)]
 
 
+def test_scopes_are_in_the_names_of_the_ir_as_text() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 3)
+
+        def forward(self, x: Any) -> Any:
+            with poptorch.NameScope("head"), poptorch.NameScope("scores"):
+                return self.layer(x) + 1
+
+    model = poptorch.inferenceModel(Model())
+    model.compile(torch.ones(1, 3))
+    assert '"name":"head/scores/add' in model._debugGetPopartIR()
+    assert '"name":"layer/head/scores/linear' in model._debugGetPopartIR()
+
+
 def test_backward_of_a_result_is_refused(training: Any, data: Any) -> None:
     _, loss = training(*data)
     with pytest.raises(poptorch.Error, match="backward"):
