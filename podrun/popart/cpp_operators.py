@@ -8,12 +8,13 @@ line that registers it. With ``PODRUN_CUSTOM_OPS`` nothing is compiled and the p
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ _IDENTIFIER = re.compile(
 )
 
 
-def operators_in(text: str) -> list[tuple[str, str, int]]:
+Operator = tuple[str, str, int]
+"""Domain, name and version."""
+
+
+def operators_in(text: str) -> list[Operator]:
     """Domain, name and version of the operators that a C++ source defines."""
     return [(domain, name, int(version)) for domain, name, version in _IDENTIFIER.findall(text)]
 
@@ -45,11 +50,61 @@ def sdk_sources(command: Sequence[str], folder: Path) -> list[Path]:
         candidates: list[Path] = [folder / word for word in words[1:] if word.endswith(_SOURCES)]
     elif program in _BUILDERS:
         place = folder / words[words.index("-C") + 1] if "-C" in words[:-1] else folder
-        paths = [path for pattern in ("*", "*/*") for path in place.glob(pattern)]
-        candidates = sorted(path for path in paths if path.suffix in _SOURCES)
+        candidates = [*_sources_below(place), *_sources_of_ninja(place)]
     else:
         return []
     return [path for path in candidates if _SDK.search(_text(path))]
+
+
+def sources_beside(library: Path) -> list[Path]:
+    """The C++ sources for the SDK in the folder of a library, or else in the one above: ``build/ops.so`` is made of
+    ``ops.cpp`` or ``src/ops.cpp``.
+    """
+    folder = library.absolute().parent
+    for place in (folder, folder.parent):
+        sources = [path for path in _sources_below(place) if _SDK.search(_text(path))]
+        if sources:
+            return sources
+    return []
+
+
+_MOST_SOURCES = 200
+
+
+def _sources_below(place: Path) -> list[Path]:
+    """C++ sources in a folder and in the folders in it."""
+    paths = (path for pattern in ("*", "*/*") for path in place.glob(pattern) if path.suffix in _SOURCES)
+    return sorted(itertools.islice(paths, _MOST_SOURCES))
+
+
+def _sources_of_ninja(place: Path) -> list[Path]:
+    """The C++ sources that a ``build.ninja`` names, wherever they lie: `torch.utils.cpp_extension` writes one."""
+    words = _text(place / "build.ninja").split()
+    return [place / word for word in dict.fromkeys(words) if word.endswith(_SOURCES)]
+
+
+def operators_of(sources: Sequence[Path]) -> list[Operator]:
+    """The operators that C++ sources define, without gradients of the others: JAX makes those."""
+    operators = [operator for path in sources for operator in operators_in(_text(path))]
+    names = {name for _, name, _ in operators}
+    return [
+        operator for operator in operators if operator[1].removesuffix("Grad") not in names - {operator[1]}
+    ]
+
+
+def listed_operators(operators: Sequence[Operator]) -> str:
+    """Operators in words."""
+    return ", ".join(f"{domain}.{name} version {version}" for domain, name, version in operators)
+
+
+def replacement(operators: Sequence[Operator]) -> str:
+    """What to do instead of compiling, with the calls that register the operators."""
+    calls = "; ".join(
+        f'podrun.popart.register_op("{domain}", "{name}", {version}, function)'
+        for domain, name, version in operators
+    )
+    calls = calls or "podrun.popart.register_op(domain, name, version, function)"
+    return f"Write what it computes as JAX functions in a file, {calls}, and start with {FILES}=ops.py podrun ..."
 
 
 def _text(path: Path) -> str:
@@ -67,18 +122,11 @@ def _refuse(sources: Sequence[Path]) -> None:
             "%s: not compiled; its operators are those of %s", names, os.pathsep.join(custom_op_files())
         )
         return
-    defined = [operator for path in sources for operator in operators_in(_text(path))]
-    told = ", ".join(f"{domain}.{name} version {version}" for domain, name, version in defined)
-    calls = "; ".join(_registrations(defined)) or "podrun.popart.register_op(domain, name, version, function)"
+    operators = operators_of(sources)
+    told = f"; it defines {listed_operators(operators)}." if operators else "."
     raise popart_unsupported(
-        f"{names}: C++ for the IPU cannot be compiled here" + (f"; it defines {told}." if told else "."),
-        hint=f"Write what it computes as JAX functions in a file, {calls}, and start with {FILES}=ops.py podrun ...",
+        f"{names}: C++ for the IPU cannot be compiled here{told}", hint=replacement(operators)
     )
-
-
-def _registrations(defined: Sequence[tuple[str, str, int]]) -> Iterator[str]:
-    for domain, name, version in defined:
-        yield f'podrun.popart.register_op("{domain}", "{name}", {version}, function)'
 
 
 def explain_compilers() -> None:

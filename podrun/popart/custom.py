@@ -23,9 +23,11 @@ import os
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from podrun.core.errors import NotFoundError
+from podrun.popart.cpp_operators import listed_operators, operators_of, replacement, sources_beside
 from podrun.popart.exceptions import popart_exception, popart_unsupported
 from podrun.popart.tensor_info import TensorInfo, data_type_of
 from podrun.runtime.user_operators import (
@@ -149,6 +151,16 @@ def _called_by_program() -> bool:
     return not frame.f_code.co_filename.startswith(installed)
 
 
+def _told(library: Path) -> str:
+    """What to do about a library that is not there: by name if the sources of its operators lie nearby."""
+    sources = sources_beside(library)
+    operators = operators_of(sources)
+    if not operators:
+        return f"If it holds custom operators for the IPU, podrun does not need it. {_HOW}"
+    names = ", ".join(path.name for path in sources)
+    return f"podrun does not need it. {names} near it defines {listed_operators(operators)}. {replacement(operators)}"
+
+
 def explain_libraries() -> None:
     """Let loading a library that needs the SDK's own libraries fail with a message about what to do instead.
 
@@ -180,11 +192,10 @@ def explain_libraries() -> None:
                     hint=_HOW,
                 ) from error
             else:
-                if wanted:
-                    error.add_note(
-                        f"hint: If it holds custom operators for the IPU, podrun does not need it. {_HOW}"
-                    )
-                raise
+                if not wanted:
+                    raise
+                error.add_note(f"hint: {_told(Path(path))}")
+                raise error.with_traceback(None) from None
 
     load._podrun = True  # type: ignore[attr-defined]
     ctypes.CDLL.__init__ = load  # type: ignore[method-assign]

@@ -26,7 +26,7 @@ from podrun.popart.enums import (
 )
 from podrun.popart.option_groups import TensorLocation, TensorLocationSettings
 from podrun.runtime.graph import Node, OperatorGraph
-from podrun.runtime.planner_options import CONVOLUTIONS, LSTMS, PRODUCTS, partials_of
+from podrun.runtime.planner_options import KNOWN, partials_of
 from podrun.runtime.session_reports import INNER, OUTER
 from podrun.runtime.settings import (
     AdaptiveLossScale,
@@ -159,11 +159,7 @@ def run_settings(options: SessionOptions) -> RunSettings:
         wide_loss_scale=options.ensureFp32LossScaleTensor,
         cache_directory=options.cachePath if options.enableEngineCaching else "",
         engine_options=dict(options.engineOptions),
-        planner_options={
-            CONVOLUTIONS: dict(options.convolutionOptions),
-            PRODUCTS: dict(options.matmulOptions),
-            LSTMS: dict(options.lstmOptions),
-        },
+        planner_options={name: dict(getattr(options, name)) for name in KNOWN},
         cycle_counters=counted if options.instrumentWithHardwareCycleCounter else None,
         dialect=Sdk(strided_groups=options.groupNormStridedChannelGrouping),
         rewrite=None if scaling.enabled else joined_losses,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from podrun.popart.cpp_operators import explain_compilers, operators_in, sdk_sources
+from podrun.popart.custom import explain_libraries
 from podrun.popart.exceptions import popart_exception
 
 SOURCE = """
@@ -60,6 +62,25 @@ def test_the_program_is_told_file_operator_and_call(sources: Path) -> None:
 
 def test_a_function_that_is_looked_at_is_pickled_by_its_name(sources: Path) -> None:
     assert pickle.dumps(os.system).endswith(b"system\x94\x93\x94.")
+
+
+def test_sources_that_a_build_file_names_count(sources: Path) -> None:
+    (sources / "build").mkdir()
+    (sources / "build" / "build.ninja").write_text(f"build cube.o: compile {sources / 'cube.cpp'}\n")
+    assert sdk_sources(["ninja", "-v"], sources / "build") == [sources / "cube.cpp"]
+
+
+@pytest.mark.parametrize("library", ["cube.so", "build/cube.so"])
+def test_a_library_that_is_not_built_is_explained_by_its_source(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    monkeypatch.setattr(ctypes.CDLL, "__init__", ctypes.CDLL.__init__)
+    explain_libraries()
+    with pytest.raises(OSError, match="cannot open shared object file") as caught:
+        ctypes.cdll.LoadLibrary(str(sources / library))
+    (note,) = caught.value.__notes__
+    assert "cube.cpp near it defines custom.ops.Cube version 1. Write" in note
+    assert "CubeGrad" not in note
 
 
 def test_nothing_is_compiled_where_a_file_stands_for_the_operators(
