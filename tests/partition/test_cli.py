@@ -190,10 +190,13 @@ def test_ipu_attributes_show_the_attached_process(shell: Shell, pod16: Pod) -> N
 
 def test_a_drain_with_a_deadline_of_no_seconds_ends_now(shell: Shell, pod16: Pod) -> None:
     assert shell("create partition p --size 4") == 0
-    assert shell("drain agent ipum1", admin=True) == 0
+    assert shell(f"drain agent {pod16.client.get_partition('p').agents[0]}", admin=True) == 0
     pod16.service.look_around()
     assert pod16.client.partition_state("p")[0] is PartitionState.ACTIVE
-    assert shell("drain agent ipum1 --deadline 0", admin=True) == 0
+    (agent,) = pod16.client.get_partition("p").agents
+    assert shell(f"drain agent {agent} --deadline 0", admin=True) == 0
+    now = pod16.service._clock()
+    pod16.service._clock = lambda: now + 0.01
     pod16.service.look_around()
     assert pod16.client.wait_for_state("p", {PartitionState.REMOVED}, 20) is PartitionState.REMOVED
 
