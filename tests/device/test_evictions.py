@@ -178,11 +178,11 @@ def test_a_process_reads_what_took_its_ipus(
 @pytest.mark.parametrize("taken_by", [TakenBy.REMOVAL, TakenBy.MOVE, TakenBy.POWER_CYCLE])
 def test_a_machine_that_leaves_its_partition_forgets_it(pieces: PieceCache, taken_by: TakenBy) -> None:
     """It may come back to it, or serve another one of that name: of somebody else."""
-    machines = InProcessMachines(4, pieces)
-    (machine,) = machines.machines
-    connection = machines.connect()
-    assert connection.try_attach(request(IpuRange(0, 4))) is None
-    train(connection, IpuRange(0, 4))
+    machines = InProcessMachines(8, pieces)
+    machine = machines.machines[0]
+    connection = machines.connect(threaded=True)
+    assert connection.try_attach(request(POD)) is None
+    train(connection, POD)
     machine.plan_faults([parse_fault("ipu:0@batch=3:tile-parity")])
     machine.power_cycle(taken_by)
     machine.move(machine.place)
