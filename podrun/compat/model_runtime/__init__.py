@@ -7,6 +7,10 @@ runner.execute(view)["y"]
 """
 
 from podrun.serving.runtime.factory import ServingDevices as DeviceManager
+from podrun.serving.runtime.session import LaunchPolicy
+from podrun.serving.runtime.session import PopefSession as Session
+from podrun.serving.runtime.session import SessionQueues as QueueManager
+from podrun.serving.runtime.session import SessionSettings as SessionConfig
 from podrun.serving.runtime.views import CallableRunner as ModelRunner
 from podrun.serving.runtime.views import (
     DeviceWaitConfig,
@@ -25,9 +29,13 @@ __all__ = [
     "DeviceWaitConfig",
     "DeviceWaitStrategy",
     "InputMemoryView",
+    "LaunchPolicy",
     "ModelRunner",
     "ModelRunnerConfig",
     "OutputFutureMemory",
     "OutputMemory",
     "PopefPaths",
+    "QueueManager",
+    "Session",
+    "SessionConfig",
 ]

@@ -1,0 +1,246 @@
+"""The low-level interface of the SDK's model runtime: a session that loads, runs and saves by hand, and queues for it.
+
+    session = PopefSession(PopefFiles("executable.popef"), SessionSettings(LaunchPolicy.Immediate))
+    queues = session.createQueueManager()
+    session.runLoadPrograms()
+    queues.inputQueue("x").enqueue(x)               # arrays of the anchors' shapes; used where they lie
+    queues.outputQueue("y").enqueue(y, callback)    # filled, then callback() is called
+    session.runMainPrograms()                       # one run; a program calls this in a thread of its own
+
+Programs import `PopefSession` as ``model_runtime.Session``. Names are those of the SDK's guide and of programs in
+public repositories, which are C++; its Python form is not known in full, and this is podrun's reading of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from podrun.core.errors import CallError, UsageError
+from podrun.popef.metadata import PopefAnchor
+from podrun.runtime.device import RunDevice
+from podrun.serving.compiler import ServedModel
+from podrun.serving.loaded_model import DataDescription, LoadedModel
+from podrun.serving.runtime.config import LightRunnerConfig
+from podrun.serving.runtime.views import DeviceWaitConfig, PopefFiles, TensorDescription
+
+
+class LaunchPolicy(Enum):
+    """When a session takes IPUs: as it is made, or when it loads."""
+
+    Immediate = 0
+    Deferred = 1
+
+
+@dataclass(slots=True)
+class SessionSettings:
+    """Settings of a `PopefSession`; ``wait_config`` as of runners."""
+
+    policy: LaunchPolicy = LaunchPolicy.Deferred
+    check_package_hash: bool = True
+    wait_config: DeviceWaitConfig = field(default_factory=DeviceWaitConfig)
+
+
+class SessionQueue:
+    """The arrays of one anchor that wait for a run, each with what is called when the run has used or filled it."""
+
+    def __init__(self, told: DataDescription, changed: threading.Condition) -> None:
+        self._told, self._changed = told, changed
+        self.waiting: deque[tuple[np.ndarray, Callable[[], None] | None]] = deque()
+
+    def tensorInfo(self) -> TensorDescription:
+        """Name, shape and type of one array."""
+        return TensorDescription.of(self._told)
+
+    def enqueue(self, array: np.ndarray, callback: Callable[[], None] | None = None) -> None:
+        """Queue an array of one micro-batch. UsageError for another type or size."""
+        told = self._told
+        if (
+            not isinstance(array, np.ndarray)
+            or array.dtype != told.dtype
+            or array.nbytes != told.size_in_bytes
+        ):
+            held = (
+                f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            )
+            raise UsageError(f"the queue of {told.name!r} takes {told.dtype}{list(told.shape)}, not {held}")
+        with self._changed:
+            self.waiting.append((array, callback))
+            self._changed.notify_all()
+
+
+class SessionQueues:
+    """A queue for each input and output; see `PopefSession.createQueueManager`."""
+
+    def __init__(
+        self, inputs: Sequence[DataDescription], outputs: Sequence[DataDescription], group: int
+    ) -> None:
+        self._changed = threading.Condition()
+        self.inputs = {d.name: SessionQueue(d, self._changed) for d in inputs}
+        self.outputs = {d.name: SessionQueue(d, self._changed) for d in outputs}
+        self._group, self._flush, self.connected = group, False, True
+
+    def inputQueue(self, name: str) -> SessionQueue:
+        """The queue of an input. UsageError for another name."""
+        return _named(self.inputs, name, "input")
+
+    def outputQueue(self, name: str) -> SessionQueue:
+        """The queue of an output. UsageError for another name."""
+        return _named(self.outputs, name, "output")
+
+    def flushAll(self) -> None:
+        """Let the next run take what waits: zeros take the place of what is missing."""
+        with self._changed:
+            self._flush = True
+            self._changed.notify_all()
+
+    def disconnectAll(self) -> None:
+        """End runs that wait for arrays, and all later ones."""
+        with self._changed:
+            self.connected = False
+            self._changed.notify_all()
+
+    def take(self) -> tuple[dict[str, list[np.ndarray]], list[Callable[[], None]]] | None:
+        """The inputs of the next run, as many for each anchor, with their callbacks; None when disconnected. Waits."""
+        with self._changed:
+            while self.connected:
+                ready = min((len(queue.waiting) for queue in self.inputs.values()), default=0)
+                if ready >= self._group or (self._flush and ready):
+                    self._flush = False
+                    return self._taken(self.inputs, min(ready, self._group))
+                self._changed.wait()
+        return None
+
+    def fill(self, results: dict[str, np.ndarray], count: int) -> None:
+        """Copy results to the output arrays, waiting for arrays that are not there, and tell their owners."""
+        with self._changed:
+            while self.connected and any(len(queue.waiting) < count for queue in self.outputs.values()):
+                self._changed.wait()
+            if not self.connected:
+                return
+            targets, callbacks = self._taken(self.outputs, count)
+        for name, arrays in targets.items():
+            for array, value in zip(arrays, results[name].reshape(count, -1), strict=True):
+                array.reshape(-1)[...] = value
+        for callback in callbacks:
+            callback()
+
+    @staticmethod
+    def _taken(
+        queues: dict[str, SessionQueue], count: int
+    ) -> tuple[dict[str, list[np.ndarray]], list[Callable[[], None]]]:
+        pairs = {name: [queue.waiting.popleft() for _ in range(count)] for name, queue in queues.items()}
+        arrays = {name: [array for array, _ in taken] for name, taken in pairs.items()}
+        return arrays, [call for taken in pairs.values() for _, call in taken if call is not None]
+
+
+class PopefSession:
+    """See the module docstring. `stop` (or ``with``) gives the IPUs back."""
+
+    def __init__(self, model: str | PopefFiles, config: SessionSettings | None = None) -> None:
+        self._config = config or SessionSettings()
+        self._model = ServedModel(model.path if isinstance(model, PopefFiles) else model)
+        self._device: RunDevice | None = None
+        self._loaded: LoadedModel | None = None
+        self._queues: SessionQueues | None = None
+        if self._config.policy is LaunchPolicy.Immediate:
+            self._load()
+
+    def model(self) -> ServedModel:
+        """The model; ``model().metadata`` is the file's."""
+        return self._model
+
+    def getUserInputAnchors(self) -> list[PopefAnchor]:
+        """The inputs of a run."""
+        return list(self._model.metadata.inputs())
+
+    def getUserOutputAnchors(self) -> list[PopefAnchor]:
+        """The outputs of a run."""
+        return list(self._model.metadata.outputs())
+
+    def bindToDevice(self, device: RunDevice) -> None:
+        """Run on IPUs that the caller holds. CallError after the load."""
+        if self._loaded is not None:
+            raise CallError("the session has IPUs already", hint="stop() gives them back.")
+        self._device = device
+
+    def createQueueManager(self) -> SessionQueues:
+        """Queues of the inputs and outputs. Those of an earlier call are disconnected."""
+        loaded = self._load()
+        if self._queues is not None:
+            self._queues.disconnectAll()
+        self._queues = SessionQueues([*loaded.inputs.values()], [*loaded.outputs.values()], loaded.group)
+        return self._queues
+
+    def runLoadPrograms(self) -> None:
+        """Load the program and write the weights. UsageError where no IPUs are free."""
+        if self._loaded is None:
+            self._load()
+        else:
+            self._loaded.load()
+
+    def runMainPrograms(self) -> bool:
+        """Run once with what the queues have, waiting for it; False when they are disconnected."""
+        loaded, queues = self._loaded, self._queues
+        if loaded is None or queues is None:
+            raise CallError(
+                "the session is not ready to run",
+                hint="Call createQueueManager() and runLoadPrograms() first.",
+            )
+        taken = queues.take()
+        if taken is None:
+            return False
+        arrays, callbacks = taken
+        count = len(next(iter(arrays.values()), ()))
+        inputs = {
+            name: np.stack([value.reshape(loaded.inputs[name].shape) for value in values])
+            for name, values in arrays.items()
+        }
+        results, _ = loaded.run(inputs, count)
+        for callback in callbacks:
+            callback()
+        queues.fill(results, count)
+        return True
+
+    def reload(self, model: str | PopefFiles) -> None:
+        """Take another model onto the session's IPUs; its queues are made anew."""
+        self.unload()
+        self._model = ServedModel(model.path if isinstance(model, PopefFiles) else model)
+        self._load()
+
+    def unload(self) -> None:
+        """Take the model off the IPUs. Idempotent."""
+        if self._queues is not None:
+            self._queues.disconnectAll()
+            self._queues = None
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.close()
+
+    stop = unload
+
+    def __enter__(self) -> PopefSession:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.stop()
+
+    def _load(self) -> LoadedModel:
+        if self._loaded is None:
+            settings = LightRunnerConfig(
+                check_package_hash=self._config.check_package_hash,
+                device_wait_config=self._config.wait_config.wait(),
+            )
+            self._loaded = settings.put_on_ipus(self._model, self._device)
+        return self._loaded
+
+
+def _named(queues: dict[str, SessionQueue], name: str, what: str) -> SessionQueue:
+    if name not in queues:
+        raise UsageError(f"the model has no {what} {name!r}; it has {', '.join(queues)}")
+    return queues[name]
