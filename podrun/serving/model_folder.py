@@ -15,8 +15,8 @@ import os
 from pathlib import Path
 
 from podrun.core.environment import environment, podrun_cache_directory
-from podrun.core.errors import ConfigError
-from podrun.serving.compiler import Compiler, CompilerOptions, ServedModel
+from podrun.core.errors import ConfigError, PodrunError
+from podrun.serving.compiler import Compiler, CompilerOptions, ServedModel, model_proto
 
 MODEL_FILE, NAMES_FILE = "executable.popef", "name_map.json"
 
@@ -48,6 +48,8 @@ def compiled_file(version: Path) -> Path:
         raise ConfigError(f"{models[0]} cannot be compiled: podrun has no cache directory")
     try:
         return _compiled_once(models[0], cache / "serving")
+    except PodrunError as error:
+        raise ConfigError(f"{models[0]}: {error.message}", hint=error.hint) from error
     except OSError as error:
         raise ConfigError(
             f"{models[0]} cannot be compiled into {cache}: {error.strerror or error}",
@@ -60,10 +62,14 @@ def _compiled_once(model: Path, folder: Path) -> Path:
     data = model.read_bytes()
     target = folder / f"{hashlib.sha256(data).hexdigest()}.popef"
     if not target.is_file():
+        from podrun.serving.convert.structure_passes import check_shapes_known
+
+        proto = model_proto(data)
+        check_shapes_known(proto)
         # Several instances may compile at once: each writes a file of its own, and whole files take the place.
         part = folder / f"{target.stem}.{os.getpid()}.popef"
         try:
-            Compiler.compile_and_export(data, None, part, CompilerOptions(partials_type="float"))
+            Compiler.compile_and_export(proto, None, part, CompilerOptions(partials_type="float"))
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

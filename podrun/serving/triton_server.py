@@ -16,13 +16,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import podrun
-from podrun.core.errors import MissingPackageError, UsageError
+from podrun.core.errors import MissingPackageError, PodrunError, UsageError
 from podrun.serving.instance_watch import InstanceWatch
 from podrun.serving.repository import check_repository, write_missing_config
 
@@ -31,6 +32,14 @@ INSTALL = "pip install --no-deps nvidia-pytriton==0.7.0"
 """Its metadata ask for NumPy 1, which only its own Python code needs: the server does not."""
 TESTED_VERSION = "2.51"
 _END_SECONDS = 30.0
+CRASHES = {
+    128 + number: number.name for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
+}
+"""Exit codes of a server that ended by a fault of its own, with the signals: Triton 2.51 aborts on an HTTP request
+whose JSON states a shape of terabytes.
+"""
+_SHORT_LIFE_SECONDS = 5.0
+"""A server that crashes before that would do so again."""
 _MODEL_FILE = """import sys
 
 sys.path += [path for path in {paths!r} if path not in sys.path]
@@ -150,27 +159,48 @@ def serve(
     named: str = "",
     extra: Sequence[str] = (),
 ) -> int:
-    """Run the server until it ends or this process is told to stop; returns its exit code."""
+    """Run the server until it ends or this process is told to stop; returns its exit code. One that crashes is started
+    again.
+    """
     place = find_tritonserver(named, environ)
     for model in check_repository(repository):
-        written = write_missing_config(model)
-        if written is not None:
-            sys.stderr.write(f"podrun serve: wrote {written}\n")
-            sys.stderr.flush()
+        _complete(model)
     with tempfile.TemporaryDirectory(prefix="podrun-serve-") as folder:
         backends = Path(folder, "backends")
         write_backends(place, backends)
         words = [*command(place, repository.resolve(), backends, ports), *_model_control(extra), *extra]
-        process = subprocess.Popen(words, env=server_environment(place, environ))
         http = f"{ports.address}:{ports.http}".replace("0.0.0.0:", "127.0.0.1:")
-        with InstanceWatch(process.pid, http, repository.resolve()):
-            code = _wait(process)
+        while True:
+            begin = time.monotonic()
+            process = subprocess.Popen(words, env=server_environment(place, environ))
+            with InstanceWatch(process.pid, http, repository.resolve()):
+                code, stopped = _wait(process)
+            if stopped or code not in CRASHES or time.monotonic() - begin < _SHORT_LIFE_SECONDS:
+                break
+            _say(f"{place.program} crashed ({CRASHES[code]}) and is started again; its requests are lost")
     if code not in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
-        sys.stderr.write(
-            f"podrun serve: {place.program} ended with exit code {code}; what it printed says why. podrun is tested "
-            f"with tritonserver {TESTED_VERSION}: {INSTALL}\n"
+        _say(
+            f"{place.program} ended with exit code {code}; what it printed says why. podrun is tested "
+            f"with tritonserver {TESTED_VERSION}: {INSTALL}"
         )
     return code
+
+
+def _complete(model: Path) -> None:
+    """Write the configuration that a model lacks. What stands in the way is said: the other models are served."""
+    try:
+        written = write_missing_config(model)
+        text = "" if written is None else f"wrote {written}"
+    except PodrunError as error:
+        text = f"model {model.name} has no configuration: {error.message}"
+        text += f"\nhint: {error.hint}" if error.hint else ""
+    if text:
+        _say(text)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"podrun serve: {text}\n")
+    sys.stderr.flush()
 
 
 def _model_control(extra: Sequence[str]) -> list[str]:
@@ -180,10 +210,12 @@ def _model_control(extra: Sequence[str]) -> list[str]:
     return ["--model-control-mode=explicit", "--load-model=*"]
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """The server's exit code; signals that end this process end the server first."""
+def _wait(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
+    """The server's exit code, and whether this process was told to stop; signals that end it end the server first."""
+    told: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
+        told.append(number)
         process.send_signal(signal.SIGTERM)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -195,4 +227,4 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         if process.poll() is None:
             process.kill()
             process.wait(_END_SECONDS)
-    return 128 - code if code < 0 else code
+    return (128 - code if code < 0 else code), bool(told)
