@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from podrun.collectives import ClosedError, MismatchError, RankLostError, RankMissingError
 from podrun.core.errors import (
     ApplicationRuntimeError,
     ErrorCause,
     ErrorCode,
+    IpusTakenError,
     PodrunError,
     PoplarError,
     Remains,
+    TakenBy,
     UnimplementedError,
     UnknownRuntimeError,
     UnrecoverableRuntimeError,
@@ -98,6 +101,20 @@ def process_ended(who: str, ipus: Iterable[int], doing: str, instance: int) -> A
     )
 
 
+def ipus_taken_away(taken_by: TakenBy, partition: str) -> IpusTakenError:
+    """The error of a process whose IPUs were taken away."""
+    hints = {
+        TakenBy.REMOVAL: "Start the program again on another partition: vipu create partition NAME --size N.",
+        TakenBy.MOVE: f"Start the program again: it finds partition {partition} where it is now. "
+        "podrun --max-restarts 3 does so by itself.",
+    }
+    return IpusTakenError(
+        f"this process holds no IPUs any more: {taken_by.value}",
+        cause=ErrorCause(remains=Remains.NOTHING) if taken_by is TakenBy.MOVE else None,
+        hint=hints.get(taken_by, "Attach to the device again, and load the program (prepareDevice)."),
+    )
+
+
 def different_programs() -> ApplicationRuntimeError:
     """The instances of one job did not load equal Executables."""
     return ApplicationRuntimeError(
@@ -106,57 +123,44 @@ def different_programs() -> ApplicationRuntimeError:
     )
 
 
-def instances_on(first_ipus: Sequence[int], rank: int, instance_ipus: int) -> tuple[int, ...]:
-    """The instances that hold IPUs of one machine of a program. ``first_ipus``: of its machines, by rank;
-    ``instance_ipus``: how many each instance holds (0: unknown, which gives none).
+@dataclass(frozen=True, slots=True)
+class JobMachines:
+    """The machines of a job, for messages about them.
+
+    ``endpoints`` and ``first_ipus``: by rank. ``first``: the machine of rank 0. ``timeout``: host sync, seconds.
+    ``alive``: whether the machine of an index in the partition still answers. ``died``: the crash error of the machine
+    with a rank, index and endpoint, if native code died there. ``doing``: see `machine_lost`. ``instance_ipus``: how
+    many each instance of the program holds (0: unknown).
     """
-    if not instance_ipus or len(first_ipus) < 2:
-        return ()
-    first, machine_ipus = first_ipus[rank] - first_ipus[0], first_ipus[1] - first_ipus[0]
-    return tuple(range(first // instance_ipus, (first + machine_ipus - 1) // instance_ipus + 1))
+
+    endpoints: tuple[str, ...]
+    first: int
+    first_ipus: tuple[int, ...]
+    timeout: float
+    alive: Callable[[int], bool]
+    died: Callable[[int, int, str], PoplarError | None] | None = None
+    doing: str = ""
+    instance_ipus: int = 0
+
+    def name(self, rank: int) -> str:
+        """A machine in words."""
+        return f"machine {self.first + rank} ({self.endpoints[rank]})"
+
+    def instances_on(self, rank: int) -> tuple[int, ...]:
+        """The instances that hold IPUs of a machine; none if that is unknown."""
+        if not self.instance_ipus or len(self.first_ipus) < 2:
+            return ()
+        begin = self.first_ipus[rank] - self.first_ipus[0]
+        end = begin + self.first_ipus[1] - self.first_ipus[0]
+        return tuple(range(begin // self.instance_ipus, (end - 1) // self.instance_ipus + 1))
 
 
-def as_poplar_error(
-    error: BaseException,
-    *,
-    endpoints: Sequence[str],
-    first_machine: int,
-    first_ipus: Sequence[int],
-    timeout: float,
-    alive: Callable[[int], bool],
-    died: Callable[[int, int, str], PoplarError | None] | None = None,
-    doing: str = "",
-    instance_ipus: int = 0,
-) -> PoplarError:
-    """The error that the host gets for an exception on a machine.
-
-    ``endpoints`` and ``first_ipus``: of the program's machines, by rank. ``first_machine``: the machine of rank 0.
-    ``timeout``: host sync, seconds. ``alive``: whether the machine of an index in the partition still answers.
-    ``died``: the crash error of the machine with a rank, index and endpoint, if native code died there. ``doing``: see
-    `machine_lost`. ``instance_ipus``: how many each instance of the program holds (0: unknown).
-    """
+def as_poplar_error(error: BaseException, machines: JobMachines) -> PoplarError:
+    """The error that the host gets for an exception on a machine of a job."""
     if isinstance(error, PoplarError):
         return error
-    if isinstance(error, RankLostError) and 0 <= error.rank < len(endpoints):
-        rank = error.rank
-        if alive(first_machine + rank):
-            return ApplicationRuntimeError(
-                f"the host processes of machine {first_machine + rank} ({endpoints[rank]}) left the program",
-                cause=ErrorCause(instances=instances_on(first_ipus, rank, instance_ipus)),
-                hint="All instances of a program have to run together: see their own output for the reason.",
-            )
-        crash = died(rank, first_machine + rank, endpoints[rank]) if died is not None else None
-        return crash or machine_lost(endpoints[rank], first_machine + rank, first_ipus[rank], doing=doing)
-    if isinstance(error, RankMissingError):
-        names = ", ".join(f"machine {first_machine + rank} ({endpoints[rank]})" for rank in error.ranks)
-        return host_sync_timeout(timeout, names or error.message)
-    if isinstance(error, MismatchError):
-        return ApplicationRuntimeError(
-            f"the machines of the program do not run the same Executable: {error.message}",
-            hint="Compile the same program with the same options in every instance.",
-        )
-    if isinstance(error, ClosedError):
-        return ApplicationRuntimeError("the program is no longer loaded", hint="Load the program again.")
+    if isinstance(error, RankLostError | RankMissingError | MismatchError | ClosedError):
+        return _error_of_group(error, machines)
     if isinstance(error, UsageError | UnsupportedError | UnimplementedError):
         return ApplicationRuntimeError(error.message, hint=error.hint)
     if isinstance(error, PodrunError):
@@ -172,3 +176,36 @@ def as_poplar_error(
         f"the machine stopped with {type(error).__name__}: {error}",
         hint="This is a bug in podrun, or the host has too little memory for the program: please report it.",
     )
+
+
+def _error_of_group(
+    error: RankLostError | RankMissingError | MismatchError | ClosedError, machines: JobMachines
+) -> PoplarError:
+    """The error for one of the group of collectives that the machines of a job form."""
+    if isinstance(error, RankLostError):
+        return _lost_or_left(error, machines)
+    if isinstance(error, RankMissingError):
+        return host_sync_timeout(
+            machines.timeout, ", ".join(map(machines.name, error.ranks)) or error.message
+        )
+    if isinstance(error, MismatchError):
+        return ApplicationRuntimeError(
+            f"the machines of the program do not run the same Executable: {error.message}",
+            hint="Compile the same program with the same options in every instance.",
+        )
+    return ApplicationRuntimeError("the program is no longer loaded", hint="Load the program again.")
+
+
+def _lost_or_left(error: RankLostError, machines: JobMachines) -> PoplarError:
+    rank = error.rank
+    if not 0 <= rank < len(machines.endpoints):
+        return UnknownRuntimeError(error.message, hint=error.hint)
+    index, endpoint = machines.first + rank, machines.endpoints[rank]
+    if machines.alive(index):
+        return ApplicationRuntimeError(
+            f"the host processes of {machines.name(rank)} left the program",
+            cause=ErrorCause(instances=machines.instances_on(rank)),
+            hint="All instances of a program have to run together: see their own output for the reason.",
+        )
+    crash = machines.died(rank, index, endpoint) if machines.died is not None else None
+    return crash or machine_lost(endpoint, index, machines.first_ipus[rank], doing=machines.doing)

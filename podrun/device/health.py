@@ -27,7 +27,7 @@ import numpy as np
 from podrun.core.errors import PoplarError, RecoveryAction, UsageError
 from podrun.core.executable import Executable
 from podrun.device.activity import LINK_CAUSES
-from podrun.faults import EFFECTS, FaultSpec, FaultTarget, Strike, error_for
+from podrun.faults import EFFECTS, FaultSpec, FaultTarget, Strike, error_for, recovery_hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,14 @@ class Condition:
     state: str
     error: PoplarError
     action: RecoveryAction | None
+
+    def refusal(self, partition: str, agent: str) -> str:
+        """Why nobody can attach to what is broken, and what to do."""
+        needed = "" if self.action is None else f" ({self.action.value} needed)"
+        hint = recovery_hint(
+            *(self.action, type(self.error), self.error.where, partition, agent), attached=False
+        )
+        return f"cannot be used{needed}: {self.error.message}. {hint}"
 
 
 class Health:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,47 +20,39 @@ import numpy as np
 from podrun.core.error_codec import copy_error
 from podrun.core.errors import (
     ApplicationRuntimeError,
-    ErrorCause,
     IpusTakenError,
     PoplarError,
     RecoveryAction,
-    Remains,
     TakenBy,
-    UsageError,
 )
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
-from podrun.device.activity import TrafficCounters, Usage
+from podrun.device.activity import Usage
 from podrun.device.connection import AttachRequest
-from podrun.device.error_messages import ipus_in_words, process_ended
-from podrun.device.health import Condition, Health, WorkDone
-from podrun.device.job import Job, MachineContext
+from podrun.device.error_messages import ipus_in_words, ipus_taken_away, process_ended
+from podrun.device.health import Condition, WorkDone
+from podrun.device.job import Job
+from podrun.device.machine_context import MachineContext, MachinePlace, owned_part, part_of
 from podrun.device.owners import (
     HOST_SYNC_TIMEOUT,
     LoadCall,
     MachineMoment,
-    MachinePlace,
     Owner,
     RunCall,
-    owned_part,
-    part_of,
 )
 from podrun.device.program.digests import UNCOMPARED, digest_of_array
 from podrun.device.program.engine import RunOutcome
 from podrun.device.program.fabric import Fabric, JobName, OfferBook
 from podrun.device.program.xla_memory import Array
-from podrun.device.strikes import strike_machine_event
+from podrun.device.strikes import check_host, strike_machine_event
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import (
     OF_INSTANCES,
     WHOLE_MACHINES,
-    FaultPoint,
     FaultSpec,
-    FaultTarget,
     Struck,
     check_places,
-    recovery_hint,
 )
 
 
@@ -90,25 +81,18 @@ class Machine:
         agent: str = "",
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._claim = claim
-        self._agent = agent
         self._context = MachineContext(
             place=place,
             fabric=fabric,
             pieces=pieces,
-            health=Health(place.range, place.partition, agent),
-            faults=FaultPoint(place.range, place.machine, claim, wall_clock, place.leads_host),
+            agent=agent,
+            claim=claim,
             on_lost=on_lost,
             on_host_lost=on_host_lost,
             clock=wall_clock,
             grace=grace,
             cores=sorted(os.sched_getaffinity(0)) if own_cores else [],
             shared=shared,
-            changed=threading.Condition(),
-            offers=OfferBook(),
-            batches=dict.fromkeys(place.range, 0),
-            traffic={ipu: TrafficCounters() for ipu in place.range},
-            work={True: WorkDone(), False: WorkDone()},
             sleep=sleep,
         )
         self._ids = itertools.count(1)
@@ -148,14 +132,7 @@ class Machine:
             )
             # A process that holds them itself, in a device that it has not detached, is told that, not to reset them.
             if condition is not None and not holds and not self._may_load_again(condition, ipus, process):
-                action = "" if condition.action is None else f" ({condition.action.value} needed)"
-                error = condition.error
-                partition = self.place.partition
-                hint = recovery_hint(
-                    *(condition.action, type(error), error.where, partition, self._agent), attached=False
-                )
-                reason = f"{error.message}. {hint}"
-                return f"{ipus_in_words(ipus)} cannot be used{action}: {reason}"
+                return f"{ipus_in_words(ipus)} {condition.refusal(self.place.partition, self._context.agent)}"
             for other in self._owners.values():
                 both = sorted(set(ipus) & set(other.ipus))
                 if both:
@@ -228,9 +205,7 @@ class Machine:
         job.load(owner_id, LoadCall(digest, executable, timeout))
 
     def write(self, owner_id: int, values: Mapping[str, Array]) -> None:
-        """Write variables; they take effect when the next run starts. All owners of a job write
-        equal values.
-        """
+        """Write variables, for the next run. All owners of a job write equal values."""
         with self._context.changed:
             job, owner = self._job(owner_id), self._owners[owner_id]
             engine = job.loaded_engine()
@@ -245,9 +220,7 @@ class Machine:
             engine.write(fresh, digests)
 
     def read(self, owner_id: int, names: Iterable[str]) -> dict[str, Array]:
-        """Variables as they stand after the last run: views that stay valid until the next call of this
-        owner. Of `DIGESTS` alone: that.
-        """
+        """Variables after the last run: views, valid until the owner's next call. Of `DIGESTS` alone: that."""
         wanted = list(names)
         with self._context.changed:
             job = self._job(owner_id)
@@ -271,8 +244,7 @@ class Machine:
         *,
         checked: bool = False,
     ) -> RunOutcome:
-        """Run batches, together with all owners of the job. ``outputs`` are filled: see
-        `streams.OwnerArrays`.
+        """Run batches, together with all owners of the job. ``outputs`` are filled: see `streams.OwnerArrays`.
 
         ``checked``: a run with these very arrays has gone well since the program was loaded. Raises the
         program's error, the same one in every owner on every machine.
@@ -287,28 +259,16 @@ class Machine:
         with self._context.changed:
             self._evict(TakenBy.NEW_PLACE)
             if place.partition != self.place.partition or place.range != self.place.range:
-                self._begin_ipus(place)
+                self._context.begin_ipus(place)
             if place.partition != self.place.partition or place.machine != self.place.machine:
-                self._begin_work(place)
+                self._context.begin_work(place)
             self._context.place = place
-
-    def _begin_ipus(self, place: MachinePlace) -> None:
-        """IPUs of which nothing is known yet."""
-        self._context.health = Health(place.range, place.partition, self._agent)
-        self._context.batches = dict.fromkeys(place.range, 0)
-        self._context.traffic = {ipu: TrafficCounters() for ipu in place.range}
-
-    def _begin_work(self, place: MachinePlace) -> None:
-        """Without work and faults of earlier partitions."""
-        self._context.faults = FaultPoint(
-            place.range, place.machine, self._claim, self._context.clock, place.leads_host
-        )
-        self._context.work = {True: WorkDone(), False: WorkDone()}
 
     def work(self) -> WorkDone:
         """The work since the machine took its place: training if there was any, else inference."""
         with self._context.changed:
-            return self._context.work[True] if self._context.work[True].batches else self._context.work[False]
+            work = self._context.work
+            return work[True] if work[True].batches else work[False]
 
     def snapshot(self, read: Callable[[MachineMoment], Any]) -> Any:
         """``read(moment)`` under the machine's lock: for reports."""
@@ -334,7 +294,7 @@ class Machine:
         """
         with self._context.changed:
             for spec in specs:
-                self._check_host(spec)
+                check_host(self._context, spec)
             mine = [spec for spec in specs if self._context.faults.concerns(spec)]
             for spec in mine:
                 for job in self._jobs_at(spec):
@@ -382,8 +342,8 @@ class Machine:
             self._context.health.power_cycle()
             self._evict(taken_by)
             if taken_by in (TakenBy.REMOVAL, TakenBy.MOVE):
-                self._begin_ipus(self.place)
-                self._begin_work(self.place)
+                self._context.begin_ipus(self.place)
+                self._context.begin_work(self.place)
 
     def abort(self, reason: PoplarError) -> None:
         """End every run and load with an error, now: the machine is about to stop."""
@@ -393,22 +353,6 @@ class Machine:
             self._context.changed.notify_all()
 
     # --- Helpers --------------------------------------------------------------------------------------------
-
-    def _check_host(self, spec: FaultSpec) -> None:
-        """Raise UsageError for the loss of a host that does not exist, or of one with podrun's own processes."""
-        if spec.target is not FaultTarget.HOST:
-            return
-        hosts = self.place.hosts
-        if spec.indices[0] >= len(hosts):
-            raise UsageError(
-                f"fault {spec.text}: the partition has no host {spec.indices[0]}, only 0 to {len(hosts) - 1}",
-                hint="Hosts count from 0 in the order of the partition's machines.",
-            )
-        if self.place.leads_host == spec.indices[0] and self._context.on_host_lost is None:
-            raise UsageError(
-                f"fault {spec.text}: that host runs the partition service, which would be lost with it",
-                hint="Name a host that joined a Ray cluster (--ray-address), or machines: machine:1@batch=17:lost",
-            )
 
     @property
     def answers(self) -> bool:
@@ -443,7 +387,7 @@ class Machine:
 
     def _evict(self, taken_by: TakenBy) -> None:
         """All owners lose their IPUs."""
-        taken = self._taken_away(taken_by)
+        taken = ipus_taken_away(taken_by, self.place.partition)
         for job in self._by_range.values():
             job.fail(taken)
             job.close(taken)
@@ -451,16 +395,3 @@ class Machine:
         self._by_range.clear()
         self._evicted |= dict.fromkeys(self._owners, taken)
         self._owners.clear()
-
-    def _taken_away(self, taken_by: TakenBy) -> IpusTakenError:
-        """The error of a process whose IPUs were taken away."""
-        hints = {
-            TakenBy.REMOVAL: "Start the program again on another partition: vipu create partition NAME --size N.",
-            TakenBy.MOVE: f"Start the program again: it finds partition {self.place.partition} where it is now. "
-            "podrun --max-restarts 3 does so by itself.",
-        }
-        return IpusTakenError(
-            f"this process holds no IPUs any more: {taken_by.value}",
-            cause=ErrorCause(remains=Remains.NOTHING) if taken_by is TakenBy.MOVE else None,
-            hint=hints.get(taken_by, "Attach to the device again, and load the program (prepareDevice)."),
-        )

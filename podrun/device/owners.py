@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar, cast
 
 from podrun.core.error_codec import copy_error
 from podrun.core.errors import ApplicationRuntimeError, PoplarError
@@ -13,53 +13,13 @@ from podrun.core.layout import IpuRange
 from podrun.device.activity import BatchActivity, TrafficCounters, Usage
 from podrun.device.connection import AttachRequest
 from podrun.device.health import Health
+from podrun.device.program.xla_memory import Array
+
+Call = TypeVar("Call", "LoadCall", "RunCall")
+Result = TypeVar("Result")
 
 HOST_SYNC_TIMEOUT = 300.0
 """Seconds; the SDK's default of the engine option target.hostSyncTimeout."""
-
-
-@dataclass(frozen=True, slots=True)
-class MachinePlace:
-    """Where a machine stands in its partition.
-
-    ``first_ipu``: partition index of its first IPU. ``ipus``: IPUs of each machine of the partition. ``endpoints``: of
-    all machines of the partition.
-    """
-
-    partition: str
-    machine: int
-    first_ipu: int
-    ipus: int
-    endpoints: tuple[str, ...]
-
-    @property
-    def range(self) -> IpuRange:
-        """The machine's IPUs."""
-        return IpuRange(self.first_ipu, self.ipus)
-
-    @property
-    def endpoint(self) -> str:
-        """The machine's endpoint."""
-        return self.endpoints[self.machine] if self.machine < len(self.endpoints) else "in process"
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts of the partition's machines, each once, in the order of machines."""
-        return tuple(dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in self.endpoints))
-
-    @property
-    def leads_host(self) -> int | None:
-        """The index of this machine's host among them, if it is the first machine there."""
-        here = self.endpoint.rpartition(":")[0]
-        first = next(
-            (k for k, endpoint in enumerate(self.endpoints) if endpoint.rpartition(":")[0] == here), None
-        )
-        return self.hosts.index(here) if first == self.machine else None
-
-    def rendezvous_address(self, first: int, machines: int) -> str | None:
-        """The address at which ``machines`` machines from ``first`` on reach this one; None if all are on this host."""
-        hosts = [endpoint.rpartition(":")[0] for endpoint in self.endpoints[first : first + machines]]
-        return self.endpoint.rpartition(":")[0] if len(set(hosts)) > 1 else None
 
 
 @dataclass(slots=True)
@@ -102,17 +62,17 @@ class MachineMoment:
 
 
 @dataclass(slots=True)
-class OwnerRendezvous:
+class OwnerRendezvous(Generic[Call, Result]):
     """One load or one run of a job on one machine: when all owners have arrived, the last one does the work, and all
     get its result.
 
     ``arrivals``: each owner's call, by owner id. Guarded by the machine's lock.
     """
 
-    arrivals: dict[int, Any] = field(default_factory=dict)
+    arrivals: dict[int, Call] = field(default_factory=dict)
     started: bool = False
     done: bool = False
-    result: Any = None
+    result: Result | None = None
     error: PoplarError | None = None
 
     def fail(self, error: PoplarError) -> None:
@@ -121,15 +81,15 @@ class OwnerRendezvous:
             self.error = self.error or error
             self.done = True
 
-    def succeed(self, result: Any) -> None:
+    def succeed(self, result: Result | None) -> None:
         """End the rendezvous with a result for all owners."""
         self.result, self.done = result, True
 
-    def outcome(self) -> Any:
+    def outcome(self) -> Result:
         """The result; raises a copy of the error."""
         if self.error is not None:
             raise copy_error(self.error)  # each thread that raises it needs a traceback of its own
-        return self.result
+        return cast("Result", self.result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +109,8 @@ class RunCall:
     """
 
     batches: int
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
     checked: bool = False
 
 
@@ -173,33 +133,3 @@ def check_agreement(owners: Sequence[Owner], runs: Sequence[RunCall]) -> None:
                 f"{owners[0].who} and {other.who} wrote different values to: {', '.join(names[:10])}",
                 hint="Write the same values in every instance (same initial weights, same random seed).",
             )
-
-
-def owned_part(place: MachinePlace, request: AttachRequest) -> IpuRange:
-    """The owned IPUs on a machine. Raises ApplicationRuntimeError for invalid ranges."""
-    mine, job, owned = place.range, request.job, request.owned
-    here = owned.overlap(mine)
-    total = place.ipus * max(len(place.endpoints), 1)
-    if not (0 <= job.first <= owned.first < owned.stop <= job.stop <= total) or not here.count:
-        raise ApplicationRuntimeError(
-            f"machine {place.machine} (IPUs {mine.first}-{mine.stop - 1}) cannot attach IPUs "
-            f"{owned.first}-"
-            f"{owned.stop - 1} of a job on IPUs {job.first}-{job.stop - 1}"
-        )
-    if len(job.machines(place.ipus)) > 1 and (job.first % place.ipus or job.count % place.ipus):
-        raise ApplicationRuntimeError(
-            f"a job on IPUs {job.first}-{job.stop - 1} neither fits in one machine nor fills machines of "
-            f"{place.ipus} IPUs"
-        )
-    return here
-
-
-def machines_of(place: MachinePlace, job: IpuRange) -> tuple[int, int]:
-    """The first machine of a job and its number of machines."""
-    machines = job.machines(place.ipus)
-    return machines.start, len(machines)
-
-
-def part_of(place: MachinePlace, job: IpuRange) -> IpuRange:
-    """The IPUs of a job that lie on a machine."""
-    return job.overlap(place.range)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from podrun.core.errors import PoplarError
+from podrun.core.errors import PoplarError, UsageError
 from podrun.device.error_messages import batches_in_words, machine_lost
-from podrun.faults import FaultTarget, Strike
-
-if TYPE_CHECKING:
-    from podrun.device.job import MachineContext
+from podrun.device.machine_context import MachineContext
+from podrun.faults import FaultSpec, FaultTarget, Strike
 
 
 def strike_error(context: MachineContext, strike: Strike) -> PoplarError:
@@ -51,3 +47,20 @@ def strike_machine_event(context: MachineContext, event: str) -> None:
         if strike.spec.raises:
             raise strike_error(context, strike)
         strike_wait(context, strike)
+
+
+def check_host(context: MachineContext, spec: FaultSpec) -> None:
+    """Raise UsageError for the loss of a host that does not exist, or of one with podrun's own processes."""
+    if spec.target is not FaultTarget.HOST:
+        return
+    hosts = context.place.hosts
+    if spec.indices[0] >= len(hosts):
+        raise UsageError(
+            f"fault {spec.text}: the partition has no host {spec.indices[0]}, only 0 to {len(hosts) - 1}",
+            hint="Hosts count from 0 in the order of the partition's machines.",
+        )
+    if context.place.leads_host == spec.indices[0] and context.on_host_lost is None:
+        raise UsageError(
+            f"fault {spec.text}: that host runs the partition service, which would be lost with it",
+            hint="Name a host that joined a Ray cluster (--ray-address), or machines: machine:1@batch=17:lost",
+        )

@@ -238,7 +238,6 @@ class Pod:
             # Faults see the last machine as the only one of a second host, which is lost as a machine is.
             host = 1 if machine is pod.machines[-1] else 0 if machine is pod.machines[0] else None
             context.faults = FaultPoint(machine.place.range, machine.place.machine, host=host)
-            machine._check_host = lambda spec: None  # type: ignore[method-assign]
         return pod
 
     @property
@@ -246,8 +245,9 @@ class Pod:
         return self._pod.machines
 
     def plan(self, faults: Sequence[FaultSpec]) -> None:
-        for machine in self.machines:
-            machine.plan_faults([replace(spec, launch="swarm") for spec in faults])
+        with mock.patch("podrun.device.machine.check_host"):
+            for machine in self.machines:
+                machine.plan_faults([replace(spec, launch="swarm") for spec in faults])
 
     def attempt(self) -> list[Any]:
         """The result of each instance: losses and weights, or an error."""
@@ -272,7 +272,7 @@ class Pod:
                 raise
 
         try:
-            with mock.patch("podrun.device.job.signal_process", self._signal):
+            with mock.patch("podrun.device.job_program.signal_process", self._signal):
                 return together([partial(run, c, o) for c, o in connections], timeout=60)
         finally:
             for connection, _ in connections:

@@ -26,7 +26,7 @@ from podrun.device.health import LastingFaults, flip_bit, instances_here, signal
 from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.host.ports import LocalPort, Site
 from podrun.device.machine import Machine
-from podrun.device.owners import MachinePlace
+from podrun.device.machine_context import MachinePlace
 from podrun.device.program.digests import held_by_ipu
 from podrun.device.program.fabric import LocalFabric
 from podrun.device.service.control import machine_report

@@ -16,7 +16,7 @@ from podrun.core.errors import ApplicationRuntimeError, IpusTakenError, PodrunEr
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
 from podrun.device.host.client import InProcessMachines, PortConnection
-from podrun.device.owners import MachinePlace
+from podrun.device.machine_context import MachinePlace
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import hint_in_launch, parse_fault
 from podrun.faults.fault_errors import SUPERVISED

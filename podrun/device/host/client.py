@@ -46,7 +46,8 @@ from podrun.device.host.ports import (
 from podrun.device.host.run_plan import ArrayPlan
 from podrun.device.host.started_runs import RunsInFlight, StartedRun
 from podrun.device.machine import Machine
-from podrun.device.owners import HOST_SYNC_TIMEOUT, MachinePlace
+from podrun.device.machine_context import MachinePlace
+from podrun.device.owners import HOST_SYNC_TIMEOUT
 from podrun.device.program.fabric import LocalFabric, program_digest
 from podrun.device.program.machine_groups import home_of, parts_by_position
 from podrun.device.program.xla_memory import aligned_empty

@@ -18,7 +18,7 @@ from podrun.core.errors import ApplicationRuntimeError, ServiceError, SilentMach
 from podrun.core.identity import Caller
 from podrun.core.telemetry import MachineReport
 from podrun.device.machine import Machine
-from podrun.device.owners import MachinePlace
+from podrun.device.machine_context import MachinePlace
 from podrun.device.service import wire
 from podrun.device.service.reporting import MachineHeat, report_and_heat
 from podrun.faults import FaultSpec

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import grpc
 
     from podrun.device.machine import Machine
-    from podrun.device.owners import MachinePlace
+    from podrun.device.machine_context import MachinePlace
     from podrun.device.xla.pieces import PieceCache
 
 log = logging.getLogger("podrun.device")

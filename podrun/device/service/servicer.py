@@ -25,7 +25,7 @@ from podrun.core.errors import (
     UnrecoverableRuntimeError,
 )
 from podrun.core.gate import Gate, caller_of
-from podrun.device.owners import MachinePlace
+from podrun.device.machine_context import MachinePlace
 from podrun.device.program.fabric import LOOK_SECONDS, JobName, Wait
 from podrun.device.service import wire
 from podrun.device.service.control import MachineHolder
