@@ -4,7 +4,7 @@ Replicas that train together hold the same bits. A flipped bit in the memory of 
 then on its weights differ from those of the others. For the check to see this, each machine keeps and updates all
 weights by itself (`UpdateContext.own_copies`), as IPUs do. Without the check machines update a slice each and take the
 rest from each other, which hides or spreads a difference. The replicas of one machine share its copy until the memory
-of one of them changes (`podrun.device.program.buffers.ReplicaCopies`).
+of one of them changes (`podrun.device.program.replica_copies.ReplicaCopies`).
 
 Weights are compared before a checkpoint is saved, so whatever a program resumes from was alike on all IPUs.
 """

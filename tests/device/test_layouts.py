@@ -23,7 +23,7 @@ from podrun.costmodel.recompute import Recompute
 from podrun.costmodel.tile_memory import ON_CHIP, Location
 from podrun.device import job
 from podrun.device.host.client import InProcessMachines
-from podrun.device.program import buffers
+from podrun.device.program import program_memory
 from podrun.device.xla.pieces import PieceCache
 from tests.compiler.programs import Adam, Clipped, Momentum, NormScaled, Sgd
 from tests.compiler.test_sharding import chain
@@ -125,7 +125,7 @@ def cases(draw: st.DrawFn) -> Case:
             )
         ),
         draw(st.sampled_from([Recompute(rule) for rule in ("none", "standard", "pipeline", "all")])),
-        draw(st.sampled_from([0, buffers.REDUCED_WHOLE])),
+        draw(st.sampled_from([0, program_memory.REDUCED_WHOLE])),
     )
     return Case(ipus, places, options, Run(pipeline, 1, "a" * machines, ON_CHIP, Recompute("none")), drawn)
 
@@ -136,7 +136,7 @@ def ran(case: Case, run: Run, pieces: PieceCache) -> Any:
     executable = compile_program(program)
     twin = InProcessMachines(executable.layout.ipus, pieces)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buffers, "REDUCED_WHOLE", run.reduced_whole)
+        patch.setattr(program_memory, "REDUCED_WHOLE", run.reduced_whole)
         if len(set(run.hosts)) > 1:
 
             def joined(token: Any, rank: int, **more: Any) -> Any:

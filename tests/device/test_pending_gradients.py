@@ -10,7 +10,8 @@ import pytest
 
 from podrun.collectives.rendezvous import SoloGroup
 from podrun.device.host.client import InProcessMachines
-from podrun.device.program.buffers import Buffers, Frame
+from podrun.device.program.buffers import Buffers
+from podrun.device.program.program_memory import Frame
 from podrun.device.program.xla_memory import PendingGradients
 from podrun.device.xla.clients import one_thread_device, two_thread_device
 from podrun.device.xla.pieces import PieceCache

@@ -15,7 +15,7 @@ from podrun.core.executable import AllGather, Compute, Executable, Retrieval
 from podrun.core.layout import IpuRange, Layout
 from podrun.device.connection import RunResult, connect
 from podrun.device.host.client import InProcessMachines
-from podrun.device.program import buffers, interpreter
+from podrun.device.program import interpreter, program_memory
 from podrun.device.program.interpreter import trailing_gathers
 from podrun.device.xla.pieces import PieceCache
 
@@ -102,7 +102,7 @@ def test_who_reduces_and_updates_changes_no_bit(
     expected, expected_weights = train(linear(16), pieces, count, runs=3)
     monkeypatch.setattr(interpreter, "make_fused_tail", lambda *_: None)
     if not by_one:
-        monkeypatch.setattr(buffers, "REDUCED_WHOLE", 0)
+        monkeypatch.setattr(program_memory, "REDUCED_WHOLE", 0)
     losses, weights = train(linear(16), pieces, count, runs=3)
     np.testing.assert_array_equal(losses, expected)
     for name, value in weights.items():

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import podrun.popart as popart
-from podrun.device.program import buffers
+from podrun.device.program import program_memory
 from tests.popart.popart_sessions import replicated
 from tests.popart.test_popart_mixed_layouts import Way, spread
 
@@ -64,7 +64,7 @@ class Layout:
 
     way: Way = IN_TURN
     held: tuple[str, ...] = ("", "", "")
-    reduced_whole: int = buffers.REDUCED_WHOLE
+    reduced_whole: int = program_memory.REDUCED_WHOLE
 
 
 MODES: dict[str, list[Any]] = {
@@ -114,7 +114,7 @@ def cases(draw: st.DrawFn) -> tuple[Case, Layout]:
         draw(st.sampled_from(["aaaa", "abab", "aabb", "abca"]))[: max(1, replicas * ipus // 4)],
     )
     held = tuple(draw(st.sampled_from(["", "off", "off, cut", "cut"])) for _ in STATE)
-    return case, Layout(way, held, draw(st.sampled_from([0, buffers.REDUCED_WHOLE])))
+    return case, Layout(way, held, draw(st.sampled_from([0, program_memory.REDUCED_WHOLE])))
 
 
 class Model:
@@ -239,7 +239,7 @@ def outcome(case: Case, folder: Path, *layouts: Layout) -> dict[str, np.ndarray]
             pytest.MonkeyPatch.context() as patch,
             popart.DeviceManager().acquireAvailableDevice(case.ipus * case.replicas) as device,
         ):
-            patch.setattr(buffers, "REDUCED_WHOLE", layout.reduced_whole)
+            patch.setattr(program_memory, "REDUCED_WHOLE", layout.reduced_whole)
             device.detach()
             spread(patch, layout.way)
             device.attach()

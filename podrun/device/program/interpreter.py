@@ -36,9 +36,10 @@ from podrun.core.executable import (
     SyncScope,
 )
 from podrun.device.crash_records import ProgressSlot
-from podrun.device.program.buffers import Buffers, Frame, Read, Write
+from podrun.device.program.buffers import Buffers, Read, Write
 from podrun.device.program.fused_tail import make_fused_tail
 from podrun.device.program.machine_groups import NO_CORE_LOCK, CoreLock
+from podrun.device.program.program_memory import Frame
 from podrun.device.program.replica_messages import Key, ReplicaMessages
 from podrun.device.program.streams import Drain, Feed
 from podrun.device.program.xla_memory import Array
