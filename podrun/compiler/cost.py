@@ -32,7 +32,7 @@ from podrun.compiler.ipu_memory import SegmentWork, ipu_memory
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.memory_remedies import largest_need, remedies
 from podrun.compiler.model_collectives import alone
-from podrun.compiler.program import Program, UpdateRule, joint
+from podrun.compiler.program import PipelineOrder, Program, UpdateRule, joint
 from podrun.compiler.segments import PieceSegment, Placement, split_at_places
 from podrun.compiler.timeline import (
     SegmentTask,
@@ -62,12 +62,10 @@ def tile_report(
 
     ``step``: cycles and seconds, and seconds by cause (compute, copies, streaming, update, all_reduce,
     collectives: those of the model, and sharded weights that are gathered; host: waiting for its data, in programs
-    that arrange transfers). ``segments``:
-    for each segment of a micro-batch its IPU, the cycle of the pipeline it runs in, and the tile model's
-    report of it; ``update``: the same for each IPU that has weights. ``ipus``: what each IPU holds. ``pipelined``,
-    and for pipelines ``pipeline``: schedule, cycles to fill, run full and flush, the share of time in which IPUs idle.
-    ``version``. Of a program that does not fit also ``remedies`` and ``largest_need``
-    (`podrun.compiler.ipu_memory`).
+    that arrange transfers). ``segments``: for each segment of a micro-batch its IPU, the cycle of the pipeline it runs
+    in, and the tile model's report of it; ``update``: the same for each IPU that has weights. ``ipus``: what each IPU
+    holds. ``pipelined``, and for pipelines ``pipeline``: schedule, cycles to fill, run full and flush, the share of
+    time in which IPUs idle. ``version``. Of a program that does not fit also ``remedies`` and ``largest_need``.
 
     Raises InvalidOptionError for an unknown target.
     """
@@ -77,24 +75,20 @@ def tile_report(
         working = model.with_tiles(model.tiles - program.transfers.io_tiles)
     step = _micro_batch(program, traced)
     cut = _cut(program, step, placement)
+
+    def works(changed: Program) -> list[SegmentWork]:
+        if changed.recompute == program.recompute:
+            return [s.work for s in segments]
+        again = _cut(changed, step, placement)
+        return [_segment_cost(changed, step, s, again, placement, working).work for s in again]
+
     segments = [_segment_cost(program, step, segment, cut, placement, working) for segment in cut]
     updates = _update_reports(program, memory, working)
     collectives = _collectives(program, traced, cut, segments, placement, model)
     tasks = _tasks(program, segments, updates, memory, collectives, model)
-    streamed = _update_streaming(program, memory)
-    schedule = program.pipeline_schedule if program.pipelined else None
-    causes = seconds_by_cause(tasks, program.accumulation_factor, schedule)
-    if not program.updates_each_micro_batch:
-        causes["copies"] += _norm_seconds(program, updates, model)
-        causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
-        if streamed:
-            batched = program.phases is not None and program.phases.batched
-            hidden = causes["update"] if batched else 0.0
-            causes["streaming"] = causes.get("streaming", 0.0) + max(0.0, max(streamed.values()) - hidden)
-        causes["all_reduce"] = max(reduction_seconds(program, memory, model).values(), default=0.0)
+    causes = _seconds_by_cause(program, memory, updates, tasks, model)
     if program.transfers is not None:
-        step_seconds = makespan(tasks, program.accumulation_factor, schedule) / program.accumulation_factor
-        causes["host"] = host_transfer_seconds(program, traced, model, step_seconds)
+        causes["host"] = host_transfer_seconds(program, traced, model, _micro_batch_seconds(program, tasks))
     seconds = sum(causes.values())
     held = ipu_memory(program, memory, [s.work for s in segments], updates, working)
     report = {
@@ -108,16 +102,39 @@ def tile_report(
         "ipus": held,
     }
     if not all(entry["memory"]["fits"] for entry in held):
-
-        def works(changed: Program) -> list[SegmentWork]:
-            if changed.recompute == program.recompute:
-                return [s.work for s in segments]
-            again = _cut(changed, step, placement)
-            return [_segment_cost(changed, step, s, again, placement, working).work for s in again]
-
         report["remedies"] = remedies(program, memory, works, updates, working)
         report["largest_need"] = largest_need(program, memory)
     return report | ({"pipeline": _pipeline(program, placement, tasks)} if program.pipelined else {})
+
+
+def _micro_batch_seconds(program: Program, tasks: Sequence[SegmentTask]) -> float:
+    return makespan(tasks, program.accumulation_factor, _schedule(program)) / program.accumulation_factor
+
+
+def _schedule(program: Program) -> PipelineOrder | None:
+    return program.pipeline_schedule if program.pipelined else None
+
+
+def _seconds_by_cause(
+    program: Program,
+    memory: Memory,
+    updates: Mapping[int, dict[str, Any]],
+    tasks: Sequence[SegmentTask],
+    model: Chip,
+) -> dict[str, float]:
+    """Seconds of one batch by cause, without waiting for the host's data."""
+    causes = seconds_by_cause(tasks, program.accumulation_factor, _schedule(program))
+    if program.updates_each_micro_batch:
+        return causes
+    causes["copies"] += _norm_seconds(program, updates, model)
+    causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
+    streamed = _update_streaming(program, memory)
+    if streamed:
+        batched = program.phases is not None and program.phases.batched
+        hidden = causes["update"] if batched else 0.0
+        causes["streaming"] = causes.get("streaming", 0.0) + max(0.0, max(streamed.values()) - hidden)
+    causes["all_reduce"] = max(reduction_seconds(program, memory, model).values(), default=0.0)
+    return causes
 
 
 @dataclass(frozen=True, slots=True)

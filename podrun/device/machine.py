@@ -45,7 +45,7 @@ from podrun.device.program.digests import UNCOMPARED, digest_of_array
 from podrun.device.program.engine import RunOutcome
 from podrun.device.program.fabric import Fabric, JobName, OfferBook
 from podrun.device.program.xla_memory import Array
-from podrun.device.strikes import check_host, strike_machine_event
+from podrun.device.strikes import check_lost_host, strike_machine_event
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import (
     OF_INSTANCES,
@@ -294,7 +294,7 @@ class Machine:
         """
         with self._context.changed:
             for spec in specs:
-                check_host(self._context, spec)
+                check_lost_host(self._context, spec)
             mine = [spec for spec in specs if self._context.faults.concerns(spec)]
             for spec in mine:
                 for job in self._jobs_at(spec):

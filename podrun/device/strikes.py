@@ -49,7 +49,7 @@ def strike_machine_event(context: MachineContext, event: str) -> None:
         strike_wait(context, strike)
 
 
-def check_host(context: MachineContext, spec: FaultSpec) -> None:
+def check_lost_host(context: MachineContext, spec: FaultSpec) -> None:
     """Raise UsageError for the loss of a host that does not exist, or of one with podrun's own processes."""
     if spec.target is not FaultTarget.HOST:
         return

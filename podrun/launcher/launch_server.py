@@ -146,7 +146,7 @@ class LaunchServer:
         self.token = make_token(self.environ, runtime_directory())
         pool = RayMachinePool(cluster, address=ray, token=self.token)
         self._service = Service(cluster, Store(None, cluster.name), pool)
-        host = pool.own_address() if ray is not None else LOCAL
+        host = pool.places.own_address() if ray is not None else LOCAL
         port = self._service.start(host, spec.server.port or 0, self.token)
         self.address = ServerAddress(host, port, "podrun's own")
         self._connect(self.address)

@@ -245,7 +245,7 @@ class Pod:
         return self._pod.machines
 
     def plan(self, faults: Sequence[FaultSpec]) -> None:
-        with mock.patch("podrun.device.machine.check_host"):
+        with mock.patch("podrun.device.machine.check_lost_host"):
             for machine in self.machines:
                 machine.plan_faults([replace(spec, launch="swarm") for spec in faults])
 

@@ -103,7 +103,7 @@ def test_a_pool_asks_a_lost_cluster_nothing_and_says_why_machines_ended() -> Non
     watch.look()
     assert not session.alive
     with pytest.raises(ServiceError, match="head:6379"):
-        pool.hosts()
+        pool.places.hosts()
     machine: Any = SimpleNamespace(handle=SimpleNamespace(actor=None), agent_id="ipum1", endpoint="h:1")
     assert pool._why_ended(machine).endswith("after the Ray cluster at head:6379 had stopped answering")
 

@@ -186,7 +186,7 @@ def test_a_machine_that_changes_hands_is_no_stranger(taken: Taken) -> None:
 def test_ray_is_never_joined_after_closing(taken: Taken) -> None:
     taken.join.set()
     taken.pool.close(leave=True)
-    for call in (lambda: taken.pool.session, taken.pool.hosts, lambda: taken.pool._start(["ipum1"])):
+    for call in (lambda: taken.pool.session, taken.pool.places.hosts, lambda: taken.pool._start(["ipum1"])):
         with pytest.raises(ServiceError, match="closed"):
             call()
     taken.pool.settle()

@@ -104,7 +104,7 @@ def _run(
     host = options["host"]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     if options["ray_address"] and not is_loopback(host) and shown == "127.0.0.1":
-        shown = pool.own_address()
+        shown = pool.places.own_address()
     desk = access_of(options, service)
     sharing = desk.sharing
     port = service.start(host, options["port"], desk=desk)

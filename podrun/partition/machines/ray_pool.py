@@ -1,8 +1,7 @@
 """Machines as Ray actors: one for each IPU-M2000, or one for several if the host cannot hold a process for each.
 
-Actors of one start are created together. On one host, the actors of an IPU-Link domain share a placement group; over
-the nodes of a Ray cluster `podrun.partition.machines.ray_starts` chooses the node, and machines listen on their
-node's address and require podrun's token. Ray places and supervises; commands to machines go over gRPC.
+Actors of one start are created together, where `podrun.partition.machines.ray_places` says. Machines require podrun's
+token. Ray places and supervises; commands to machines go over gRPC.
 """
 
 from __future__ import annotations
@@ -10,42 +9,33 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from podrun.core.access import make_token, tls_asked_for
-from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
-from podrun.core.environment import TLS_VARIABLES, environment, runtime_directory
+from podrun.core.access import make_token
+from podrun.core.cluster import Cluster
+from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import ServiceError
 from podrun.core.own_sockets import remove_server_socket, remove_stale_sockets
 from podrun.partition.machines.keeper import Keeper, ListedMachine, MachineList
 from podrun.partition.machines.local_pool import ADOPT_SECONDS, BasePool, LeftMachine, PooledMachine
 from podrun.partition.machines.pool import Control, OnLost
+from podrun.partition.machines.ray_places import ActorMachine, RayPlaces
 from podrun.partition.machines.ray_session import RaySession
 from podrun.partition.machines.ray_starts import (
-    PER_PROCESS_VARIABLE,
     ActorStart,
-    Host,
-    available_bytes,
     death_of_memory,
-    host_of_agents,
-    in_processes,
-    machines_per_process,
     start_together,
 )
 from podrun.partition.state.records import NO_LEASE, Lease
 
 log = logging.getLogger("podrun.partition")
 
-LOOPBACK = "127.0.0.1"
 SETTLE_SECONDS = 1.0
 """Seconds from the start of a server until it joins Ray, so that waiting callers are answered first."""
-CPU_SHARE = 0.001
-"""CPUs that an actor reserves: little, since machines mostly wait and share the CPUs of the host."""
 _SHORT = (
     "The host may be short of memory or processes; try a smaller POD or PODRUN_MACHINES_PER_PROCESS=4. "
     "vipu-server --verbose logs what happens."
@@ -76,14 +66,14 @@ class RayMachinePool(BasePool):
         super().__init__(cluster, keep_spares=keep_spares)
         self.keeper = keeper
         self._token = token or make_token(environment(), runtime_directory())
-        self._host_of: dict[str, Host] | None = None
         self._address = address
         self._start_timeout = start_timeout
         self._on_session = on_session
-        self._options = dict(options or {})
+        self.places = RayPlaces(
+            cluster, address, lambda: self.session, {**(options or {}), "token": self._token}
+        )
         self._session: RaySession | None = None
         self._session_lock = threading.Lock()
-        self._groups: dict[tuple[str, ...], Any] = {}
         self._numbers = itertools.count(1)
         self._idle = threading.Condition()
         self._users_of_ray = 0
@@ -109,7 +99,7 @@ class RayMachinePool(BasePool):
                 # Something else ended Ray, and its machines with it. Restarted machines get a new one.
                 self._session.close()
                 self._session = None
-                self._groups.clear()
+                self.places.forget_groups()
             if self._session is None:
                 kept = None
                 if self.keeper is not None and self.lease.epoch:
@@ -129,14 +119,7 @@ class RayMachinePool(BasePool):
         with self._session_lock:
             session, self._session, self._ray_is_closed = self._session, None, True
         if session is not None:
-            for group in self._groups.values() if self._address is not None and session.alive else ():
-                from ray.util.placement_group import remove_placement_group
-
-                try:
-                    session.head.call(partial(remove_placement_group, group))
-                except Exception as error:  # Ray forgets its groups when it ends, in the next line.
-                    log.debug("a placement group was not removed: %s", error)
-            self._groups.clear()
+            self.places.remove_groups(session)
             session.close()
         if not leave:
             self._list.remove()
@@ -162,7 +145,7 @@ class RayMachinePool(BasePool):
             LeftMachine(
                 entry.agent,
                 entry.endpoint,
-                _ActorMachine(entry.actor, self._namespace, entry.agent, entry.alone),
+                ActorMachine(entry.actor, self._namespace, entry.agent, entry.alone),
                 entry.partition,
             )
             for entry in listed
@@ -278,7 +261,7 @@ class RayMachinePool(BasePool):
                 ray.kill(actor)
             departed += [
                 LeftMachine(
-                    agent, endpoint, _ActorMachine(name, self._namespace, agent, len(machines) == 1, actor)
+                    agent, endpoint, ActorMachine(name, self._namespace, agent, len(machines) == 1, actor)
                 )
                 for agent, endpoint in machines.items()
             ]
@@ -305,7 +288,7 @@ class RayMachinePool(BasePool):
     def _start_actors(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
         ray = self.session.ray
         self._check_open()
-        groups = self._groups_of(agents)
+        groups = self.places.processes_for(agents)
         names = [f"{group[0]}-{self.lease.epoch}-{next(self._numbers)}" for group in groups]
         running = start_together(
             [
@@ -321,7 +304,7 @@ class RayMachinePool(BasePool):
         started: dict[str, list[tuple[str, Any]]] = {}
         for group, name, (actor, endpoints) in zip(groups, names, running, strict=True):
             for agent, endpoint in zip(group, endpoints, strict=True):
-                machine = _ActorMachine(name, self._namespace, agent, len(group) == 1, actor)
+                machine = ActorMachine(name, self._namespace, agent, len(group) == 1, actor)
                 started.setdefault(agent, []).append((endpoint, machine))
         return [started[agent].pop(0) for agent in agents]
 
@@ -329,115 +312,20 @@ class RayMachinePool(BasePool):
         """Make Ray start the machines of a group in an actor, without waiting."""
         from podrun.device.service.server import machine_actor
 
-        actor = machine_actor().options(**self._place(group[0]), **self._lasting(name)).remote()
-        listen: dict[str, Any] = self._listen(group[0])
-        if self._address is not None:
-            listen["joined"] = listen.get("host") not in (None, self.own_address())
+        place = self.places.of_actor(group[0], lasting=bool(self.lease.epoch))
+        actor = machine_actor().options(**place, **self._lasting(name)).remote()
+        listen = self.places.listening(group[0])
         return ActorStart(actor, actor.start.remote(agent_ids=group, target=self.cluster.target, **listen))
-
-    def _groups_of(self, agents: Sequence[str]) -> list[list[str]]:
-        """Agents by process; logs a warning if any share one."""
-        hosts = self._hosts_of_agents()
-        share: dict[Host, int] = {}
-        for host in set(hosts.values()):
-            count = sum(hosts[agent] == host for agent in agents)
-            share[host] = machines_per_process(
-                count, host.cores, host.memory, environment().get(PER_PROCESS_VARIABLE, "")
-            )
-        groups = in_processes(agents, hosts, share)
-        shared = [group for group in groups if len(group) > 1]
-        if shared:
-            most_shared = max(map(len, shared))
-            where = "this host" if len(share) == 1 else "its host"
-            log.warning(
-                "%d machines share a process on %s: %d machines in %d processes (%s=1 gives each its own)",
-                *(most_shared, where, len(agents), len(groups), PER_PROCESS_VARIABLE),
-            )
-        return groups
-
-    # --- hosts ----------------------------------------------------------------------------------------------
-
-    def hosts(self) -> list[Host]:
-        """The nodes of the Ray cluster; starts or joins Ray first if needed."""
-        session = self.session
-        if self._address is None:
-            return [Host("", LOOPBACK, os.cpu_count() or 1, available_bytes())]
-        return [
-            Host(
-                node["NodeID"],
-                node["NodeManagerAddress"],
-                int(node["Resources"].get("CPU", 1)),
-                int(node["Resources"].get("memory", 0)) or available_bytes(),
-            )
-            for node in session.head.call(session.ray.nodes)
-            if node["Alive"]
-        ]
-
-    def own_address(self) -> str:
-        """The address at which other hosts reach this one; 127.0.0.1 if there are none."""
-        if len(self.hosts()) == 1:
-            return LOOPBACK
-        return str(self.session.ray.util.get_node_ip_address())
-
-    def _hosts_of_agents(self) -> dict[str, Host]:
-        placed = self._host_of or {}
-        complete = placed.keys() == self.cluster.agents_by_id.keys()
-        if not complete or any(host.node for host in placed.values()):
-            hosts = self.hosts()
-            known = {host.node for host in hosts}
-            if not complete or any(host.node not in known for host in placed.values()):
-                placed = self._host_of = host_of_agents(self.cluster, hosts)
-                if len(hosts) > 1:
-                    log.info("machines lie on %d hosts", len(hosts))
-        return placed
-
-    def _listen(self, agent: str) -> dict[str, Any]:
-        """Address, token and options of the machines in an agent's process."""
-        hosts = self._hosts_of_agents()
-        if len(set(hosts.values())) == 1 and len(self.hosts()) == 1:
-            return {**self._options, "host": LOOPBACK, "token": self._token}
-        tls = {"tls": [environment()[name] for name in TLS_VARIABLES]} if tls_asked_for() else {}
-        return {**self._options, **tls, "host": hosts[agent].address, "token": self._token}
 
     def _check_open(self) -> None:
         if self._closed:
             raise ServiceError(_IS_CLOSED)
 
-    def _place(self, agent: str) -> dict[str, Any]:
-        """Options that place an agent's actor: with its IPU-Link domain, or on the host chosen for it."""
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        if len(self.hosts()) > 1:
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            there = NodeAffinitySchedulingStrategy(node_id=self._hosts_of_agents()[agent].node, soft=False)
-            return {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": there}
-        if self.lease.epoch:  # A group would end with the driver that made it.
-            return {"num_cpus": 0, "max_restarts": 0}
-        description = self.cluster.agents_by_id[agent]
-        members = self.cluster.clusters_by_agent[agent].ilds[description.ild].agents
-        with self._session_lock:
-            key = tuple(member.id for member in members)
-            group = self._groups.get(key)
-            if group is None:
-                # A machine shared by partitions of one IPU has an actor for each, and one spare.
-                bundle = {"CPU": CPU_SHARE * (IPUS_PER_MACHINE + 1)}
-                group = placement_group([bundle] * len(members), strategy="PACK")
-                self._groups[key] = group
-        return {
-            "num_cpus": CPU_SHARE,
-            "max_restarts": 0,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=description.position
-            ),
-        }
-
     def _kill(self, machine: PooledMachine) -> None:
         remove_server_socket(self._token, machine.endpoint)
         if self._closed and self._address is None:
             return  # A private Ray ends with everything in it; a kept Ray ends with its keeper.
-        machine_of_actor: _ActorMachine = machine.handle
+        machine_of_actor: ActorMachine = machine.handle
         try:
             session = self._session
             if session is None and machine_of_actor.actor is None:
@@ -452,25 +340,3 @@ class RayMachinePool(BasePool):
 
         control: Control = MachineControl(endpoint, token=self._token, epoch=self.lease.epoch)
         return control
-
-
-@dataclass(frozen=True, slots=True)
-class _ActorMachine:
-    """One agent's machine in an actor. ``name``: the actor's, in its namespace; ``alone``: it runs no other machine;
-    ``actor``: Ray's handle, None if Ray has not been asked for it."""
-
-    name: str
-    namespace: str
-    agent: str
-    alone: bool
-    actor: Any = None
-
-    def find(self, ray: Any) -> Any:
-        """Ray's handle of the actor."""
-        return self.actor if self.actor is not None else ray.get_actor(self.name, self.namespace)
-
-    def end(self, ray: Any) -> None:
-        """End the machine, and its actor with the last one."""
-        actor = self.find(ray)
-        if self.alone or ray.get(actor.stop.remote(self.agent), timeout=5.0) == 0:
-            ray.kill(actor)
