@@ -178,6 +178,7 @@ def _result_json(result: PlanResult) -> dict[str, Any]:
     return {
         "batch": result.plan.run.rows,
         "delay_s": result.plan.delay_s,
+        "preferred_batches": list(result.plan.preferred_rows),
         "replicas": result.plan.replicas,
         "rate_per_s": result.rate,
         "latency_s": result.latency_s if carried else None,

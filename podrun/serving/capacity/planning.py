@@ -32,6 +32,15 @@ ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
+class BatcherChoices:
+    """What the batcher may do: ``delays_s`` to try (none: `DELAYS` times a run), and ``preferred_rows``, sizes that run
+    at once, as Triton's ``preferred_batch_size``."""
+
+    delays_s: tuple[float, ...] = ()
+    preferred_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceDemand:
     """What a service is asked for. ``rate``: requests a second (None: what the clients of a closed loop send, or a
     trace as it was recorded); ``rows`` of each request; ``requests``: of the final run."""
@@ -42,20 +51,22 @@ class ServiceDemand:
     rows: int = 1
     requests: int = 200_000
     seed: int = 1
+    batcher: BatcherChoices = BatcherChoices()
 
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """A batch with its run, the batcher's delay, and replicas."""
+    """A batch with its run, the batcher's delay, replicas, and sizes that run at once."""
 
     run: RunCost
     delay_s: float
     replicas: int
+    preferred_rows: tuple[int, ...] = ()
 
     @property
     def rule(self) -> BatchingRule:
         """The rule that replicas and servers obey."""
-        return BatchingRule(self.run.rows, self.delay_s)
+        return BatchingRule(self.run.rows, self.delay_s, self.preferred_rows)
 
     def carried(self, rows: int) -> float:
         """Requests of so many rows that the replicas carry a second, at full batches."""
@@ -150,10 +161,13 @@ class PlannedService:
     def plans(self, ipus: int) -> Iterator[ServingPlan]:
         """Plans for a partition."""
         replicas = ipus // self.costs.ipus_per_replica
+        choices = self.demand.batcher
         for run in self.costs.fitting:
             if run.rows >= self.demand.rows:
-                for delay in DELAYS if run.rows > self.demand.rows else DELAYS[:1]:
-                    yield ServingPlan(run, delay * run.seconds, replicas)
+                delays = choices.delays_s or [share * run.seconds for share in DELAYS]
+                preferred = tuple(rows for rows in choices.preferred_rows if rows <= run.rows)
+                for delay in delays if run.rows > self.demand.rows else delays[:1]:
+                    yield ServingPlan(run, delay, replicas, preferred)
 
     def tried(self, ipus: int) -> list[PlanResult]:
         """The plans for a partition, tried."""

@@ -28,6 +28,8 @@ class CapacityRequest:
     slo: tuple[str, ...]
     arrivals: tuple[str, ...]
     batch: str
+    delay: str
+    preferred_batch: str
     rows: int
     ipus_per_replica: int | None
     price: tuple[str, ...]
@@ -61,6 +63,12 @@ class CapacityRequest:
     help="poisson, even, burst:cv=C, trace:FILE, closed:clients=N,think=TIME [poisson].",
 )
 @click.option("--batch", default="", metavar="N,...", help="Compiled batch sizes to try [1 to 64].")
+@click.option(
+    "--delay", default="", metavar="TIME,...", help="Delays of the batcher to try [parts of a run]."
+)
+@click.option(
+    "--preferred-batch", default="", metavar="N,...", help="Sizes that the batcher runs at once [none]."
+)
 @click.option("--rows", type=click.IntRange(1), default=1, metavar="N", help="Samples of a request [1].")
 @click.option("--ipus-per-replica", type=click.IntRange(1), metavar="N", help="Pipeline stages [1].")
 @click.option("--price", multiple=True, metavar="POD=N", help="What an hour of a POD costs.")
@@ -99,14 +107,18 @@ def services_of(request: CapacityRequest) -> list[PlannedService]:
     from podrun.costmodel.target import system
     from podrun.serving.capacity.arrivals import read_arrivals
     from podrun.serving.capacity.costs import model_costs
-    from podrun.serving.capacity.planning import PlannedService, ServiceDemand
-    from podrun.serving.capacity.quantities import read_objectives, requests_per_second
+    from podrun.serving.capacity.planning import BatcherChoices, PlannedService, ServiceDemand
+    from podrun.serving.capacity.quantities import duration_seconds, read_objectives, requests_per_second
 
     system(request.target)
     count = len(request.models)
     rates = for_each_model(request.rate, count, "--rate")
     goals = for_each_model(request.slo, count, "--slo")
     forms = for_each_model(request.arrivals, count, "--arrivals")
+    batcher = BatcherChoices(
+        tuple(duration_seconds(word, "--delay") for word in request.delay.split(",") if request.delay),
+        batch_sizes(request.preferred_batch, "--preferred-batch"),
+    )
     services = []
     for number, path in enumerate(request.models):
         arrivals = read_arrivals(forms[number] or "poisson")
@@ -116,7 +128,9 @@ def services_of(request: CapacityRequest) -> list[PlannedService]:
         if rate is not None and arrivals.kind == "closed":
             raise UsageError("clients that wait for answers have no --rate", hint="Leave --rate out.")
         objectives = read_objectives(goals[number]) if goals[number] else ()
-        demand = ServiceDemand(rate, objectives, arrivals, request.rows, request.requests, request.seed)
+        demand = ServiceDemand(
+            rate, objectives, arrivals, request.rows, request.requests, request.seed, batcher
+        )
         costs = model_costs(path, request.target, request.ipus_per_replica, batch_sizes(request.batch))
         services.append(PlannedService(costs, demand, f"{number}:{path.name}"))
     return services
@@ -133,12 +147,12 @@ def for_each_model(values: Sequence[str], models: int, option: str) -> list[str]
     return list(values)
 
 
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """Batch sizes of ``1,4,16``, ascending. Raises UsageError."""
+def batch_sizes(text: str, option: str = "--batch") -> tuple[int, ...]:
+    """Batch sizes of ``1,4,16``, ascending. Raises UsageError that names the option."""
     try:
         sizes = sorted({int(word) for word in text.split(",")} if text else ())
     except ValueError:
         sizes = [0]
     if sizes and sizes[0] < 1:
-        raise UsageError(f"--batch: {text!r} are no batch sizes", hint="As in --batch 1,4,16.")
+        raise UsageError(f"{option}: {text!r} are no batch sizes", hint=f"As in {option} 1,4,16.")
     return tuple(sizes)

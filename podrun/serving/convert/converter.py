@@ -8,6 +8,7 @@ fusions that options ask for; passes that are asked for by name, in their order;
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -77,6 +78,8 @@ class ConversionOptions:
 
 class Converter:
     """See the module's text. Keywords are the fields of `ConversionOptions`. UsageError for options that cannot be."""
+
+    __signature__ = inspect.signature(ConversionOptions)
 
     def __init__(self, **options: Any) -> None:
         known = [f.name for f in fields(ConversionOptions)]

@@ -62,6 +62,31 @@ def test_a_name_with_batch_stands_for_a_file_of_each_batch(model: Path, tmp_path
     assert "net-b8.onnx" in str(asked(named, "--rate", "9k/s", "--batch", "8").exception)
 
 
+def test_a_preferred_size_runs_at_once_and_others_wait_for_the_delay(model: Path, tmp_path: Path) -> None:
+    waits = {}
+    for preferred in ("", "2"):
+        figures = tmp_path / "figures.json"
+        words = [
+            "--rate",
+            "2k/s",
+            "--batch",
+            "8",
+            "--delay",
+            "2ms",
+            "--requests",
+            "2000",
+            "--json",
+            str(figures),
+        ]
+        assert asked(str(model), *words, "--preferred-batch", preferred).return_value == 0
+        best = json.loads(figures.read_text())["services"][0]["best"]
+        assert (best["delay_s"], best["preferred_batches"]) == (0.002, [2] if preferred else [])
+        waits[preferred] = best["mean_wait_s"]
+        if preferred:
+            assert best["mean_rows"] == pytest.approx(2, abs=0.1)
+    assert waits["2"] < 0.5 * waits[""]
+
+
 def test_exit_code_1_says_that_the_target_does_not_hold(model: Path) -> None:
     result = asked(str(model), "--rate", "90M/s", "--slo", "p99=5ms", "--batch", "8", "--requests", "500")
     assert result.return_value == 1
@@ -81,6 +106,8 @@ def test_exit_code_1_says_that_the_target_does_not_hold(model: Path) -> None:
         (("--rate", "1/s", "--arrivals", "trace:no_such.csv"), "no_such.csv"),
         (("--rate", "1/s", "--rate", "2/s"), "given 2 times for 1 models"),
         (("--rate", "1/s", "--batch", "0"), "no batch sizes"),
+        (("--rate", "1/s", "--preferred-batch", "4,x"), "--preferred-batch: '4,x' are no batch sizes"),
+        (("--rate", "1/s", "--delay", "5"), "--delay: '5' is no duration"),
         (("--rate", "1/s", "--price", "pod16"), "no price"),
         (("--rate", "1/s", "--rows", "128", "--batch", "8"), "do not fit a batch"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,19 @@ def test_a_model_is_converted_and_run(poprt: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(other.run(None, {"x": rows_of(4)})[0], y, rtol=1e-5, atol=1e-6)
     with pytest.raises(UnsupportedError, match="TensorFlow"):
         poprt.backend.get_session(str(tmp_path / "net.onnx"), None, "tensorflow")
+
+
+def test_names_and_keywords_are_those_of_the_reference(poprt: Any) -> None:
+    keywords = inspect.signature(poprt.Converter).parameters
+    assert {p.kind for p in keywords.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    defaults = {
+        "convert_version": 11,
+        "precision": "fp32",
+        "fp8_params": "F143,F143,0,0",
+        "max_tensor_size": -1,
+    }
+    assert {name: keywords[name].default for name in defaults} == defaults
+    assert importlib.import_module("poprt._names").sHostConcatRunnerConfig == "hostConcatRunnerConfig"
 
 
 def test_helpers_of_passes(poprt: Any) -> None:
