@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -40,7 +41,7 @@ class Server:
         self.family: list[ProcessId | None] = []
         self.start()
 
-    def start(self) -> None:
+    def start(self, stderr: IO[str] | None = None) -> None:
         """Start it, once more after it was killed."""
         command = [
             sys.executable,
@@ -54,6 +55,7 @@ class Server:
             [*command, *self.options],
             env=self.environ,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             bufsize=0,  # so that select tells whether there is a line
             start_new_session=True,
         )
@@ -186,6 +188,29 @@ def test_machines_outlive_a_killed_server_and_end_with_stop(server: Server, comm
     again = commands.run("vipu-server", "stop", env={"PODRUN_RUNTIME_DIR": str(server.run)})
     assert again.returncode == 2
     assert "none has left machines" in again.stderr
+
+
+def test_a_server_of_another_build_ends_the_keeper_and_begins_anew(server: Server) -> None:
+    (keeper,) = keepers(Registry(server.run))
+    with server.client() as client:
+        client.create_partition(Requirements("p", 4))
+        client.wait_for_state("p", {S.ACTIVE}, 60)
+        before = machine_pid(client, 0)
+    server.process.kill()
+    server.process.wait(30)
+    (file,) = server.run.glob("vipu-pod-*.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "protocol": keeper.protocol - 1}))
+    said = server.run.parent / "stderr"
+    with said.open("w") as stderr:
+        server.start(stderr)
+    assert (
+        "an earlier build of podrun, which this one cannot command: they end with their keeper (process "
+        in (said.read_text())
+    )
+    assert not keeper.owner.alive
+    with server.client() as client:
+        client.wait_for_state("p", {S.ACTIVE}, 60)
+        assert machine_pid(client, 0) != before
 
 
 def test_a_killed_keeper_takes_the_machines_with_it_and_not_the_server(server: Server) -> None:
