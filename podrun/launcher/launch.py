@@ -239,7 +239,7 @@ class _Launch:
         partition = LaunchPartition(server, resources.launch_id)
         self._undo.callback(partition.close)
         self.partition = self.restarts.partition = self.ending.partition = partition
-        pod = server.connect()
+        pod = server.connect(partition.pause)
         # The POD decides how many GCDs the partition has.
         self.current.spec = fit_to_pod(self.current.spec, pod, pods_by_size if server.missing else None)
         self._stopping.check()  # From here on machines start, and cannot be stopped before they have started.

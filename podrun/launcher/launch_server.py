@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from podrun.core.access import is_loopback, make_token
 from podrun.core.environment import runtime_directory
@@ -16,6 +17,12 @@ from podrun.launcher.spec import CurrentLaunch, PodFacts
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
+
+
+Answer = TypeVar("Answer")
+
+ASK_AGAIN_SECONDS = 0.5
+"""Pause between two questions to a server that may be starting again."""
 
 
 class LaunchOverError(PodrunError):
@@ -78,9 +85,9 @@ class LaunchServer:
         """True iff the server runs inside this process and ends with it."""
         return self._service is not None
 
-    def connect(self) -> PodFacts:
+    def connect(self, pause: Callable[[float], None] = time.sleep) -> PodFacts:
         """Find the server or start one, and return its POD. Raises ServiceError if a named server does not answer, and
-        ConflictError if it has another POD than --cluster says or the port is taken.
+        ConflictError if it has another POD than --cluster says or the port is taken. ``pause``: see `awaited`.
         """
         spec = self.current.spec.server
         self.address = find_launch_server(spec, self.environ)
@@ -95,7 +102,7 @@ class LaunchServer:
             )
         self.token = make_token(self.environ, runtime_directory())
         self._connect(self.address)
-        pod = self.client.cluster()
+        pod = self.awaited(self.client.cluster, pause)
         if spec.cluster and spec.cluster != pod.name:
             raise ConflictError(
                 f"the V-IPU server at {self.address} has {pod.name}, not {spec.cluster}",
@@ -103,6 +110,34 @@ class LaunchServer:
             )
         self.pod = PodFacts(pod.name, pod.num_ipus, pod.ipu_link_domain_size, pod.ipu_link_topology)
         return self.pod
+
+    def awaited(self, call: Callable[[], Answer], pause: Callable[[float], None]) -> Answer:
+        """The answer of a server that may be starting again: one that has answered before, or one of this host whose
+        machines run. ``pause`` waits for so many seconds. Raises ServiceError if it stays away.
+        """
+        from podrun.partition.client.connection import NoServerError
+        from podrun.partition.client.partition_calls import SERVER_PATIENCE_S
+
+        end, told = time.monotonic() + SERVER_PATIENCE_S, False
+        while True:
+            try:
+                return call()
+            except NoServerError as error:
+                if time.monotonic() >= end or not self._may_come_back():
+                    raise
+                if not told:
+                    self.log.progress(f"waiting for the V-IPU server: {error.message}")
+                    told = True
+            pause(ASK_AGAIN_SECONDS)
+
+    def _may_come_back(self) -> bool:
+        if self.pod is not None:
+            return True
+        from podrun.partition.host.discovery import POD, Registry
+
+        address = self.connected_address
+        left = Registry(runtime_directory(self.environ)).entries()
+        return is_loopback(address.host) and any(e.kind == POD and e.last_port == address.port for e in left)
 
     def reconnect(self, timeout: float) -> None:
         """Replace the connection, which may have been cancelled, by a new one with a shorter ``timeout`` (seconds)."""

@@ -102,7 +102,8 @@ class LaunchPartition:
         return self._choose_or_create()
 
     def _choose_or_create(self) -> bool:
-        existing = {info.name: info for info in self.client.list_partitions()}
+        partitions = self.server.awaited(lambda: self.client.list_partitions(), self.pause)
+        existing = {info.name: info for info in partitions}
         self.name = self._choose_name(existing)
         if self.name not in existing:
             self._create()
@@ -204,7 +205,9 @@ class LaunchPartition:
             self.was_active = True
             if not self.created:
                 ipus = IpuRange(self.first_ipu, self.current.spec.layout.ipus)
-                self.reports.before = self.reports.answering(self.name, ipus)
+                self.reports.before = self.server.awaited(
+                    lambda: self.reports.answering(self.name, ipus), self.pause
+                )
                 if self.faults.planned:
                     self.client.inject_faults(self.name, self.faults.planned)
             self._log_active(started)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,7 @@ from podrun.core.errors import DeniedError, ExhaustedError, ServiceError, UsageE
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import NO_ANSWER, AttachedProcess, IpuReport, MachineReport
 from podrun.launcher import machine_work, partition
-from podrun.launcher.launch_server import LaunchPauses, LaunchServer
+from podrun.launcher.launch_server import LaunchOverError, LaunchPauses, LaunchServer
 from podrun.launcher.machine_work import reports_of_all, work_since
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.own_streams import Log
@@ -23,7 +25,9 @@ from podrun.launcher.plan import plan_launch
 from podrun.launcher.program import LaunchContext
 from podrun.launcher.server import usable_names
 from podrun.launcher.spec import CurrentLaunch
+from podrun.partition.client.connection import NoServerError
 from podrun.partition.client.vipu_client import VipuClient
+from podrun.partition.host.discovery import POD, Registry, ServiceEntry, own_process_id
 from podrun.partition.host.holders import this_holder
 from podrun.partition.host.leases import SignsOfLife
 from podrun.partition.state.orphans import HolderWatch
@@ -101,6 +105,32 @@ def test_a_partition_ends_with_its_launch(launch: Launches) -> None:
     kept = launch("--num-replicas 4 --remove-partition=no --vipu-partition=stays")
     kept.prepare()
     assert service.partition("stays").holder == ""
+
+
+def test_a_server_that_is_starting_again_is_waited_for(tmp_path: Path) -> None:
+    """Its machines run: their keeper says at which port it will be back. A port without any is an error at once."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["--vipu-server-host=127.0.0.1", f"--vipu-server-port={port}", "--num-replicas=4", "true"]
+    line = parse_command_line(words)
+    spec = plan_launch(line.options, line.program, LaunchContext({"PATH": os.defpath}, "/", "python"))
+    said, environ = io.StringIO(), {"PODRUN_RUNTIME_DIR": str(tmp_path)}
+    pauses: list[float] = []
+
+    def start_again(seconds: float) -> None:
+        pauses.append(seconds)
+        raise LaunchOverError("it would have been waited for")
+
+    with pytest.raises(NoServerError):
+        LaunchServer(CurrentLaunch(spec), environ, Log(stream=said)).connect(start_again)
+    assert (pauses, said.getvalue()) == ([], "")
+    entry = ServiceEntry(POD, "", 0, own_process_id(), "pod16", pod="4711", address="h:1", last_port=port)
+    Registry(tmp_path).publish(entry)
+    with pytest.raises(LaunchOverError):
+        LaunchServer(CurrentLaunch(spec), environ, Log(stream=said)).connect(start_again)
+    assert said.getvalue().startswith(
+        "podrun: waiting for the V-IPU server: no V-IPU server answers at 127.0.0.1"
+    )
 
 
 def test_what_an_earlier_launch_has_left_on_purpose_is(launch: Launches) -> None:
