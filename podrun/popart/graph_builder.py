@@ -13,7 +13,6 @@ import difflib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,29 +281,8 @@ class BuilderModel:
         return self._model().to_bytes()
 
     def saveModelProto(self, filename: str) -> None:
-        """Check the model with onnx.checker and write it. Data in other files lie beside it."""
-
-        model = self._model()
-        data = model.to_bytes()
-        target = Path(filename)
-        try:
-            self._check(target, model.to_bytes(standard=True))  # The checker knows ONNX's form only.
-        except OSError as error:  # It names the draft, which the program does not know.
-            raise OSError(error.errno, error.strerror, str(target)) from None
-        target.write_bytes(data)
-
-    @staticmethod
-    def _check(target: Path, data: bytes) -> None:
-        """Have onnx.checker check a draft beside ``target``, where external data are found."""
-        from onnx import checker
-
-        with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", dir=target.resolve().parent) as draft:
-            draft.write(data)
-            draft.flush()
-            try:
-                checker.check_model(draft.name)
-            except checker.ValidationError as error:
-                raise popart_exception(f"onnx.checker refuses the model: {error}") from error
+        """Write the model, which a session checks when it reads it. Data in other files lie beside it."""
+        Path(filename).write_bytes(self.getModelProto())
 
     def saveInitializersExternally(self, ids: Sequence[str], filename: str) -> None:
         """Move values of variables out of the model into ``filename``, whose folder must exist."""
