@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from podrun.estimate.layout import ProgramLayout
 from podrun.estimate.model import Estimate
-from podrun.report.text import amount_of, byte_size, printable, unit_of_time
+from podrun.report.text import TRUST, amount_of, byte_size, folded_line, printable, unit_of_time
 
 MODULES_SHOWN = 8
 
@@ -19,8 +19,8 @@ def estimate_text(result: Estimate) -> str:
     lines = [
         f"{'Training' if result.training else 'Inference'}: {result.samples_per_second:,.0f} samples/s on "
         f"{amount_of(result.replicas, 'replica')} of "
-        f"{amount_of(layout.ipus_per_replica, 'IPU')}, micro-batch {layout.micro_batch}, accumulation "
-        f"{layout.accumulation} (batch of {result.samples:,} samples)"
+        f"{amount_of(layout.ipus_per_replica, 'IPU')}",
+        f"Micro-batch {layout.micro_batch}, accumulation {layout.accumulation}, batch of {result.samples:,} samples"
         + (", recomputing" if layout.recompute else ""),
         f"Fullest tile {byte_size(result.max_tile_bytes)} of {byte_size(result.tile_bytes)}: "
         + ("fits" if result.fits else "DOES NOT FIT"),
@@ -28,16 +28,14 @@ def estimate_text(result: Estimate) -> str:
     ]
     lines += [f"  {n:<15}{s * of:>12,.3f} {unit} {s / total:>6.1%}" for n, s in result.seconds.items() if s]
     if waits := result.waiting_seconds:
-        lines.append(
-            f"  {waits * of:,.3f} {unit} of host: the wait around a run of one batch. Batches of one run follow "
-            f"one another at {result.samples_per_second_in_a_run:,.0f} samples/s"
-        )
+        lines += [
+            f"  {waits * of:,.3f} {unit} of host: the wait around a run of one batch",
+            f"  Batches of one run follow one another at {result.samples_per_second_in_a_run:,.0f} samples/s",
+        ]
     lines += _ipus(result)
     lines += _modules(result)
     lines += [f"Bounded, no planner: {name} x {entry['count']}" for name, entry in result.bounds.items()]
-    return "\n".join(
-        printable(line) for line in [*lines, "Modelled, not measured: podrun help fidelity says how well."]
-    )
+    return "\n".join(folded_line(printable(line)) for line in [*lines, TRUST])
 
 
 def _ipus(result: Estimate) -> list[str]:
@@ -72,7 +70,7 @@ def scan_table(estimates: Sequence[Estimate], top: int) -> str:
     is listed.
     """
     lines = [
-        f"{'micro':>6}{'accum':>7}{'IPUs':>6}{'recompute':>11}{'batch':>9}{'samples/s':>13}{'fullest tile':>14}  "
+        f"{'micro':>6}{'accum':>6}{'IPUs':>5}{'recompute':>10}{'batch':>9}{'samples/s':>12}{'fullest tile':>13}  "
         "fits  bottleneck"
     ]
     best: dict[ProgramLayout, Estimate] = {}
@@ -81,8 +79,8 @@ def scan_table(estimates: Sequence[Estimate], top: int) -> str:
     for one in [*best.values()][:top]:
         layout = one.layout
         lines.append(
-            f"{layout.micro_batch:>6}{layout.accumulation:>7}{layout.ipus_per_replica:>6}"
-            f"{'yes' if layout.recompute else 'no':>11} {one.samples:>8,} {one.samples_per_second:>12,.0f}"
-            f"{byte_size(one.max_tile_bytes):>14}  {'yes' if one.fits else 'no':<4}  {one.bottleneck}"
+            f"{layout.micro_batch:>6}{layout.accumulation:>6}{layout.ipus_per_replica:>5}"
+            f"{'yes' if layout.recompute else 'no':>10} {one.samples:>8,} {one.samples_per_second:>11,.0f}"
+            f"{byte_size(one.max_tile_bytes):>13}  {'yes' if one.fits else 'no':<4}  {one.bottleneck}"
         )
     return "\n".join([*lines, "", f"Best of {len(estimates)}:", estimate_text(estimates[0])])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +11,7 @@ from podrun.report.model import MemoryUse, Profile, layer_of, numbered
 from podrun.report.stage_runs import pipeline_shape
 
 BATCH: Mapping[str, str] = {
-    "compute": "micro-batches on the tiles, their exchange and a pipeline's bubble included",
+    "compute": "with exchange and a pipeline's bubble",
     "copies": "activations and gradients between IPUs",
     "streaming": "tensors to and from streaming memory",
     "update": "the optimizer's step",
@@ -21,7 +23,7 @@ BATCH: Mapping[str, str] = {
 CYCLES: Mapping[str, str] = {
     "compute": "vertices at work, on the slowest tile",
     "exchange": "between tiles of an IPU",
-    "rearrange": "on a tile, into the order that an operation wants",
+    "rearrange": "on a tile, into the order wanted",
     "launch": "starting compute sets",
     "sync": "barriers before exchanges",
 }
@@ -72,13 +74,30 @@ def printable(line: str) -> str:
     )
 
 
+WIDTH = 80
+"""Columns of a line; one without a space to break at is longer."""
+_COLUMN = re.compile(r"(?<=\S) {2,}(?=[a-zA-Z])")
+"""What stands before words in the last column of a table."""
+
+
+def folded_line(line: str) -> str:
+    """A line as several that fit a terminal: words go on below the last column, or deeper than the line's beginning."""
+    if len(line) <= WIDTH:
+        return line
+    columns = [gap.end() for gap in _COLUMN.finditer(line) if gap.end() <= WIDTH // 2 + 10]
+    indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 4
+    return textwrap.fill(
+        line, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def amount_of(number: int, what: str) -> str:
     """``1 replica``, ``16 replicas``, ``16 micro-batches``."""
     many = f"{what}es" if what.endswith("ch") else f"{what}s"
     return f"{number:,} {what if number == 1 else many}"
 
 
-TRUST = "Modelled, not measured: podrun's documentation compares the model with published measurements (fidelity)."
+TRUST = "Modelled, not measured: podrun help fidelity says how well."
 
 
 def summary(profile: Profile, *, top: int = 8) -> str:
@@ -116,7 +135,7 @@ def summary(profile: Profile, *, top: int = 8) -> str:
             f"Bounded, no planner: {bound.name} x {bound.count}, {bound.cycles:,} cycles"
             + f" ({where})" * bool(where)
         )
-    return "\n".join(printable(line) for line in [*lines, TRUST]) + "\n"
+    return "\n".join(folded_line(printable(line)) for line in [*lines, TRUST]) + "\n"
 
 
 def _pipeline(profile: Profile) -> list[str]:
@@ -159,10 +178,11 @@ def _memory(profile: Profile) -> list[str]:
     fullest = profile.fullest()
     memory = fullest.memory
     code = sum(memory.code_bytes_by_category.values())
-    lines.append(
-        f"  All tiles of IPU {fullest.ipu}: always live {byte_size(memory.always_live_bytes)}, peak of the "
-        f"rest {byte_size(memory.not_always_live_peak_bytes)}, code {byte_size(code)}; at the peak most is"
-    )
+    lines += [
+        f"  All tiles: always live {byte_size(memory.always_live_bytes)}, "
+        f"peak of the rest {byte_size(memory.not_always_live_peak_bytes)}, code {byte_size(code)}",
+        f"  Most at the peak of IPU {fullest.ipu}",
+    ]
     return lines + [f"  {byte_size(held):>16}  {name}" for name, held in largest_by_layer(memory)[:3]]
 
 

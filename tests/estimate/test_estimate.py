@@ -382,6 +382,7 @@ def test_answers_are_kept_by_the_text_of_all_rooms_that_decide_them() -> None:
         "private_apis",
         "record",
         "report",
+        "serving",
     }
     assert used <= {*tracing.DECIDING_ROOMS} | of_every_key | without_influence
     assert {"numerics", "popart"} <= {*tracing.DECIDING_ROOMS}
@@ -426,7 +427,7 @@ def test_a_model_is_estimated_at_the_batch_it_is_written_for(
 ) -> None:
     path = str(_fixed_batch(tmp_path / "fixed.onnx", 6))
     assert main([path, "--target", "pod4", "--train"]) == 0
-    assert "micro-batch 6," in capsys.readouterr().out
+    assert "Micro-batch 6," in capsys.readouterr().out
     assert main([path, "--target", "pod4", "--micro-batch", "4"]) == 2
     said = capsys.readouterr().err
     assert "takes no micro-batch of 4" in said

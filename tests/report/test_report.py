@@ -40,7 +40,7 @@ from podrun.report.document import (
 from podrun.report.html import page, side_by_side
 from podrun.report.model import CAUSES, PHASES, layer_of
 from podrun.report.stage_runs import stage_runs
-from podrun.report.text import byte_size, compare, largest_by_layer, rate, summary
+from podrun.report.text import byte_size, compare, folded_line, largest_by_layer, rate, summary
 from tests.report.profiles import cost, pipeline_profile, pipeline_report
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -105,6 +105,18 @@ def test_the_pipeline_overlaps_micro_batches_but_never_on_one_ipu(profile: Profi
     assert (
         length < max(r.end_cycles for r in stage_runs(alone, 4)) == 4 * sum(s.cycles for s in profile.stages)
     )
+
+
+def test_the_summary_fits_a_terminal(profile: Profile) -> None:
+    assert max(map(len, summary(profile).splitlines())) <= 80
+    line = "  exchange code 1.7 MiB, temporary 5.6 MiB, vertex code 8.6 MiB, control code 582.2 KiB, streams 1.0 MiB"
+    assert folded_line(line).splitlines()[1] == "      582.2 KiB, streams 1.0 MiB"
+    assert (
+        folded_line(f"   12 ms  all_reduce  {'between replicas ' * 5}")
+        .splitlines()[1]
+        .startswith(" " * 22 + "rep")
+    )
+    assert folded_line("x" * 99) == "x" * 99
 
 
 def test_the_summary_names_causes_layers_memory_and_trust(profile: Profile) -> None:

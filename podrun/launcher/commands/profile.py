@@ -170,7 +170,7 @@ def _documents(directory: Path) -> dict[Path, int]:
 def _shown(path: Path, profile: Profile, other: Profile | None) -> str:
     """A session's summary and files. With ``other``, also what changed, which goes into its page as well."""
     from podrun.report.document import PAGE, TRACE, load_origin, write_report
-    from podrun.report.text import compare, summary
+    from podrun.report.text import compare, folded_line, summary
 
     text = summary(profile)
     if other is not None:
@@ -179,4 +179,5 @@ def _shown(path: Path, profile: Profile, other: Profile | None) -> str:
     folder = os.path.relpath(path.parent)
     files = {PAGE: " (browser)", TRACE: " (ui.perfetto.dev)", path.name: ""}
     there = [f"{folder}/{name}{what}" for name, what in files.items() if (path.parent / name).is_file()]
-    return f"{text}Report: {', '.join(there)}\n"
+    report = folded_line(f"Report: {', '.join(there)}")
+    return f"{text}{report}\n"
