@@ -5,25 +5,22 @@ environments of tasks), nor for its worker's imports, its messages and its authe
 the names that are replaced or called instead. Where a name is missing, Ray starts with all its parts and more slowly;
 each function says what else is lost.
 
-This file is also the program that Ray starts for a machine instead of its own worker (`be_worker`).
+What Ray starts for a machine instead of its own worker is `podrun.private_apis.ray_worker`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
     from typing import Any
 
 log = logging.getLogger("podrun.partition")
@@ -47,12 +44,10 @@ PRIVATE_NAMES = (
     "ray._raylet.AuthenticationTokenLoader.instance",
     "ray.util.serialization_addons.apply",
 )
-"""Every private name of Ray that this module uses."""
-SELDOM_USED = ("requests", "jsonschema")
-"""What Ray imports to ask clouds for accelerators and to check environments of tasks."""
+"""Every private name of Ray that this module and `podrun.private_apis.ray_worker` use."""
 
 _RAY_WORKER = re.compile(r'"[^"]*/default_worker\.py"|\S*/default_worker\.py')
-_OUR_WORKER = subprocess.list2cmdline([str(Path(__file__))])
+_OUR_WORKER = subprocess.list2cmdline(["-I", "-S", str(Path(__file__).with_name("ray_worker.py"))])
 _UNUSED_PORT = "1"
 """A port at which nobody listens. The raylet waits for agents only where they are to choose their ports (0)."""
 HEAD_METHODS = (
@@ -193,8 +188,8 @@ def only_what_machines_need() -> Iterator[None]:
 
 
 def raylet_command(command: Sequence[str]) -> list[str]:
-    """Ray's command for a raylet, changed: it starts no agents, waits for none, and starts workers on demand, which run
-    this file.
+    """Ray's command for a raylet, changed: it starts no agents, waits for none, and starts workers on demand, which are
+    ours.
 
     An agent's command of one blank means no agent; the raylet refuses an empty one.
     """
@@ -237,48 +232,3 @@ def _until_registered(start: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return start_processes
-
-
-# --- the worker -------------------------------------------------------------------------------------------------
-
-
-class LoadWhenUsed:
-    """A finder of modules whose code runs when one of their attributes is first read."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._left = set(names)
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
-        if name not in self._left:
-            return None
-        self._left.discard(name)  # Let the other finders look for the module.
-        from importlib.util import LazyLoader, find_spec
-
-        spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
-
-
-def be_worker() -> None:
-    """Run Ray's worker without what machines do not use: every machine's process pays for it, on cores they share.
-
-    The garbage collector stays off until the machine is up (`MachineActor.start` turns it on), since modules that are
-    imported once leave next to no garbage. `SELDOM_USED` modules load when used. Only plain values cross, so Ray does
-    not import pydantic and Arrow to serialize others. Without Ray's worker under this name no machine starts.
-    """
-    # This file's folder has modules with the names of libraries; it is no place to import from.
-    sys.path[:] = [path for path in sys.path if path != __file__.rpartition("/")[0]]
-    gc.disable()
-    import runpy
-
-    sys.meta_path.insert(0, LoadWhenUsed(SELDOM_USED))
-    from ray.util import serialization_addons
-
-    serialization_addons.apply = lambda serialization_context: None
-    runpy.run_module("ray._private.workers.default_worker", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    be_worker()

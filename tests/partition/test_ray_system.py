@@ -260,8 +260,14 @@ class Killer:
                 return None
             os.kill(os.getpid(), signal.SIGKILL)
 
-if any(word.endswith("private_apis/ray.py") for word in sys.orig_argv):
+def arm():
+    sys.modules.pop("podrun.device.service.server", None)
     sys.meta_path.insert(0, Killer())
+
+if "--template" in sys.orig_argv:
+    os.register_at_fork(after_in_child=arm)
+elif any(word.endswith("private_apis/ray_worker.py") for word in sys.orig_argv):
+    arm()
 """
 
 

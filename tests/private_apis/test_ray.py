@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import podrun
 from podrun.private_apis import ray as private_ray
+from podrun.private_apis import ray_worker
 
 PACKAGE = Path(podrun.__file__).parent
 
@@ -106,7 +108,7 @@ def test_the_raylet_command_starts_no_agents_and_our_worker() -> None:
         "--dashboard_agent_command=python agent.py --listen-port=0",
         "--runtime_env_agent_command=python main.py",
     ]
-    ours = subprocess.list2cmdline([private_ray.__file__])
+    ours = f"-I -S {Path(private_ray.__file__).with_name('ray_worker.py')}"
     assert private_ray.raylet_command(command) == [
         "raylet",
         "--metrics-agent-port=1",
@@ -145,7 +147,7 @@ def test_our_worker_loads_seldom_used_modules_on_use(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     done = subprocess.run(
-        [sys.executable, "-B", private_ray.__file__, "--node-ip-address=here"],
+        [sys.executable, "-B", ray_worker.__file__, "--node-ip-address=here"],
         env={"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -155,3 +157,57 @@ def test_our_worker_loads_seldom_used_modules_on_use(tmp_path: Path) -> None:
         ["requests is read", "requests.get: 7", "__main__ ['--node-ip-address=here'] False"],
         "",
     )
+
+
+PRETENDED_COPIES = {
+    **PRETENDED_RAY,
+    "podrun/__init__.py": "",
+    "podrun/device/__init__.py": "",
+    "podrun/device/service/__init__.py": "",
+    "podrun/device/service/server.py": "MODULES = ('math',)",
+    "podrun/device/service/servicer.py": "",
+    "ray/_private/workers/default_worker.py": """
+import gc, os, sys
+import ray
+if __name__ == "__main__":
+    print(os.environ["RAY_JOB_ID"], sys.argv[1:], sys.orig_argv[2:3], gc.isenabled(), flush=True)
+""",
+}
+
+
+def test_a_machines_process_is_a_copy_of_the_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its own cluster's template, as long as that lives; else it imports for itself."""
+    for name, text in PRETENDED_COPIES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    template = ray_worker.WorkerTemplate(tmp_path)
+
+    def start(job: str) -> list[str]:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                ray_worker.__file__,
+                f"--for={job}",
+            ],
+            env={**os.environ, ray_worker.SOCKET_VARIABLE: template.socket, "RAY_JOB_ID": job},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.splitlines()
+
+    try:
+        copies = [start("1"), start("1")]
+        stranger = start("2")
+    finally:
+        template.end()
+    assert copies == [["1 ['--for=1'] ['--template'] False"]] * 2
+    assert stranger == ["2 ['--for=2'] ['--for=2'] False"]
+    assert start("1") == ["1 ['--for=1'] ['--for=1'] False"]
+    template.end()

@@ -4,7 +4,8 @@ Light to import: gRPC is imported when a server starts, JAX when the first progr
 
 `Preload` imports what a machine's process needs for programs, started when a host process attaches. JAX takes half a
 second of a core to import. A host process compiles between attaching and loading, on one core, while other cores are
-idle. A machine to which nothing attaches imports none of this and stays small.
+idle. A machine to which nothing attaches imports none of this and stays small. Where machines are copies of a process
+that has imported it (`podrun.private_apis.ray_worker`), nothing is left to import.
 """
 
 from __future__ import annotations

@@ -24,11 +24,7 @@ from typing import Any
 
 from podrun.core.errors import ServiceError
 from podrun.core.terminal import report_step
-from podrun.partition.host.discovery import (
-    ProcessId,
-    ServiceEntry,
-    remove_scratch,
-)
+from podrun.partition.host.discovery import ProcessId, ServiceEntry, remove_scratch
 from podrun.partition.host.guardian import Guardian
 from podrun.partition.machines.ray_head import RECONNECT_SECONDS, HeadWatch, leave_without_ray, own_head
 from podrun.partition.machines.ray_obstacles import (
@@ -44,6 +40,7 @@ from podrun.partition.machines.ray_obstacles import (
 )
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis.ray import RayletEnded, only_what_machines_need
+from podrun.private_apis.ray_worker import SOCKET_VARIABLE, WorkerTemplate
 
 log = logging.getLogger("podrun.partition")
 _one_at_a_time = threading.Lock()
@@ -101,6 +98,7 @@ class RaySession:
         self._gcs: tuple[ProcessId, ...] = ()
         self._owned = False
         self._guardian: Guardian | None = None
+        self._template: WorkerTemplate | None = None
         self._saved: dict[str, str | None] = {}
         self._closed = threading.Event()
         self.head = HeadWatch(address or "", private_ray.head_at)
@@ -150,6 +148,9 @@ class RaySession:
         """End the processes, remove the directory, restore the environment."""
         _end(self.processes)
         self.processes = ()
+        if self._template is not None:
+            self._template.end()
+            self._template = None
         if self.directory is not None:
             remove_scratch(self.directory)
             self.directory = None
@@ -252,6 +253,8 @@ class RaySession:
             environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
             self.token_file = str(token)
         self._set(environment)
+        self._template = WorkerTemplate(self.directory)
+        self._set({SOCKET_VARIABLE: self._template.socket})
         self.ray = _import_ray()
         try:
             with _quiet_ray(), parts(), _shielded_from_ctrl_c(), _keeping_sigterm():

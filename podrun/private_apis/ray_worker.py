@@ -1,0 +1,226 @@
+"""The program that Ray starts for a machine: a copy of a process that has imported everything.
+
+Importing Ray's worker, podrun and JAX takes more than a second of a core, for each machine of a POD, on cores they
+share. A *template* imports them once (`WorkerTemplate`). What the raylet starts asks the template for a copy of itself
+(fork(2)) with the environment, arguments and files that the raylet gave. Ray knows a worker by the id in its
+arguments and by the process id with which it registers, so it takes the copy.
+
+This file is run by path: with ``--template FD`` it is the template, which takes requests at the listening socket FD;
+with ``python -I -S``, and nothing but a few modules of the standard library, it asks for a copy and ends; else, as
+where the template has ended, it is a worker that imports for itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from pathlib import Path
+
+SOCKET_VARIABLE = "PODRUN_WORKER_TEMPLATE"
+"""Names the template's socket to what the raylet starts."""
+SELDOM_USED = ("requests", "jsonschema")
+"""What Ray imports to ask clouds for accelerators and to check environments of tasks."""
+WORKER = "ray._private.workers.default_worker"
+READ_AT_IMPORT = ("RAY_JOB_ID", "RAY_RAYLET_PID")
+"""What Ray's core reads from the environment when it is imported, and never again."""
+OTHERS = (
+    *("asyncio", "google.protobuf.internal.builder", "google.protobuf.json_format", "psutil", "yaml"),
+    "podrun.device.service.servicer",
+)
+"""What the template imports before it knows Ray's environment, beside the modules for programs."""
+REQUEST_SECONDS = 10.0
+"""The template waits so long for the rest of a request."""
+_TEMPLATE = "--template"
+_PR_SET_PDEATHSIG = 1
+
+
+class WorkerTemplate:
+    """The template's process, whose socket is ``template`` in a directory of the owner's. It ends with the thread that
+    started it; its copies do not."""
+
+    def __init__(self, directory: Path) -> None:
+        import subprocess
+
+        self.socket = str(directory / "template")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.socket)
+            listener.listen(512)
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    os.path.abspath(__file__),
+                    _TEMPLATE,
+                    str(listener.fileno()),
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+
+    def end(self) -> None:
+        """End the template. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+
+
+# --- what the processes run -------------------------------------------------------------------------------------
+
+
+class LoadWhenUsed:
+    """A finder of modules whose code runs when one of their attributes is first read."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._left = set(names)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name not in self._left:
+            return None
+        self._left.discard(name)  # Let the other finders look for the module.
+        from importlib.util import LazyLoader, find_spec
+
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
+
+
+class _Template:
+    """Makes the copies. Ray comes with the first request, see `READ_AT_IMPORT`."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._cluster: Mapping[str, str] | None = None
+
+    def serve(self) -> None:
+        """Import what does not depend on Ray, then take requests. Returns in each copy."""
+        from importlib import import_module
+
+        for name in (*import_module("podrun.device.service.server").MODULES, *OTHERS):
+            import_module(name)
+        while True:
+            request, _ = self._listener.accept()
+            with request:
+                if self._copied_for(request):
+                    self._listener.close()
+                    return
+
+    def _copied_for(self, connection: socket.socket) -> bool:
+        """Make the copy that a request asks for; true in the copy. A request without an answer makes none: whoever
+        asked then becomes a worker itself.
+        """
+        connection.settimeout(REQUEST_SECONDS)
+        files: list[int] = []
+        try:
+            text, files, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+            while more := connection.recv(1 << 20):
+                text += more
+            environment, arguments = json.loads(text)
+            if not self._knows_ray(environment):
+                return False
+            pid = os.fork()
+            if pid == 0:
+                _become(environment, arguments, files)
+                return True
+            connection.sendall(str(pid).encode())
+        except (OSError, ValueError):
+            pass  # Whoever asked has ended.
+        finally:
+            for file in files:
+                os.close(file)
+        return False
+
+    def _knows_ray(self, environment: Mapping[str, str]) -> bool:
+        """Import Ray if need be; false if it was imported for another job, such as that of a service before this."""
+        cluster = {name: environment.get(name, "") for name in READ_AT_IMPORT}
+        if self._cluster is None:
+            self._cluster = cluster
+            os.environ.update(environment)
+            prepare_imports()
+            run_worker("imported")
+            gc.freeze()  # A copy that collects garbage shall not write to pages that all share.
+        return cluster == self._cluster
+
+
+def _become(environment: Mapping[str, str], arguments: Sequence[str], files: Sequence[int]) -> None:
+    """Take over what the process that asked has from the raylet."""
+    os.setpgid(0, 0)  # The raylet ends the process group of a worker that has ended.
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = arguments
+
+
+def prepare_imports() -> None:
+    """Let Ray's worker import no more than machines use: every machine's process pays for it.
+
+    The garbage collector stays off until the machine is up (`MachineActor.start` turns it on), since modules that are
+    imported once leave next to no garbage. `SELDOM_USED` modules load when used. Only plain values cross, so Ray does
+    not import pydantic and Arrow to serialize others.
+    """
+    gc.disable()
+    sys.meta_path.insert(0, LoadWhenUsed(SELDOM_USED))
+    from ray.util import serialization_addons
+
+    serialization_addons.apply = lambda serialization_context: None
+
+
+def run_worker(name: str) -> None:
+    """Run Ray's worker under a module name; it works under ``__main__``. Without it no machine starts."""
+    import runpy
+
+    runpy.run_module(WORKER, run_name=name, alter_sys=True)
+
+
+def ask_for_copy(address: str) -> bool:
+    """Whether the template at a socket has made a copy with this process's environment, arguments and files."""
+    try:
+        with socket.socket(socket.AF_UNIX) as template:
+            template.connect(address)
+            text = json.dumps([dict(os.environ), sys.argv[1:]]).encode()
+            sent = socket.send_fds(template, [text], [0, 1, 2])
+            template.sendall(text[sent:])
+            template.shutdown(socket.SHUT_WR)
+            return bool(template.recv(32))
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """Be a template and then its copies, or ask for a copy, or be a worker."""
+    if sys.flags.isolated:
+        if not ask_for_copy(os.environ.get(SOCKET_VARIABLE, "")):
+            os.execv(sys.executable, [sys.executable, *sys.argv])
+        return
+    # This file's folder has modules with the names of libraries; it is no place to import from.
+    sys.path[:] = [path for path in sys.path if path != __file__.rpartition("/")[0]]
+    if sys.argv[1:2] == [_TEMPLATE]:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != int(sys.argv[3]):  # Its owner ended before the line above ran.
+            os._exit(1)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel buries copies that have ended.
+        gc.disable()
+        _Template(socket.socket(fileno=int(sys.argv[2]))).serve()
+    else:
+        prepare_imports()
+    run_worker("__main__")
+
+
+if __name__ == "__main__":
+    main()
