@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from pathlib import Path
 
+SOCKET = "template"
+"""The template's socket in the session's directory."""
 SOCKET_VARIABLE = "PODRUN_WORKER_TEMPLATE"
 """Names the template's socket to what the raylet starts."""
 SELDOM_USED = ("requests", "jsonschema")
@@ -44,15 +46,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WorkerTemplate:
-    """The template's process, whose socket is ``template`` in a directory of the owner's. It ends with the thread that
-    started it; its copies do not."""
+    """The template's process, which takes requests at a socket of this path. It ends with the thread that started it;
+    its copies do not."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, path: Path) -> None:
         import subprocess
 
-        self.socket = str(directory / "template")
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self.socket)
+            listener.bind(str(path))
             listener.listen(512)
             self._process = subprocess.Popen(
                 [

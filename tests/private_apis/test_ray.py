@@ -184,7 +184,7 @@ def test_a_machines_process_is_a_copy_of_the_template(
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    template = ray_worker.WorkerTemplate(tmp_path)
+    template = ray_worker.WorkerTemplate(tmp_path / "template")
 
     def start(job: str) -> list[str]:
         done = subprocess.run(
@@ -195,7 +195,7 @@ def test_a_machines_process_is_a_copy_of_the_template(
                 ray_worker.__file__,
                 f"--for={job}",
             ],
-            env={**os.environ, ray_worker.SOCKET_VARIABLE: template.socket, "RAY_JOB_ID": job},
+            env={**os.environ, ray_worker.SOCKET_VARIABLE: str(tmp_path / "template"), "RAY_JOB_ID": job},
             capture_output=True,
             text=True,
             check=True,

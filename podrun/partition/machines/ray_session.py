@@ -40,7 +40,7 @@ from podrun.partition.machines.ray_obstacles import (
 )
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis.ray import RayletEnded, only_what_machines_need
-from podrun.private_apis.ray_worker import SOCKET_VARIABLE, WorkerTemplate
+from podrun.private_apis.ray_worker import SOCKET, SOCKET_VARIABLE, WorkerTemplate
 
 log = logging.getLogger("podrun.partition")
 _one_at_a_time = threading.Lock()
@@ -150,7 +150,6 @@ class RaySession:
         self.processes = ()
         if self._template is not None:
             self._template.end()
-            self._template = None
         if self.directory is not None:
             remove_scratch(self.directory)
             self.directory = None
@@ -252,9 +251,8 @@ class RaySession:
         if os.environ.get("RAY_AUTH_MODE", "token") == "token" and not os.environ.get("RAY_AUTH_TOKEN"):
             environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
             self.token_file = str(token)
-        self._set(environment)
-        self._template = WorkerTemplate(self.directory)
-        self._set({SOCKET_VARIABLE: self._template.socket})
+        self._set(environment | {SOCKET_VARIABLE: str(self.directory / SOCKET)})
+        self._template = WorkerTemplate(self.directory / SOCKET)
         self.ray = _import_ray()
         try:
             with _quiet_ray(), parts(), _shielded_from_ctrl_c(), _keeping_sigterm():
