@@ -78,6 +78,7 @@ def test_a_program_draws_the_same_numbers_and_forks_in_silence_when_a_session_im
         ("SystemExit(7)", 7, ""),
     ],
 )
+@pytest.mark.sample(2)
 def test_exit_codes_and_last_lines(tmp_path, error, code, last):
     done = run(tmp_path, f"import popart\nraise {error}\n")
     assert done.returncode == code

@@ -33,7 +33,7 @@ EXPECTED = {
 @pytest.mark.parametrize(
     "program", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PROGRAMS]
 )
-@pytest.mark.sample(6)
+@pytest.mark.sample(18)
 def test_program(program, monkeypatch):
     assert EXPECTED[program] in run_program(monkeypatch, FOLDER / f"{program}.py")
 

@@ -45,6 +45,7 @@ def test_a_pipeline_over_two_machines_trains_as_on_one(optimizer):
     assert_same(*found)
 
 
+@pytest.mark.slow
 def test_sharded_over_four_machines_trains_as_on_one():
     found = [
         train(Chain(places, stages=False), options(virtualGraphMode=MANUAL, **ACCUMULATED), 2, ipus)

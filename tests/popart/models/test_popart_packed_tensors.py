@@ -52,6 +52,7 @@ def test_builder_packs_two_halves_into_an_entry(shape: tuple[int, ...], tmp_path
 
 
 @pytest.mark.parametrize("size", [6, 5000])
+@pytest.mark.sample(2)
 def test_model_to_host_and_back(size: int, tmp_path: Path) -> None:
     """What a program does between a checkpoint and the next session: it reads halves and writes halves."""
     builder = popart.Builder()

@@ -48,6 +48,7 @@ def values(replicas: int) -> np.ndarray:
     ],
     ids=["all", "consecutive", "orthogonal", "ungrouped"],
 )
+@pytest.mark.sample(3)
 def test_all_reduce(replicas: int, group: Any, members: Any, device_of: Any) -> None:
     x = values(replicas)
     more = {} if group is None else {"commGroup": group}
@@ -107,6 +108,7 @@ def test_one_replica_is_a_group_by_itself(device: Any) -> None:
 
 
 @pytest.mark.parametrize(("replicas", "accumulation"), [(4, 1), (8, 2)])
+@pytest.mark.sample(2)
 def test_training_through_an_all_reduce(replicas: int, accumulation: int, device_of: Any) -> None:
     """``loss = 0.5 sum |s @ w|`` with ``s`` the sum of all replicas' ``x @ v``."""
     generator = np.random.default_rng(3)

@@ -63,7 +63,7 @@ def clip_groups(tensors, parts):
 
 @pytest.mark.parametrize("bounds", [(3.0,), (5.0, 0.5), (1e6,)], ids=str)
 @pytest.mark.parametrize("replicas", [1, 2, 8])
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_plain_sgd_clips_the_scaled_summed_gradient(device_of, bounds, replicas):
     settings, parts = groups(bounds)
     optimizer = popart.ConstSGD(RATE, 0.01, SCALE, settings)
@@ -77,6 +77,7 @@ def test_plain_sgd_clips_the_scaled_summed_gradient(device_of, bounds, replicas)
 
 
 @pytest.mark.parametrize("combined", [True, False], ids=["combined", "separate"])
+@pytest.mark.sample(2)
 def test_momentum_clips_the_velocity_that_enters_the_step(device_of, combined):
     settings, parts = groups((3.0,))
     kind = popart.SGDAccumulatorAndMomentum
@@ -97,6 +98,7 @@ def test_momentum_clips_the_velocity_that_enters_the_step(device_of, combined):
 
 
 @pytest.mark.parametrize("l2", [False, True])
+@pytest.mark.sample(2)
 def test_adam_clips_the_unscaled_gradient(device_of, l2):
     settings, parts = groups((2.0, 0.3))
     optimizer = popart.Adam(

@@ -14,7 +14,7 @@ from podrun.runtime.optimizers.hyperparameters import UpdateContext
 from tests.popart.optimizers import optimizer_references as reference
 from tests.popart.popart_sessions import INPUTS, MICRO_BATCH, gradient, linear, replicated, training, weights
 
-STEPS = 40
+STEPS = 15
 SHAPE = (5, 3)
 TOLERANCE = {"float32": 2e-5, "float16": 2e-2}
 
@@ -105,6 +105,7 @@ def test_streamed_and_constant_values_give_the_same_bits(case):
     ],
     ids=["sgd0", "sgd1", "sgd2", "adam", "adam-scaled-state", "adaptive"],
 )
+@pytest.mark.sample(3)
 def test_gradients_are_unscaled_and_averaged(optimizer, mean):
     """A gradient 16 times too large (and 6 times, summed over replicas and micro-batches) moves the same
     way.
@@ -259,7 +260,7 @@ def test_defaults_and_accessors():
     ],
     ids=["sgd1", "sgd2", "adam", "lamb", "adaptive"],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 def test_training_goes_on_from_a_saved_model_as_if_it_had_not_stopped(device_of, tmp_path, optimizer, states):
     """Two steps, save, load, two steps: the same bits as four steps, weights and state."""
     case = linear()

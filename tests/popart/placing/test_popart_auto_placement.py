@@ -141,7 +141,7 @@ def trained(case, ipus: int, accumulation: int = 3, **values) -> dict[str, np.nd
     return {"loss": anchors[loss], **arrays}
 
 
-@pytest.mark.parametrize("ipus", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("ipus", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_numbers_are_those_of_placement_by_hand_and_of_one_ipu(ipus):
     model, _, loss, _ = uneven()
     automatic = trained(uneven(), ipus, virtualGraphMode=AUTO)

@@ -57,6 +57,7 @@ def trained(opts: popart.SessionOptions, replicas: int, accumulation: int, devic
         ),
     ],
 )
+@pytest.mark.sample(2)
 def test_no_bit_depends_on_locations(location: Any, replicas: int, accumulation: int, device_of: Any) -> None:
     expected = trained(replicated(replicas, accumulation), replicas, accumulation, device_of(replicas))
     opts = replicated(replicas, accumulation, **settings(location))

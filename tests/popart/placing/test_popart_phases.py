@@ -144,7 +144,7 @@ def test_what_is_refused(chain, opts, ipus, word):
         session(chain, opts, ipus)
 
 
-@pytest.mark.parametrize(("replicas", "accumulation"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 3)])
+@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_numbers_are_those_of_the_same_pieces_without_phases(replicas, accumulation):
     """To the bit against pipeline stages of the same operators (run in sequence); to rounding against one IPU."""
     everything = ("weight", "optimizerState", "accumulator", "activation")

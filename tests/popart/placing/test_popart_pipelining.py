@@ -215,6 +215,7 @@ def in_flight(x, stages, rate):
     "optimizer", [popart.SGD({"defaultMomentum": (0.9, True)}), popart.Adam({})], ids=["sgd", "adam"]
 )
 @pytest.mark.sample(2)
+@pytest.mark.slow
 def test_updates_in_flight_are_the_same_for_any_number_of_machines(optimizer):
     """Four replicas of two IPUs on two machines against the same data on one replica, by the sum of gradients."""
     chain = Chain([0, 1])
@@ -304,6 +305,7 @@ def test_consecutive_stages_on_one_ipu_are_one_stage():
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.sample(2)
 def test_one_stage_is_a_pipeline_of_depth_one(accumulation):
     """On one of two IPUs; micro-batches, and batches without accumulation, follow each other."""
     chain, batches = Chain([1, 1]), 3 // accumulation
@@ -405,6 +407,7 @@ def test_stages_of_one_ipu_update_their_weights_in_turn():
 
 
 @pytest.mark.parametrize("kind", ["NoRecompute", "Pipeline"])
+@pytest.mark.sample(2)
 def test_recomputation_changes_no_number(kind):
     chain = Chain([0, 1])
     more = {**accumulating(4), "autoRecomputation": getattr(popart.RecomputationType, kind)}

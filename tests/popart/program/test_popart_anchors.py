@@ -27,7 +27,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("batches", "accumulation", "replicas"), LAYOUTS)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_values_and_shapes_in_training(device_of, batches, accumulation, replicas):
     """y, its gradient and the weight's, against NumPy that follows the weight through the batches."""
     case = linear()
@@ -104,7 +104,7 @@ def test_every_n_counts_micro_batches(device):
     np.testing.assert_allclose(anchors[case.y], x[1::2] @ case.start, rtol=1e-5)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("kind", [("All",), ("Final",), ("Sum",), ("EveryN", 3)], ids=str)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_anchored_weight_is_the_one_after_its_update(device_of, kind, replicas):
@@ -251,7 +251,7 @@ def test_inputs_and_streamed_scalars_can_be_anchored(device):
             assert anchors[name].item() == value
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", [("All",), ("Final",), ("Sum",), ("EveryN", 2)], ids=str)
 def test_accumulators_hold_the_sum_so_far_of_each_replica(device_of, replicas, kind):
@@ -280,6 +280,7 @@ def test_accumulators_hold_the_sum_so_far_of_each_replica(device_of, replicas, k
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.sample(2)
 def test_the_velocity_of_combined_sgd_leads_from_one_weight_to_the_next(device, accumulation):
     """w[b, last] - rate * Accl[b, last] = w[b + 1]; without accumulation w[b] is the weight after the update of b."""
     case = linear()
@@ -317,6 +318,7 @@ def test_accumulators_that_are_not_there(device_of):
 
 
 @pytest.mark.parametrize(("replicas", "accumulation"), [(2, 1), (8, 1), (4, 3), (8, 2)])
+@pytest.mark.sample(4)
 def test_the_velocities_of_replicas_are_the_velocity_on_average(device_of, replicas, accumulation):
     """Without accumulation all replicas show it; with it each shows its own part, times their number."""
     case = linear()

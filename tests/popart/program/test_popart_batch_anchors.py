@@ -15,7 +15,7 @@ def data(*leading):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (8, 1), (2, 3)])
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_reduced_gradients_are_what_the_update_sees(device_of, replicas, accumulation, dtype):
     case = linear(dtype)
     name = popart.reservedFinalReducedGradPrefix() + case.w
@@ -71,6 +71,7 @@ def test_only_sgd_without_momentum_has_them(device, optimizer):
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.sample(2)
 def test_norms_are_those_that_clip(device_of, replicas):
     case = linear()
     settings = [popart.ClipNormSettings.clipWeights([case.w], 0.5)]

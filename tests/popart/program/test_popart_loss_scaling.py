@@ -162,6 +162,7 @@ def test_the_factor_goes_into_the_model_and_on_from_there(tmp_path):
     ],
     ids=["sgd", "momentum", "adam"],
 )
+@pytest.mark.sample(3)
 def test_the_loss_scaling_under_popart_s_names(optimizer, product):
     """``lossScaling_FLOAT16`` stands still; what updates divide by falls as the scale grows."""
     case = linear("float16")
@@ -229,7 +230,7 @@ def test_an_infinite_gradient_halves_the_scale():
     ],
     ids=["momentum", "adam", "adaptive", "clipped"],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_scale_that_moves_gives_what_a_fixed_one_gives(optimizer):
     """Powers of two are exact, so as long as nothing overflows the weights are equal to the bit."""
     results = []
@@ -244,6 +245,7 @@ def test_a_scale_that_moves_gives_what_a_fixed_one_gives(optimizer):
 
 
 @pytest.mark.parametrize("rule", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_behind_a_softmax_only_the_rounding_of_the_loss_s_gradient_differs(rule):
     """A fixed scaling has Softmax and Nll as one (p - 1, rounded once), an automatic one has them apart (-1/p). Where a
     fixed one has them apart too, every bit is that of the automatic one; and both are as far from float32.
@@ -339,7 +341,7 @@ def test_named_tensors_alone_count():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("replicas", "accumulation"), [(1, 4), (2, 3), (4, 1)])
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_running_mean_is_the_formula(dtype, replicas, accumulation):
     """``s <- s k / (k + 1) + mean over replicas / (k + 1)``, rounded to the accumulator's type each time."""
     rate = 0.01

@@ -35,6 +35,7 @@ def step(device, dtype, scores, *, anchored=False, scaling=1.0, axis=-1):
 
 
 @pytest.mark.parametrize(("dtype", "bound", "scaling"), [("float32", 1e-7, 1.0), ("float16", 6.1e-5, 1024.0)])
+@pytest.mark.sample(2)
 def test_logits_of_an_improbable_label_are_pushed_up(device, dtype, bound, scaling):
     scores = np.array([-30, 0, 0, 0], dtype)
     after, loss = step(device, dtype, scores, scaling=scaling)
@@ -43,6 +44,7 @@ def test_logits_of_an_improbable_label_are_pushed_up(device, dtype, bound, scali
 
 
 @pytest.mark.parametrize(("anchored", "axis"), [(False, 1), (True, -1)])
+@pytest.mark.sample(2)
 def test_probable_labels_are_as_they_were(device, anchored, axis):
     scores = np.array([0.5, -0.25, 0, 1], np.float32)
     p = np.exp(scores) / np.exp(scores).sum()

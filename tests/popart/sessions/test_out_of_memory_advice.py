@@ -161,7 +161,7 @@ def changed(program: Layers, what: str) -> list[Layers]:
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-@pytest.mark.sample(9)
+@pytest.mark.sample(27)
 def test_what_is_advised_makes_the_program_fit(name: str) -> None:
     program = TOO_LARGE[name]
     _, hint = program.fullest()

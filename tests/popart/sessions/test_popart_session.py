@@ -72,7 +72,7 @@ def test_model_to_host_before_prepare_device(device, tmp_path):
 
 @pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])
 @pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (2, 1), (1, 3), (2, 3), (8, 1)])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_a_step_sums_or_averages_over_replicas_and_micro_batches(device_of, replicas, accumulation, mean):
     case = linear()
     kind = popart.ReductionType.Mean if mean else popart.ReductionType.Sum

@@ -99,7 +99,7 @@ def read(session: Any, name: str, shape: tuple[int, ...], dtype: str = "float32"
     ids=["all", "consecutive", "orthogonal", "ungrouped"],
 )
 @pytest.mark.parametrize(("replicas", "accumulation"), [(4, 2), (8, 1)])
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 def test_groups_train_apart(
     settings: VariableSettings, replicas: int, accumulation: int, device_of: Any
 ) -> None:

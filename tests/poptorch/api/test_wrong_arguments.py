@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
+from podrun.compat._start import lines  # noqa: E402
 
 WEIGHTS = [torch.nn.Parameter(torch.ones(2))]
 
@@ -159,3 +160,11 @@ def test_the_check_takes_what_means_the_same_type(tmp_path: Path) -> None:
     assert options.device_iterations == 2
     poptorch.optim.Adam(WEIGHTS, lr=np.float32(0.1), max_grad_norm=1)
     poptorch.SerialPhasedExecution([poptorch.Stage("a")], "b").phase(0).ipus(np.int64(0))
+
+
+def test_what_options_assert_is_shown_as_the_programs_mistake() -> None:
+    with pytest.raises(AssertionError) as caught:
+        poptorch.Options().deviceIterations("a")  # type: ignore[arg-type]
+    text = "".join(lines(caught.value, caught.tb))
+    assert "Unexpected type str for option device_iterations: expected int" in text
+    assert "inside podrun" not in text
