@@ -35,6 +35,7 @@ def session(device, options, optimizer):
 
 
 @pytest.mark.parametrize("mode", [popart.AdamMode.Lamb, popart.AdamMode.Adam])
+@pytest.mark.sample(2)
 def test_weights_of_one_shape_share_an_update_that_is_theirs(monkeypatch, mode):
     exported = []
     real = compiling.export_piece

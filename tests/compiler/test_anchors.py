@@ -117,6 +117,7 @@ def test_streamed_scalars_can_be_anchored() -> None:
 
 
 @pytest.mark.parametrize("options", [None, TIGHT], ids=["one chunk", "single micro-batches"])
+@pytest.mark.sample(2)
 def test_retrievals(options: CompileOptions | None) -> None:
     anchors = [AnchorSpec("loss"), AnchorSpec("h0", Retrieval.FINAL), AnchorSpec("h1", Retrieval.SUM)]
     program = mlp(

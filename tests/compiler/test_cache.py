@@ -64,7 +64,7 @@ def test_second_compilation_loads(tmp_path: Path, compilations: list[str]) -> No
     ],
     ids=["replicas", "accumulation", "rule", "rate", "loss scaling", "layers", "metadata", "forward"],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_other_programs_are_other_entries(tmp_path: Path, compilations: list[str], other: Program) -> None:
     options = CompileOptions(cache_directory=tmp_path)
     compile_program(mlp(), options=options)

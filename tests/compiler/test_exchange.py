@@ -87,6 +87,7 @@ def combined(values: np.ndarray, operator: Combination) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", GROUPS)
 @pytest.mark.parametrize("replicas", [4, 8])
+@pytest.mark.sample(2)
 def test_all_reduce_sums_in_order_of_replicas(kind: str, replicas: int) -> None:
     groups = GROUPS[kind](replicas)
     x = data(replicas)
@@ -98,7 +99,7 @@ def test_all_reduce_sums_in_order_of_replicas(kind: str, replicas: int) -> None:
 
 @pytest.mark.parametrize("operator", list(Combination))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_every_operator(operator: Combination, dtype: str) -> None:
     replicas, groups = 8, replica_groups(8, GroupKind.ORTHOGONAL, 4)
     x = data(replicas, dtype)
@@ -219,7 +220,8 @@ def test_gradients_go_through_collectives(kind: str, replicas: int, accumulation
             np.testing.assert_allclose(found[name], expected, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("budget", [pytest.param(1, marks=pytest.mark.slow), 1 << 27])
+@pytest.mark.parametrize("budget", [1, 1 << 27])
+@pytest.mark.slow
 def test_machines_equal_the_reference_to_the_bit(budget: int) -> None:
     program = trained(8, 2, GROUPS["consecutive"](8), Momentum())
     executable = compile_program(program, options=CompileOptions(chunk_bytes=budget))

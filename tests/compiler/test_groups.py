@@ -110,7 +110,7 @@ def plain_training(program: Program, start: Mapping[str, Any], inputs: Mapping[s
     ("replicas", "accumulation"),
     [(4, 3), (8, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 1), (16, 1)))],
 )
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_groups_train_apart(kind: str, replicas: int, accumulation: int) -> None:
     groups = {"w0": group_of(kind, replicas), "b1": group_of(CONSECUTIVE, replicas, replicas // 2)}
     program = grouped(mlp(replicas=replicas, accumulation_factor=accumulation, update=Momentum()), groups)
@@ -129,7 +129,7 @@ def test_groups_train_apart(kind: str, replicas: int, accumulation: int) -> None
 @pytest.mark.parametrize(
     "rule", [Sgd(), Adam(), NormScaled(), Clipped()], ids=lambda rule: type(rule).__name__
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_every_kind_of_rule_updates_each_group_by_itself(rule: Any) -> None:
     program = mlp(replicas=8, update=rule)
     program = grouped(program, dict.fromkeys(program.parameters, group_of(ORTHOGONAL, 8, 4)))
