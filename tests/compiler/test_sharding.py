@@ -201,6 +201,7 @@ def test_interleaved_takes_turns_and_keeps_half_of_the_stash() -> None:
     ],
     ids=str,
 )
+@pytest.mark.sample(3)
 def test_weights_that_change_while_micro_batches_are_in_flight(
     places: list[int], tied: bool, replicas: int, ipus: int
 ) -> None:
@@ -403,6 +404,7 @@ def test_a_seed_moves_on_with_each_micro_batch() -> None:
     ids=str,
 )
 @pytest.mark.sample(3)
+@pytest.mark.slow
 def test_replicas_over_several_machines_give_the_same_bits(options: dict[str, Any], pipelined: bool) -> None:
     """The same three stages on IPUs 0, 1, 2 of one machine and on three of two, then four, machines."""
     more: dict[str, Any] = {**options, "accumulation_factor": 6, "pipelined": pipelined, "anchors": SPANNED}
@@ -426,6 +428,7 @@ def test_machines_of_a_replica_hold_only_their_weights() -> None:
 
 
 @pytest.mark.parametrize("pipelined", [False, True], ids=["sharded", "pipelined"])
+@pytest.mark.sample(2)
 def test_one_update_of_all_weights_together(pipelined: bool) -> None:
     program = chain([0, 1], replicas=4, accumulation_factor=2, update=Clipped(), pipelined=pipelined)
     pod, found = run(program, batches=1)

@@ -57,7 +57,7 @@ def by_content(program: Program) -> dict[str, int]:
     ids=["sharded", "off chip"],
 )
 @pytest.mark.parametrize(("replicas", "accumulation"), [(4, 3), (16, 1)])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_no_bit_depends_on_where_variables_live(where: Any, replicas: int, accumulation: int) -> None:
     found = []
     for locations in (Locations(), Locations(**where)):

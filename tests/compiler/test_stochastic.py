@@ -92,7 +92,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_results_are_halves_and_right_on_average(function: Any) -> None:
     x, y = halves(4), halves(4, seed=1)
     made = jax.jit(jax.vmap(lambda s: run(function, s, x, y)))(STATES)

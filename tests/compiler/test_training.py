@@ -47,19 +47,20 @@ def assert_equal_training(program: Program, options: CompileOptions | None = Non
     "update", [Sgd(), Sgd(own_group=frozenset({"w1"})), Momentum(), Adam(), NormScaled()], ids=str
 )
 @pytest.mark.parametrize("replicas", [8, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 def test_rules(update: Any, replicas: int) -> None:
     assert_equal_training(mlp(replicas=replicas, accumulation_factor=2, update=update))
 
 
 @pytest.mark.parametrize(("replicas", "ipus"), [(1, 1), (3, 1), (2, 4), (16, 1)])
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 def test_layouts(replicas: int, ipus: int) -> None:
     pod = assert_equal_training(mlp(replicas=replicas, ipus_per_replica=ipus))
     assert pod.executable.layout.machines == max(1, replicas * ipus // 4)
 
 
 @pytest.mark.parametrize("accumulation", [5, 6])
+@pytest.mark.sample(2)
 def test_accumulation_in_chunks(accumulation: int) -> None:
     program = mlp(replicas=2, accumulation_factor=accumulation)
     whole = compile_program(program)

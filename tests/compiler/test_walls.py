@@ -66,6 +66,7 @@ def test_small_states_of_a_long_recurrence_are_kept_too() -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
+@pytest.mark.sample(2)
 def test_walls_stand_at_even_distances(dtype: Any) -> None:
     few, many = (len(walled(trace_piece(network(n, dtype)).jaxpr.jaxpr)) for n in (8, 16))
     assert 0 < few < many <= 3 * few

@@ -146,6 +146,7 @@ QUICK = ("sgd-nesterov-groups", "adamw-groups", "rmsprop-centered")
 @pytest.mark.parametrize(
     "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
+@pytest.mark.sample(2)
 def test_weights_after_training_are_torchs(case: str) -> None:
     compare(*CASES[case]).destroy()
 
@@ -231,6 +232,7 @@ def test_a_cycle_moves_momentum_and_betas_that_are_variable() -> None:
         ("AdamW", {"loss_scaling": 8.0}, {}),
     ],
 )
+@pytest.mark.sample(3)
 def test_clipping_is_that_of_torch(kind: str, ours_alone: dict[str, Any], both: dict[str, Any]) -> None:
     ours, theirs = getattr(poptorch.optim, kind), getattr(torch.optim, kind)
     compare(

@@ -124,7 +124,7 @@ def _made_under(device: Any) -> Any:
         return torch.ones(3)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", MOVES)
 def test_a_moved_tensor_is_a_constant(name: str) -> None:
     call, expected = MOVES[name]

@@ -45,6 +45,7 @@ class Looped(torch.nn.Module):
 
 @pytest.mark.parametrize("branch", [False, True], ids=["loop", "branch"])
 @pytest.mark.parametrize("body", [added, row_written, swapped])
+@pytest.mark.sample(2)
 def test_a_body_writes_to_its_own_arguments(body: Callable[..., Any], branch: bool) -> None:
     x, y = torch.arange(1.0, 7).reshape(2, 3), torch.full((2, 3), 0.5)
     expected = Looped(body, branch)(x.clone(), y.clone())
