@@ -281,9 +281,14 @@ class LaunchPartition:
         if spec is not None:
             self.current.spec = fit_to_pod(spec, self.server.connected_pod)
             self.current.keep_faults(faults)
+        ours = self.created
         with contextlib.suppress(NotFoundError):
             self._remove()
-        self._create()
+        try:
+            self._create()
+        except ExhaustedError:
+            self.created = ours  # Another way of the recovery may make it again.
+            raise
 
     def address(self) -> PartitionAddress:
         """The address through which instances reach the partition."""

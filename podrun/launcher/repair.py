@@ -16,7 +16,6 @@ from podrun.launcher.recovery import (
     GoOnWithFewer,
     Recovery,
     RecoveryStep,
-    ResetThePartition,
     damage_of,
     without_partition,
 )
@@ -98,14 +97,7 @@ class Repairs:
                 partition.client.inject_faults(partition.name, missing)
 
     def _do(self, step: RecoveryStep) -> None:
-        facts = _SessionFacts(self._partition, self._replan is not None)
-        try:
-            requests = requests_for(step, facts)
-        except NotFoundError:  # An earlier way of this recovery has removed the partition.
-            if not isinstance(step, ResetThePartition):
-                raise
-            self._partition.make_anew()
-            return
+        requests = requests_for(step, _SessionFacts(self._partition, self._replan is not None))
         if isinstance(step, GoOnWithFewer):
             self._go_on_with_fewer(step.at_least, requests)
             return
@@ -186,7 +178,10 @@ class _SessionFacts:
         return self._partition.current.spec.layout.replicas
 
     def generation(self) -> int:
-        return self._partition.client.get_partition(self._partition.name).generation
+        try:
+            return self._partition.client.get_partition(self._partition.name).generation
+        except NotFoundError:  # An earlier way of this recovery has removed the partition.
+            return 0
 
     def usable_ipus(self) -> int:
         return sum(

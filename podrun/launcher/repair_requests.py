@@ -43,7 +43,8 @@ class RepairFacts(Protocol):
     def replans(self) -> bool: ...
 
     def generation(self) -> int:
-        """The generation of the partition: with it a request has its effect once, however often it is made."""
+        """The generation of the partition: with it a request has its effect once, however often it is made. 0 if an
+        earlier way of the recovery has removed it."""
 
     def usable_ipus(self) -> int:
         """IPUs of machines that are not lost and that no other partition holds."""

@@ -23,13 +23,16 @@ from podrun.launcher.own_streams import Log
 from podrun.launcher.partition import LaunchPartition
 from podrun.launcher.plan import plan_launch
 from podrun.launcher.program import LaunchContext
+from podrun.launcher.recovery import Answer, Attempt, Coordinator, FailureKind, Recovery, RestartPolicy
+from podrun.launcher.repair import Repairs
 from podrun.launcher.server import usable_names
-from podrun.launcher.spec import CurrentLaunch
+from podrun.launcher.spec import CurrentLaunch, LaunchSpec
 from podrun.partition.client.connection import NoServerError
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.discovery import POD, Registry, ServiceEntry, own_process_id
 from podrun.partition.host.holders import this_holder
 from podrun.partition.host.leases import SignsOfLife
+from podrun.partition.state import events as ev
 from podrun.partition.state.orphans import HolderWatch
 from podrun.partition.state.values import PartitionState
 from tests.conftest import wait_until
@@ -278,3 +281,30 @@ def test_the_work_of_a_launch_is_what_machines_did_since() -> None:
     assert (
         work_since([unknown], now).samples_done == 70
     )  # An earlier job did not say how many samples it took.
+
+
+@pytest.mark.parametrize(
+    ("after", "wanted"), [(Answer.REPLACE, 8), (Answer.FEWER, 4)], ids=["replace", "fewer replicas"]
+)
+def test_a_spare_without_room_leaves_the_next_way(launch: Launches, after: Answer, wanted: int) -> None:
+    """Two machines are left, and no partition of 8 fits on them: by then the old partition is gone."""
+
+    def replan(replicas: int) -> LaunchSpec:
+        line = parse_command_line([f"--num-replicas={replicas}", "true"])
+        return plan_launch(line.options, line.program, LaunchContext({"PATH": os.defpath}, "/", "python"))
+
+    session = launch("--num-replicas 8")
+    session.prepare()
+    session.wait_active()
+    for agent in ("ipum2", "ipum4"):
+        launch.pod.service.handle(ev.AgentLost(agent, "power"))
+    repairs = Repairs(session, Log(stream=launch.said), replan)
+    damage, _ = repairs.look()
+    policy = RestartPolicy(1, after={FailureKind.LOST: (Answer.SPARE, after)})
+    answer = Coordinator(policy).failed(Attempt("instance 0 failed", 1, damage))
+    assert isinstance(answer, Recovery)
+    assert repairs.carry_out(answer) == answer.ways[1]
+    session.wait_again()
+    assert "no 8 aligned IPUs are free" in launch.said.getvalue()
+    (info,) = launch.pod.service.partitions()
+    assert (info.name, info.size, info.state) == (session.name, wanted, PartitionState.ACTIVE)
