@@ -43,7 +43,7 @@ def with_faults(
     errors = [timed for timed in events if timed.event.kind in ("error", "ended")]
     placed = list(events)
     known = list(strikes)
-    for spec in struck:
+    for spec in _by_place(list(struck)):
         times = sorted(strike.seconds for strike in known if strike.fault == spec)
         for number in range(max(len(times), spec.repeat if spec.raises else 1)):
             cause = next((timed for timed in errors if explains(spec, timed.event)), None)
@@ -59,6 +59,12 @@ def with_faults(
                 placed = placed if number else _with_untimed(placed, spec)
                 break
     return ordered(placed)
+
+
+def _by_place(faults: list[FaultSpec]) -> list[FaultSpec]:
+    """The faults; of those that hit the same place, which a lost machine cannot tell apart, the earlier batch first."""
+    places = [spec.place for spec in faults]
+    return sorted(faults, key=lambda spec: (places.index(spec.place), spec.batch))
 
 
 def _with_untimed(events: list[TimedEvent], fault: FaultSpec) -> list[TimedEvent]:

@@ -431,3 +431,15 @@ def test_what_ended_machines_from_outside_is_the_suspect() -> None:
     incident = incident_of([lost("ipum1", "its process at 127.0.0.1:4711 ended")])
     assert incident.component == "machine 0"
     assert "service: machine lost ipum1" in incident.evidence
+
+
+def test_losses_of_one_machine_are_told_in_the_order_of_their_batches() -> None:
+    """Nobody says which of two faults took a machine away."""
+    late, early = (parse_fault(f"machine:0@batch={batch}:lost") for batch in (9, 7))
+    cause = cause_to_dict(ErrorCause(machine=0))
+    losses = [
+        TimedEvent(Event("instance 0", life, 3, "error", {"during": "run", "cause": cause}), 5.0 + life)
+        for life in (0, 1)
+    ]
+    told = [timed.event for timed in with_faults(losses, [late, early]) if timed.event.kind == "fault"]
+    assert [(event.life, event.data["fault"]) for event in told] == [(0, early.text), (1, late.text)]
