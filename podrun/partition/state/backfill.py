@@ -126,21 +126,36 @@ class Timeline:
         self.open: Flags = self._free_at <= now
         self._booked_from: Times = np.full(cluster.ipu_count, math.inf)
         self._first_booking = math.inf
+        self._changes: list[tuple[IpuIndex, float]] = []
+        """IPUs and until when they are not free at least, in the order in which that was noted."""
+        self._latest: dict[tuple[int, int, int, int], tuple[Times, int]] = {}
+        """By `choices`, number of the choice, size and domains of a request: when each of its places is free, and how
+        many of the changes that takes in."""
+        self._refused: dict[tuple[int, int, int], float] = {}
+        """By `choices`, size and domains: the shortest limit of a request that had no place now. Notes take places away
+        and give none, so that a longer one has none later."""
 
     def hold(self, ipus: IpuIndex, until: float) -> None:
         """Note that IPUs are held from now until ``until``, or ``math.inf``."""
         if until > self.now:
             self.open[ipus] = False
-        self._free_at[ipus] = np.maximum(self._free_at[ipus], until)
+        self._not_free(ipus, until)
 
     def book(self, ipus: IpuIndex, begin: float, end: float) -> None:
         """Book IPUs for a waiting request from ``begin`` to ``end``."""
         self._booked_from[ipus] = np.minimum(self._booked_from[ipus], begin)
         self._first_booking = min(self._first_booking, begin)
-        self._free_at[ipus] = np.maximum(self._free_at[ipus], end)
+        self._not_free(ipus, end)
+
+    def _not_free(self, ipus: IpuIndex, until: float) -> None:
+        self._free_at[ipus] = np.maximum(self._free_at[ipus], until)
+        self._changes.append((ipus, until))
 
     def place_now(self, request: RequestToPlan) -> PlannedPlace | None:
         """A place in which a request can start now without hindering a booking; None if there is none."""
+        shape = (id(request.choices), request.size, request.ilds)
+        if shape in self._refused and request.limit_s >= self._refused[shape]:
+            return None
         end, open_now = self.now + request.limit_s, self.open
         if self._first_booking < end:
             open_now = open_now & (self._booked_from >= end)
@@ -148,6 +163,7 @@ class Timeline:
             block = find_block(cluster, request.size, request.ilds, usable & open_now)
             if block is not None:
                 return PlannedPlace(allocation, cluster, *block)
+        self._refused[shape] = request.limit_s
         return None
 
     def soonest(self, request: RequestToPlan) -> tuple[PlannedPlace, float] | None:
@@ -155,12 +171,11 @@ class Timeline:
         fewest IPUs held. None if no place can hold the request.
         """
         best: tuple[float, int, PlannedPlace] | None = None
-        for allocation, cluster, usable in request.choices:
+        for number, (allocation, cluster, usable) in enumerate(request.choices):
             domain, share = cluster.topology.ild_ipus, request.size // request.ilds
             if share < 1 or share > domain:
                 continue
-            at = np.where(usable, self._free_at, np.inf)
-            late = _of_places(cluster, at, np.maximum, request)
+            late = self._latest_of(request, number)
             if not late.size:
                 continue
             flat, held = int(late.argmin()), 0
@@ -170,13 +185,28 @@ class Timeline:
                 possible = _of_places(cluster, usable, np.logical_and, request)
                 if not possible.any():
                     continue
-                counts = _of_places(cluster, np.isinf(at).astype(np.int32), np.add, request)
+                unknown = ~usable | np.isinf(self._free_at)
+                counts = _of_places(cluster, unknown.astype(np.int32), np.add, request)
                 held = int(counts[possible].min())
                 flat = int(np.argmax(possible & (counts == held)))
             candidate = (late.item(flat), held)
             if best is None or candidate < best[:2]:
                 best = (*candidate, PlannedPlace(allocation, cluster, *divmod(flat, domain // share)))
         return None if best is None else (best[2], best[0])
+
+    def _latest_of(self, request: RequestToPlan, number: int) -> Times:
+        """When each place of a request's shape is free in one of its choices."""
+        _, cluster, usable = request.choices[number]
+        key = (id(request.choices), number, request.size, request.ilds)
+        if key not in self._latest:
+            late = _of_places(cluster, np.where(usable, self._free_at, np.inf), np.maximum, request)
+        else:
+            late, taken_in = self._latest[key]
+            for ipus, until in self._changes[taken_in:]:
+                places = _places_on(cluster, ipus, request, late.size)
+                late.reshape(-1)[places] = np.maximum(late.reshape(-1)[places], until)
+        self._latest[key] = (late, len(self._changes))
+        return late
 
 
 class PlannedPlace(NamedTuple):
@@ -212,6 +242,15 @@ def _of_places(
     return np.asarray(join.reduce(grouped, axis=1))
 
 
+def _places_on(cluster: Cluster, ipus: IpuIndex, request: RequestToPlan, count: int) -> NDArray[np.intp]:
+    """The places of a request's shape, numbered as by `_of_places`, that have some of these IPUs."""
+    domain, share = cluster.topology.ild_ipus, request.size // request.ilds
+    own = np.arange(ipus.start, ipus.stop) if isinstance(ipus, slice) else ipus
+    number, inside = np.divmod(own - cluster.first_ipu, domain)
+    places: NDArray[np.intp] = number // request.ilds * (domain // share) + inside // share
+    return np.asarray(places[(number >= 0) & (places < count)])
+
+
 def plan_with_backfill(
     timeline: Timeline, requests: Sequence[RequestToPlan], *, only_starts: bool = False
 ) -> list[PlannedStart]:
@@ -245,12 +284,6 @@ def plan_with_backfill(
 def _last_to_start(timeline: Timeline, requests: Sequence[RequestToPlan], last: int) -> int:
     """The last request up to number ``last`` that has a place now, -1 if none. What is planned takes places away and
     gives none, so that none behind it starts."""
-    refused: set[tuple[object, ...]] = set()
-    while last >= 0:
-        request = requests[last]
-        shape = (request.size, request.ilds, request.limit_s, id(request.choices))
-        if shape not in refused and timeline.place_now(request) is not None:
-            break
-        refused.add(shape)
+    while last >= 0 and timeline.place_now(requests[last]) is None:
         last -= 1
     return last
