@@ -34,6 +34,7 @@ from podrun.launcher.summary import number_of
 from podrun.launcher.supervise import Interrupted, LaunchOutcome, Stopping, Supervisor
 from podrun.launcher.topology import topology_table
 from podrun.partition.machines.ray_starts import AUTO
+from podrun.record.running_launch import OutputTail
 
 
 def launch(spec: LaunchSpec, environ: Mapping[str, str], replan: Replan | None = None) -> int:
@@ -104,7 +105,9 @@ class _Launch:
             sys.stdout.write(topology_table(self.current.spec.layout))
             sys.stdout.flush()
         cache = self.current.spec.cache_path or resources.cache_directory()
-        mixer = open_mixer(self.current.spec)
+        tail = OutputTail(Path(resources.cache_directory()))
+        self._undo.callback(tail.close)
+        mixer = open_mixer(self.current.spec, tail)
         self._undo.callback(mixer.close)
         self._plan_program_faults(cache)
         self._begin_recording(resources)

@@ -25,16 +25,22 @@ from podrun.launcher.output import OutputChannel, OutputMixer
 
 if TYPE_CHECKING:
     from podrun.launcher.spec import LaunchSpec
+    from podrun.record.running_launch import OutputTail
 
 
-def open_mixer(spec: LaunchSpec) -> OutputMixer:
-    """The mixer of a launch, which writes to podrun's own streams. Raises NotFoundError for --output-filename."""
+def open_mixer(spec: LaunchSpec, tail: OutputTail) -> OutputMixer:
+    """The mixer of a launch, which writes to podrun's own streams and to ``tail``. Raises NotFoundError for
+    --output-filename."""
     output = spec.output
     directory = Path(output.directory) if output.directory else None
+
+    def write(channel: OutputChannel, data: bytes) -> None:
+        write_to_stream(channel, data)
+        if stopped := tail.add(data):
+            write_to_stream(OutputChannel.STDERR, f"podrun: {stopped}\n".encode())
+
     try:
-        return OutputMixer(
-            spec.layout.instances, write_to_stream, only=output.only_instance, directory=directory
-        )
+        return OutputMixer(spec.layout.instances, write, only=output.only_instance, directory=directory)
     except OSError as error:
         raise NotFoundError(
             f"output cannot be written to {directory}: {error.strerror}",

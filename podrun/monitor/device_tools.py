@@ -7,16 +7,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, environment
-from podrun.core.machine_output import format_option, output_options, print_output
+from podrun.core.machine_output import format_option, is_for_people, output_options, print_output
 from podrun.core.terminal import terminal_columns
 from podrun.monitor.devices import Device, View, diagnose_device
+from podrun.monitor.full_screen import FullScreen, fills_a_screen
 from podrun.monitor.monitor_tables import all_tables, machines
 from podrun.partition.commands.shared_options import server_options
 
@@ -30,7 +31,11 @@ if TYPE_CHECKING:
 @click.option("--all-partitions", is_flag=True, help="Show all partitions.")
 @click.option("--no-card-info", is_flag=True, help="Leave out the table of devices.")
 @output_options("-j", "--json")
-@click.option("--watch", is_flag=True, help="Print again whenever something changes, until Ctrl-C.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Show the present until Ctrl-C: on the whole screen; in a pipe again after each change.",
+)
 @server_options
 def gc_monitor_command(
     all_partitions: bool,
@@ -41,19 +46,32 @@ def gc_monitor_command(
     api_port: int | None,
 ) -> None:
     """Show the IPUs of the active partition and the processes attached to them."""
-    from podrun.core.errors import NotFoundError
     from podrun.monitor.devices import connect_monitor, on_stderr, views
-    from podrun.partition.commands.context import follow
+
+    def tables(shown: Sequence[View]) -> str:
+        return all_tables(shown, cards=not no_card_info, width=terminal_columns(sys.stdout))
 
     def once(client: VipuClient) -> None:
         shown = views(client, everything=all_partitions)
         document = devices_json(shown)
-        print_output(
-            form,
-            text=lambda: all_tables(shown, cards=not no_card_info, width=terminal_columns(sys.stdout)),
-            document=document,
-            rows=list(ipu_rows(document)),
-        )
+        print_output(form, text=lambda: tables(shown), document=document, rows=list(ipu_rows(document)))
+
+    with connect_monitor(api_host, api_port, say=on_stderr) as client:
+        if not watch:
+            once(client)
+        elif is_for_people(form) and fills_a_screen(sys.stdout):
+            with FullScreen(sys.stdout) as screen:
+                _watch(
+                    client, lambda c: screen.show(tables(views(c, everything=all_partitions))), screen.show
+                )
+        else:
+            _watch(client, once, on_stderr)
+
+
+def _watch(client: VipuClient, once: Callable[[VipuClient], None], say: Callable[[str], object]) -> None:
+    """Call ``once`` after each change; that there is no partition is said once."""
+    from podrun.core.errors import NotFoundError
+    from podrun.partition.commands.context import follow
 
     last = ""
 
@@ -64,14 +82,10 @@ def gc_monitor_command(
             last = ""
         except NotFoundError as error:  # There may be one later. A partition that goes brings many changes.
             if error.message != last:
-                on_stderr(error.message)
+                say(error.message)
             last = error.message
 
-    with connect_monitor(api_host, api_port, say=on_stderr) as client:
-        if watch:
-            follow(client, ("partition", "machine", "incident"), once_more)
-        else:
-            once(client)
+    follow(client, ("partition", "machine", "incident"), once_more)
 
 
 def devices_json(shown: Sequence[View]) -> dict[str, Any]:

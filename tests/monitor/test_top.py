@@ -24,14 +24,17 @@ from podrun.monitor.live.arrangement import (
     batch_rates,
     changes_between,
     headline,
+    job_rows,
     shown_machines,
     totals_of,
 )
-from podrun.monitor.live.details import ipu_lines, job_lines
+from podrun.monitor.live.details import ipu_lines, job_lines, launch_lines
 from podrun.monitor.live.recordings import HEADER, Recording, RecordingWriter, read_recording
 from podrun.monitor.live.screen import JobDetails, MachineDetails, PodTop
 from podrun.monitor.live.sighting import PodSighting, look_at_pod, sighting_from_plain
 from podrun.monitor.live.sources import ReplaySource, ServiceSource
+from podrun.partition.host.discovery import LAUNCHER, Registry, ServiceEntry, own_process_id
+from podrun.record.running_launch import OutputTail
 from tests.partition.conftest import Pod
 
 DEADLINE_S = 30
@@ -184,6 +187,13 @@ class Fixed:
     """A source of one sighting, or of an error."""
 
     position = ""
+    folders: tuple[str, ...] = ()
+
+    def launch_folders(self, partition: str) -> tuple[str, ...]:
+        return self.folders
+
+    def notes(self, after_s: float, until_s: float) -> list[str]:
+        return []
 
     def __init__(self, answer: PodSighting | ServiceError) -> None:
         self.answer = answer
@@ -326,9 +336,13 @@ def test_details_of_an_ipu_have_counters_and_say_what_is_unknown(seen: PodSighti
     assert "die 33 C" in text
 
 
-def test_enter_on_a_job_opens_its_details(seen: PodSighting) -> None:
+def test_enter_on_a_job_opens_its_details(seen: PodSighting, tmp_path: Path) -> None:
+    OutputTail(tmp_path).add(b"[1,0]<stdout>:loss 0.25\n")
+
     async def drive() -> None:
-        app = PodTop(ReplaySource(Recording((seen,), whole=True), 1.0, lambda: 0.0), 0.05)
+        source = Fixed(seen)
+        source.folders = (str(tmp_path),)
+        app = PodTop(source, 0.05)
         async with app.run_test(size=(100, 30)) as pilot:
             table = app.query_one("#jobs", DataTable)
             for _ in range(200):
@@ -340,11 +354,52 @@ def test_enter_on_a_job_opens_its_details(seen: PodSighting) -> None:
             await pilot.press("enter")
             await pilot.pause()
             assert isinstance(app.screen, JobDetails)
+            said = "\n".join(str(part.content) for part in app.screen.query(Static))
+            assert "last output:\n  [1,0]<stdout>:loss 0.25" in said
+            assert "this launch is not recorded" in said
             await pilot.press("escape")
             await pilot.pause()
             assert not isinstance(app.screen, JobDetails)
 
     asyncio.run(asyncio.wait_for(drive(), DEADLINE_S))
+
+
+def test_jobs_are_a_tree_and_go_with_their_partition(seen: PodSighting) -> None:
+    held = replace(seen.jobs[0], processes=("4711 python (justina)", "4712 python (justina)"))
+    many = replace(seen, jobs=(held, seen.jobs[1]))
+    names = [row[0] for _, row in job_rows(many, {"p": 2.0})]
+    assert names == ["p", "├ 4711 python (justina)", "└ 4712 python (justina)", "q", "└ held by nobody"]
+
+    async def drive() -> None:
+        source = Fixed(many)
+        app = PodTop(source, 60)
+        async with app.run_test(size=(100, 30)) as pilot:
+            table = app.query_one("#jobs", DataTable)
+            await wait_until(app, lambda: table.row_count == 5)
+            app.query_one("TabbedContent").active = "jobs-tab"  # type: ignore[attr-defined]
+            table.focus()
+            await pilot.press("down", "down", "down", "enter")
+            await wait_until(app, lambda: isinstance(app.screen, JobDetails))
+            source.answer = replace(many, jobs=many.jobs[:1], machines=many.machines[:2])  # q is removed.
+            app._look_again()
+            await wait_until(app, lambda: table.row_count == 3)
+            assert isinstance(app.screen, JobDetails)
+            await pilot.press("escape", "enter")
+            await wait_until(app, lambda: isinstance(app.screen, JobDetails))
+            await pilot.press("escape")
+            assert any("partition q is removed" in line for line in app._lines)
+
+    asyncio.run(asyncio.wait_for(drive(), DEADLINE_S))
+
+
+def test_the_folders_of_a_launch_are_those_that_it_publishes(pod: Pod, tmp_path: Path) -> None:
+    entry = ServiceEntry(LAUNCHER, "", 0, own_process_id(), partition="p", directories=(str(tmp_path),))
+    publication = Registry().publish(entry)
+    source = ServiceSource(connect_monitor, lambda: 0.0)
+    assert source.launch_folders("p") == (str(tmp_path),)
+    assert source.launch_folders("q") == ()
+    assert launch_lines(()) == ["its output is seen by the user, and on the host, that started podrun"]
+    publication.withdraw()
 
 
 def test_a_launch_is_told_at_its_times_in_a_replay(seen: PodSighting) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION
-from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, UsageError
 from podrun.core.machine_output import format_option, is_for_people, print_output
 from podrun.partition.commands.shared_options import server_options
@@ -135,8 +134,9 @@ def _serve(source: ReplaySource | ServiceSource, interval: float, port: int) -> 
 
 def _has_screen() -> bool:
     """Whether there is a terminal to fill. Textual reads the first stream and draws on the last."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    return all(stream.isatty() for stream in streams) and environment().get("TERM", "dumb") != "dumb"
+    from podrun.monitor.full_screen import fills_a_screen
+
+    return all(map(fills_a_screen, (sys.stdin, sys.stdout, sys.stderr)))
 
 
 def _print_once(source: ReplaySource | ServiceSource, words: str, form: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from podrun.core.telemetry import NOT_READY
-from podrun.monitor.live.sighting import IpuSight, MachineSight, PodSighting
+from podrun.monitor.live.sighting import IpuSight, JobSight, MachineSight, PodSighting
 from podrun.monitor.pod_health import HealthProblem, Severity
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -138,6 +138,21 @@ def batch_rates(before: PodSighting | None, after: PodSighting) -> dict[str, flo
         for job in after.jobs
         if job.partition in counts and job.batches >= counts[job.partition]
     }
+
+
+def job_rows(seen: PodSighting, rates: Mapping[str, float]) -> list[tuple[JobSight, tuple[str, ...]]]:
+    """Jobs, each with its processes below it, as rows of partition, state, IPUs, batches a second, owner, since. The
+    job that each row belongs to is with it."""
+    rows: list[tuple[JobSight, tuple[str, ...]]] = []
+    for job in seen.jobs:
+        rate = f"{rates[job.partition]:.1f}" if job.partition in rates else ""
+        since = clock_time(job.since_s) if job.since_s else ""
+        rows.append((job, (job.partition, job.state, str(job.ipus), rate, job.owner, since)))
+        held = job.processes or ("held by nobody",)
+        for place, text in enumerate(held, 1):
+            branch = "└" if place == len(held) else "├"
+            rows.append((job, (f"{branch} {text}", "", "", "", "", "")))
+    return rows
 
 
 def changes_between(before: PodSighting | None, after: PodSighting) -> list[str]:

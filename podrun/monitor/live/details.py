@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from podrun.monitor.live.arrangement import clock_time
 from podrun.monitor.live.sighting import IpuSight, JobSight, PodSighting
+from podrun.record.running_launch import goodput_so_far, output_tail
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -46,8 +47,20 @@ def ipu_lines(ipu: IpuSight) -> list[str]:
     return lines
 
 
-def job_lines(seen: PodSighting, job: JobSight, log: Sequence[str]) -> list[str]:
-    """A job with its machines, problems and what the log says of its partition. ``log``: lines of the incidents."""
+def launch_lines(folders: Sequence[str]) -> list[str]:
+    """The goodput and the last output of a launch that runs, from its folders; of one on another host or of another
+    user there are none."""
+    if not folders:
+        return ["its output is seen by the user, and on the host, that started podrun"]
+    goodput = (
+        goodput_so_far(folders) or "goodput: unknown, as this launch is not recorded (podrun --record FILE)"
+    )
+    return [goodput, "last output:", *(f"  {line}" for line in output_tail(folders) or ["nothing yet"])]
+
+
+def job_lines(seen: PodSighting, job: JobSight, log: Sequence[str], launch: Sequence[str] = ()) -> list[str]:
+    """A job with its machines, problems and what the log says of its partition. ``log``: lines of the incidents;
+    ``launch``: see `launch_lines`."""
     lines = [f"{job.partition}: {job.ipus} IPUs, {job.state}, {job.owner}, batches a second:"]
     if job.since_s:
         lines.append(f"since {clock_time(job.since_s)} UTC, {job.batches} batches")
@@ -64,7 +77,5 @@ def job_lines(seen: PodSighting, job: JobSight, log: Sequence[str]) -> list[str]
     lines += [f"{problem.severity.value}: {problem.what}. {problem.remedy}" for problem in seen.problems
               if problem.partition == job.partition]  # fmt: skip
     lines.append("what happened:")
-    return [
-        *lines,
-        *(f"  {line}" for line in log if f" {job.partition} " in f"{line} " or "instance" in line),
-    ]
+    told = [f"  {line}" for line in log if f" {job.partition} " in f"{line} " or "instance" in line]
+    return [*lines, *(told or ["  nothing"]), *launch]

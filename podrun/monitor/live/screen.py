@@ -22,11 +22,12 @@ from podrun.monitor.live.arrangement import (
     changes_between,
     clock_time,
     headline,
+    job_rows,
     machine_row,
     shown_machines,
 )
-from podrun.monitor.live.details import ipu_lines, job_lines
-from podrun.monitor.live.sighting import MachineSight, PodSighting
+from podrun.monitor.live.details import ipu_lines, job_lines, launch_lines
+from podrun.monitor.live.sighting import JobSight, MachineSight, PodSighting
 
 KEPT_LINES = 500
 HISTORY = 120
@@ -47,6 +48,9 @@ class SightingSource(Protocol):
 
     def notes(self, after_s: float, until_s: float) -> list[str]:
         """What a launch's record tells of the time between two sightings, as lines."""
+
+    def launch_folders(self, partition: str) -> tuple[str, ...]:
+        """The folders of this user's launch in a partition on this host; empty if there is none."""
 
     @property
     def position(self) -> str:
@@ -144,6 +148,7 @@ class PodTop(App[None]):
         self._order, self._words, self._paused = SortKey.NAME, "", False
         self._history: dict[tuple[str, int], deque[float]] = {}
         self._shown: list[MachineSight] = []
+        self._job_rows: list[tuple[JobSight, tuple[str, ...]]] = []
         self._rates: dict[str, float] = {}
         self._rate_history: dict[str, deque[float]] = {}
         self._lines: list[str] = []
@@ -168,7 +173,7 @@ class PodTop(App[None]):
         """Start to look."""
         self._set_columns()
         self._table("jobs").add_columns(
-            "Partition", "State", "IPUs", "Batches/s", "Owner", "Since", "Processes"
+            "Partition and processes", "State", "IPUs", "Batches/s", "Owner", "Since"
         )
         self._table("queue").add_columns("Place", "Request", "IPUs", "Owner", "Since", "Waits for")
         self.query_one("#machines").focus()
@@ -212,10 +217,18 @@ class PodTop(App[None]):
 
     def _notice(self, text: str) -> None:
         """Say why nothing new is shown; what was seen last stays."""
+        if self._is_over():
+            return
         age = "" if self._seen is None else f" Shown: {clock_time(self._seen.time_s)} UTC."
         self.query_one("#notice", Static).update(text + age)
 
+    def _is_over(self) -> bool:
+        """Whether the screen has been taken down: a look that was under way then has nothing to show."""
+        return not self.query("#notice")
+
     def _take(self, seen: PodSighting) -> None:
+        if self._is_over():
+            return
         log = self.query_one("#incidents", RichLog)
         lines = changes_between(self._seen, seen)
         if self._seen is not None:
@@ -249,21 +262,8 @@ class PodTop(App[None]):
             self._table("machines"),
             [tuple(row[column] for column in picked) for row in map(machine_row, self._shown)],
         )
-        replace_rows(
-            self._table("jobs"),
-            [
-                (
-                    job.partition,
-                    job.state,
-                    str(job.ipus),
-                    f"{self._rates[job.partition]:.1f}" if job.partition in self._rates else "",
-                    job.owner,
-                    clock_time(job.since_s) if job.since_s else "",
-                    ", ".join(job.processes) or "nobody",
-                )
-                for job in seen.jobs
-            ],
-        )
+        self._job_rows = job_rows(seen, self._rates)
+        replace_rows(self._table("jobs"), [row for _, row in self._job_rows])
         replace_rows(
             self._table("queue"),
             [
@@ -326,10 +326,12 @@ class PodTop(App[None]):
                 ipu.partition_ipu: self._history[machine.partition, ipu.partition_ipu] for ipu in machine.ipus
             }
             self.push_screen(MachineDetails(machine, history))
-        elif event.data_table.id == "jobs" and self._seen and event.cursor_row < len(self._seen.jobs):
-            job = self._seen.jobs[event.cursor_row]
+        elif event.data_table.id == "jobs" and self._seen and event.cursor_row < len(self._job_rows):
+            job, _ = self._job_rows[event.cursor_row]
             rates = self._rate_history.get(job.partition, ())
-            self.push_screen(JobDetails(job_lines(self._seen, job, self._lines), list(rates)))
+            folders = self._source.launch_folders(job.partition)
+            lines = job_lines(self._seen, job, self._lines, launch_lines(folders))
+            self.push_screen(JobDetails(lines, list(rates)))
 
 
 def replace_rows(table: DataTable[str], rows: list[tuple[str, ...]]) -> None:

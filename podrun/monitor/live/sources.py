@@ -19,6 +19,13 @@ class ServiceSource:
 
     position = ""
 
+    def launch_folders(self, partition: str) -> tuple[str, ...]:
+        """See `SightingSource.launch_folders`."""
+        from podrun.partition.host.discovery import LAUNCHER, Registry
+
+        entries = [entry for entry in Registry().entries() if entry.kind == LAUNCHER]
+        return next((entry.directories for entry in entries if entry.partition == partition), ())
+
     def notes(self, after_s: float, until_s: float) -> list[str]:
         """See `SightingSource.notes`: there are none of the present."""
         return []
@@ -96,6 +103,10 @@ class ReplaySource:
         return [
             f"{clock_time(seconds)}  {text}" for seconds, text in self._told if after_s < seconds <= until_s
         ]
+
+    def launch_folders(self, partition: str) -> tuple[str, ...]:
+        """See `SightingSource.launch_folders`: a recording has none."""
+        return ()
 
     def jump(self, seconds: float) -> None:
         """Go on ``seconds`` later (or earlier) in the recording."""
