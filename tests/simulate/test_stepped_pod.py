@@ -12,10 +12,17 @@ import pytest
 
 from podrun.core.cluster import load_cluster
 from podrun.core.command_line import run_command
+from podrun.core.documents import load_schema
 from podrun.core.errors import ExhaustedError, UsageError
 from podrun.partition.state.values import PartitionState, Requirements
 from podrun.simulate.commands.simulate import simulate_verb
-from podrun.simulate.conformance import conformance_workloads, judged, verdicts_on
+from podrun.simulate.conformance import (
+    RuleVerdict,
+    conformance_run,
+    conformance_workloads,
+    judged,
+    verdicts_on,
+)
 from podrun.simulate.engine import SECOND
 from podrun.simulate.jobs import TraceJob
 from podrun.simulate.stepped_pod import SteppedPod, served_outcomes
@@ -176,12 +183,33 @@ def test_bad_options_are_refused(words: list[str], message: str, capsys: pytest.
     assert message in capsys.readouterr().err
 
 
+def test_the_report_of_the_suite_has_the_form_of_its_schema() -> None:
+    from jsonschema import validate
+
+    shown: list[str] = []
+    command = f"{sys.executable} -S -c \"raise SystemExit('no POD for me')\""
+    report, code = conformance_run(command, POD16, 20.0, shown.append)
+    validate(report, load_schema("podrun.simulate", "conformance.schema.json"))
+    assert (code, report["broken"] > 0) == (1, True)
+    assert {verdict["rule"] for verdict in report["verdicts"]} == {v.rule for v in all_rules()}
+    assert "exit code 1: no POD for me" in "".join(shown)
+
+
+def all_rules() -> list[RuleVerdict]:
+    virtual = SteppedPod(POD16, [])
+    return verdicts_on("w", virtual.record, virtual, "")
+
+
 @pytest.mark.slow
 def test_the_example_keeps_all_rules(tmp_path: Path) -> None:
+    from jsonschema import validate
+
     figures = tmp_path / "f.json"
     words = ["--conformance", f"{sys.executable} {EXAMPLE}", "--json", str(figures)]
     assert run_command(simulate_verb, words) == 0
-    assert json.loads(figures.read_text())["broken"] == 0
+    report = json.loads(figures.read_text())
+    validate(report, load_schema("podrun.simulate", "conformance.schema.json"))
+    assert report["broken"] == 0
 
 
 @pytest.mark.slow
