@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from podrun.core.errors import ExhaustedError, PodrunError
 from podrun.launcher.recovery import (
@@ -30,6 +30,8 @@ from podrun.simulate.campaign_setup import UNLIMITED, CampaignSetup
 from podrun.simulate.damage import IncidentNote, damage_by, slowdown_by
 from podrun.simulate.engine import SECOND, Order, VirtualEngine, nanoseconds
 from podrun.simulate.failures import FailureProcess
+from podrun.simulate.planned_faults import PlannedStrikes
+from podrun.simulate.rates import FailureSource, RepairTimes
 from podrun.simulate.recovery_run import RecoveryRun
 from podrun.simulate.repair_shop import RepairShop
 from podrun.simulate.streams import RandomStreams
@@ -98,6 +100,8 @@ class Campaign:
         for number, process in enumerate(self._processes):
             self.engine.on(f"failure {number}", _Struck(self, number))
             process.start()
+        self.planned = PlannedStrikes(self)
+        self.engine.on("planned fault", self.planned.strike)
         self.engine.on("detected", self._detected)
         self.engine.on("answered", self._answered)
         self.engine.on("step done", self.recovery.step_done)
@@ -180,6 +184,10 @@ class Campaign:
         self.members = {self._index[part.agent_id] for part in slices}
         self.first_ipu = self.setup.pod.agents_by_id[slices[0].agent_id].first_ipu
 
+    def machine_at(self, place: int) -> int:
+        """The machine, by its index in the POD, at a place of the job's partition."""
+        return self._index[self.allocator.partitions[JOB].slices[place].agent_id]
+
     def drop_partition(self) -> None:
         """Give the partition of the job back at once."""
         if JOB not in self.allocator.partitions:
@@ -202,6 +210,7 @@ class Campaign:
     def _loaded(self, _: object) -> None:
         self._pending = 0
         self.job.begin(self.engine.now, self._factor())
+        self.planned.begin()
 
     def _factor(self) -> float:
         """By what factor work takes longer now."""
@@ -212,8 +221,10 @@ class Campaign:
 
     def struck(self, number: int, unit: int) -> None:
         """A source strikes a unit."""
-        source = self.setup.rates.sources[number]
-        machines = self._processes[number].struck(unit)
+        self.strike(self.setup.rates.sources[number], self._processes[number].struck(unit), unit)
+
+    def strike(self, source: FailureSource, machines: Sequence[int], unit: int) -> None:
+        """A fault strikes a unit, which is or lies on these machines."""
         inside = tuple(machine for machine in machines if machine in self.members)
         if not inside:
             return
@@ -230,6 +241,7 @@ class Campaign:
         self._damaged_by = f"{source.target}:{source.kind}"
         was = self.job.phase
         lost = self.job.broken(now) if was == "running" else 0
+        self.planned.end()
         if was not in ("running", "undetected"):
             self.job.enter("undetected", now)
         where = ipu if source.target == "ipu" else inside[0] - self.first_ipu // 4
@@ -255,6 +267,7 @@ class Campaign:
 
     def _detected(self, _: object) -> None:
         self.job.enter("restart", self.engine.now)
+        self.planned.noticed()
         for agent in self._damage.lost:
             self.decide(ev.AgentLost(agent, self._damaged_by))
         times = self.setup.times
@@ -263,8 +276,11 @@ class Campaign:
         )
 
     def _answered(self, _: object) -> None:
-        """The coordinator answers what is broken."""
+        """The coordinator answers what is broken, when the partition is at rest."""
         self._pending = 0
+        partition = self.allocator.partitions.get(JOB)
+        if partition is not None and partition.state not in (PartitionState.ACTIVE, PartitionState.ERROR):
+            self.machines_ready()
         damage, self._damage = self._damage_now(), Damage()
         again = self.recovery.under_way
         attempt = Attempt(self._damaged_by, 1, damage, reached=len(self.incidents), in_recovery=again)
@@ -279,8 +295,9 @@ class Campaign:
         lost = {agent for agent in self.allocator.lost if JOB in self.allocator.partitions_on(agent)}
         left = tuple(sorted(lost - set(self._damage.lost)))
         damage = replace(self._damage, lost=(*self._damage.lost, *left)) if left else self._damage
-        if self.allocator.partitions[JOB].state is PartitionState.ERROR:
-            return without_partition(damage, "the partition is in state ERROR")
+        partition = self.allocator.partitions.get(JOB)
+        if partition is None or partition.state is PartitionState.ERROR:
+            return without_partition(damage, "the partition is gone or in state ERROR")
         return damage
 
     def give_up(self) -> None:
@@ -296,11 +313,9 @@ class Campaign:
         self.job.enter("queue", self.engine.now)
         self.plan(self.setup.times.resubmit_s, "submitted")
 
-    def _repair_of(self, agent: str) -> Any:
-        return next(
-            (n.source.repair for n in reversed(self.incidents) if agent in n.agents),
-            self.setup.rates.sources[0].repair,
-        )
+    def _repair_of(self, agent: str) -> RepairTimes:
+        struck = [note.source for note in reversed(self.incidents) if agent in note.agents]
+        return next((source.repair for source in (*struck, *self.setup.rates.sources)), RepairTimes())
 
     def replaced(self, agent: str) -> None:
         """The machine of an agent goes to the repair shop, once, and a fresh one is to stand in its place."""
@@ -317,9 +332,24 @@ class Campaign:
         self.sent.discard(agent)
         self.decide(ev.RestartAgent(agent))
 
+    def repair_what_is_left(self) -> None:
+        """Lost machines outside of the job's partition are repaired, and fresh ones from the shelf take their places.
+        Nobody does so during a launch whose plan is followed."""
+        if self.setup.planned:
+            return
+        for agent in sorted(self.allocator.lost):
+            self.replaced(agent)
+        self._fill_places()
+
+    def _fill_places(self) -> None:
+        for agent in sorted(self.allocator.lost):
+            if JOB not in self.allocator.partitions_on(agent) and self.shop.take():
+                self.restart_agent(agent)
+
     def _repaired(self, _: object) -> None:
         self.shop.repaired()
         self.recovery.machine_came()
+        self._fill_places()
 
     def note_answer(self, answer: str) -> None:
         """Note what was done about the last incident."""

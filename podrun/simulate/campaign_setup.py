@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from podrun.checkpoint.policy import CheckpointPolicy
 from podrun.core.cluster import Cluster
+from podrun.faults import FaultSpec
 from podrun.launcher.recovery import ENDING_TIMES, RestartPolicy
 from podrun.simulate.engine import nanoseconds
 from podrun.simulate.failures import HOUR_S
@@ -42,7 +43,8 @@ HOURLY = CheckpointPolicy()
 @dataclass(frozen=True, slots=True)
 class CampaignSetup:
     """A job on a POD. ``ipus``: of its partition (0: the whole POD); ``spares``: fresh machines on the shelf;
-    ``step_s``: seconds of a batch; ``replicas``: of the job, for policies that go on with fewer."""
+    ``step_s``: seconds of a batch; ``replicas``: of the job, for policies that go on with fewer; ``planned``: faults
+    that strike in a batch of the program, as a launch plans them; ``detect_s``: until one of these is known."""
 
     pod: Cluster
     rates: FailureRates
@@ -54,6 +56,8 @@ class CampaignSetup:
     restart: RestartPolicy = UNLIMITED
     checkpoint: CheckpointPolicy = HOURLY
     times: RecoveryTimes = RecoveryTimes()
+    planned: tuple[FaultSpec, ...] = ()
+    detect_s: float = 0.0
 
     @property
     def size(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from podrun.core.errors import ExhaustedError, PodrunError
+from podrun.core.errors import ExhaustedError
 from podrun.launcher.recording import step_in_words
 from podrun.launcher.recovery import (
     Damage,
@@ -138,6 +138,8 @@ class RecoveryRun:
                 if agent not in campaign.allocator.lost:
                     campaign.decide(ev.PowerCycleAgent(agent))
                 campaign.plan(times.power_cycle_s, "step done")
+            case ResetPartitionRequest() if self.name not in campaign.allocator.partitions:
+                self._make_anew(campaign.size)  # An earlier way of this recovery has removed it.
             case ResetPartitionRequest():
                 campaign.decide(ev.ResetPartition(self.name))
                 campaign.plan(times.partition_reset_s, "step done")
@@ -151,27 +153,11 @@ class RecoveryRun:
         self._campaign.plan(self._campaign.setup.times.replace_s / max(together, 1), "step done")
 
     def _make_anew(self, size: int) -> None:
-        """Remove the partition and make it elsewhere. Raises ExhaustedError; the old one is then put back."""
-        campaign, before = self._campaign, self._campaign.size
-        campaign.drop_partition()
-        try:
-            campaign.make_partition(size)
-        except PodrunError:
-            lost = sorted(campaign.allocator.lost)
-            for agent in lost:  # The old place is taken again as it was, machines that are lost with it.
-                campaign.decide(ev.RestartAgent(agent))
-            campaign.make_partition(before)
-            for agent in lost:
-                campaign.decide(ev.AgentLost(agent, "as before"))
-            raise
-        self._repair_what_is_left()
+        """Remove the partition and make it elsewhere. Raises ExhaustedError; the old one is gone by then."""
+        self._campaign.drop_partition()
+        self._campaign.make_partition(size)
+        self._campaign.repair_what_is_left()
         self.begin_after_provision()
-
-    def _repair_what_is_left(self) -> None:
-        """Lost machines outside of the partition are repaired."""
-        for agent in sorted(self._campaign.allocator.lost):
-            self._campaign.replaced(agent)
-            self._campaign.restart_agent(agent)
 
     def _with_fewer(self, requests: tuple[RepairRequest, ...]) -> None:
         campaign = self._campaign

@@ -21,6 +21,7 @@ from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery
 from podrun.simulate.campaign_setup import CampaignSetup
 from podrun.simulate.damage import damage_by
 from podrun.simulate.engine import SECOND
+from podrun.simulate.launch_times import steps_named
 from podrun.simulate.recovery_run import answer_of
 
 _HINT = "podrun incidents RECORD --json > FILE; or incidents.jsonl of podrun chaos."
@@ -91,32 +92,15 @@ def _row(path: Path, incident: _Recorded, coordinator: Coordinator, setup: Campa
     steps = answer.ways[0] if isinstance(answer, Recovery) and answer.ways else ()
     twin = answer_of(steps) if isinstance(answer, Recovery) else "not started again"
     between = max(1, round(setup.rhythm().work / SECOND / setup.step_s))
-    recorded = _recovery_in(str(plain["action"]))
+    recorded, virtual = steps_named(str(plain["action"])), steps_named(twin)
     return {
         "id": plain["id"],
         "faults": list(plain["faults"]),
         "batch": batch,
-        "recorded": {"action": plain["action"], "recovery": recorded, "lost_batches": lost},
-        "twin": {"action": twin, "recovery": _recovery_in(twin), "lost_batches": batch % between},
-        "equal_recovery": recorded == _recovery_in(twin),
+        "recorded": {"action": plain["action"], "recovery": list(recorded), "lost_batches": lost},
+        "twin": {"action": twin, "recovery": list(virtual), "lost_batches": batch % between},
+        "equal_recovery": recorded == virtual,
     }
-
-
-_WORDS = (
-    "reset IPU",
-    "replace machine",
-    "power-cycle machine",
-    "reset the partition",
-    "make the partition anew on other machines",
-    "go on with fewer replicas",
-    "not started again",
-    "the launch ended",
-)
-
-
-def _recovery_in(action: str) -> list[str]:
-    """The steps that an action names, in one form for both."""
-    return [words for words in _WORDS if words in action]
 
 
 def shown_twin(twin: Mapping[str, Any]) -> str:

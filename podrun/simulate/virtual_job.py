@@ -46,6 +46,13 @@ class RunRhythm:
         cycles, rest = divmod(elapsed, self.cycle)
         return cycles * self.work + min(rest, self.work)
 
+    def elapsed(self, work: int) -> int:
+        """How long a run takes for so much work, the writes before it included."""
+        if not self.work:
+            return work
+        cycles, rest = divmod(work, self.work)
+        return cycles * self.cycle + rest
+
     def kept(self, elapsed: int) -> int:
         """The length of the run up to the last checkpoint that a failure now leaves."""
         if not self.work:
@@ -109,6 +116,11 @@ class VirtualJob:
         self.bins["checkpoint"] += elapsed - counted - lost
         self.lost_total += lost
         return lost
+
+    @property
+    def counted(self) -> int:
+        """Nanoseconds of work that counts, up to the last run that ended."""
+        return self.bins["useful"] + self.bins["degraded"]
 
     @property
     def wall(self) -> int:

@@ -38,6 +38,7 @@ class ChaosRequest:
     incidents: Path | None
     html: Path | None
     replay: Path | None
+    fit: tuple[Path, ...]
 
 
 @click.command(
@@ -69,7 +70,14 @@ class ChaosRequest:
     "--replay",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A launch's incidents beside their twin.",
+    help="A launch's record, or its incidents, beside their twin.",
+)
+@click.option(
+    "--fit",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --replay: records of launches that show how long what takes.",
 )
 def chaos_verb(**options: Any) -> int:
     """Lets a POD fail in virtual time, and says what its failures cost a job: useful time, where the rest went,
@@ -81,16 +89,33 @@ def chaos_verb(**options: Any) -> int:
     if request.replications < 1 or request.workers < 0:
         raise UsageError("at least one replication is needed", hint="--replications 20")
     setup = setup_of(request)
+    if request.fit and request.replay is None:
+        raise UsageError("--fit goes with --replay", hint="podrun chaos --replay RECORD --fit OTHER_RECORD")
     if request.replay is not None:
-        from podrun.simulate.twin import replayed, shown_twin
-
-        twin = replayed(request.replay, setup)
-        click.echo(shown_twin(twin), nl=False)
-        if request.json_file is not None:
-            write_output(request.json_file, json.dumps(twin, indent=1) + "\n")
-        return 0
+        return _replay(request, request.replay, setup)
     report, first = run_chaos(request, setup)
     _write(request, report, first)
+    return 0
+
+
+def _replay(request: ChaosRequest, file: Path, setup: CampaignSetup) -> int:
+    """A launch beside its twin: of a whole record with times, of incidents alone without."""
+    from podrun.launcher.plan import begins_with
+    from podrun.record.events import FIRST_BYTES
+
+    if begins_with(file, FIRST_BYTES):
+        from podrun.simulate.launch_twin import launch_beside_twin, shown_launch_twin
+
+        twin = launch_beside_twin(file, request.fit, setup)
+        text = shown_launch_twin(twin)
+    else:
+        from podrun.simulate.twin import replayed, shown_twin
+
+        twin = replayed(file, setup)
+        text = shown_twin(twin)
+    click.echo(text, nl=False)
+    if request.json_file is not None:
+        write_output(request.json_file, json.dumps(twin, indent=1) + "\n")
     return 0
 
 
