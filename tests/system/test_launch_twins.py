@@ -59,7 +59,9 @@ def beside_twins(commands: Commands, tmp_path: Path, ipus: int) -> None:
         others = [file for other, file in launches.items() if other != plan]
         for again in range(TRIES):
             if again:
-                others.append(launches[plan])  # The host was faster or slower then: the interval takes that in.
+                others.append(
+                    launches[plan]
+                )  # The host was faster or slower then: the interval takes that in.
                 launches[plan] = recorded(commands, tmp_path / f"{number}-{again}", ipus, plan)
             twin = launch_beside_twin(launches[plan], others, setup)
             assert twin["different"] == 0, twin
@@ -67,7 +69,9 @@ def beside_twins(commands: Commands, tmp_path: Path, ipus: int) -> None:
             if not twin["outside"]:
                 break
             outside.setdefault(number, []).append(shown_launch_twin(twin))
-    assert all(len(tries) < TRIES for tries in outside.values()), "\n".join(chain.from_iterable(outside.values()))
+    assert all(len(tries) < TRIES for tries in outside.values()), "\n".join(
+        chain.from_iterable(outside.values())
+    )
 
 
 def test_launches_of_a_whole_pod_are_as_their_twins(pod: Commands, tmp_path: Path) -> None:
