@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,7 @@ from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, environment
 from podrun.core.machine_output import format_option, is_for_people, output_options, print_output
 from podrun.core.terminal import terminal_columns
 from podrun.monitor.devices import Device, View, diagnose_device
-from podrun.monitor.full_screen import FullScreen, fills_a_screen
+from podrun.monitor.full_screen import FullScreen, fills_a_screen, watch_devices
 from podrun.monitor.monitor_tables import all_tables, machines
 from podrun.partition.commands.shared_options import server_options
 
@@ -61,31 +61,11 @@ def gc_monitor_command(
             once(client)
         elif is_for_people(form) and fills_a_screen(sys.stdout):
             with FullScreen(sys.stdout) as screen:
-                _watch(
+                watch_devices(
                     client, lambda c: screen.show(tables(views(c, everything=all_partitions))), screen.show
                 )
         else:
-            _watch(client, once, on_stderr)
-
-
-def _watch(client: VipuClient, once: Callable[[VipuClient], None], say: Callable[[str], object]) -> None:
-    """Call ``once`` after each change; that there is no partition is said once."""
-    from podrun.core.errors import NotFoundError
-    from podrun.partition.commands.context import follow
-
-    last = ""
-
-    def once_more(client: VipuClient) -> None:
-        nonlocal last
-        try:
-            once(client)
-            last = ""
-        except NotFoundError as error:  # There may be one later. A partition that goes brings many changes.
-            if error.message != last:
-                say(error.message)
-            last = error.message
-
-    follow(client, ("partition", "machine", "incident"), once_more)
+            watch_devices(client, once, on_stderr)
 
 
 def devices_json(shown: Sequence[View]) -> dict[str, Any]:

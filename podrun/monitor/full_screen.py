@@ -7,9 +7,12 @@ import signal
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from podrun.core.environment import environment
+
+if TYPE_CHECKING:
+    from podrun.partition.client.vipu_client import VipuClient
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -61,3 +64,26 @@ class FullScreen:
     def _write(self, text: str) -> None:
         """Write at once: the stream's own buffer cannot be used again by a signal that comes meanwhile."""
         os.write(self._stream.fileno(), text.encode())
+
+
+def watch_devices(
+    client: VipuClient, once: Callable[[VipuClient], None], say: Callable[[str], object]
+) -> None:
+    """Call ``once`` when devices are known and after each change, until Ctrl-C or until nobody reads. That there is no
+    partition is said once."""
+    from podrun.core.errors import NotFoundError
+    from podrun.partition.commands.context import follow
+
+    last = ""
+
+    def once_more(client: VipuClient) -> None:
+        nonlocal last
+        try:
+            once(client)
+            last = ""
+        except NotFoundError as error:  # There may be one later. A partition that goes brings many changes.
+            if error.message != last:
+                say(error.message)
+            last = error.message
+
+    follow(client, ("partition", "machine", "incident"), once_more)
