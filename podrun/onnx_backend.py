@@ -21,6 +21,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
 from podrun.device.xla.clients import SHARED_BY, device_for, on_one_thread_device, own_settings
+from podrun.device.xla.packing import WeightRoom, pack_weights
 from podrun.device.xla.rewrite import available, rewrite_convolutions
 from podrun.onnx_models.folding import hoist
 from podrun.onnx_models.graph_reader import read_graph
@@ -149,10 +150,19 @@ class PodrunBackendRep(BackendRep):
                 one = jax.sharding.SingleDeviceSharding(device)
                 there: dict[str, Any] = {"in_shardings": one, "out_shardings": one}
                 kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS, **there)(lowered.initial)
-                traced = jax.jit(split.run, **there).lower(kept, free, key)
+                leaves, structure = jax.tree.flatten(kept)
+                room = WeightRoom.of(leaves)
+                leaves = room.widened(leaves)
+
+                def run(leaves: list[Any], free: Any, key: Any) -> Any:
+                    return split.run(jax.tree.unflatten(structure, room.restored(leaves)), free, key)
+
+                traced = jax.jit(run, keep_unused=True, **there).lower(leaves, free, key)
                 rewrite_convolutions(traced, parts=SHARED_BY if split.operations >= WORTH_DIVIDING else 1)
-                run = traced.compile(compiler_options=dict(COMPILER_OPTIONS))
-            compiled = _Compiled(fixed, kept, run, lowered.uses_random, device, key)
+                packed = pack_weights(traced, room, leaves)
+                leaves = [jax.device_put(packed.get(i, leaf), device) for i, leaf in enumerate(leaves)]
+                call = traced.compile(compiler_options=dict(COMPILER_OPTIONS))
+            compiled = _Compiled(fixed, leaves, call, lowered.uses_random, device, key)
             known.append(compiled)
             return compiled
 

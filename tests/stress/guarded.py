@@ -25,6 +25,7 @@ import numpy as np
 
 from podrun.device.xla import convolutions
 from podrun.device.xla.convolutions import Convolution, ConvolutionCall, Kind
+from podrun.device.xla.packing import PACKED
 
 CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 20, 24, 31, 32, 33, 48, 64)
 SIZES = (1, 3, 4, 7, 8, 12, 14, 17, 28, 40)
@@ -169,7 +170,21 @@ def run(module: Any, chosen: GuardedCase, memory: list[GuardedMemory]) -> str:
         for array in arrays[:-1]:
             array.fill(1)
         module.compute(chosen.numbers, tuple(arrays[:-1]), arrays[-1])
+    if chosen.call.kind is Kind.FORWARD:
+        _run_packed(module, chosen, memory)
     return names
+
+
+def _run_packed(module: Any, chosen: GuardedCase, memory: list[GuardedMemory]) -> None:
+    """The same with packed weights, if they fit into the weights' own bytes."""
+    arrays = [m.array(n, True) for m, n in zip(memory, chosen.elements, strict=False)]
+    try:
+        module.pack(chosen.numbers, arrays[1].copy(), arrays[1])
+    except ValueError:
+        return
+    numbers = chosen.numbers
+    numbers[1] |= PACKED
+    module.compute(numbers, tuple(arrays[:-1]), arrays[-1])
 
 
 def main() -> int:

@@ -173,6 +173,72 @@ run_part(void *what, int i)
     plan_leave(before);
 }
 
+/* Whether each part of a forward convolution has weights of its own. */
+static int
+divides_weights(const Convolution *c, const Part *parts, int count)
+{
+    return count > 1 && parts[0].c.m != c->m;
+}
+
+/* Both plans of the parts; NULL in the place of what there is not. */
+static const char *
+take_plans(const Part *parts, int count, Plan **plans)
+{
+    const char *error = NULL;
+    for (int i = 0; i < count && !error; i++)
+        plans[i] = plan_take(&parts[i].c, &error);
+    return error;
+}
+
+static void
+give_back_plans(Plan **plans)
+{
+    for (int i = 0; i < MOST_PARTS; i++)
+        if (plans[i])
+            plan_give_back(plans[i]);
+}
+
+const char *
+convolution_pack(const Convolution *c, int wanted, const float *weights, float *packed, size_t bytes)
+{
+    const Arrays arrays = {.weights = (float *)weights};
+    Part parts[MOST_PARTS];
+    Plan *plans[MOST_PARTS] = {0};
+    const int count = divide(c, &arrays, wanted, parts), apart = divides_weights(c, parts, count);
+    const Before before = plan_enter();
+    const char *error = take_plans(parts, count, plans);
+    const size_t first = error ? 0 : plan_packed(plans[0]), second = error || !apart ? 0 : plan_packed(plans[1]);
+    if (!error && (!first || (apart && !second)))
+        error = "the library takes these weights as they are";
+    if (!error && count > 1 && !apart && !plan_agrees(plans[0], plans[1]))
+        error = "the parts want different orders of the weights";
+    if (!error && first + second > bytes)
+        error = "the weights do not fit there in the library's order";
+    if (!error)
+        error = plan_pack(plans[0], parts[0].arrays.weights, packed);
+    if (!error && apart)
+        error = plan_pack(plans[1], parts[1].arrays.weights, packed + first / sizeof(float));
+    give_back_plans(plans);
+    plan_leave(before);
+    return error;
+}
+
+/* The second part's packed weights lie behind the first's. */
+static const char *
+find_packed(const Convolution *c, const Arrays *arrays, Part *parts, int count)
+{
+    if (!divides_weights(c, parts, count))
+        return NULL;
+    Plan *plans[MOST_PARTS] = {0};
+    const Before before = plan_enter();
+    const char *error = take_plans(parts, 1, plans);
+    if (!error)
+        parts[1].arrays.weights = arrays->weights + plan_packed(plans[0]) / sizeof(float);
+    give_back_plans(plans);
+    plan_leave(before);
+    return error;
+}
+
 const char *
 convolution_compute(const Convolution *c, const Arrays *arrays, int wanted)
 {
@@ -181,6 +247,9 @@ convolution_compute(const Convolution *c, const Arrays *arrays, int wanted)
     const int64_t total = count > 1 ? parts[1].total : 0;
     if (total && !(parts[1].arrays.weights = scratch(1, (size_t)total * sizeof(float))))
         return "out of memory";
+    const char *error = arrays->packed ? find_packed(c, arrays, parts, count) : NULL;
+    if (error)
+        return error;
     workers_run(run_part, parts, count);
     for (int i = 0; i < count; i++)
         if (parts[i].error)

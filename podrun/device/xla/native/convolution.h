@@ -3,10 +3,12 @@
 #ifndef PODRUN_CONVOLUTION_H
 #define PODRUN_CONVOLUTION_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 enum { FORWARD, OF_SRC, OF_WEIGHTS };   /* kinds: which of dst, src and weights is the result */
 enum { BIAS = 1, OTHER = 2, CUT = 4 };  /* what follows a forward one: + bias [M], + other [N, OH, OW, M], max(., 0) */
+enum { PACKED = 8 };                    /* beside these in a call's numbers: the weights are as convolution_pack left them */
 
 typedef struct {
     int64_t kind, follows, groups, n, ih, iw, c, oh, ow, m, kh, kw, stride[2], dilation[2], pad[2];
@@ -18,11 +20,16 @@ typedef struct {
 typedef struct {
     float *src, *weights, *dst;
     const float *bias, *other;
+    int packed; /* the weights of a forward one are as convolution_pack left them */
 } Arrays;
 
 /* Compute it in so many parts, by at most as many threads. NULL, or what is wrong. The parts follow from the convolution
    alone, and so do the bits. */
 const char *convolution_compute(const Convolution *c, const Arrays *arrays, int parts);
+
+/* Bring the weights of a forward one into the order in which the parts read them, in at most `bytes`. NULL, or why that is
+   not possible. */
+const char *convolution_pack(const Convolution *c, int parts, const float *weights, float *packed, size_t bytes);
 
 /* Make what computing it takes. NULL, or what is wrong; `names` tells which of the library's algorithms were chosen. */
 const char *convolution_prepare(const Convolution *c, int parts, char *names, int size);

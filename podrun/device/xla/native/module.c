@@ -11,10 +11,16 @@
 #include "xla_ffi.h"
 
 enum { NUMBERS = 25, OPERANDS = 4 };
+enum { WEIGHTS = 1 }; /* the operand of a forward one that may have room behind it, which is not read */
 
-/* A convolution from its numbers: the fields up to `order`, and into how many parts it is divided. */
+/* How a convolution is called: into how many parts it is divided, and whether its weights are packed. */
+typedef struct {
+    int parts, packed;
+} Manner;
+
+/* A convolution from its numbers: the fields up to `order`, and the manner of the call. */
 static int
-decode(const int64_t *numbers, size_t count, Convolution *c, int *parts)
+decode(const int64_t *numbers, size_t count, Convolution *c, Manner *manner)
 {
     if (count != NUMBERS)
         return -1;
@@ -25,7 +31,11 @@ decode(const int64_t *numbers, size_t count, Convolution *c, int *parts)
     memcpy(c, numbers, (NUMBERS - 1) * sizeof *numbers);
     c->src_row = c->c;
     c->dst_row = c->m;
-    *parts = (int)numbers[NUMBERS - 1];
+    manner->parts = (int)numbers[NUMBERS - 1];
+    manner->packed = (c->follows & PACKED) != 0;
+    c->follows &= ~(int64_t)PACKED;
+    if (manner->packed && c->kind != FORWARD)
+        return -1;
     const int sizes = c->n && c->ih && c->iw && c->c && c->oh && c->ow && c->m && c->kh && c->kw && c->groups;
     const int steps = c->stride[0] && c->stride[1] && c->dilation[0] && c->dilation[1];
     const int shuffles = c->shuffle == 1 || (c->shuffle && c->kind == FORWARD && !(c->m % c->shuffle));
@@ -50,9 +60,9 @@ sizes_of(const Convolution *c, int64_t *sizes)
 }
 
 static Arrays
-arrays_of(const Convolution *c, float *const *operands, float *result)
+arrays_of(const Convolution *c, Manner manner, float *const *operands, float *result)
 {
-    Arrays a = {0};
+    Arrays a = {.packed = manner.packed};
     a.src = c->kind == OF_SRC ? result : operands[0];
     a.weights = c->kind == OF_WEIGHTS ? result : operands[1];
     a.dst = c->kind == FORWARD ? result : c->kind == OF_SRC ? operands[0] : operands[1];
@@ -103,9 +113,9 @@ handle(FfiCall *call)
     const FfiAttributes *attributes = &call->attributes;
     const FfiArray *numbers = attributes->count == 1 ? attributes->values[0] : NULL;
     Convolution c;
-    int parts;
+    Manner manner;
     if (!numbers || attributes->kinds[0] != FFI_ARRAY || numbers->type != FFI_S64 ||
-        decode(numbers->data, numbers->length, &c, &parts))
+        decode(numbers->data, numbers->length, &c, &manner))
         return failed(call, FFI_INVALID, "podrun_convolution: its numbers describe no convolution");
     int64_t sizes[OPERANDS + 1];
     float *operands[OPERANDS] = {0};
@@ -114,20 +124,21 @@ handle(FfiCall *call)
         return failed(call, FFI_INVALID, "podrun_convolution: another number of operands than its numbers say");
     for (int i = 0; i <= count; i++) {
         const FfiBuffer *buffer = i < count ? call->arguments.values[i] : call->results.values[0];
-        if (elements(buffer) != sizes[i])
+        const int64_t held = elements(buffer);
+        if (i == WEIGHTS && c.kind == FORWARD ? held < sizes[i] : held != sizes[i])
             return failed(call, FFI_INVALID, "podrun_convolution: an operand or result of another size than its numbers say");
         if (i < count)
             operands[i] = buffer->data;
     }
-    const Arrays arrays = arrays_of(&c, operands, ((FfiBuffer *)call->results.values[0])->data);
-    const char *error = convolution_compute(&c, &arrays, parts);
+    const Arrays arrays = arrays_of(&c, manner, operands, ((FfiBuffer *)call->results.values[0])->data);
+    const char *error = convolution_compute(&c, &arrays, manner.parts);
     return error ? failed(call, FFI_INTERNAL, error) : NULL;
 }
 
 /* --- Python -------------------------------------------------------------------------------------------------------- */
 
 static int
-decode_python(PyObject *from, Convolution *c, int *parts)
+decode_python(PyObject *from, Convolution *c, Manner *manner)
 {
     int64_t numbers[NUMBERS];
     PyObject *items = PySequence_Fast(from, "a convolution is a sequence of integers");
@@ -139,7 +150,7 @@ decode_python(PyObject *from, Convolution *c, int *parts)
     Py_DECREF(items);
     if (PyErr_Occurred())
         return -1;
-    if (decode(numbers, (size_t)count, c, parts)) {
+    if (decode(numbers, (size_t)count, c, manner)) {
         PyErr_SetString(PyExc_ValueError, "these numbers describe no convolution");
         return -1;
     }
@@ -178,13 +189,13 @@ static PyObject *
 prepare(PyObject *module, PyObject *from)
 {
     Convolution c;
-    int parts;
+    Manner manner;
     char names[200] = "";
-    if (decode_python(from, &c, &parts))
+    if (decode_python(from, &c, &manner))
         return NULL;
     const char *error;
     Py_BEGIN_ALLOW_THREADS
-    error = convolution_prepare(&c, parts, names, sizeof names);
+    error = convolution_prepare(&c, manner.parts, names, sizeof names);
     Py_END_ALLOW_THREADS
     return error ? PyErr_Format(PyExc_ValueError, "%s", error) : PyUnicode_FromString(names);
 }
@@ -194,11 +205,12 @@ compute(PyObject *module, PyObject *args)
 {
     PyObject *from, *given, *into;
     Convolution c;
-    int parts, held = 0;
+    Manner manner;
+    int held = 0;
     int64_t sizes[OPERANDS + 1];
     Py_buffer views[OPERANDS + 1];
     float *operands[OPERANDS] = {0};
-    if (!PyArg_ParseTuple(args, "OO!O", &from, &PyTuple_Type, &given, &into) || decode_python(from, &c, &parts))
+    if (!PyArg_ParseTuple(args, "OO!O", &from, &PyTuple_Type, &given, &into) || decode_python(from, &c, &manner))
         return NULL;
     const int count = sizes_of(&c, sizes);
     const char *error = "another number of operands, or of their elements, than the numbers say";
@@ -207,14 +219,15 @@ compute(PyObject *module, PyObject *args)
         PyObject *source = held < count ? PyTuple_GET_ITEM(given, held) : into;
         if (PyObject_GetBuffer(source, &views[held], held < count ? PyBUF_SIMPLE : PyBUF_WRITABLE))
             break;
-        fits = views[held].len == sizes[held] * (Py_ssize_t)sizeof(float);
+        const Py_ssize_t bytes = sizes[held] * (Py_ssize_t)sizeof(float);
+        fits = held == WEIGHTS && c.kind == FORWARD ? views[held].len >= bytes : views[held].len == bytes;
         if (held < count)
             operands[held] = views[held].buf;
     }
     if (fits && held > count) {
-        const Arrays arrays = arrays_of(&c, operands, views[count].buf);
+        const Arrays arrays = arrays_of(&c, manner, operands, views[count].buf);
         Py_BEGIN_ALLOW_THREADS
-        error = convolution_compute(&c, &arrays, parts);
+        error = convolution_compute(&c, &arrays, manner.parts);
         Py_END_ALLOW_THREADS
     }
     while (held)
@@ -224,12 +237,41 @@ compute(PyObject *module, PyObject *args)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+static PyObject *
+pack(PyObject *module, PyObject *args)
+{
+    PyObject *from, *given, *into;
+    Convolution c;
+    Manner manner;
+    Py_buffer weights, packed;
+    int64_t sizes[OPERANDS + 1];
+    if (!PyArg_ParseTuple(args, "OOO", &from, &given, &into) || decode_python(from, &c, &manner))
+        return NULL;
+    if (PyObject_GetBuffer(given, &weights, PyBUF_SIMPLE))
+        return NULL;
+    if (PyObject_GetBuffer(into, &packed, PyBUF_WRITABLE)) {
+        PyBuffer_Release(&weights);
+        return NULL;
+    }
+    sizes_of(&c, sizes);
+    const char *error = "packed are the weights of a forward convolution";
+    if (c.kind == FORWARD && weights.len == sizes[WEIGHTS] * (Py_ssize_t)sizeof(float)) {
+        Py_BEGIN_ALLOW_THREADS
+        error = convolution_pack(&c, manner.parts, weights.buf, packed.buf, (size_t)packed.len);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&packed);
+    PyBuffer_Release(&weights);
+    return error ? PyErr_Format(PyExc_ValueError, "%s", error) : Py_NewRef(Py_None);
+}
+
 static PyMethodDef functions[] = {
     {"load", load, METH_O, PyDoc_STR("Load the library from a path. OSError says why not.")},
     {"guard", guard, METH_NOARGS, PyDoc_STR("Before the first plan, for tests: a crash where the library leaves its scratch memory.")},
     {"handler", handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls, for `jax.ffi.register_ffi_target`.")},
     {"prepare", prepare, METH_O, PyDoc_STR("Make what a convolution takes; the names of its algorithms. ValueError if there are none.")},
     {"compute", compute, METH_VARARGS, PyDoc_STR("compute(numbers, operands, result): one convolution on buffers of float32.")},
+    {"pack", pack, METH_VARARGS, PyDoc_STR("pack(numbers, weights, result): weights in the library's order, in a result that is large enough. ValueError if they stay as they are.")},
     {NULL, NULL, 0, NULL},
 };
 

@@ -426,6 +426,36 @@ run_turn(const Plan *p, int which, Stream stream, Memory from, Memory to)
     return onednn.dnnl_primitive_execute(p->turns[which], stream, 2, arguments);
 }
 
+size_t
+plan_packed(const Plan *p)
+{
+    return p->wanted[WEIGHTS] ? onednn.dnnl_memory_desc_get_size(p->wanted[WEIGHTS]) : 0;
+}
+
+int
+plan_agrees(const Plan *p, const Plan *other)
+{
+    return p->wanted[WEIGHTS] && other->wanted[WEIGHTS] &&
+           onednn.dnnl_memory_desc_equal(p->wanted[WEIGHTS], other->wanted[WEIGHTS]);
+}
+
+const char *
+plan_pack(const Plan *p, float *weights, float *packed)
+{
+    Own *own = own_get();
+    Memory from = NULL, to = NULL;
+    int status = !own || onednn.dnnl_memory_create(&from, p->there[WEIGHTS], engine, weights);
+    if (!status)
+        status = onednn.dnnl_memory_create(&to, p->wanted[WEIGHTS], engine, packed);
+    if (!status)
+        status = run_turn(p, WEIGHTS, own->stream, from, to);
+    if (to)
+        onednn.dnnl_memory_destroy(to);
+    if (from)
+        onednn.dnnl_memory_destroy(from);
+    return status ? "oneDNN could not bring the weights into its order" : NULL;
+}
+
 const char *
 plan_run(const Plan *p, const Arrays *a)
 {
@@ -450,12 +480,13 @@ plan_run(const Plan *p, const Arrays *a)
         if (!status)
             memories[used++] = there;
         if (!status && p->wanted[i]) {
-            status = onednn.dnnl_memory_create(&wanted, p->wanted[i], engine, block + p->at[i]);
+            const int ready = i == WEIGHTS && a->packed;
+            status = onednn.dnnl_memory_create(&wanted, p->wanted[i], engine, ready ? given[i] : block + p->at[i]);
             if (!status)
                 memories[used++] = wanted;
-            if (!status && i == result)
+            if (!status && !ready && i == result)
                 turned[0] = wanted, turned[1] = there;
-            else if (!status)
+            else if (!status && !ready)
                 status = run_turn(p, i, own->stream, there, wanted);
         }
         arguments[count++] = (Argument){roles[kind][i], wanted ? wanted : there};

@@ -16,6 +16,15 @@ void plan_give_back(Plan *plan);
 /* Which of the library's algorithms it is. */
 const char *plan_name(const Plan *plan);
 
+/* Bytes of the weights in the order that the plan wants; 0: it takes them as they are. */
+size_t plan_packed(const Plan *plan);
+
+/* Whether both want the same order. */
+int plan_agrees(const Plan *plan, const Plan *other);
+
+/* Bring weights into the order that the plan wants. NULL, or what is wrong. */
+const char *plan_pack(const Plan *plan, float *weights, float *packed);
+
 /* Run it in the calling thread, and in no other. NULL, or what is wrong. */
 const char *plan_run(const Plan *plan, const Arrays *arrays);
 
