@@ -78,8 +78,12 @@ class TritonPythonModel:
         return responses
 
     def finalize(self) -> None:
-        """Give the IPUs back."""
+        """Give the IPUs and the metrics back. Metrics that live until the interpreter ends are freed in memory that
+        Triton has given back: the process would crash, and now and then the server with it.
+        """
         self._instance.runner.close()
+        self._counters.clear()
+        self._families.clear()
 
     def _all_taken(self, requests: Sequence[Any]) -> list[QueuedRequest | Exception]:
         """Requests as the runner takes them. Once there are no IPUs, the rest is told so without another attempt."""

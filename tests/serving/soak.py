@@ -154,7 +154,7 @@ def disturb(server: int, address: str, models: Path, ended: threading.Event, tol
     again, until told to end.
     """
     client, turn = grpcclient.InferenceServerClient(address), 0
-    while not ended.wait(PAUSE_SECONDS):
+    while turn == 0 or not ended.wait(PAUSE_SECONDS):
         turn += 1
         try:
             os.utime(models / "reloaded" / "1")  # Triton makes instances anew where a version has changed.

@@ -31,6 +31,7 @@ from podrun.serving.model_folder import compiled_file
 from podrun.serving.triton_server import find_tritonserver
 from tests.serving.servers import TritonOfTest, tensor, triton
 from tests.serving.test_runner import OPTIONS, expected, model, rows_of
+from tests.serving.test_triton import wait_for
 
 X = 'input [ { name: "x", data_type: TYPE_FP32, dims: [ 8 ] } ]'
 Y = 'output [ { name: "y", data_type: TYPE_FP32, dims: [ 3 ] } ]'
@@ -232,6 +233,10 @@ def test_a_model_that_is_written_while_it_is_read_is_refused_then_taken(served: 
     result = served.client.infer("growing", tensor(x), client_timeout=60)
     np.testing.assert_allclose(result.as_numpy("y"), expected(x), rtol=1e-5, atol=1e-6)
     served.client.unload_model("growing")
+    wait_for(
+        lambda: "successfully unloaded 'growing'" in served.log.read_text(), served.process, served.log, 60.0
+    )
+    assert "Fatal Python error" not in served.log.read_text()  # Processes of instances end, and do not crash.
 
 
 @pytest.mark.slow
