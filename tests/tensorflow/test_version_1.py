@@ -21,6 +21,7 @@
 `test_wrapped_optimizers` |
 | 6.1 shards | `test_shards_divide_the_ipus` |
 | 6.5 groups | `test_groups_of_replicas` |
+| 6.9 distributed batch norm | `test_batch_normalization_takes_statistics_over_neighbouring_replicas` |
 """
 
 from __future__ import annotations
@@ -404,6 +405,39 @@ def test_groups_of_replicas(ipu: Any) -> None:
             pairs, means = session.run(out.dequeue())
         np.testing.assert_array_equal(pairs, [[1, 1, 5, 5]])
         np.testing.assert_array_equal(means, [[1.5] * 4])
+
+
+def test_batch_normalization_takes_statistics_over_neighbouring_replicas(ipu: Any) -> None:
+    import tensorflow.compat.v1 as tf
+
+    random = np.random.RandomState(3)
+    images, weights = (random.rand(4 * 2, 3, 3, 2).astype(np.float32) for _ in range(2))
+
+    def normalized(x: Any, c: Any) -> tuple[Any, ...]:
+        scale, offset = tf.constant([1.5, 0.5]), tf.constant([0.1, -0.2])
+        y, mean, variance = tf.nn.fused_batch_norm(x, scale, offset)
+        return y, mean, variance, *tf.gradients(tf.reduce_sum(y * c), [x])
+
+    with tf.Graph().as_default():
+        program = Program(ipu, 4)
+        config = ipu.config.IPUConfig()
+        config.auto_select_ipus = 4
+        config.norms.experimental.distributed_batch_norm_replica_group_size = 2
+        config.configure_ipu_system()
+        batches = tf.data.Dataset.from_tensor_slices((images, weights)).batch(2, drop_remainder=True)
+        infeed, out = ipu.ipu_infeed_queue.IPUInfeedQueue(batches), program.outfeed()
+        run = program.looped(1, lambda x, c: out.enqueue(normalized(x, c)), infeed)
+        with program.session(infeed) as session:
+            session.run(run)
+            y, mean, variance, gradient = (value[0] for value in session.run(out.dequeue()))
+    for pair in range(2):
+        rows, replicas = slice(4 * pair, 4 * pair + 4), slice(2 * pair, 2 * pair + 2)
+        with tf.Graph().as_default(), tf.Session() as session:
+            whole = session.run(normalized(tf.constant(images[rows]), tf.constant(weights[rows])))
+        np.testing.assert_allclose(y[replicas].reshape(4, 3, 3, 2), whole[0], atol=1e-5)
+        np.testing.assert_allclose(mean[replicas], [whole[1]] * 2, atol=1e-6)
+        np.testing.assert_allclose(variance[replicas], [whole[2]] * 2, atol=1e-6)
+        np.testing.assert_allclose(gradient[replicas].reshape(4, 3, 3, 2), whole[3], atol=1e-5)
 
 
 @pytest.mark.parametrize(

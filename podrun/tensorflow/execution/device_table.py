@@ -159,6 +159,13 @@ class DeviceTable:
         behaviour = self.config.floating_point_behaviour
         return bool(behaviour.set_all or behaviour.nanoo)
 
+    @property
+    def batch_norm_replicas(self) -> int:
+        """Neighbouring replicas over whose batches training takes the statistics of a batch normalization."""
+        if self.config is None:
+            return 1
+        return int(self.config.norms.experimental.distributed_batch_norm_replica_group_size)
+
     def memory_shares(self) -> dict[str, float]:
         """The part of the tiles that products may take for temporary data, by their operator in the planner."""
         if self.config is None:

@@ -81,7 +81,7 @@ class ReadStep:
 
 def read_step(source: StepSource) -> ReadStep:
     """The runtime's nodes for a step."""
-    facts = ProgramFacts()
+    facts = ProgramFacts(batch_norm_replicas=DEVICES.batch_norm_replicas)
     builder = GraphBuilder(source.name, facts)
     values: dict[str, Value] = {}
     for tensor, key in source.names.items():

@@ -31,6 +31,8 @@ class ProgramFacts:
     """What the reading of a whole program collects besides its nodes."""
 
     random: bool = False
+    batch_norm_replicas: int = 1
+    """Neighbouring replicas over whose batches training takes the statistics of a batch normalization."""
     infeeds: dict[int, list[str]] = field(default_factory=dict)
     """Queue -> the names of its inputs."""
     outfeeds: dict[int, list[str]] = field(default_factory=dict)

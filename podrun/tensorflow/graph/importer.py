@@ -150,13 +150,17 @@ class Importer:
         return [value for value in inputs if isinstance(value, str)]
 
     def _node(self, operation: Any, names: Sequence[str], count: int | None = None) -> list[str]:
+        attributes = node_attributes(operation)
+        replicas = self.builder.facts.batch_norm_replicas
+        if replicas > 1 and operation.type.startswith("FusedBatchNorm") and attributes.get("is_training"):
+            attributes["replicas"] = replicas
         return self.builder.add(
             operation.type,
             names,
             len(operation.outputs) if count is None else count,
             name=operation.name,
             planned_as=planned_operator(operation.type),
-            **node_attributes(operation),
+            **attributes,
         )
 
     def _update(self, operation: Any, inputs: list[Value]) -> Sequence[Value]:

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.compiler.model_collectives import Combination, all_reduce
 from podrun.core.errors import UnimplementedError
 from podrun.numerics.convolution import correlate
 from podrun.numerics.windows import Window
+from podrun.tensorflow.operators.ipu import neighbour_groups
 from podrun.tensorflow.operators.table import computes
 
 Array = Any
@@ -121,11 +123,13 @@ def _conv3(ctx: Any, node: Any, x: Array, w: Array) -> Array:
 
 
 @computes("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3",
-          attributes="epsilon is_training data_format exponential_avg_factor")  # fmt: skip
+          attributes="epsilon is_training data_format exponential_avg_factor replicas")  # fmt: skip
 def _batch_norm(
     ctx: Any, node: Any, x: Array, scale: Array, offset: Array, mean: Array, variance: Array
 ) -> Any:
-    """Statistics in float32; the running variance is the unbiased one."""
+    """Statistics in float32, in training over the batches of ``replicas`` neighbours; the running variance is the
+    unbiased one.
+    """
     axes, shape = ((0, 2, 3), (1, -1, 1, 1)) if node["data_format"] == "NCHW" else ((0, 1, 2), (1, 1, 1, -1))
     wide = x.astype(jnp.float32)
     if not node["is_training"]:
@@ -133,11 +137,16 @@ def _batch_norm(
             shape
         ) + offset.reshape(shape)
         return y.astype(x.dtype), mean, variance, mean, variance, jnp.zeros((), jnp.float32)
-    batch_mean = wide.mean(axes)
-    batch_variance = jnp.square(wide - batch_mean.reshape(shape)).mean(axes)
+    replicas = node.get("replicas", 1)
+
+    def over_replicas(mean: Array) -> Array:
+        return mean if replicas == 1 else all_reduce(mean, Combination.MEAN, neighbour_groups(ctx, replicas))
+
+    batch_mean = over_replicas(wide.mean(axes))
+    batch_variance = over_replicas(jnp.square(wide - batch_mean.reshape(shape)).mean(axes))
     factor = lax.rsqrt(batch_variance + node["epsilon"]) * scale
     y = (wide - batch_mean.reshape(shape)) * factor.reshape(shape) + offset.reshape(shape)
-    count = x.size // batch_mean.size
+    count = replicas * x.size // batch_mean.size
     unbiased = batch_variance * (count / max(count - 1, 1))
     moving = node.get("exponential_avg_factor", 1.0)
     results = (batch_mean, unbiased)

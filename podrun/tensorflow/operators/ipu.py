@@ -22,7 +22,7 @@ from podrun.tensorflow.operators.table import computes
 Array = Any
 
 
-def _groups(ctx: Any, size: int | None) -> tuple[tuple[int, ...], ...]:
+def neighbour_groups(ctx: Any, size: int | None) -> tuple[tuple[int, ...], ...]:
     """Groups of neighbouring replicas. UsageError if they do not divide the replicas."""
     count = size or ctx.replicas
     if ctx.replicas % count:
@@ -32,12 +32,12 @@ def _groups(ctx: Any, size: int | None) -> tuple[tuple[int, ...], ...]:
 
 @computes("Podrun:cross_replica_sum", attributes="group")
 def _cross_sum(ctx: Any, node: Any, x: Array) -> Array:
-    return all_reduce(jnp.asarray(x), Combination.ADD, _groups(ctx, node["group"]))
+    return all_reduce(jnp.asarray(x), Combination.ADD, neighbour_groups(ctx, node["group"]))
 
 
 @computes("Podrun:cross_replica_mean", attributes="group")
 def _cross_mean(ctx: Any, node: Any, x: Array) -> Array:
-    return all_reduce(jnp.asarray(x), Combination.MEAN, _groups(ctx, node["group"]))
+    return all_reduce(jnp.asarray(x), Combination.MEAN, neighbour_groups(ctx, node["group"]))
 
 
 @computes("Podrun:replica_sum_over_count")
@@ -50,14 +50,14 @@ def _replica(ctx: Any, node: Any) -> Array:
     if ctx.replicas == 1:
         return jnp.zeros((), jnp.int32)
 
-    return jnp.asarray(replica_position(_groups(ctx, None))).astype(jnp.int32).reshape(())
+    return jnp.asarray(replica_position(neighbour_groups(ctx, None))).astype(jnp.int32).reshape(())
 
 
 @computes("Podrun:all_gather")
 def _gather(ctx: Any, node: Any, x: Array) -> Array:
     if ctx.replicas == 1:
         return jnp.asarray(x)[None]
-    return all_gather(jnp.asarray(x), _groups(ctx, None)).reshape(ctx.replicas, *jnp.shape(x))
+    return all_gather(jnp.asarray(x), neighbour_groups(ctx, None)).reshape(ctx.replicas, *jnp.shape(x))
 
 
 @computes("Podrun:gelu", attributes="approximate")
@@ -88,7 +88,7 @@ def _all_to_all(ctx: Any, node: Any, x: Array) -> Array:
     """Part *i* of every replica's ``x``, joined in the order of replicas."""
     if ctx.replicas == 1:
         return jnp.asarray(x)
-    count, groups = ctx.replicas, _groups(ctx, None)
+    count, groups = ctx.replicas, neighbour_groups(ctx, None)
     everyone = all_gather(jnp.asarray(x), groups).reshape(count, *x.shape)
     size = x.shape[node["split"]] // count
     here = jnp.asarray(replica_position(groups)).astype(jnp.int32).reshape(()) * size
@@ -98,7 +98,7 @@ def _all_to_all(ctx: Any, node: Any, x: Array) -> Array:
 
 @computes("Podrun:reduce_scatter", attributes="op")
 def _reduce_scatter(ctx: Any, node: Any, x: Array) -> Array:
-    return reduce_scatter(jnp.asarray(x), Combination[node["op"]], _groups(ctx, None))
+    return reduce_scatter(jnp.asarray(x), Combination[node["op"]], neighbour_groups(ctx, None))
 
 
 @computes("Podrun:watched")
