@@ -78,6 +78,9 @@ WIDTH = 80
 """Columns of a line; one without a space to break at is longer."""
 _COLUMN = re.compile(r"(?<=\S) {2,}(?=[a-zA-Z])")
 """What stands before words in the last column of a table."""
+_QUANTITY = re.compile(r"(?<=\d) (?=(B|[KMG]iB)\b)")
+"""What stands between a number of bytes and its unit, which stay together."""
+_JOINT = "\0"
 
 
 def folded_line(line: str) -> str:
@@ -86,9 +89,10 @@ def folded_line(line: str) -> str:
         return line
     columns = [gap.end() for gap in _COLUMN.finditer(line) if gap.end() <= WIDTH // 2 + 10]
     indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 4
+    kept = _QUANTITY.sub(_JOINT, line)
     return textwrap.fill(
-        line, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
+        kept, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    ).replace(_JOINT, " ")
 
 
 def amount_of(number: int, what: str) -> str:

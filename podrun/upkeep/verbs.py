@@ -17,7 +17,7 @@ from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION, run_comm
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.core.machine_output import format_option, is_for_people, machine_lines, print_output
-from podrun.core.terminal import TONES, styled, terminal_columns, text_table
+from podrun.core.terminal import TONES, styled, terminal_columns, text_table, wrapped
 
 if TYPE_CHECKING:
     from podrun.upkeep.cache import Cache
@@ -43,6 +43,10 @@ def _launch_names(context: click.Context, parameter: click.Parameter, incomplete
     return [name for name in launches(Registry()) if name.startswith(incomplete)]
 
 
+_FINDING = 26
+"""Columns in front of a finding's text."""
+
+
 @click.command("podrun doctor", context_settings=HELP_OPTIONS)
 @format_option
 def doctor(form: str) -> int:
@@ -57,9 +61,10 @@ def doctor(form: str) -> int:
         findings.append(finding)
         if is_for_people(form):
             state = styled(f"{finding.health.value:<8}", TONES[finding.health.value], sys.stdout)
-            click.echo(f"{state} {finding.what:<16} {finding.found}", color=True)
-            if finding.remedy:
-                click.echo(f"{'':8} {'':16} {finding.remedy}")
+            first, *more = wrapped(finding.found, (terminal_columns(sys.stdout) or 1000) - _FINDING)
+            click.echo(f"{state} {finding.what:<16} {first}", color=True)
+            for line in (*more, *([finding.remedy] if finding.remedy else [])):  # Commands stay in one line.
+                click.echo(f"{'':{_FINDING}}{line}")
             sys.stdout.flush()
     wrong = sum(finding.health is Soundness.WRONG for finding in findings)
     summary = f"{wrong} of {len(findings)} things are wrong." if wrong else "podrun can work here."
