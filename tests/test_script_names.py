@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from podrun.compat import COMPAT_PATH
 from podrun.core.errors import UsageError
-from podrun.core.shadowing import LIBRARIES, SDK, check_script_name
+from podrun.core.shadowing import LIBRARIES, SDK, check_script_name, shadowing_file
 from tests.conftest import BIN
 
 NAMES = ["popart", "poptorch", "random", "numpy", "ray"]
@@ -44,6 +45,26 @@ def is_refused(name: str) -> bool:
     except UsageError:
         return True
     return False
+
+
+def test_a_file_beside_a_program_that_hides_a_module_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "popef.py").write_text("import popef\npopef.Reader\n")
+    (tmp_path / "xxhash").mkdir()
+    (tmp_path / "xxhash" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("popef", "xxhash"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(AttributeError) as caught:
+        importlib.import_module("popef")
+    assert shadowing_file(caught.value, tmp_path) == tmp_path / "popef.py"
+    assert shadowing_file(caught.value, tmp_path.parent) is None
+    with pytest.raises(AttributeError) as caught:
+        importlib.import_module("xxhash").xxh64  # noqa: B018
+    assert shadowing_file(caught.value, tmp_path) == tmp_path / "xxhash"
+    assert shadowing_file(ValueError(), tmp_path) is None
+    monkeypatch.delitem(sys.modules, "xxhash")
 
 
 def test_podrun_s_own_dependencies_are_known() -> None:

@@ -30,6 +30,7 @@ from typing import Any
 
 from podrun.core.environment import PODRUN_TRACEBACK, environment
 from podrun.core.errors import Fault, PodrunError
+from podrun.core.shadowing import shadowing_file
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _FRONT_ENDS = tuple(os.path.join(_PACKAGE, name, "") for name in ("popart", "poptorch", "popdist"))
@@ -310,7 +311,13 @@ _ABSENT = {
 
 
 def _of_modules(error: BaseException) -> str:
-    """The hint for a module of the SDK that podrun does not have; empty for all other errors."""
+    """The hint for a module of the SDK that podrun does not have, or that a file of the program's hides; empty for all
+    other errors.
+    """
+    hiding = shadowing_file(error, Path(sys.path[0])) if sys.path else None
+    if hiding is not None:
+        renamed = hiding.with_name(f"my_{hiding.name}")
+        return f"{hiding.name} beside the program is read for the module {hiding.stem}. mv {hiding} {renamed}"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     for name, instead in _ABSENT.items():

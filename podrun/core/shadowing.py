@@ -7,6 +7,7 @@ program called ``popart.py`` imports itself.
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 
 from podrun.core.errors import UsageError
@@ -52,3 +53,19 @@ def check_script_name(script: Path) -> None:
             f"the script {script} has the name of {whose} module {name}: import {name} would read the script",
             hint=f"Rename it: mv {script} {script.with_name(f'my_{name}.py')}",
         )
+
+
+def shadowing_file(error: BaseException, folder: Path) -> Path | None:
+    """The file or package in ``folder``, a program's own, which was read for a module of the SDK or of a library, if an
+    error of an import or of a missing name comes of it; else None.
+    """
+    if not isinstance(error, (AttributeError, ImportError)):
+        return None
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    files.append(getattr(getattr(error, "obj", None), "__file__", None) or "")
+    own = folder.resolve()
+    for path in map(Path, files):
+        module = path.parent if path.name == "__init__.py" else path
+        if module.stem in (*SDK, *LIBRARIES) and module.resolve().parent == own:
+            return module
+    return None
