@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -17,13 +17,17 @@ from podrun.core.access import open_channel, why_unreachable
 from podrun.core.errors import ApplicationRuntimeError, ServiceError, SilentMachineError, TakenBy
 from podrun.core.identity import Caller
 from podrun.core.telemetry import MachineReport
-from podrun.device.machine import Machine
-from podrun.device.machine_context import MachinePlace
 from podrun.device.service import wire
 from podrun.device.service.reporting import MachineHeat, report_and_heat
 from podrun.faults import FaultSpec
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
+
+if TYPE_CHECKING:
+    from podrun.device.machine import Machine
+    from podrun.device.machine_context import MachinePlace
+
+    MakeMachine = Callable[[MachinePlace], Machine]
 
 
 class MachineControl:
@@ -139,9 +143,6 @@ class MachineControl:
                     "See vipu-admin list agents; a lost machine comes back with vipu-admin restart agent ID."
                 ),
             ) from error
-
-
-MakeMachine = Callable[[MachinePlace], Machine]
 
 
 class MachineHolder:

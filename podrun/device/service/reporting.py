@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from podrun.core.telemetry import NO_ERRORS, AttachedProcess, IpuReport, MachineReport
 from podrun.costmodel.power import BoardHeat, modelled_ipu_watts
 from podrun.device.activity import ACTIVITIES, WINDOW_S, TrafficCounters
-from podrun.device.machine import Machine
 from podrun.device.owners import MachineMoment
 from podrun.faults import FaultTarget, Struck
+
+if TYPE_CHECKING:
+    from podrun.device.machine import Machine
 
 CLOCK_MHZ = {"gc200": 1330.0, "bow": 1850.0}
 """Tile clocks: GC200 1.33 GHz (Graphcore, IPU-M2000 datasheet), Bow 1.85 GHz (Graphcore, Bow-2000 datasheet).

@@ -24,6 +24,7 @@ from typing import Any
 
 from podrun.core.errors import ServiceError
 from podrun.core.terminal import report_step
+from podrun.device.service.server import without_garbage_collection
 from podrun.partition.host.discovery import ProcessId, ServiceEntry, remove_scratch
 from podrun.partition.host.guardian import Guardian
 from podrun.partition.machines.ray_head import RECONNECT_SECONDS, HeadWatch, leave_without_ray, own_head
@@ -39,7 +40,7 @@ from podrun.partition.machines.ray_obstacles import (
     what_to_try,
 )
 from podrun.private_apis import ray as private_ray
-from podrun.private_apis.ray import RayletEnded, only_what_machines_need
+from podrun.private_apis.ray import RayletEnded, import_ray, only_what_machines_need
 from podrun.private_apis.ray_worker import SOCKET, SOCKET_VARIABLE, WorkerTemplate
 
 log = logging.getLogger("podrun.partition")
@@ -226,7 +227,8 @@ class RaySession:
                 "podrun, with RAY_AUTH_MODE=token and one RAY_AUTH_TOKEN",
                 address,
             )
-        self.ray = _import_ray()
+        with without_garbage_collection():
+            self.ray = import_ray()
         with _quiet_ray(), _keeping_sigterm():
             self.ray.init(
                 address=address,
@@ -253,7 +255,8 @@ class RaySession:
             self.token_file = str(token)
         self._set(environment | {SOCKET_VARIABLE: str(self.directory / SOCKET)})
         self._template = WorkerTemplate(self.directory / SOCKET)
-        self.ray = _import_ray()
+        with without_garbage_collection():
+            self.ray = import_ray()
         try:
             with _quiet_ray(), parts(), _shielded_from_ctrl_c(), _keeping_sigterm():
                 self.ray.init(
@@ -298,18 +301,6 @@ def _initialized() -> bool:
     """True iff this process uses Ray already. Does not import it."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
-
-
-def _import_ray() -> Any:
-    """Ray, with its settings, authentication mode and token as the environment has them now."""
-    from podrun.device.service.server import without_garbage_collection
-
-    with without_garbage_collection():
-        import ray
-
-    private_ray.log_instead_of_printing()
-    private_ray.read_environment_again()
-    return ray
 
 
 def _descendants() -> Iterator[ProcessId]:
