@@ -24,11 +24,13 @@ from podrun.serving.compiler_options import CompilerOptions as CompilerOptions
 
 if TYPE_CHECKING:
     import numpy as np
-    from onnx import ModelProto
+    from onnx import GraphProto, ModelProto
 
     from podrun.core.executable import Executable
     from podrun.popart.session import InferenceSession
     from podrun.popart.session_options import SessionOptions
+
+    ModelSource = ModelProto | bytes | str | os.PathLike[str]
 
 _PRODUCTS = ("MatMul", "Conv", "Gemm", "ConvTranspose")
 """Operators that the memory proportion is for."""
@@ -89,7 +91,7 @@ class Compiler:
 
     @staticmethod
     def compile(
-        model: Any, outputs: Sequence[str] | None = None, options: CompilerOptions | None = None
+        model: ModelSource, outputs: Sequence[str] | None = None, options: CompilerOptions | None = None
     ) -> ServedModel:
         """The compiled model. OutOfMemoryException, a RuntimeError, if it does not fit the tiles."""
         with tempfile.TemporaryDirectory(prefix="podrun-") as folder:
@@ -99,7 +101,7 @@ class Compiler:
 
     @staticmethod
     def compile_and_export(
-        model: Any,
+        model: ModelSource,
         outputs: Sequence[str] | None,
         filename: str | os.PathLike[str],
         options: CompilerOptions | None = None,
@@ -124,7 +126,7 @@ class Compiler:
 
     @staticmethod
     def compile_and_get_summary_report(
-        model: Any,
+        model: ModelSource,
         outputs: Sequence[str] | None = None,
         options: CompilerOptions | None = None,
         reset_profile: bool = True,
@@ -135,7 +137,7 @@ class Compiler:
         return session.getSummaryReport(reset_profile)
 
 
-def _session(model: Any, outputs: Sequence[str] | None, options: CompilerOptions) -> InferenceSession:
+def _session(model: ModelSource, outputs: Sequence[str] | None, options: CompilerOptions) -> InferenceSession:
     """A session for an offline device."""
     from podrun import popart
 
@@ -189,7 +191,7 @@ def write_ir(proto: ModelProto, path: str) -> None:
     Path(path or "ir.json").write_text(json.dumps(graphs, indent=1) + "\n", encoding="utf-8")
 
 
-def _graphs_of(graph: Any) -> list[Any]:
+def _graphs_of(graph: GraphProto) -> list[GraphProto]:
     inner = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
     return [graph, *(deeper for one in inner for deeper in _graphs_of(one))]
 
@@ -203,7 +205,7 @@ def _patterns(options: CompilerOptions) -> Any:
     return patterns
 
 
-def model_proto(model: Any) -> ModelProto:
+def model_proto(model: object) -> ModelProto:
     """The model of a path, of bytes, or a copy of a ModelProto. UsageError for anything else."""
     import onnx
 

@@ -150,7 +150,7 @@ _OF_SEVERAL_TYPES = (
 )
 
 
-def _fits(value: Any, default: Any) -> bool:
+def _fits(value: object, default: object) -> bool:
     if isinstance(default, bool):
         return isinstance(value, bool)
     if isinstance(default, float):
@@ -164,7 +164,7 @@ def _fits(value: Any, default: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _type_name(default: Any) -> str:
+def _type_name(default: object) -> str:
     kinds = ((bool, "true or false"), (float, "a number"), (int, "a whole number"), (str, "text"))
     named = next((text for kind, text in kinds if isinstance(default, kind)), None)
     return named or ("a dictionary" if isinstance(default, Mapping) else "a list")

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from podrun.core.errors import (
 from podrun.core.executable import Retrieval, StreamDirection
 from podrun.runtime.device_pool import Candidates, DevicePool
 from podrun.runtime.model_export import ANCHOR_HANDLE
+from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.compiler import ServedModel
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class ModelledPace:
             time.sleep(max(0.0, self._free - time.perf_counter()))
 
 
-class LoadedModel:
+class LoadedModel(ClosedAtEnd):
     """See the module docstring. UsageError where no IPUs are free, with who holds them.
 
     ``shared``: the caller holds ``device``, and other models may run on it: the program of the one that runs is
@@ -230,14 +230,6 @@ class LoadedModel:
             self._device.detach()
         elif self._device.loaded is self:
             self._device.loaded = None
-
-    def __enter__(self) -> LoadedModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _cost(self, batches: int, modelled: float, wall: float) -> ModelledTime:
         step = self._program.tile_report.get("step", {})

@@ -19,13 +19,13 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 
 from podrun.core.errors import CallError, PodrunError, UsageError
 from podrun.runtime.device import RunDevice
 from podrun.serving.batching import BatchingRule
+from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.compiler import ServedModel
 from podrun.serving.fused_models import FusedBatches, FusedGraph, fused_graphs
 from podrun.serving.loaded_model import (
@@ -53,7 +53,7 @@ class RequestTimes:
     answered: float
 
 
-class ModelRunner:
+class ModelRunner(ClosedAtEnd):
     """See the module docstring. Takes a path, a `ServedModel`, or a model of a fused program that is loaded; `close`
     (or ``with``) gives the IPUs back. ``device``: IPUs that the caller holds, else any that are free. ``options``
     replace settings of ``config``.
@@ -183,14 +183,6 @@ class ModelRunner:
         for thread in self._threads:
             thread.join(_CLOSE_SECONDS)
         self._loaded.close()
-
-    def __enter__(self) -> ModelRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- checks ---------------------------------------------------------------------------------------------
 

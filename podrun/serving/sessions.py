@@ -16,6 +16,7 @@ import numpy as np
 from onnx import helper
 
 from podrun.core.errors import UnsupportedError, UsageError
+from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.compiler import Compiler, ServedModel, model_proto
 from podrun.serving.compiler_options import CompilerOptions
 from podrun.serving.convert.reference_runs import ORTBackend
@@ -25,7 +26,7 @@ EndInfo = dict[str, tuple[list[int], np.dtype]]
 """Shape and dtype by name."""
 
 
-class Backend:
+class Backend(ClosedAtEnd):
     """A model compiled for IPUs and loaded. ``path_or_bytes``: an ONNX model. ``export_popef``: where the compiled file
     is kept too. ``align_output_dtype``: outputs have the types that the ONNX model states. ``runtime_options`` are
     those of runners; one request at a time needs none.
@@ -37,7 +38,7 @@ class Backend:
         *,
         export_popef: str | os.PathLike[str] | None = None,
         compiler_options: CompilerOptions | Mapping[str, Any] | None = None,
-        runtime_options: Any = None,
+        runtime_options: object = None,
         align_output_dtype: bool = False,
         logger: logging.Logger | None = None,
     ) -> None:
@@ -67,12 +68,6 @@ class Backend:
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
-
-    def __enter__(self) -> Backend:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def get_io_info(self) -> tuple[EndInfo, EndInfo]:
         """Shape and dtype of each input, and of each output."""

@@ -256,6 +256,7 @@ def run(requests: int) -> dict[str, Any]:
         disturbing.join(300)
         file = Path(place, "incidents.jsonl")
         incidents = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+        log = Path(place, "log").read_text(errors="replace")
     steady = [mb for asked, mb in samples if asked > requests / 4] or [0.0]
     third = max(1, len(steady) // 3)
     return {
@@ -267,6 +268,7 @@ def run(requests: int) -> dict[str, Any]:
         "out_of_order": tally.out_of_order,
         "errors": dict(tally.errors.most_common(12)),
         "disturbances": dict(told),
+        "crashes": log.count("Fatal Python error") + log.count("and is started again"),
         "incidents": len(incidents),
         "requests_named_by_incidents": sum(len(entry["cost"]["requests"]) for entry in incidents),
         "memory_mb": {

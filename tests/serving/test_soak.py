@@ -30,6 +30,7 @@ def test_no_request_is_lost_answered_twice_or_wrong() -> None:
     told = json.loads(result.stdout)
     assert told["requests"] == 4000
     assert (told["unanswered"], told["answered_twice"], told["out_of_order"]) == (0, 0, 0)
+    assert told["crashes"] == 0
     assert set(told["kinds"]) <= {"right", "cancelled", "error"}
     assert told["kinds"]["right"] > 2500  # A fifth goes to the model whose process is killed.
     assert told["disturbances"]["reloads"] >= 1

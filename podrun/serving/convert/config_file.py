@@ -59,7 +59,7 @@ def _checked(options: Mapping[str, Any], known: Mapping[str, bool], label: str) 
     return checked
 
 
-def _words(name: str, value: Any, label: str) -> tuple[str, ...]:
+def _words(name: str, value: object, label: str) -> tuple[str, ...]:
     if isinstance(value, Mapping):
         return tuple(f"{key}={_joined(one)}" for key, one in value.items())
     if isinstance(value, list):
@@ -75,5 +75,5 @@ def _words(name: str, value: Any, label: str) -> tuple[str, ...]:
     raise ConfigError(f"--config_yaml: {label}: {name} is a list of words, not {value!r}")
 
 
-def _joined(value: Any) -> str:
+def _joined(value: object) -> str:
     return ",".join(str(one) for one in value) if isinstance(value, list) else str(value)

@@ -137,7 +137,7 @@ def _scale(graph: GraphEditor, scale: int) -> str:
     return name
 
 
-def _format_of(value: Any) -> Float8Format:
+def _format_of(value: object) -> Float8Format:
     if isinstance(value, Float8Format):
         return value
     if isinstance(value, (list, tuple)) and len(value) == 2:

@@ -278,6 +278,19 @@ class GraphEditor:
             rename_in(node, old, new)
         self.touch()
 
+    def rename_maker(self, old: str, like: str) -> str | None:
+        """Give a tensor a new name where it is made and used; the old one is free then. None if no node makes it."""
+        maker = self.producer(old)
+        if maker is None:
+            return None
+        new = self.owner.new_name(like)
+        for index, name in enumerate(maker.output):
+            if name == old:
+                maker.output[index] = new
+        self.touch()
+        self.rename_uses(old, new)
+        return new
+
     def bypass(self, node: NodeProto, source: str = "") -> bool:
         """Take out a node that hands its input on: users read the input. False, and an Identity in its place, where
         the result is an output of the graph that cannot take its place.

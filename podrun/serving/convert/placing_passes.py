@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from podrun.core.errors import UsageError
 from podrun.onnx_models.annotations import HOST_CONCAT_KEY, TRANSFERS_KEY
@@ -93,7 +93,7 @@ class AutoInsertRemap(Pass):
         return model
 
     @staticmethod
-    def _before(graph: GraphEditor, node: Any) -> None:
+    def _before(graph: GraphEditor, node: NodeProto) -> None:
         for index, name in enumerate(node.input):
             if name and not graph.is_constant(name):
                 remap = graph.node("TensorRemap", [name], domain=GRAPHCORE_DOMAIN, remap_type=0)
@@ -102,7 +102,7 @@ class AutoInsertRemap(Pass):
         graph.touch()
 
     @staticmethod
-    def _after(graph: GraphEditor, node: Any) -> None:
+    def _after(graph: GraphEditor, node: NodeProto) -> None:
         inner = graph.owner.new_name(f"{node.output[0]}_laid_out")
         remap = graph.node("TensorRemap", [inner], node.output[0], domain=GRAPHCORE_DOMAIN, remap_type=0)
         node.output[0] = inner

@@ -73,11 +73,11 @@ class ORTBackend:
     def __init__(
         self,
         path: str | bytes | ModelProto,
-        sess_options: Any = None,
-        providers: Any = None,
-        provider_options: Any = None,
+        sess_options: object = None,
+        providers: object = None,
+        provider_options: object = None,
         lazy_load: bool = False,
-        **options: Any,
+        **options: object,
     ) -> None:
         self._source, self._session = path, None
         if not lazy_load:
@@ -107,7 +107,7 @@ class ORTBackend:
         self,
         output_names: Sequence[str] | None,
         input_feed: Mapping[str, np.ndarray],
-        run_options: Any = None,
+        run_options: object = None,
     ) -> list[np.ndarray]:
         """The outputs in order; all of them without names."""
         return list(self.load().run(output_names, dict(input_feed)))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from onnx import ModelProto, NodeProto
 
@@ -88,7 +87,7 @@ def read_sharding_file(path: str | os.PathLike[str]) -> Sharder:
     return sharder_of(entries, os.fspath(path))
 
 
-def sharder_of(entries: Any, label: str) -> Sharder:
+def sharder_of(entries: object, label: str) -> Sharder:
     """A `Sharder` of a list of ``{node, device, stage}``."""
     if not isinstance(entries, list) or not entries:
         raise UsageError(

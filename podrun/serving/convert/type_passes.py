@@ -121,15 +121,9 @@ class Int64ToInt32(Pass):
 
     def _output(self, graph: GraphEditor, value: ValueInfoProto) -> None:
         if self._is_wide(value.name):
-            maker = graph.producer(value.name)
-            if maker is None:
+            inner = graph.rename_maker(value.name, f"{value.name}_int64")
+            if inner is None:
                 return
-            inner = graph.owner.new_name(f"{value.name}_int64")
-            for index, name in enumerate(maker.output):
-                if name == value.name:
-                    maker.output[index] = inner
-            graph.touch()
-            graph.rename_uses(value.name, inner)
             graph.nodes.append(graph.node("Cast", [inner], value.name, to=_INT32))
             graph.touch()
             self._narrow.add(value.name)
@@ -239,15 +233,9 @@ class EightBitsIo(Pass):
 
     @staticmethod
     def _output(graph: GraphEditor, value: ValueInfoProto, element: int) -> None:
-        maker = graph.producer(value.name)
-        if maker is None:
+        inner = graph.rename_maker(value.name, f"{value.name}_real")
+        if inner is None:
             return
-        inner = graph.owner.new_name(f"{value.name}_real")
-        for index, name in enumerate(maker.output):
-            if name == value.name:
-                maker.output[index] = inner
-        graph.touch()
-        graph.rename_uses(value.name, inner)
         dtype = helper.tensor_dtype_to_np_dtype(element)
         low, high = (graph.add_constant(np.asarray(v, dtype), "byte_limit") for v in (0, 255))
         largest = graph.node("Max", [inner, low])

@@ -15,6 +15,7 @@ import numpy as np
 
 from podrun.core.errors import PodrunError, UsageError
 from podrun.runtime.device import RunDevice
+from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.compiler import ServedModel
 from podrun.serving.fused_models import INDEX, FusedGraph, fused_graphs, graph_of
 from podrun.serving.loaded_model import DataDescription
@@ -23,7 +24,7 @@ from podrun.serving.runtime.config import RuntimeConfig
 from podrun.serving.runtime.requests import RunFuture
 
 
-class ModelFusionRunner:
+class ModelFusionRunner(ClosedAtEnd):
     """See the module docstring. ``device``: IPUs that the caller holds, else any that are free. ``close`` (or ``with``)
     gives them back. UsageError for a file that is no fused model.
     """
@@ -93,12 +94,6 @@ class ModelFusionRunner:
         for runner in self._runners.values():
             runner.close()
         self._loaded.close()
-
-    def __enter__(self) -> ModelFusionRunner:
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self.close()
 
     def _runner_for(self, inputs: Mapping[str, np.ndarray]) -> ModelRunner:
         numbers = {graph_of(name) for name in inputs if name != INDEX} - {None}

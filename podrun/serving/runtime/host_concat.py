@@ -16,6 +16,7 @@ import numpy as np
 from podrun.core.errors import ConfigError, UsageError
 from podrun.onnx_models.annotations import HOST_CONCAT_KEY
 from podrun.runtime.device import RunDevice
+from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.compiler import ServedModel
 from podrun.serving.loaded_model import DataDescription
 from podrun.serving.runtime.config import LightRunnerConfig
@@ -64,7 +65,7 @@ def concat_configs_of(model: ServedModel) -> dict[str, HostConcatConfig]:
     return {}
 
 
-class HostConcatRunner:
+class HostConcatRunner(ClosedAtEnd):
     """See the module docstring. ``close`` (or ``with``) gives the IPUs back."""
 
     def __init__(
@@ -121,12 +122,6 @@ class HostConcatRunner:
     def close(self) -> None:
         """Give the IPUs back. Idempotent."""
         self._runner.stop()
-
-    def __enter__(self) -> HostConcatRunner:
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self.close()
 
     def _parts_of(self, configs: Mapping[str, HostConcatConfig]) -> dict[str, list[DataDescription]]:
         """The inputs that go into each tensor: equal shares of its first axis."""

@@ -11,12 +11,12 @@ that several models take turns on one device.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 
 import numpy as np
 
 from podrun.core.errors import CallError, UsageError
 from podrun.runtime.device import RunDevice
+from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.compiler import ServedModel
 from podrun.serving.loaded_model import DataDescription, LoadedModel, ModelledTime, StartedBatches
 from podrun.serving.runtime.config import LightRunnerConfig, RuntimeConfig
@@ -38,7 +38,7 @@ class LightFuture:
         self.modelled = modelled
 
 
-class LightRunner:
+class LightRunner(ClosedAtEnd):
     """See the module docstring. ``device``: IPUs that the caller holds, else any that are free."""
 
     def __init__(
@@ -122,14 +122,8 @@ class LightRunner:
             if self._updated:
                 self._loaded.write_variables(self._updated)
 
-    close = stop
-
-    def __enter__(self) -> LightRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """The same as `stop`."""
         self.stop()
 
     @property

@@ -19,12 +19,12 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import numpy as np
 
 from podrun.core.errors import CallError, PodrunError, UsageError
 from podrun.runtime.device import RunDevice
+from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.compiler import ServedModel
 from podrun.serving.loaded_model import DataDescription, ModelledTime, needs_reset
 from podrun.serving.runtime.config import PACK_RUNNER, RuntimeConfig
@@ -73,7 +73,7 @@ class _Sample:
     since: float = field(default_factory=time.monotonic)
 
 
-class PackRunner:
+class PackRunner(ClosedAtEnd):
     """See the module docstring."""
 
     def __init__(
@@ -130,14 +130,6 @@ class PackRunner:
             self._changed.notify()
         self._thread.join(_CLOSE_SECONDS)
         self._loaded.close()
-
-    def __enter__(self) -> PackRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- checks ---------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ import numpy as np
 from podrun.core.errors import CallError, UsageError
 from podrun.popef.metadata import PopefAnchor
 from podrun.runtime.device import RunDevice
+from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.compiler import ServedModel
 from podrun.serving.loaded_model import DataDescription, LoadedModel
 from podrun.serving.runtime.config import LightRunnerConfig
@@ -139,7 +140,7 @@ class SessionQueues:
         return arrays, [call for taken in pairs.values() for _, call in taken if call is not None]
 
 
-class PopefSession:
+class PopefSession(ClosedAtEnd):
     """See the module docstring. `stop` (or ``with``) gives the IPUs back."""
 
     def __init__(self, model: str | PopefFiles, config: SessionSettings | None = None) -> None:
@@ -222,13 +223,11 @@ class PopefSession:
         if loaded is not None:
             loaded.close()
 
+    def close(self) -> None:
+        """The same as `unload`."""
+        self.unload()
+
     stop = unload
-
-    def __enter__(self) -> PopefSession:
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self.stop()
 
     def _load(self) -> LoadedModel:
         if self._loaded is None:

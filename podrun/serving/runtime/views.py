@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from types import TracebackType
 
 import numpy as np
 
 from podrun.core.errors import UsageError
 from podrun.popef.metadata import ElementType
 from podrun.runtime.device import RunDevice
+from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.loaded_model import DataDescription, DeviceWait
 from podrun.serving.runner import ModelRunner
 from podrun.serving.runtime.config import OFF, RuntimeConfig
@@ -143,7 +143,7 @@ class OutputViews(Mapping[str, np.ndarray]):
         return len(self._arrays)
 
 
-class CallableRunner:
+class CallableRunner(ClosedAtEnd):
     """See the module docstring."""
 
     def __init__(
@@ -189,14 +189,6 @@ class CallableRunner:
     def close(self) -> None:
         """Answer what is queued, then give the IPUs back. Idempotent."""
         self._runner.close()
-
-    def __enter__(self) -> CallableRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _empty(description: DataDescription, rows: int, compiled: int) -> np.ndarray:
