@@ -209,7 +209,7 @@ class _Planner:
             states=tuple(self._field(index, p, weights, rule) for p in sorted(self._state(rule, first))),
             scalars=tuple(sorted(rule.scalars(first.name))),
             elementwise=rule.elementwise,
-            size=self._padded(_members((weight.name, weight.shape) for weight in weights)),
+            size=self._padded(members_of((weight.name, weight.shape) for weight in weights)),
             home=self._home(first.name),
             whole_gradient=any(
                 anchor.name == REDUCED_ANCHOR + weight.name
@@ -242,8 +242,8 @@ class _Planner:
         copy.
         """
         position = self._position(group.home)
-        weights = _members((weight.name, weight.shape) for weight in group.weights)
-        gradients = _members((gradient_buffer(weight.name), weight.shape) for weight in group.weights)
+        weights = members_of((weight.name, weight.shape) for weight in group.weights)
+        gradients = members_of((gradient_buffer(weight.name), weight.shape) for weight in group.weights)
         dtype = group.weights[0].dtype
         arenas = [
             Arena(group.weight_arena, dtype, group.size, weights, group.elementwise, position=position),
@@ -253,7 +253,9 @@ class _Planner:
         ]
         for state in group.states:
             specs = [self._state(rule, weight)[state.prefix][0] for weight in group.weights]
-            members = _members(((s.name, s.shape) for s in specs), alignment=1 if state.scalar else ALIGNMENT)
+            members = members_of(
+                ((s.name, s.shape) for s in specs), alignment=1 if state.scalar else ALIGNMENT
+            )
             by_slices = group.elementwise and not state.scalar
             sliced = by_slices and not state.gathered
             size = self._padded(members)
@@ -269,7 +271,7 @@ class _Planner:
                 place = self._position(self._home(name)) or 0
                 chosen.setdefault((place, parameter.spec.dtype), []).append(stored(parameter))
         for (place, dtype), specs in sorted(chosen.items()):
-            members = _members((spec.name, spec.shape) for spec in specs)
+            members = members_of((spec.name, spec.shape) for spec in specs)
             spanning = self.layout.machines_per_replica > 1
             name = f"constants.{place}.{dtype}" if spanning else f"constants.{dtype}"
             position = place if spanning else None
@@ -312,7 +314,7 @@ def scalar_dtype(name: str) -> str:
     return "float16" if name.endswith("___FLOAT16") else "float32"
 
 
-def _members(
+def members_of(
     tensors: Iterable[tuple[str, tuple[int, ...]]], *, alignment: int = ALIGNMENT
 ) -> tuple[ArenaMember, ...]:
     """Tensors end to end, each at a multiple of ``alignment`` elements."""
@@ -321,6 +323,11 @@ def _members(
         members.append(ArenaMember(name, offset, shape))
         offset += _round_up(max(1, math.prod(shape)), alignment)
     return tuple(members)
+
+
+def arena_size(members: tuple[ArenaMember, ...]) -> int:
+    """Elements of an arena that ends with its last member; 0 without any."""
+    return _round_up(members[-1].offset + max(1, math.prod(members[-1].shape)), ALIGNMENT) if members else 0
 
 
 def _round_up(value: int, multiple: int) -> int:

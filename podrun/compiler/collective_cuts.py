@@ -3,14 +3,16 @@
 On one machine all replicas of a group are on the folded axis, and an exchange is arithmetic on it. On several, each
 machine writes its replicas' operands to its slice of an arena, an AllGather gives every machine the whole arena, and
 each machine computes its replicas' results from it. So a piece is cut into Computations with AllGathers between them.
+A sum that replicas share (`podrun.compiler.model_collectives.total_p`) is added up by an AllReduce instead, together
+with all others that are known at the same time.
 Exchanges that do not depend on each other share a cut. Values that one Computation makes and a later one reads are
 temporaries. Buffers that the piece both reads and writes (accumulators, the seed) are written by the last Computation,
 so that all Computations read the same values.
 
 Sums go from replica to replica in order of the replicas of the whole program, so results do not depend on how replicas
-are spread over machines. Only sums that the replicas of a machine share (`podrun.compiler.model_collectives.total_p`)
-first go over a machine's replicas, in one product if products are added (`podrun.compiler.summed_products`), and then
-from machine to machine; which replicas lie on one machine follows from the program.
+are spread over machines. Only shared sums first go over a machine's replicas, in one product if products are added
+(`podrun.compiler.summed_products`), and then from machine to machine; which replicas lie on one machine follows from
+the program.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn, Literal, Primitive, Var
 
 from podrun.compiler import jaxprs
-from podrun.compiler.arenas import ALIGNMENT
+from podrun.compiler.arenas import ALIGNMENT, arena_size, members_of
 from podrun.compiler.export import TracedPiece
 from podrun.compiler.model_collectives import (
     CollectiveGroups,
@@ -42,7 +44,7 @@ from podrun.compiler.program import tap
 from podrun.compiler.segments import split_at_places
 from podrun.compiler.summed_products import SummedProducts
 from podrun.core.errors import InternalError
-from podrun.core.executable import REPLICA_OFFSET, AllGather, Arena, Compute, Instruction
+from podrun.core.executable import REPLICA_OFFSET, AllGather, AllReduce, Arena, Compute, Instruction
 from podrun.core.layout import Layout
 from podrun.core.names import EXCHANGE, SLICE, WHOLE
 from podrun.costmodel.splitting import Spot
@@ -54,6 +56,9 @@ LONGEST_CHAIN = 16
 gather_p: Any = Primitive("gather_parts")
 """``gather_parts(part)``: the parts of all machines, end to end."""
 gather_p.def_abstract_eval(lambda part, *, machines: ShapedArray((part.shape[0] * machines,), part.dtype))
+sum_p: Any = Primitive("sum_parts")
+"""``sum_parts(part)``: the sum of the parts of all machines, in order; float32."""
+sum_p.def_abstract_eval(lambda part: ShapedArray(part.shape, part.dtype))
 _LAST = f"{EXCHANGE}last"
 
 
@@ -106,8 +111,8 @@ def opened(piece: TracedPiece, layout: Layout) -> LevelledPiece:
     written = _with_arithmetic(piece, layout, late=False)
     if layout.machines_per_position == 1:
         return LevelledPiece(written, {})
-    unrolled, _, _ = _opened(written)
-    return LevelledPiece(unrolled, _levels(unrolled)[0])
+    unrolled, crossings = _opened(written)
+    return LevelledPiece(unrolled, _levels(unrolled, len(crossings))[0])
 
 
 def gathered_arenas(pieces: Iterable[tuple[TracedPiece, int]], layout: Layout) -> dict[str, Arena]:
@@ -203,7 +208,9 @@ class _MachineExchange:
         if half:
             x, summed = x.astype(jnp.float32), None
         part = x.sum(0, dtype=x.dtype) if summed is None else summed
-        if self.layout.machines_per_position > 1:
+        if self.layout.machines_per_position > 1 and part.dtype == jnp.float32:
+            part = sum_p.bind(tap(EXCHANGE + "part", part))
+        elif self.layout.machines_per_position > 1:
             part = _in_order(list(self._gathered_parts(part)))
         return part.astype(kind)
 
@@ -275,46 +282,79 @@ def _looped(wide: Any, order: Any) -> Any:
 
 
 def _apart(piece: TracedPiece, layout: Layout) -> CutPiece:
-    """A piece with `gather_p` as Computations with AllGathers between them."""
-    open_piece, names, arenas = _opened(piece)
-    levels, gathers = _levels(open_piece)
+    """A piece with `gather_p` and `sum_p` as Computations with AllGathers and AllReduces between them."""
+    open_piece, crossings = _opened(piece)
+    levels, reached = _levels(open_piece, len(crossings))
     segments = split_at_places(open_piece, lambda equation: Spot(levels[id(equation)], levels[id(equation)]))
     pieces = [segment.piece for segment in segments]
-    if len(pieces) != max(gathers, default=0) + 1:
-        raise InternalError(f"{piece.name} has {len(pieces)} parts around {max(gathers, default=0)} cuts")
+    if len(pieces) != max(reached, default=0) + 1:
+        raise InternalError(f"{piece.name} has {len(pieces)} parts around {max(reached, default=0)} cuts")
     work: list[Instruction] = []
+    arenas: dict[str, Arena] = {}
     for k, part in enumerate(pieces):
         work.append(Compute(part.name))
-        work += [AllGather(name) for name, level in zip(names, gathers, strict=True) if level == k + 1]
+        here = [item for item, level in zip(crossings, reached, strict=True) if level == k + 1]
+        gathered = [_gathered_whole(item) for item in here if not item.added]
+        added = [_added_arena(part.name, [item for item in here if item.added])]
+        work += [AllGather(arena.name) for arena in gathered]
+        work += [AllReduce(arena.name) for arena in added if arena.members]
+        arenas |= {arena.name: arena for arena in (*gathered, *added) if arena.size}
     return CutPiece(tuple(pieces), tuple(work), arenas)
 
 
-def _opened(piece: TracedPiece) -> tuple[TracedPiece, list[str], dict[str, Arena]]:
-    """The piece without `gather_p`: it reads gathered arenas and writes slices of them. Also the arenas, by name."""
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """What machines exchange in one place: the parts of all end to end, or ``added`` up."""
+
+    name: str
+    equation: JaxprEqn
+
+    @property
+    def added(self) -> bool:
+        return self.equation.primitive is sum_p
+
+    @property
+    def result(self) -> Any:
+        """Shape and dtype."""
+        return self.equation.outvars[0].aval
+
+
+def _gathered_whole(crossing: _Crossing) -> Arena:
+    result = crossing.result
+    return Arena(crossing.name, str(result.dtype), int(result.shape[0]), (), shared=False)
+
+
+def _added_arena(piece: str, crossings: Sequence[_Crossing]) -> Arena:
+    """One arena for all sums that a piece takes part in."""
+    ends = members_of((item.name, tuple(item.result.shape)) for item in crossings)
+    size = arena_size(ends)
+    return Arena(f"{EXCHANGE}sums:{piece}", "float32", size, ends, shared=False)
+
+
+def _opened(piece: TracedPiece) -> tuple[TracedPiece, list[_Crossing]]:
+    """The piece without `gather_p` and `sum_p`: it reads gathered arenas and writes slices of them, and likewise sums
+    and its parts of them.
+    """
     closed = piece.jaxpr
-    gathers = [e for e in closed.jaxpr.eqns if e.primitive is gather_p]
-    names = [f"{EXCHANGE}{piece.name}:{k}" for k in range(len(gathers))]
-    arenas = {
-        name: Arena(name, str(m.outvars[0].aval.dtype), int(m.outvars[0].aval.shape[0]), (), shared=False)
-        for name, m in zip(names, gathers, strict=True)
-    }
-    rest = [e for e in closed.jaxpr.eqns if e.primitive is not gather_p]
-    wholes, parts = [m.outvars[0] for m in gathers], [m.invars[0] for m in gathers]
+    equations = [e for e in closed.jaxpr.eqns if e.primitive in (gather_p, sum_p)]
+    crossings = [_Crossing(f"{EXCHANGE}{piece.name}:{k}", e) for k, e in enumerate(equations)]
+    rest = [e for e in closed.jaxpr.eqns if e.primitive not in (gather_p, sum_p)]
+    wholes, parts = [e.outvars[0] for e in equations], [e.invars[0] for e in equations]
     open_jaxpr = jaxprs.sub_jaxpr(
         closed, [*closed.jaxpr.invars, *wholes], rest, [*closed.jaxpr.outvars, *parts]
     )
     open_piece = TracedPiece(
         piece.name,
         open_jaxpr,
-        (*piece.inputs, *(WHOLE + name for name in names)),
-        (*piece.outputs, *(SLICE + name for name in names)),
+        (*piece.inputs, *(item.name if item.added else WHOLE + item.name for item in crossings)),
+        (*piece.outputs, *(item.name if item.added else SLICE + item.name for item in crossings)),
     )
-    return open_piece, names, arenas
+    return open_piece, crossings
 
 
-def _levels(piece: TracedPiece) -> tuple[dict[int, int], list[int]]:
-    """The level of each equation, by its identity, and of each AllGather, from 1. See `LevelledPiece`."""
-    jaxpr, count = piece.jaxpr.jaxpr, sum(gathered_arena(name) is not None for name in piece.outputs)
+def _levels(piece: TracedPiece, count: int) -> tuple[dict[int, int], list[int]]:
+    """The level of each equation, by its identity, and of each of ``count`` crossings, from 1. See `LevelledPiece`."""
+    jaxpr = piece.jaxpr.jaxpr
     first_whole, first_part = len(jaxpr.invars) - count, len(jaxpr.outvars) - count
     source = dict(zip(jaxpr.invars[first_whole:], jaxpr.outvars[first_part:], strict=True))
     reached: dict[Var, int] = {}

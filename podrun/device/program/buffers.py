@@ -35,6 +35,9 @@ from podrun.device.program.xla_memory import (
 if TYPE_CHECKING:
     from podrun.device.xla.pieces import Piece
 
+WORTH_DONATING = 4096
+"""Bytes of a variable from which on a piece writes over it; copying a smaller one costs less than the bookkeeping."""
+
 Read = Callable[[Frame], Any]
 Write = Callable[[Frame, Any], None]
 
@@ -203,9 +206,9 @@ class Buffers(ProgramMemory):
         return updated_in_place(computation, behind | named, own)
 
     def _writes_alone(self, computation: Computation, name: str) -> bool:
-        """Whether ``name`` is a variable outside of arenas that no other Computation writes."""
+        """Whether ``name`` is a large variable outside of arenas that no other Computation writes."""
         variable = self._variables.get(name)
-        if variable is None or not variable.size:
+        if variable is None or variable.nbytes < WORTH_DONATING:
             return False
         return [c for c in self._executable.computations.values() if name in c.outputs] == [computation]
 

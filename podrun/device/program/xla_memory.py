@@ -52,6 +52,12 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return _aligned(np.zeros, shape, dtype)
 
 
+def _misaligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeros that XLA must copy to memory of its own. ``jnp.zeros`` would compile a program for each shape."""
+    wide = aligned_zeros((math.prod(shape) + 1,), dtype)
+    return wide[1:].reshape(shape)
+
+
 def _aligned(make: Callable[..., Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     raw = make(size + ALIGNMENT, np.uint8)
@@ -97,10 +103,10 @@ class DonatedArena:
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> None:
         import jax
-        import jax.numpy as jnp
 
-        with own_settings(), jax.enable_x64(True), jax.default_device(device):
-            self._array: Any = jnp.zeros(shape, dtype).block_until_ready()
+        with own_settings(), jax.enable_x64(True):
+            zeros = jax.device_put(_misaligned_zeros(shape, dtype), device)
+        self._array: Any = zeros.block_until_ready()
         self._address = self._array.unsafe_buffer_pointer()
         self._dtype = dtype
         self.__array_interface__ = {
