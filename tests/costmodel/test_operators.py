@@ -148,6 +148,7 @@ RECURRENT = [
 
 @pytest.mark.parametrize(("kind", "gates", "direction"), RECURRENT)
 @pytest.mark.parametrize("train", [False, True])
+@pytest.mark.sample(2)
 def test_recurrent_operators_do_everything_a_step_at_a_time(
     kind: str, gates: int, direction: str, train: bool
 ) -> None:

@@ -127,6 +127,7 @@ def test_exit_codes(commands: Commands, words: tuple[str, ...], code: int) -> No
         (("--sync-type", "ST_NONE", "true"), "unknown sync type", "pod-native-default"),
     ],
 )
+@pytest.mark.sample(3)
 def test_bad_input(commands: Commands, words: tuple[str, ...], message: str, hint: str) -> None:
     done = commands.run("podrun", *words)
     assert done.returncode == 2, done.stderr

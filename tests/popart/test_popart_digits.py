@@ -37,8 +37,8 @@ def accuracy(output: str) -> float:
     ("model", "replicas"),
     [
         pytest.param("cnn", 1, marks=pytest.mark.slow),
-        ("cnn", 16),
-        pytest.param("mlp", 16, marks=pytest.mark.slow),
+        pytest.param("cnn", 16, marks=pytest.mark.slow),
+        ("mlp", 16),
     ],
 )
 def test_it_learns_and_saves_what_onnxruntime_runs_as_well(tmp_path, model, replicas):

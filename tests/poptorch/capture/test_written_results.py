@@ -111,7 +111,7 @@ FORMS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", FORMS)
 def test_results_are_written_into_what_is_given(name: str) -> None:
     call = FORMS[name]
@@ -136,7 +136,7 @@ def test_a_result_of_another_shape_takes_its_place_with_torchs_warning() -> None
     torch.testing.assert_close(made, expected)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("bounds", "low", "high", "dtype"),
     [

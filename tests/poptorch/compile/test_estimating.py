@@ -88,6 +88,7 @@ def test_the_text_of_an_estimate_names_modules(program: str, capsys: Any) -> Non
         (["{}", "--", "many"], "ends before it compiles"),
     ],
 )
+@pytest.mark.sample(2)
 def test_what_an_estimate_cannot_take_is_told(program: str, capsys: Any, words: list[str], said: str) -> None:
     assert main([word.format(program) for word in words]) == 2
     assert said in capsys.readouterr().err

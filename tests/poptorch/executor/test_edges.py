@@ -116,7 +116,7 @@ COMPARISONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_comparison_of_no_number_is_an_exception(name: str) -> None:
     function = COMPARISONS[name]

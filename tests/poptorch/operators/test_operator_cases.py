@@ -24,7 +24,7 @@ def test_every_form_of_the_table_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.label) for _, c in ALL[::EVERY]])
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_sample_of_cases_agrees_with_torch(case: Case) -> None:
     compare_case(case, torch.float32)
 
@@ -32,7 +32,7 @@ def test_a_sample_of_cases_agrees_with_torch(case: Case) -> None:
 @pytest.mark.parametrize(
     "case", [pytest.param(c, id=c.label) for f, c in ALL[7 :: 2 * EVERY] if f != "linear_algebra"]
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_a_sample_of_cases_agrees_with_torch_in_halves(case: Case) -> None:
     compare_case(case, torch.float16)
 
