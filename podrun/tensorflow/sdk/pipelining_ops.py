@@ -15,12 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from podrun.private_apis.tensorflow import symbol
+from podrun.runtime.settings import PipelineSchedule as PipelineSchedule
 from podrun.tensorflow.capture.places import at_place, shape_pipeline
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
 from podrun.tensorflow.sdk.loops import repeat_loop
-from podrun.tensorflow.sdk.pipeline_rules import (
-    PipelineSchedule as PipelineSchedule,
-)
 from podrun.tensorflow.sdk.pipeline_rules import (
     PipelineStageOptions as PipelineStageOptions,
 )
