@@ -25,14 +25,16 @@ def fills_a_screen(stream: TextIO) -> bool:
 
 class FullScreen:
     """The other screen of a terminal, from `__enter__` to `__exit__`; what was on the terminal before is there again
-    afterwards. A terminal that changes its size is drawn anew. ``now``: seconds since 1970."""
+    afterwards. A terminal that changes its size is drawn anew. ``foot``: what the last line says after the time;
+    ``now``: seconds since 1970."""
 
     def __init__(
         self,
         stream: TextIO,
+        foot: str = "Ctrl-C ends it",
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._stream, self._now = stream, now
+        self._stream, self._foot, self._now = stream, foot, now
         self._text = ""
         self._before: object = None
 
@@ -57,7 +59,8 @@ class FullScreen:
         lines = text.splitlines()
         left = max(0, len(lines) - (rows - 1))
         clock = time.strftime("%H:%M:%S UTC", time.gmtime(self._now()))
-        foot = f"{clock}{f', {left} more lines (podrun top scrolls)' if left else ''}. Ctrl-C ends it."
+        more = f" {left} more lines: podrun top." if left else ""
+        foot = f"{clock}. {self._foot}.{more}"
         drawn = [line[:columns] + _REST_OF_LINE for line in [*lines[: rows - 1], foot]]
         self._write(_HOME + "\r\n".join(drawn) + _REST)
 

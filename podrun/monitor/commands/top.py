@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION
-from podrun.core.errors import ConflictError, UsageError
+from podrun.core.errors import ConflictError, PodrunError, UsageError
 from podrun.core.machine_output import format_option, is_for_people, print_output
 from podrun.partition.commands.shared_options import server_options
 
@@ -91,9 +91,7 @@ def top_verb(
         elif once or not is_for_people(form) or not _has_screen():
             _print_once(source, words, form)
         else:
-            from podrun.monitor.live.screen import PodTop
-
-            PodTop(source, interval).run()
+            _fill_screen(source, interval)
     finally:
         if isinstance(source, ServiceSource):
             source.close()
@@ -130,6 +128,25 @@ def _serve(source: ReplaySource | ServiceSource, interval: float, port: int) -> 
             server.serve_forever()
         finally:
             feed.close()
+
+
+def _fill_screen(source: ReplaySource | ServiceSource, interval: float) -> None:
+    """Show the first sighting as text at once: the library that draws the screen takes longer to load than a look."""
+    from podrun.monitor.full_screen import FullScreen
+    from podrun.monitor.live.arrangement import SortKey, as_lines
+
+    seen, said = None, ""
+    with FullScreen(sys.stdout, "Loading the view") as first:
+        first.show("asking the partition service ...")
+        try:
+            seen = source.look()
+        except PodrunError as error:
+            said = f"{error.message}. {error.hint or ''}"
+        width = shutil.get_terminal_size().columns
+        first.show(said if seen is None else "\n".join(as_lines(seen, SortKey.NAME, "", width)))
+        from podrun.monitor.live.screen import PodTop
+
+        PodTop(source, interval, seen).run()
 
 
 def _has_screen() -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from podrun.monitor.live.arrangement import clock_time
 from podrun.monitor.live.sighting import IpuSight, JobSight, PodSighting
-from podrun.record.running_launch import goodput_so_far, output_tail
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -50,6 +49,8 @@ def ipu_lines(ipu: IpuSight) -> list[str]:
 def launch_lines(folders: Sequence[str]) -> list[str]:
     """The goodput and the last output of a launch that runs, from its folders; of one on another host or of another
     user there are none."""
+    from podrun.record.running_launch import goodput_so_far, output_tail  # Not needed for the first frame.
+
     if not folders:
         return ["its output is seen by the user, and on the host, that started podrun"]
     goodput = (

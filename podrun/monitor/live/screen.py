@@ -118,7 +118,7 @@ class JobDetails(ModalScreen[None]):
 
 
 class PodTop(App[None]):
-    """``podrun top``. ``interval_s``: seconds between two looks."""
+    """``podrun top``. ``interval_s``: seconds between two looks; ``first``: what is shown from the beginning."""
 
     TITLE = "podrun top"
     ENABLE_COMMAND_PALETTE = False
@@ -141,8 +141,9 @@ class PodTop(App[None]):
         Binding("escape", "unfilter", "", show=False),
     ]
 
-    def __init__(self, source: SightingSource, interval_s: float) -> None:
+    def __init__(self, source: SightingSource, interval_s: float, first: PodSighting | None = None) -> None:
         super().__init__()
+        self._first = first
         self._source, self._interval_s = source, interval_s
         self._seen: PodSighting | None = None
         self._order, self._words, self._paused = SortKey.NAME, "", False
@@ -178,7 +179,10 @@ class PodTop(App[None]):
         self._table("queue").add_columns("Place", "Request", "IPUs", "Owner", "Since", "Waits for")
         self.query_one("#machines").focus()
         self.set_interval(self._interval_s, self._look_again)
-        self._look_again()
+        if self._first is None:
+            self._look_again()
+        else:
+            self._take(self._first)
 
     def on_resize(self) -> None:
         """Show what fits, when the new size is in force."""
