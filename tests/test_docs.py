@@ -195,6 +195,18 @@ def test_faults_that_guides_propose_are_faults() -> None:
         parse_fault(text)
 
 
+def test_no_two_guides_keep_checkpoints_in_one_folder() -> None:
+    """One would resume where another ended."""
+    sources = [*PAGES, *(ROOT / "examples").rglob("*.py")]
+    folders = [
+        f
+        for path in sources
+        for f in re.findall(r"--checkpoints ([a-z-]+)", path.read_text(encoding="utf-8"))
+    ]
+    assert len(folders) > 2
+    assert len(set(folders)) == len(folders)
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_option_is_on_a_page(name: str) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)

@@ -62,9 +62,8 @@ def ir_text(parts: SessionParts) -> str:
     """The forward graph of a session as JSON."""
     built, source = parts.model.built, parts.source
     return graph_json(
-        built.lowered.graph,
+        built,
         parts.model.placed.graph,
-        built.infos,
         source.settings,
         training=source.training,
         unnamed=("", UNNAMED),

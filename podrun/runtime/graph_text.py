@@ -2,9 +2,9 @@
 
 **JSON**: ``{graph: [{type, name, domain, version, inputs, outputs, attributes}]}``: operators in order after pruning,
 all values strings, without spaces between them. The main graph is ``maingraph`` unless the model names it, subgraphs
-stand beside it. A training pipeline ends with its ``Stash`` and ``Restore`` operators. ``recompute`` is YES or NO
-(absent where the tile model decides by peak memory: `Recomputation.STANDARD`). Backward operators have no place in it:
-JAX makes them as one function.
+stand beside it. What a training pipeline stashes and restores stands behind them, then the updates of variables.
+``recompute`` is YES or NO (absent where the tile model decides by peak memory: `Recomputation.STANDARD`). Backward
+operators have no place in it: JAX makes them as one function.
 
 **Dot files**, for Graphviz, at points of the SDK's passes (`CHECKS`). Here there is one graph, so each file that is
 requested shows it.
@@ -16,7 +16,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import UsageError
 from podrun.core.executable import TensorSpec, numpy_dtype
@@ -27,6 +27,9 @@ from podrun.runtime.planning import recompute_of
 from podrun.runtime.settings import RunSettings
 from podrun.runtime.tensor_names import PREFIXES
 from podrun.runtime.words import NEUTRAL
+
+if TYPE_CHECKING:
+    from podrun.runtime.building import BuiltModel
 
 VIRTUAL_GRAPH = "__ipu_number"
 """The IPU of a replica; -1: none."""
@@ -41,17 +44,17 @@ STASHED = PREFIXES["Stashed"]
 
 
 def graph_json(
-    main: OperatorGraph,
+    built: BuiltModel,
     placed: OperatorGraph,
-    infos: Mapping[str, TensorSpec],
     settings: RunSettings,
     *,
     training: bool,
     unnamed: Collection[str] = ("",),
 ) -> str:
-    """See the module docstring. ``placed``: the model with its places, as it was built. ``unnamed``: names that
+    """See the module docstring. ``placed``: the model with its places, as it was given. ``unnamed``: names that
     stand for none.
     """
+    main, infos = built.lowered.graph, built.infos
     name = "maingraph" if placed.name in unnamed else placed.name
     again = _recomputed(main, placed, settings) if training else {}
     texts = {
@@ -62,7 +65,27 @@ def graph_json(
         },
     }
     texts[name] += _stashes(placed, infos, settings, training=training)
+    texts[name] += _updates(built)
     return json.dumps(texts, separators=(",", ":"))
+
+
+def _updates(built: BuiltModel) -> Iterator[dict[str, Any]]:
+    """The update of each trained variable, as the SDK's operators."""
+    parameters, rule = built.program.parameters, built.rule
+    for name in () if rule is None else (key for key, one in parameters.items() if one.trainable):
+        tensors = _tensors((name,), built.infos)
+        for kind in rule.operators(name):
+            yield {
+                "type": kind,
+                "name": "",
+                "domain": "ai.graphcore",
+                "version": "1",
+                "inputs": tensors,
+                "outputs": [
+                    {**tensor, "name": PREFIXES["UpdatedVar"] + tensor["name"]} for tensor in tensors
+                ],
+                "attributes": {},
+            }
 
 
 def _below(main: OperatorGraph) -> dict[str, OperatorGraph]:

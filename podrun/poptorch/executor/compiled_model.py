@@ -231,8 +231,7 @@ class CompiledModel:
         """The forward graph as JSON."""
         parts = self.session.parts
         built, source = parts.model.built, parts.source
-        graph, placed = built.lowered.graph, parts.model.placed.graph
-        return graph_json(graph, placed, built.infos, source.settings, training=source.training)
+        return graph_json(built, parts.model.placed.graph, source.settings, training=source.training)
 
     def executable(self) -> bytes:
         """The compiled program as a file has it. Error on a device whose programs cannot be saved."""

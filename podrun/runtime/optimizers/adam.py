@@ -58,6 +58,9 @@ class AdamRule(Rule):
     def form_key(self) -> tuple[Any, ...]:
         return ("adam", self.options)
 
+    def operators(self, weight: str) -> tuple[str, ...]:
+        return ("AdamUpdater", "AdamVarUpdate")
+
     def compounds(self, weight: str) -> Sequence[Compound]:
         norm = (plain("maxWeightNorm", "maxWeightNorm"),) if self.options.lamb else ()
         return (*_SCALARS, *norm)

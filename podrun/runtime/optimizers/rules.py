@@ -88,6 +88,10 @@ class Rule(abc.ABC):
         """What decides the arithmetic of ``weight``'s update, apart from scalars."""
         return ()
 
+    def operators(self, weight: str) -> tuple[str, ...]:
+        """The types of the SDK's operators that ``weight``'s update is there, in order."""
+        return ("ScaledVarUpdate",)
+
     def scalar(self, compound: Compound, weight: str) -> Scalar:
         """A compound's value and name for ``weight``."""
         parts, constant, specific = {}, True, False

@@ -111,6 +111,9 @@ class SgdRule(Rule):
         looks_ahead = bool(self.values.hyperparameter("nesterov", weight).value)
         return looks_ahead and (momentum.value > 0 or not momentum.constant)
 
+    def operators(self, weight: str) -> tuple[str, ...]:
+        return (f"SGD{self.form(weight)}VarUpdate",)
+
     def variant(self, weight: str) -> tuple[Any, ...]:
         return (self.form(weight), self.nesterov(weight))
 

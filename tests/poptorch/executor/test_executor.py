@@ -427,6 +427,23 @@ def test_a_checkpoint_is_in_the_ir_and_stashed() -> None:
     assert counted == [(False, 1), (True, 2)]
 
 
+@pytest.mark.parametrize(
+    ("make", "kinds"),
+    [
+        (torch.optim.SGD, ["SGD0VarUpdate"]),
+        (poptorch.optim.AdamW, ["AdamUpdater", "AdamVarUpdate"]),
+    ],
+)
+def test_the_ir_has_the_update_of_each_parameter(make: Any, kinds: list[str]) -> None:
+    """As published tests of optimizers count them."""
+    model = Affine()
+    training = poptorch.trainingModel(model, optimizer=make(model.parameters(), lr=0.1))
+    training.compile(torch.ones(2, 3), torch.ones(2, 2))
+    types = [node["type"] for node in json.loads(training._debugGetPopartIR())["maingraph"]]
+    assert types[-2 * len(kinds) :] == kinds * 2
+    training.destroy()
+
+
 def test_scopes_are_in_the_names_of_the_ir_as_text() -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
