@@ -71,20 +71,20 @@ def graph_json(
 
 def _updates(built: BuiltModel) -> Iterator[dict[str, Any]]:
     """The update of each trained variable, as the SDK's operators."""
-    parameters, rule = built.program.parameters, built.rule
-    for name in () if rule is None else (key for key, one in parameters.items() if one.trainable):
-        tensors = _tensors((name,), built.infos)
+    rule = built.rule
+    if rule is None:
+        return
+    for name in (key for key, parameter in built.program.parameters.items() if parameter.trainable):
+        (tensor,) = _tensors((name,), built.infos)
         for kind in rule.operators(name):
             yield {
                 "type": kind,
                 "name": "",
                 "domain": "ai.graphcore",
                 "version": "1",
-                "inputs": tensors,
-                "outputs": [
-                    {**tensor, "name": PREFIXES["UpdatedVar"] + tensor["name"]} for tensor in tensors
-                ],
-                "attributes": {},
+                "inputs": [tensor],
+                "outputs": [{**tensor, "name": PREFIXES["UpdatedVar"] + name}],
+                "attributes": {"recompute": "NO"},
             }
 
 
