@@ -3,10 +3,11 @@
     python benchmarks/simulate.py --json FILE [--traces DIRECTORY] [--only engine,allocator,campaign,...]
 
 ``engine``: events a second. ``allocator``: milliseconds of an event at 65,536 IPUs, median, with nothing held, with 512
-partitions of 64, and with 16 requests that wait on a full POD. ``campaign``: one job on 65,536 IPUs for 30 days with
-failures at 6.5 per 1000 M2000-days and 400 spares, report included. ``replications``: 20 of them on two processes.
-``easy``: KTH-SP2's jobs under EASY; ``podrun``: under podrun's allocator on a POD128; both need the log ``kth.swf`` in
-``--traces`` (or PODRUN_TRACES). Seconds are of this process' or its children's wall clock, ``*_cpu_s`` of its CPU.
+partitions of 64, with 16 requests that wait on a full POD, and of a direct request beside them. ``campaign``: a job on
+65,536 IPUs for 30 days with failures at 6.5 per 1000 M2000-days and 400 spares, report included. ``replications``: 20
+of them on two processes. ``easy``: KTH-SP2's jobs under EASY; ``podrun``: under podrun's allocator on a POD128; both
+need the log ``kth.swf`` in ``--traces`` (or PODRUN_TRACES). Seconds are of this process' or its children's wall clock,
+``*_cpu_s`` of its CPU.
 """
 
 from __future__ import annotations
@@ -123,6 +124,16 @@ def measure_allocator() -> dict[str, Any]:
         _timed(full, ev.ResetPartition(name), spent)
         _timed(full, ev.OperationSucceeded(name, full.partitions[name].operation), spent)
     result["16_waiting_ms"] = statistics.median(spent)
+    full.handle(ev.RemovePartition("p0"))
+    full.handle(ev.OperationSucceeded("p0", full.partitions["p0"].operation))
+    spent = []
+    for number in range(20):
+        name = f"x{number}"
+        _timed(full, ev.CreatePartition(Requirements(name, 8, owner=0, limit_s=10), full.now), spent)
+        for event in (ev.OperationSucceeded, ev.RemovePartition, ev.OperationSucceeded):
+            ended = () if event is ev.RemovePartition else (full.partitions[name].operation,)
+            full.handle(event(name, *ended))
+    result["direct_16_waiting_ms"] = statistics.median(spent)
     return result
 
 

@@ -26,7 +26,8 @@ from podrun.monitor.link_tools import gc_iputraffictest_command, gc_links_comman
 from podrun.monitor.load_tools import gc_flops_command, gc_powertest_command
 from podrun.partition.commands.vipu import vipu_command
 from podrun.partition.commands.vipu_admin import vipu_admin_command
-from podrun.upkeep.verbs import cache_info, ps
+from podrun.upkeep.doctor import Finding, Soundness
+from podrun.upkeep.verbs import cache_info, doctor, ps
 from tests.monitor.real import RealPod
 from tests.partition.conftest import Pod
 
@@ -107,6 +108,17 @@ def test_lists_of_vipu_admin(busy: Pod) -> None:
 def test_ps_and_cache(pod: Pod) -> None:
     check_formats("podrun-ps", ps)
     check_formats("podrun-cache", cache_info)
+
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [
+        Finding(state.name, state, "something", "a remedy" * (state is not Soundness.OK))
+        for state in Soundness
+    ]
+    monkeypatch.setattr("podrun.upkeep.doctor.examine", lambda host: iter(every))
+    document, rows = check_formats("podrun-doctor", doctor)
+    assert [finding["health"] for finding in document["findings"]] == [state.value for state in Soundness]
+    assert [row["health"] for row in rows] == [state.value for state in Soundness]
 
 
 def test_without_a_service_the_error_is_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
