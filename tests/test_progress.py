@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from podrun.core.errors import UsageError
 from podrun.core.terminal import (
     Preparation,
     above_status,
     fitted,
     following,
     live,
+    note_moment,
     report_step,
     reported_steps,
     reporting,
@@ -175,3 +177,23 @@ def test_a_launch_without_a_terminal_has_no_line() -> None:
         assert status.environment(lambda: "nowhere") == {}
         status.end()
         assert output.getvalue() == ""
+
+
+def test_steps_are_written_down_with_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "moments"
+    monkeypatch.setenv("PODRUN_MOMENTS", str(file))
+    begin = time.time()
+    with reporting("preparing", io.StringIO()):
+        for _ in reported_steps("compiling piece", [1, 2, 3]):
+            pass
+    note_moment("attaching")
+    lines = [line.split(" ", 3) for line in file.read_text().splitlines()]
+    assert [name for *_, name in lines] == ["preparing", "compiling piece", "attaching"]
+    assert {int(pid) for _, pid, _, _ in lines} == {os.getpid()}
+    assert all(begin - 0.001 <= float(at) <= time.time() + 0.001 for at, *_ in lines)
+    used = [float(seconds) for _, _, seconds, _ in lines]
+    assert used == sorted(used)
+    assert used[0] > 0
+    monkeypatch.setenv("PODRUN_MOMENTS", str(tmp_path))
+    with pytest.raises(UsageError, match=r"PODRUN_MOMENTS: .* cannot be written"):
+        note_moment("attaching")

@@ -26,6 +26,7 @@ PODRUN_FAULTS = "PODRUN_FAULTS"
 PODRUN_FIRST_IPU = "PODRUN_FIRST_IPU"
 PODRUN_HOST_COLLECTIVES = "PODRUN_HOST_COLLECTIVES"
 PODRUN_LAUNCH_ID = "PODRUN_LAUNCH_ID"
+PODRUN_MOMENTS = "PODRUN_MOMENTS"
 PODRUN_OFFLINE_MODE = "PODRUN_OFFLINE_MODE"
 PODRUN_PLAN_CACHE = "PODRUN_PLAN_CACHE"
 PODRUN_PROGRESS = "PODRUN_PROGRESS"
@@ -76,6 +77,7 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_INCIDENTS": "File for incidents of served models, a line of JSON each; `podrun serve --incidents` sets it.",
     PODRUN_LAUNCH_ID: "Set by `podrun`: identifies the launch that a process belongs to.",
     "PODRUN_MACHINES_PER_PROCESS": "Emulated machines that share one process; by default as many as memory requires.",
+    PODRUN_MOMENTS: "File to which all processes of a launch add a line for each step of its start, with times.",
     PODRUN_OFFLINE_MODE: "Set by `podrun --offline-mode`: 1 lets programs compile without attaching to IPUs.",
     PODRUN_PLAN_CACHE: "Directory of cached tile plans instead of that under the cache directory; `off` for none.",
     PODRUN_PROGRESS: "`off`: say nothing of preparations that take long.",
@@ -94,6 +96,7 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_TLS_CA": "PEM file with the authority that all certificates have to be of.",
     PODRUN_TRACEBACK: "`full` shows whole tracebacks: also the frames inside podrun, JAX and Python's module runner.",
     "PODRUN_VIRTUAL_POD": "Set for a scheduler: HOST:PORT of the virtual POD that podrun simulate serves.",
+    "PODRUN_WORKER_TEMPLATE": "Set by `podrun` for Ray: socket of the process of which machines' processes are copies.",
     # The SDK's, which programs, PopRun and V-IPU agree on
     GCDA_OPTIONS: "JSON; `simulateSOCError.errorList`, `.triggerCount` and `.rearmOnReset` plan faults.",
     IPUOF_CONFIG_PATH: "File that describes a partition's devices, instead of asking the partition service.",

@@ -33,8 +33,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol, TextIO, TypeVar
 
-from podrun.core.environment import environment
-from podrun.core.errors import PodrunError
+from podrun.core.environment import PODRUN_MOMENTS, environment
+from podrun.core.errors import PodrunError, UsageError
 
 Item = TypeVar("Item")
 
@@ -153,6 +153,7 @@ def reporting(
     ``file``: write it into this file instead, for another process that is `following` it.
     """
     preparation = Preparation(what)
+    note_moment(what)
     with _lock:
         inside = bool(_current)
         if not inside:
@@ -239,9 +240,22 @@ def reported_steps(step: str, items: Collection[Item]) -> Iterator[Item]:
 
 def report_step(step: str, done: int = 0, total: int = 0) -> None:
     """Note the present step of the preparation that is reported, if any."""
+    if done <= 1:
+        note_moment(step)
     with _lock:
         for preparation in _current:
             preparation.step, preparation.done, preparation.total = step, done, total
+
+
+def note_moment(name: str) -> None:
+    """Say in the file of PODRUN_MOMENTS, if it is set, that something begins: the time (seconds since 1970), this
+    process and the seconds of a core that it has used. Raises UsageError if the file cannot be written."""
+    if path := environment().get(PODRUN_MOMENTS):
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"{time.time():.3f} {os.getpid()} {time.process_time():.3f} {name}\n")
+        except OSError as error:
+            raise UsageError(f"PODRUN_MOMENTS: {path} cannot be written: {error.strerror}") from error
 
 
 def _repeat(

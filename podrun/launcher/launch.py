@@ -14,6 +14,7 @@ from pathlib import Path
 from podrun.core.access import quiet_grpc
 from podrun.core.environment import PODRUN_PROGRAM_FAULTS, PODRUN_RESTART_COUNT
 from podrun.core.errors import PodrunError, UsageError, present
+from podrun.core.terminal import note_moment
 from podrun.faults import UNSTRUCK_EXIT_CODE, PlanOfALaunch
 from podrun.launcher.ending import LaunchEnding
 from podrun.launcher.host_names import is_this_host
@@ -44,6 +45,7 @@ def launch(spec: LaunchSpec, environ: Mapping[str, str], replan: Replan | None =
     """
     # Instances get the environment as the user had it; podrun and Ray change the one of this process.
     before = dict(environ)
+    note_moment("the launch is planned")
     quiet_grpc()
     with _Launch(spec, before, replan) as running:
         return running.run()
@@ -173,6 +175,7 @@ class _Launch:
                 self._watch_partition()
             if self.ending.recording is not None:
                 self.ending.recording.begin(self.starts, self.current.spec.layout)
+            note_moment("instances start")
             starter.start(runner, others, address)
             outcome = self.supervisor.run()
             self.supervisor = None
@@ -267,6 +270,7 @@ class _Launch:
             try:
                 partition.wait_again() if again else partition.wait_active()
                 took = time.monotonic() - started
+                note_moment("machines are up")
                 self.log.progress(f"partition {partition.name} is active after {took:.1f} s")
                 self._status.started()
             except LaunchOverError:

@@ -32,6 +32,7 @@ from podrun.core.event_record import AttachedIpus, record_error
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
+from podrun.core.terminal import note_moment
 from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest, RunResult
 from podrun.device.crash_records import report_fatal_signals
 from podrun.device.host.ports import (
@@ -99,6 +100,7 @@ class PortConnection:
         self._check_process()
         if self._ports:
             raise ApplicationRuntimeError("this connection is attached already", hint="Detach first.")
+        note_moment("attaching")
         sites = sites_holding(self._sites, request.owned)
         ports: list[Port] = []
         try:
@@ -130,6 +132,7 @@ class PortConnection:
         program = ProgramFile(executable, program_digest(data), lambda: data, own)
         self._executable = None
         self._all([port.load(program, self.host_sync_timeout) for port in self._ports])
+        note_moment("machines have the program")
         self._executable, self._parts, self._plans = executable, parts_by_position(executable), {}
 
     def write_variables(self, values: Mapping[str, np.ndarray]) -> None:
