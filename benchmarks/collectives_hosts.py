@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from short_mode import add_short
 
-from podrun.collectives import create, join
+from podrun.collectives import create, join_group
 from podrun.collectives.tcp_link import CACHED_BUFFER
 
 ADDRESSES = ("10.213.0.1", "10.213.0.2")
@@ -128,7 +128,7 @@ def one_side(side: int, turns: int) -> None:
             sock, tuned = server.accept()[0], server.accept()[0]
     else:
         told = json.loads(sys.stdin.readline())
-        group = join(told["token"], 1)
+        group = join_group(told["token"], 1)
         sock, tuned = (socket.create_connection((ADDRESSES[0], told["port"])) for _ in range(2))
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         tuned.setsockopt(socket.SOL_SOCKET, option, CACHED_BUFFER // 2)

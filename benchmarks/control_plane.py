@@ -31,7 +31,8 @@ from typing import Any
 
 from short_mode import add_short
 
-from podrun.core.cluster import Cluster, load_cluster
+from podrun.core.cluster import Cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ExhaustedError, PodrunError
 from podrun.core.telemetry import MachineReport
 from podrun.partition.client.vipu_client import VipuClient

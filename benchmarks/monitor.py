@@ -86,7 +86,7 @@ def main() -> None:
 
 def ipus_of(cluster: str) -> int:
     """The IPUs of a POD."""
-    from podrun.core.cluster import load_cluster
+    from podrun.core.cluster_file import load_cluster
 
     return load_cluster(cluster).ipu_count
 

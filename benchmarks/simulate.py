@@ -25,7 +25,7 @@ from typing import Any
 from short_mode import add_short
 
 from podrun.checkpoint.policy import CheckpointPolicy, Spacing
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.values import Requirements

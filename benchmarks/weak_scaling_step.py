@@ -15,7 +15,8 @@ import time
 import mlp
 import psutil
 
-from podrun.device.connection import AttachRequest, connect
+from podrun.device.connection import AttachRequest
+from podrun.device.host.connecting import connect
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.popdist.core import layout
 

@@ -146,8 +146,9 @@ def answer(channel: Any, call: Call, metadata: Any = ()) -> str:
 
 def main() -> None:
     """Make every call, at the service and the machine that the argument names: what a user's program does."""
-    from podrun.core.access import make_token, open_channel
+    from podrun.core.access import make_token
     from podrun.core.environment import environment, runtime_directory
+    from podrun.core.proven_channel import open_channel
 
     vipu, machine, how = json.loads(sys.argv[1])
     token = make_token(environment(), runtime_directory()) if how == "own" else ""

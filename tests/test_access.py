@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from podrun.core import access, identity, known_servers, own_sockets, proven_channel
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import DeniedError, ServiceError, UsageError
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
@@ -526,7 +526,7 @@ def test_the_kernel_knows_who_listens() -> None:
 def test_a_server_that_is_silent_holds_no_other_call_and_no_closing_up() -> None:
     """One call waits for the greeting's reply; another's deadline, and the channel's end, do not wait for that."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        channel = access.open_channel(f"127.0.0.1:{silent.getsockname()[1]}", (), TOKEN, own=True)
+        channel = proven_channel.open_channel(f"127.0.0.1:{silent.getsockname()[1]}", (), TOKEN, own=True)
         codes: list[str] = []
 
         def ask(timeout: float) -> None:

@@ -15,7 +15,7 @@ from shutil import rmtree
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.access import FrontDesk
 from podrun.partition.server.service import Service

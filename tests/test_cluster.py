@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.cluster import (
-    GatewayTopology,
-    LinkTopology,
-    cluster_names,
-    config_directory,
-    ladder_links,
-    load_cluster,
-)
+from podrun.core.cluster import GatewayTopology, LinkTopology, cluster_names, config_directory, ladder_links
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ConfigError, NotFoundError
 
 SIZES = {"ipu-m2000": 4, "pod16": 16, "pod64": 64, "pod128": 128, "pod256": 256}

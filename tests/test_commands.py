@@ -88,7 +88,6 @@ def test_output_that_nobody_takes_is_dropped_without_a_complaint(
     [
         ("podrun.report", 1),
         ("podrun.compat", 0),
-        ("podrun.monitor.exporter", 1),
         ("podrun.estimate", 1),
         ("podrun.collectives.perf", 1),
     ],

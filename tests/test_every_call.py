@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from podrun.core import access, identity
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.device.service.server import MachineServer
 from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service

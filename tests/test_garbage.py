@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from podrun.collectives import create, join
+from podrun.collectives import create, join_group
 from podrun.core import tls
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 from podrun.monitor.exporter import make_server
@@ -96,7 +96,7 @@ def test_garbage_at_every_port_changes_nothing(way: str, count: int) -> None:
         assert control.telemetry().partition == ""
         control.close()
         _settle(before)
-        second = join(token, 1, host="B")
+        second = join_group(token, 1, host="B")
         stack.callback(second.close)
         other = threading.Thread(target=second.barrier)
         other.start()

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "popef": BASE,
     "runtime": BASE
     | {"compiler", "costmodel", "popdist", "report", "record", "popef"}
-    | {"device.connection", "device.xla.clients"},
+    | {"device.connection", "device.host.connecting", "device.xla.clients"},
     "onnx_models": BASE | {"numerics", "runtime", "compiler", "collectives"},
     "popart": BASE | {"runtime", "onnx_models", "popdist", "report", "compiler", "costmodel"},
     "poptorch": BASE

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from podrun.core.errors import ErrorCode, RecoveryAction
-from podrun.launcher.cli import VERBS
+from podrun.launcher.commands.verb_names import VERBS
 from podrun.launcher.options import OPTIONS
 from tests.conftest import ROOT
 

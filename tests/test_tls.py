@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from podrun.collectives import create, join
+from podrun.collectives import create, join_group
 from podrun.core import tls
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ConfigError, PodrunError, ServiceError, UsageError
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
@@ -160,7 +160,7 @@ def test_groups_over_hosts_send_nothing_that_can_be_read(
     secret = b"the weights of a model" * 4000
     with variables(made["good"]):
         first, token = create(2, address="127.0.0.1", timeout=20, host="A")
-        second = join(token, 1, host="B")
+        second = join_group(token, 1, host="B")
         got: list[bytes] = []
 
         def other() -> None:
@@ -202,7 +202,7 @@ def test_a_rank_without_a_certificate_of_the_authority_stays_out(
         first, token = create(2, address="127.0.0.1", timeout=20, host="A")
     try:
         with variables(made[member]):
-            second = join(token, 1, host="B", timeout=15)
+            second = join_group(token, 1, host="B", timeout=15)
             with pytest.raises(PodrunError, match=said):
                 second.barrier()
             second.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from podrun.core import access
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.environment import runtime_directory
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.machines.local_pool import LocalMachinePool

@@ -17,14 +17,9 @@ import numpy as np
 
 from podrun.checkpoint.folder import Disk, Folder, LocalDisk, Part, PartHeader, whole_checkpoints
 from podrun.checkpoint.policy import CheckpointPolicy, Spacing, WriteMode
-from podrun.checkpoint.values import (
-    Array,
-    CheckpointError,
-    DamagedCheckpointError,
-    decode_values,
-    encode_values,
-)
+from podrun.checkpoint.values import CheckpointError, DamagedCheckpointError, decode_values, encode_values
 from podrun.core.environment import PODRUN_LAUNCH_ID, POPDIST_NUM_TOTAL_REPLICAS, environment
+from podrun.core.executable import Array
 from podrun.faults import program_faults
 from podrun.record.recorder import process_recorder
 

@@ -24,10 +24,10 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from podrun.checkpoint.values import DTYPES, Array, CheckpointError, DamagedCheckpointError
+from podrun.checkpoint.values import DTYPES, CheckpointError, DamagedCheckpointError
 from podrun.core.documents import parse_json
 from podrun.core.errors import ConfigError
-from podrun.core.executable import numpy_dtype
+from podrun.core.executable import Array, numpy_dtype
 from podrun.faults import ProgramFaults
 
 MAGIC = b"podrun checkpoint 1\n"

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from podrun.core.errors import UsageError
+from podrun.core.executable import Array
 
 DTYPES = frozenset(
     {
@@ -29,7 +30,6 @@ DTYPES = frozenset(
 """Types of arrays that a checkpoint can hold."""
 DEEPEST = 64
 """Most containers inside each other."""
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class CheckpointError(UsageError):

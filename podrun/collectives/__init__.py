@@ -23,7 +23,7 @@ from podrun.collectives.group import (
     RankMissingError,
     Token,
 )
-from podrun.collectives.rendezvous import create, create_within, in_process, join
+from podrun.collectives.rendezvous import create, create_within, in_process, join_group
 from podrun.core.executable import Reduction
 from podrun.core.layout import GroupKind, replica_groups, slice_of
 
@@ -43,7 +43,7 @@ __all__ = [
     "create",
     "create_within",
     "in_process",
-    "join",
+    "join_group",
     "rank_groups",
     "replica_groups",
     "slice_of",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from podrun.collectives.group import Array
+from podrun.core.executable import Array
 
 PROTOCOL: int
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import linux
-from podrun.collectives.group import Array, as_bytes
+from podrun.collectives.group import as_bytes
 from podrun.core.errors import UnsupportedError
-from podrun.core.executable import Reduction
+from podrun.core.executable import Array, Reduction
 
 BLOCK_BYTES = 128 * 1024
 """Reductions work in blocks of this size in bytes of the wide type, so that a block's running result stays in L2."""

@@ -26,7 +26,6 @@ import numpy as np
 from podrun.collectives.arithmetic import check_reduction, reduce_into
 from podrun.collectives.group import (
     EXCHANGE_BYTES,
-    Array,
     ByteArray,
     Group,
     MismatchError,
@@ -35,9 +34,9 @@ from podrun.collectives.group import (
     Token,
     as_bytes,
 )
-from podrun.collectives.rendezvous import create, create_within, join
+from podrun.collectives.rendezvous import create, create_within, join_group
 from podrun.core.errors import UsageError
-from podrun.core.executable import Reduction
+from podrun.core.executable import Array, Reduction
 from podrun.core.layout import slice_of
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -221,7 +220,7 @@ class Communicator:
         if mine is None:
             return None
         if part is None:
-            part = join(json.loads(tokens[mine[0]].tobytes()), mine.index(self.rank))
+            part = join_group(json.loads(tokens[mine[0]].tobytes()), mine.index(self.rank))
         return Communicator(part)
 
     def abort(self, error: Mapping[str, Any]) -> None:
@@ -298,4 +297,4 @@ def _spec(array: Array) -> str:
     return f"{kind}{list(array.shape)}"
 
 
-__all__ = ["Communicator", "create", "join", "rank_groups"]
+__all__ = ["Communicator", "create", "join_group", "rank_groups"]

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from podrun.core.errors import DeadlineError, ServiceError, UsageError
-from podrun.core.executable import Reduction, numpy_dtype
+from podrun.core.executable import Array, Reduction, numpy_dtype
 
 
 class RankLostError(ServiceError):
@@ -113,9 +113,6 @@ class ClosedError(UsageError):
 class GroupError(ServiceError):
     """Another rank ended the group with an error of a class that podrun does not know."""
 
-
-Array = np.ndarray[Any, np.dtype[Any]]
-"""Any NumPy array."""
 
 Token = dict[str, Any]
 """What `join` needs to find a group: plain values only, so that it can be sent as JSON."""

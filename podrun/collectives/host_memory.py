@@ -22,7 +22,6 @@ import numpy as np
 from podrun.collectives.arithmetic import check_reduction
 from podrun.collectives.board import GroupBoard, label
 from podrun.collectives.group import (
-    Array,
     ByteArray,
     HostLimitError,
     MismatchError,
@@ -34,7 +33,7 @@ from podrun.collectives.group import (
     wrong_kind,
 )
 from podrun.collectives.linux import Futex, address_of, create_region, open_region, whole_pages
-from podrun.core.executable import Reduction, numpy_dtype
+from podrun.core.executable import Array, Reduction, numpy_dtype
 from podrun.core.shared_region import SharedRegion
 
 

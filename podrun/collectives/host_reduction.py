@@ -25,10 +25,10 @@ from functools import cached_property
 import numpy as np
 
 from podrun.collectives.arithmetic import combining_ufunc, finish_mean, reduce_into, wide_dtype
-from podrun.collectives.group import Array, ByteArray, as_bytes
+from podrun.collectives.group import ByteArray, as_bytes
 from podrun.collectives.mesh import Mesh
 from podrun.collectives.tcp_link import FrameKind, LinkFrame, RankLink
-from podrun.core.executable import Reduction
+from podrun.core.executable import Array, Reduction
 from podrun.core.layout import slice_of
 
 

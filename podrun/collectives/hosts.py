@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 from podrun.collectives.board import GroupBoard, label
 from podrun.collectives.group import (
     EXCHANGE_BYTES,
-    Array,
     ByteArray,
     ClosedError,
     GroupError,
@@ -44,7 +43,7 @@ from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.collectives.tcp_link import FrameKind, LinkFrame, RankLink
 from podrun.core.error_codec import error_from_dict, error_to_dict
 from podrun.core.errors import PodrunError
-from podrun.core.executable import Reduction
+from podrun.core.executable import Array, Reduction
 from podrun.core.layout import slice_of
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives.communicator import Communicator
-from podrun.collectives.group import Array, Group
-from podrun.collectives.rendezvous import create, join
+from podrun.collectives.group import Group
+from podrun.collectives.rendezvous import create, join_group
 from podrun.core.errors import UsageError
-from podrun.core.executable import Reduction, numpy_dtype
+from podrun.core.executable import Array, Reduction, numpy_dtype
 
 OPERATIONS = (
     "all_reduce",
@@ -93,7 +93,7 @@ def measure_collectives(job: Measurement, *, timeout: float = 120.0) -> list[Mea
 
 
 def _rank(job: dict[str, Any], token: dict[str, Any], rank: int, host: str | None) -> None:
-    group = join(token, rank, host=host)
+    group = join_group(token, rank, host=host)
     try:
         _measure(Measurement(**{**job, "sizes": tuple(job["sizes"])}), group)
     finally:

@@ -21,8 +21,8 @@ import numpy as np
 
 from podrun.collectives.arithmetic import in_c, kernel, prepared, prepared_in_place
 from podrun.collectives.board import GroupBoard
-from podrun.collectives.group import Array, ByteArray, as_bytes
-from podrun.core.executable import Reduction
+from podrun.collectives.group import ByteArray, as_bytes
+from podrun.core.executable import Array, Reduction
 from podrun.core.layout import slice_of
 
 POSTED_BYTES = 16 * 1024

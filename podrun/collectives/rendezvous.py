@@ -20,7 +20,6 @@ from podrun.collectives.arithmetic import check_reduction
 from podrun.collectives.board import MAX_RANKS, GroupBoard
 from podrun.collectives.group import (
     DEFAULT_TIMEOUT,
-    Array,
     ByteArray,
     ClosedError,
     Group,
@@ -43,7 +42,7 @@ from podrun.collectives.registrar import Registrar
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.error_codec import error_from_dict
 from podrun.core.errors import ConflictError, UsageError
-from podrun.core.executable import Reduction, numpy_dtype
+from podrun.core.executable import Array, Reduction, numpy_dtype
 
 _ALIGNMENT = 64
 
@@ -237,7 +236,7 @@ def _create_over_hosts(token: Token, host: str | None) -> tuple[Group, Token]:
         raise
 
 
-def join(
+def join_group(
     token: Mapping[str, Any], rank: int, *, timeout: float | None = None, host: str | None = None
 ) -> Group:
     """Join, as ``rank`` (1 or more), the group that `create` made. Does not wait.
@@ -289,7 +288,7 @@ def create_within(group: Group, ranks: Sequence[int]) -> tuple[Group, Token]:
 def in_process(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Group]:
     """A group whose ranks are threads of this process: the objects of all ranks, in order."""
     first, token = create(size, timeout=timeout)
-    return [first, *(join(token, rank, timeout=timeout) for rank in range(1, size))]
+    return [first, *(join_group(token, rank, timeout=timeout) for rank in range(1, size))]
 
 
 def _check_token(token: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ from podrun.collectives.barrier import ArrivalCounter, arrival_counter_bytes
 from podrun.collectives.board import GroupBoard, label
 from podrun.collectives.group import (
     EXCHANGE_BYTES,
-    Array,
     ByteArray,
     GroupPlace,
     Movement,
@@ -31,7 +30,7 @@ from podrun.collectives.group import (
     unknown_arena,
 )
 from podrun.collectives.host_memory import HostMemory, MappedArena, MessageChannel, channel_bytes, reducible
-from podrun.core.executable import Reduction
+from podrun.core.executable import Array, Reduction
 from podrun.core.layout import slice_of
 
 _BARRIER = label("barrier")

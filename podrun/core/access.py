@@ -5,8 +5,8 @@ when it is first needed. It never travels. On one host, a client reaches its use
 a folder that nobody else enters (`podrun.core.own_sockets`). Everywhere else client and server prove to each other that
 they know the secret, the server first (`podrun.core.identity`).
 
-This module has the secret, and `open_channel` for clients; `podrun.core.gate` is the servers' side. gRPC is imported on
-first use.
+This module has the secret, `podrun.core.proven_channel` is the clients' side and `podrun.core.gate` the servers'. gRPC
+is imported on first use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from podrun.core.identity import user_name
 if TYPE_CHECKING:
     import grpc
 
-    from podrun.core.proven_channel import ProvenChannel
 
 VARIABLE = "PODRUN_TOKEN"
 OWN_SERVER = "PODRUN_OWN_SERVER"
@@ -168,25 +167,6 @@ def account_of(environ: Mapping[str, str]) -> tuple[str, str]:
 AdmitServer = Callable[[str, int], None]
 """Is told the address of a server and the id of the user who runs it: this user's if it proved to know the secret, else
 what the kernel says. Raises StrangersServerError if calls must not go there."""
-
-
-def open_channel(
-    endpoint: str,
-    options: Sequence[tuple[str, Any]],
-    token: str = "",
-    *,
-    own: bool = False,
-    admit: AdmitServer | None = None,
-) -> ProvenChannel:
-    """A gRPC channel whose calls prove that the caller knows ``token``; with an empty token they prove nothing.
-
-    A call goes out once the server has proved that it knows the token too. Calls raise StrangersServerError where it
-    has not, with two exceptions unless ``own``: a server of this host run by another user, if ``admit`` lets it pass;
-    and any server, with an empty token.
-    """
-    from podrun.core.proven_channel import ProvenChannel
-
-    return ProvenChannel(endpoint, options, token, own=own, admit=admit)
 
 
 def why_unreachable(endpoint: str) -> str:

@@ -14,7 +14,6 @@ has `Cluster.parts`, one for each V-IPU cluster, and perhaps agents in none (`ar
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -264,27 +263,7 @@ def cluster_names() -> list[str]:
     return sorted((name for name in names if name not in ANNOUNCED), key=_natural)
 
 
-@functools.cache
-def smallest_holding(ipus: int, target: str) -> Cluster | None:
-    """The smallest named POD that has at least ``ipus`` IPUs of that target (``gc200``, ``bow``); None if there is
-    none.
-    """
-    pods = (load_cluster(name) for name in cluster_names())
-    return next((pod for pod in pods if pod.target == target and pod.ipu_count >= ipus), None)
-
-
 def _natural(name: str) -> tuple[bool, int, str]:
     digits = "".join(c for c in name if c.isdigit())
     number = int(digits or 0)
     return (name.startswith("bow"), 4 if number >= 1000 else number, name)
-
-
-def load_cluster(name_or_path: str | Path) -> Cluster:
-    """The POD of that name (``pod16``) or in that file.
-
-    Raises NotFoundError, which lists the known names, and ConfigError, which names file, line, key and what was
-    expected.
-    """
-    from podrun.core.cluster_file import find_cluster_file, read_cluster
-
-    return read_cluster(find_cluster_file(name_or_path))

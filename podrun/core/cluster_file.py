@@ -7,6 +7,7 @@ the line, the key and what was expected.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -157,6 +158,24 @@ def find_cluster_file(name_or_path: str | Path) -> Path:
     raise NotFoundError(
         f"unknown cluster {text!r}", hint=f"{did_you_mean}Known clusters: {', '.join(names)}."
     )
+
+
+def load_cluster(name_or_path: str | Path) -> Cluster:
+    """The POD of that name (``pod16``) or in that file.
+
+    Raises NotFoundError, which lists the known names, and ConfigError, which names file, line, key and what was
+    expected.
+    """
+    return read_cluster(find_cluster_file(name_or_path))
+
+
+@functools.cache
+def smallest_holding(ipus: int, target: str) -> Cluster | None:
+    """The smallest named POD that has at least ``ipus`` IPUs of that target (``gc200``, ``bow``); None if there is
+    none.
+    """
+    pods = (load_cluster(name) for name in cluster_names())
+    return next((pod for pod in pods if pod.target == target and pod.ipu_count >= ipus), None)
 
 
 def read_cluster(path: Path) -> Cluster:

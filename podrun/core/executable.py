@@ -46,6 +46,9 @@ import numpy as np
 
 from podrun.core.layout import Layout
 
+Array = np.ndarray[Any, np.dtype[Any]]
+"""Any NumPy array."""
+
 EXECUTABLE_VERSION = 1
 """Version of the file format; a reader refuses a newer one."""
 

@@ -39,6 +39,14 @@ OPEN_METHODS = ("/grpc.health.v1.Health/Check", GREET)
 REFUSALS_EVERY_S = 10.0
 """Seconds between two lines in the log about calls that are refused."""
 _ATTRIBUTE = "podrun_caller"
+# Limits of servers for connections that say nothing. Whoever reaches a port can open connections before any call is
+# checked. Each holds a file and memory of the server.
+SILENT_SECONDS = 5.0
+"""Time for a connection's first HTTP/2 settings, with TLS for its handshake too; gRPC's own limit is two minutes."""
+MOST_CONNECTIONS = 512
+"""Most connections of a port: a program of the largest POD makes a few at each machine."""
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""HTTP/2's preface and empty settings (RFC 9113, section 3.4): who sends them is not silent."""
 
 
 def caller_of(context: Any) -> Caller:
@@ -218,3 +226,13 @@ def _guarded(gate: Gate, method: str, behaviour: Callable[..., Any], handler: An
         yield from behaviour(admitted(request, context), context)
 
     return answers if handler.response_streaming else answer
+
+
+def connection_limits(
+    silent_seconds: float = SILENT_SECONDS, most: int = MOST_CONNECTIONS
+) -> tuple[tuple[str, int], ...]:
+    """The options of a gRPC server that set the limits."""
+    return (
+        ("grpc.server_handshake_timeout_ms", round(silent_seconds * 1000)),
+        ("grpc.max_allowed_incoming_connections", most),
+    )

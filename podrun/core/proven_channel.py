@@ -56,8 +56,25 @@ _NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
 """Codes of calls that failed before a server could answer."""
 
 
+def open_channel(
+    endpoint: str,
+    options: Sequence[tuple[str, Any]],
+    token: str = "",
+    *,
+    own: bool = False,
+    admit: AdmitServer | None = None,
+) -> ProvenChannel:
+    """A gRPC channel whose calls prove that the caller knows ``token``; with an empty token they prove nothing.
+
+    A call goes out once the server has proved that it knows the token too. Calls raise StrangersServerError where it
+    has not, with two exceptions unless ``own``: a server of this host run by another user, if ``admit`` lets it pass;
+    and any server, with an empty token.
+    """
+    return ProvenChannel(endpoint, options, token, own=own, admit=admit)
+
+
 class ProvenChannel(grpc.Channel):
-    """See the module, and `podrun.core.access.open_channel`, which makes them. Thread-safe."""
+    """See the module, and `open_channel`, which makes them. Thread-safe."""
 
     def __init__(
         self,

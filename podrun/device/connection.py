@@ -1,8 +1,8 @@
-"""The IPUoF interface: how a host process uses the IPUs it holds, and how it connects to them.
+"""The IPUoF interface: how a host process uses the IPUs it holds.
 
 A *job* is one program on a contiguous range of a partition's IPUs. One or more host processes (instances) take part
 in a job; each owns a contiguous sub-range of its IPUs. Calls on a Connection concern the IPUs this process owns.
-`connect` gives the same interface over gRPC and for in-process machines.
+`podrun.device.host.connecting.connect` gives the same interface over gRPC and for in-process machines.
 
 Array layout. For each input stream: ``[batches, accumulation_factor, local_replicas, *shape]`` (no replica
 axis if the stream is broadcast). For each anchor, by retrieval: ALL the same; EVERY_N ``[ticks,
@@ -14,19 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from podrun.core.access import quiet_grpc
-from podrun.core.environment import (
-    IPUOF_CONFIG_PATH,
-    IPUOF_VIPU_API_HOST,
-    IPUOF_VIPU_API_PARTITION_ID,
-    PODRUN_OFFLINE_MODE,
-)
-from podrun.core.errors import UsageError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 
@@ -139,54 +130,3 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Detach and end the connection. Idempotent."""
-
-
-def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The IPUoF configuration files that describe IPUs when no partition service is named: that of
-    ``IPUOF_CONFIG_PATH``, else all of ``~/.ipuof.conf.d``; empty if there are none. Files of that folder whose
-    partition is gone are passed over, which is said in one line.
-    """
-    if environ.get(IPUOF_VIPU_API_HOST) and environ.get(IPUOF_VIPU_API_PARTITION_ID):
-        return ()
-    if named := environ.get(IPUOF_CONFIG_PATH):
-        return (Path(named),)
-    home = environ.get("HOME")
-    there = sorted(Path(home, ".ipuof.conf.d").glob("*.conf")) if home else []
-    if not there:
-        return ()
-    quiet_grpc()
-    from podrun.device.host.stale_files import still_described
-
-    return still_described(there, environ)
-
-
-def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -> Connection:
-    """A connection to the partition that ``environ`` or an IPUoF configuration file names (`config_files`), else to
-    ``standalone_ipus`` IPUs inside this process.
-
-    ``IPUOF_VIPU_API_HOST`` and ``IPUOF_VIPU_API_PARTITION_ID`` name a partition; ``_PORT`` (8090), ``_GCD_ID`` (0)
-    and ``_TIMEOUT`` (120, seconds) are optional. If the partition is being created or reset, this waits at most the
-    timeout. Nothing is attached yet.
-
-    Raises ServiceError if the partition service or the partition does not answer, NotFoundError for a
-    partition that does not exist, UsageError if the program was launched without IPUs (podrun
-    --offline-mode).
-    """
-    if environ.get(PODRUN_OFFLINE_MODE) == "1":
-        raise UsageError(
-            "this program was launched without IPUs (podrun --offline-mode), but it attaches to IPUs",
-            hint="Launch it without --offline-mode, or let it use an offline device.",
-        )
-    if environ.get(IPUOF_VIPU_API_HOST) and environ.get(IPUOF_VIPU_API_PARTITION_ID):
-        quiet_grpc()
-        from podrun.device.host.partition_config import connect_partition
-
-        return connect_partition(environ)
-    if config_files(environ):
-        quiet_grpc()
-        from podrun.device.host.partition_config import connect_files
-
-        return connect_files(environ)
-    from podrun.device.host.client import connect_in_process
-
-    return connect_in_process(environ, standalone_ipus)

@@ -26,10 +26,9 @@ import numpy as np
 
 from podrun.core.environment import PODRUN_CONVOLUTIONS, XDG_STATE_HOME, environment
 from podrun.core.errors import ApplicationRuntimeError, ErrorCause, ErrorCode, UnrecoverableRuntimeError
-from podrun.core.executable import Computation, Executable
+from podrun.core.executable import Array, Computation, Executable
 from podrun.core.names import SLICE, parse_scope
 from podrun.core.shared_region import RegionName, SharedRegion
-from podrun.device.program.xla_memory import Array
 
 SLOTS = 64
 """Programs of a process that have a slot. Further programs are not recorded."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from podrun.collectives import ClosedError, Group, create, join
+from podrun.collectives import ClosedError, Group, create, join_group
 from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import PoplarError
 from podrun.core.layout import IpuRange
@@ -231,7 +231,7 @@ class Job(JobProgram):
                 )
             else:
                 wait = Wait(timeout, lambda: self._ended is None)
-                group = join(
+                group = join_group(
                     context.fabric.claim(first, self.name, rank, digest, wait), rank, timeout=timeout
                 )
         except ClosedError:

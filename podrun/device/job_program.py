@@ -8,7 +8,7 @@ import math
 from podrun.collectives import Group
 from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import ApplicationRuntimeError, ErrorCause, PoplarError
-from podrun.core.executable import AllReduce, Executable, ReduceScatter, numpy_dtype
+from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.device.activity import BatchActivity, activity_of_batches
 from podrun.device.error_messages import ipus_in_words
@@ -19,7 +19,7 @@ from podrun.device.program.digests import held_by_ipu
 from podrun.device.program.engine import Engine, RunOutcome, modelled_step_seconds
 from podrun.device.program.interpreter import InstructionHook, NotFinite, batch_starts
 from podrun.device.program.machine_groups import at_position, choose_core
-from podrun.device.strikes import strike_error, strike_wait
+from podrun.device.strikes import exchanged_bytes, strike_error, strike_wait
 from podrun.faults import FaultSpec, FaultTarget, ListPlaces, Strike
 
 log = logging.getLogger("podrun.device")
@@ -229,24 +229,12 @@ class JobProgram:
             if owner is not None:
                 signal_process(owner.request.pid, owner.host, spec)
         else:
-            strike_wait(self._context, strike, self._exchanged_bytes())
+            sent = 0 if self.engine is None else exchanged_bytes(self.engine.executable)
+            strike_wait(self._context, strike, sent)
 
     def throttled_mhz(self, ipu: int) -> float | None:
         """See `LastingFaults.throttled_mhz`; of the batch that runs, or comes next."""
         return None if self.engine is None else self._lasting.throttled_mhz(ipu, self.engine.batches_done)
-
-    def _exchanged_bytes(self) -> int:
-        """Bytes that a machine sends to the others for one batch, according to its reductions."""
-        if self.engine is None:
-            return 0
-        work = [
-            instruction
-            for instructions in self.engine.executable.instructions
-            for instruction in instructions
-        ]
-        names = {i.arena for i in work if isinstance(i, ReduceScatter | AllReduce)}
-        arenas = [self.engine.executable.arenas[name] for name in names]
-        return sum(arena.size * numpy_dtype(arena.dtype).itemsize for arena in arenas)
 
     def _stop_tiles(self, not_finite: NotFinite) -> PoplarError:
         """Note the floating-point exception that stops a program; returns the error to raise."""

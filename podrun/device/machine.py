@@ -25,7 +25,7 @@ from podrun.core.errors import (
     RecoveryAction,
     TakenBy,
 )
-from podrun.core.executable import Executable
+from podrun.core.executable import Array, Executable
 from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
 from podrun.device.activity import Usage
@@ -44,7 +44,6 @@ from podrun.device.owners import (
 from podrun.device.program.digests import UNCOMPARED, digest_of_array
 from podrun.device.program.engine import RunOutcome
 from podrun.device.program.fabric import Fabric, JobName, OfferBook
-from podrun.device.program.xla_memory import Array
 from podrun.device.strikes import check_lost_host, strike_machine_event
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import (

@@ -8,12 +8,11 @@ from typing import Generic, TypeVar, cast
 
 from podrun.core.error_codec import copy_error
 from podrun.core.errors import ApplicationRuntimeError, PoplarError
-from podrun.core.executable import Executable
+from podrun.core.executable import Array, Executable
 from podrun.core.layout import IpuRange
 from podrun.device.activity import BatchActivity, TrafficCounters, Usage
 from podrun.device.connection import AttachRequest
 from podrun.device.health import Health
-from podrun.device.program.xla_memory import Array
 
 Call = TypeVar("Call", "LoadCall", "RunCall")
 Result = TypeVar("Result")

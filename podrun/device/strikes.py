@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 from podrun.core.errors import PoplarError, UsageError
+from podrun.core.executable import AllReduce, Executable, ReduceScatter, numpy_dtype
 from podrun.device.error_messages import batches_in_words, machine_lost
 from podrun.device.machine_context import MachineContext
 from podrun.faults import FaultSpec, FaultTarget, Strike
@@ -64,3 +67,11 @@ def check_lost_host(context: MachineContext, spec: FaultSpec) -> None:
             f"fault {spec.text}: that host runs the partition service, which would be lost with it",
             hint="Name a host that joined a Ray cluster (--ray-address), or machines: machine:1@batch=17:lost",
         )
+
+
+def exchanged_bytes(executable: Executable) -> int:
+    """Bytes that a machine sends to the others for one batch, according to the program's reductions."""
+    work = itertools.chain.from_iterable(executable.instructions)
+    names = {i.arena for i in work if isinstance(i, ReduceScatter | AllReduce)}
+    arenas = [executable.arenas[name] for name in names]
+    return sum(arena.size * numpy_dtype(arena.dtype).itemsize for arena in arenas)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, PODRUN_RUNTIME_DIR, pass_on
 from podrun.core.errors import DeadlineError, PodrunError, ServiceError
 from podrun.core.telemetry import MachineReport

@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podrun.core.environment import PODRUN_PROGRESS, environment
@@ -19,13 +19,37 @@ from podrun.core.terminal import reporting
 from podrun.costmodel.batch import BatchWork
 from podrun.costmodel.cost import check_planned
 from podrun.costmodel.target import System, system
-from podrun.estimate.command import EstimateRequest
 from podrun.estimate.layout import ProgramLayout, check_layout
 from podrun.estimate.model import Choices, Estimate, estimate, planned_batch, scan
 from podrun.estimate.tracing import ModelSource, OnnxModel, load_onnx_file, trace_model
 
 _TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
 """Options that have a meaning only in training."""
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateRequest:
+    """The options of a command line; None: not given."""
+
+    model: Path
+    arguments: tuple[str, ...]
+    input: tuple[str, ...]
+    target: str
+    train: bool
+    micro_batch: int | None
+    accumulation: int | None
+    global_batch: int | None
+    ipus_per_replica: int | None
+    recompute: bool
+    optimizer: str | None
+    state_off_chip: bool
+    shard_state: bool
+    strict: bool
+    available_memory_proportion: float
+    partials_type: str
+    scan: bool
+    top: int | None
+    format: str
 
 
 def answer(request: EstimateRequest) -> list[Estimate]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,37 +18,15 @@ from podrun.core.command_line import HELP_OPTIONS, PodName, run_command
 from podrun.core.errors import PodrunError
 from podrun.core.terminal import show_error
 
+if TYPE_CHECKING:
+    from podrun.estimate.answer import EstimateRequest
+
 SCHEMA = "podrun.estimate"
 SCHEMA_VERSION = 2
 DOES_NOT_FIT = 1
 """Exit code of a model, a program or a profile that does not fit the tiles."""
 BAD_INPUT = 2
 ROWS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class EstimateRequest:
-    """The options of a command line; None: not given."""
-
-    model: Path
-    arguments: tuple[str, ...]
-    input: tuple[str, ...]
-    target: str
-    train: bool
-    micro_batch: int | None
-    accumulation: int | None
-    global_batch: int | None
-    ipus_per_replica: int | None
-    recompute: bool
-    optimizer: str | None
-    state_off_chip: bool
-    shard_state: bool
-    strict: bool
-    available_memory_proportion: float
-    partials_type: str
-    scan: bool
-    top: int | None
-    format: str
 
 
 def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,7 +116,7 @@ def estimate_command(**options: Any) -> int:
     model that it compiles is taken; or a torch module or Keras model in a file of Python (net.py:NAME). The first
     dimension of inputs is the batch. What follows -- are arguments of a program.
     """
-    from podrun.estimate.answer import answer
+    from podrun.estimate.answer import EstimateRequest, answer
     from podrun.estimate.text import estimate_text, scan_table
 
     request = EstimateRequest(**options)

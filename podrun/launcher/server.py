@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from podrun.core.access import account_of
-from podrun.core.cluster import Cluster, cluster_names, load_cluster
+from podrun.core.cluster import Cluster, cluster_names
+from podrun.core.cluster_file import load_cluster
 from podrun.core.environment import IPUOF_VIPU_API_HOST, IPUOF_VIPU_API_PORT
 from podrun.core.errors import ConflictError, PodrunError, ServiceError, UsageError
 from podrun.core.identity import user_name

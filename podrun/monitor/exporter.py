@@ -24,9 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podrun import commands
 from podrun.core.access import tls_asked_for
-from podrun.core.command_line import run_command
 from podrun.core.identity import user_of_peer
 
 if TYPE_CHECKING:
@@ -194,14 +192,3 @@ class _Server(ThreadingHTTPServer):
         """Ignore callers that go away, or that TLS refuses."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
-
-
-def main() -> int:
-    """Entry point of ``python -m podrun.monitor.exporter``."""
-    from podrun.monitor.commands.exporter import exporter_verb
-
-    return run_command(exporter_verb)
-
-
-if __name__ == "__main__":
-    sys.exit(commands.run(main, command="podrun.monitor.exporter"))

@@ -110,7 +110,8 @@ def attach(
 
     Raises ApplicationRuntimeError with the reason: who holds the IPUs, or what is broken and what repairs it.
     """
-    from podrun.device.connection import AttachRequest, connect
+    from podrun.device.connection import AttachRequest
+    from podrun.device.host.connecting import connect
 
     connection = connect(partition.environ)
     try:

@@ -19,6 +19,7 @@ from podrun.core import executable_file
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.executable import (
     Arena,
+    Array,
     Computation,
     Compute,
     Executable,
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
     from podrun.costmodel.target import Chip
     from podrun.device.connection import Connection
     from podrun.monitor.tool_partition import ToolPartition
-
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def computation(

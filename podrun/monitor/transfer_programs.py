@@ -14,6 +14,7 @@ from podrun.core.executable import (
     REPLICA_OFFSET,
     AllGather,
     Arena,
+    Array,
     Computation,
     Compute,
     Executable,
@@ -29,7 +30,7 @@ from podrun.core.executable import (
     VariableRole,
 )
 from podrun.core.layout import Layout
-from podrun.monitor.tool_programs import Array, ToolWork, computation, tool_program
+from podrun.monitor.tool_programs import ToolWork, computation, tool_program
 
 if TYPE_CHECKING:
     from podrun.costmodel.target import Chip

@@ -14,18 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
-from podrun.core.errors import InputMismatch
+from podrun.core.errors import InputMismatch, present
 from podrun.numerics.precision import half_partials, is_half, widen
 from podrun.numerics.windows import Window, padded, shifted, slices
-
-Array = Any
 
 
 def convolved(
@@ -95,12 +92,12 @@ def _depthwise(x: Array, w: Array, groups: int, window: Window) -> Array:
     multiplier = w.shape[0] // groups
     if multiplier > 1:
         x = jnp.repeat(x, multiplier, axis=1)
-    total: Any = None
+    total: Array | None = None
     for position in window.positions():
         weights = w[(slice(None), 0, *position)].reshape((1, -1) + (1,) * (x.ndim - 2))
         term = shifted(x, window, position) * weights
         total = term if total is None else total + term
-    return total
+    return present(total, "a window has at least one position")
 
 
 def _grouped(x: Array, w: Array, groups: int, window: Window, half: bool = False) -> Array:
@@ -188,11 +185,11 @@ def bilinear(image: Array, position: tuple[Array, ...]) -> Array:
     """``image [C, *spatial]`` at fractional positions, linear along each axis, 0 outside: ``[C,
     *positions]``.
     """
-    total: Any = 0
+    total: Array | int = 0
     floors = [jnp.floor(p) for p in position]
     for corner in np.ndindex(*(2,) * len(position)):
-        weight: Any = 1
-        inside: Any = True
+        weight: Array | int = 1
+        inside: Array | bool = True
         index = []
         for side, p, low, size in zip(corner, position, floors, image.shape[1:], strict=True):
             at = low + side
@@ -200,7 +197,7 @@ def bilinear(image: Array, position: tuple[Array, ...]) -> Array:
             inside = inside & (at >= 0) & (at <= size - 1)
             index.append(jnp.clip(at, 0, size - 1).astype(jnp.int32))
         total = total + jnp.where(inside, weight, 0) * image[(slice(None), *index)]
-    return total
+    return jnp.asarray(total)
 
 
 def deformed(

@@ -11,11 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from podrun.core.errors import InputMismatch
-
-Array = Any
 
 LEAST = -1e30
 """A finite stand-in for the logarithm of 0, so that differences stay finite."""

@@ -6,11 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from podrun.numerics.precision import is_float
-
-Array = Any
 
 
 @jax.custom_jvp

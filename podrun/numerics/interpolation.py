@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from podrun.core.errors import InputMismatch
 from podrun.numerics.precision import is_float, widen
-
-Array = Any
 
 CUBIC = -0.75
 """The usual free parameter of the cubic kernel (Keys, Cubic Convolution Interpolation, 1981)."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
 
 from podrun.numerics.gradients import with_gradient
-
-Array = Any
 
 
 def reduced(losses: Array, how: str) -> Array:
@@ -71,11 +69,11 @@ def _nll_of_softmax_jvp(
     return nll_of_softmax(*primals), jnp.sum(slope * tangents[1].astype(p.dtype), axis=-1)
 
 
-def _smallest(dtype: Any) -> float:
+def _smallest(dtype: DTypeLike) -> float:
     return 6.1e-5 if dtype == jnp.float16 else 1e-7
 
 
-def bounded_nll(p: Array, dtype: Any) -> Array:
+def bounded_nll(p: Array, dtype: DTypeLike) -> Array:
     """-log of p bounded below; the gradient, -1 / p, has a bound of its own and never vanishes (PopART NllGrad)."""
     value = -jnp.log(jnp.maximum(p, np.asarray(_smallest(dtype), p.dtype)))
     least = np.asarray(6.104e-5 if dtype == jnp.float16 else 1e-10, p.dtype)

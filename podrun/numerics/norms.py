@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from podrun.core.errors import InputMismatch
 from podrun.numerics.convolution import along_channels
-
-Array = Any
 
 
 def standardised(
@@ -97,7 +94,7 @@ def over_root_mean_square(x: Array, axes: tuple[int, ...], epsilon: float) -> tu
 
 
 def dropped(
-    key: Any, x: Array, rate: float, shape: Sequence[int], *, below: bool = False
+    key: Array, x: Array, rate: float, shape: Sequence[int], *, below: bool = False
 ) -> tuple[Array, Array]:
     """x with elements set to 0 with probability ``rate`` and the others scaled by ``1 / (1 - rate)``, in x's type; and
     the mask of those that are kept, of ``shape``, which broadcasts to x's.

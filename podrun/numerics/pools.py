@@ -13,13 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from podrun.numerics.gradients import with_gradient
 from podrun.numerics.precision import lowest_of
 from podrun.numerics.windows import Window, padded, reduced_by_window, shifted, unshifted
-
-Array = Any
 
 
 def _window_max(x: Array, window: Window) -> Array:

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.typing import DTypeLike
 
-Array = Any
-"""A ``jax.Array`` (or tracer), or a ``numpy.ndarray`` while a front end folds constants."""
+from podrun.core.errors import present
 
 F = TypeVar("F", bound=Callable[..., Any])
+MaybeArray = TypeVar("MaybeArray", Array, Array | None)
 
 
 def is_array(x: object) -> bool:
@@ -36,18 +37,18 @@ def is_float(x: Array) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.floating))
 
 
-def widen(x: Array) -> Array:
+def widen(x: MaybeArray) -> MaybeArray:
     """Float32 of a half array; any other, and None, unchanged."""
     return x.astype(jnp.float32) if x is not None and is_half(x) else x
 
 
-def lowest_of(dtype: Any) -> np.ndarray:
+def lowest_of(dtype: DTypeLike) -> np.ndarray:
     """The identity of max for a type: minus infinity, or the least integer."""
     floating = jnp.issubdtype(dtype, jnp.floating)
     return np.asarray(-np.inf if floating else np.iinfo(dtype).min, dtype)
 
 
-def greatest_of(dtype: Any) -> np.ndarray:
+def greatest_of(dtype: DTypeLike) -> np.ndarray:
     """The identity of min for a type: infinity, or the greatest integer."""
     floating = jnp.issubdtype(dtype, jnp.floating)
     return np.asarray(np.inf if floating else np.iinfo(dtype).max, dtype)
@@ -91,12 +92,12 @@ def half_partials(a: Array, b: Array) -> Array:
         result = result[..., 0, :] if a.ndim == 1 else result
         return result[..., 0] if b.ndim == 1 else result
     depth = a.shape[-1]
-    total: Any = None
+    total: Array | None = None
     for start in range(0, depth, AMP_TERMS):
         stop = min(start + AMP_TERMS, depth)
         part = jnp.matmul(a[..., start:stop], b[..., start:stop, :], preferred_element_type=jnp.float32)
         total = part.astype(a.dtype) if total is None else (total.astype(jnp.float32) + part).astype(a.dtype)
-    return total
+    return present(total, "a product adds up at least one term")
 
 
 def type_of_sums(a: Array, b: Array) -> Any:

@@ -17,12 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from podrun.core.errors import InputMismatch
 from podrun.numerics.shared_places import reversed_within
 
-Array = Any
 State = tuple[Array, ...]
 """What goes from step to step, the output first; an LSTM's second part is its memory."""
 Activation = Callable[[Array], Array]

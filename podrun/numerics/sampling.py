@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from podrun.core.errors import InputMismatch
 from podrun.numerics.interpolation import CUBIC
-
-Array = Any
 
 MODES = ("nearest", "linear", "cubic")
 
@@ -28,7 +26,7 @@ def _reflected(p: Array, low: float, high: float) -> Array:
 
 def _pixel(image: Array, index: tuple[Array, ...], padding: str, align: bool) -> Array:
     """``image [C, *spatial]`` at whole positions, with the padding rule for those outside."""
-    inside: Any = True
+    inside: Array | bool = True
     places = []
     for at, size in zip(index, image.shape[1:], strict=True):
         if padding == "zeros":
@@ -74,14 +72,14 @@ def _sample(image: Array, grid: Array, mode: str, padding: str, align: bool) -> 
     else:
         weights = [_cubic_weights(p - f) for p, f in zip(places, floors, strict=True)]
         first = -1
-    total: Any = 0
+    total: Array | int = 0
     for corner in np.ndindex(*(len(w) for w in weights)):
-        weight: Any = 1
+        weight: Array | int = 1
         for w, k in zip(weights, corner, strict=True):
             weight = weight * w[k]
         index = tuple(f + (k + first) for f, k in zip(floors, corner, strict=True))
         total = total + weight * _pixel(image, index, padding, align)
-    return total
+    return jnp.asarray(total)
 
 
 def sampled(x: Array, grid: Array, mode: str, padding: str, align: bool) -> Array:

@@ -11,13 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.typing import DTypeLike
 
 from podrun.core.errors import InputMismatch
 from podrun.numerics.gradients import equals_carrier, product_carrier, with_gradient
 from podrun.numerics.precision import greatest_of, is_float, lowest_of
-
-Array = Any
 
 
 def from_front(indices: Array, size: int) -> Array:
@@ -47,7 +46,7 @@ def reversed_within(x: Array, lengths: Array, batch_axis: int, time_axis: int) -
     return jnp.take_along_axis(x, source, axis=time_axis)
 
 
-def neutral_element(how: str, dtype: Any) -> np.ndarray:
+def neutral_element(how: str, dtype: DTypeLike) -> np.ndarray:
     """What a reduction of `combined` leaves as it is: 0, 1, or the least or greatest value of a type."""
     if how in ("max", "min"):
         return lowest_of(dtype) if how == "max" else greatest_of(dtype)

@@ -10,14 +10,12 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
+from jax import Array, lax
 
 from podrun.core.errors import InputMismatch
-
-Array = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ def reduced_by_window(x: Array, window: Window, combine: Callable[[Array, Array]
     return x
 
 
-def padded(x: Array, window: Window, value: Array) -> Array:
+def padded(x: Array, window: Window, value: Array | np.ndarray) -> Array:
     """x with the window's padding (and ceil_mode's extra) filled with ``value``; negative padding crops."""
     config = [(0, 0, 0), (0, 0, 0)]
     config += [

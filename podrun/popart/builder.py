@@ -26,7 +26,14 @@ from podrun.popart.dataflow import InputSettings
 from podrun.popart.debug import TRACE, note
 from podrun.popart.enums import ExchangeStrategy, ReplicatedStreamMode
 from podrun.popart.exceptions import popart_exception
-from podrun.popart.graph_builder import DEFAULT_OPSET, GRAPHCORE_DOMAIN, BuilderModel, GraphScope, Names, load
+from podrun.popart.graph_builder import (
+    DEFAULT_OPSET,
+    GRAPHCORE_DOMAIN,
+    BuilderModel,
+    GraphScope,
+    Names,
+    continued_model,
+)
 from podrun.popart.graphcore_ops import GraphcoreOp
 from podrun.popart.names import FormerBuilder
 from podrun.popart.node_inference import check_windows, infer_custom, infer_graphcore
@@ -57,7 +64,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
             self._scope = GraphScope(builderCore._scope.names, builderCore._scope.opsets, builderCore._scope)
             self._metadata = builderCore._metadata
         elif modelProtoOrFilename is not None:
-            self._scope = load(modelProtoOrFilename)
+            self._scope = continued_model(modelProtoOrFilename)
         else:
             self._scope = GraphScope(Names(), versions)
         self._children: list[Builder] = []

@@ -23,6 +23,7 @@ from podrun.core.errors import InternalError
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.enums import RecomputationType
 from podrun.popart.option_groups import AutomaticLossScalingSettings
+from podrun.popart.session_base import Session
 from podrun.popart.stepio import IStepIO
 from podrun.runtime.assembly import PlacedModel
 from podrun.runtime.building import build_model
@@ -31,7 +32,6 @@ from podrun.runtime.settings import StepTensor
 from podrun.runtime.words import SessionCall
 
 if TYPE_CHECKING:
-    from podrun.popart.session import InferenceSession, Session
     from podrun.runtime.assembly import SessionParts, SessionSource
     from podrun.runtime.model_lowering import Request
 
@@ -88,12 +88,10 @@ class _Shared(IStepIO):
         self._io.store(tensor, value)
 
 
-def _inference(training: Session) -> InferenceSession:
-    from podrun.popart.session import InferenceSession
-
+def _inference(training: Session) -> Session:
     parts = training.parts
 
-    class Forward(InferenceSession):
+    class Forward(Session):
         """The training session's placed model, its operators as in training."""
 
         def _build(self, source: SessionSource, request: Request, target: str) -> PlacedModel:

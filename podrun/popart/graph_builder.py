@@ -301,7 +301,7 @@ def _ir_version(opset: int) -> int:
     return max(4, int(versions.get(opset, 4)))
 
 
-def load(source: str | bytes | os.PathLike[str]) -> GraphScope:
+def continued_model(source: str | bytes | os.PathLike[str]) -> GraphScope:
     """A scope that continues the model in a file or in bytes."""
     from onnx import shape_inference
 

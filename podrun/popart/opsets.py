@@ -18,6 +18,7 @@ import numpy as np
 
 from podrun.popart.debug import DebugContext, note
 from podrun.popart.exceptions import popart_exception
+from podrun.popart.graph_builder import BuilderModel
 from podrun.popart.graphcore_ops import NODE_NAMES, OPS, REQUIRED, GraphcoreOp, attribute_value
 from podrun.popart.node_inference import multi_convolution
 from podrun.popart.schemas import AUTO_PAD, Unfit, onnx_methods, onnx_parameters, onnx_value
@@ -255,9 +256,7 @@ class AiGraphcore(_OpFamily):
 
     @staticmethod
     def _attribute(method: str, op: GraphcoreOp, name: str, value: Any) -> Any:
-        from podrun.popart.builder import Builder
-
-        if isinstance(value, Builder):
+        if isinstance(value, BuilderModel):
             return value._subgraph_proto(called=True)
         default = dict((*op.attributes, *op.keyword_attributes)).get(name)
         if isinstance(default, float) and isinstance(value, (int, np.floating)):

@@ -14,6 +14,7 @@ import numpy as np
 
 from podrun.onnx_models.tensor_proto import to_proto
 from podrun.popart.exceptions import surfaced
+from podrun.popart.graph_builder import BuilderModel
 from podrun.popart.graphcore_ops import REQUIRED
 from podrun.popart.tensor_info import onnx_data_type, parse_data_type
 
@@ -139,10 +140,8 @@ class Unfit(Exception):
 
 def onnx_value(op_type: str, parameter: Parameter, value: Any) -> Any:
     """The attribute to write, or None if it is the default. Unfit for an impossible value."""
-    from podrun.popart.builder import Builder
-
     if parameter.kind == "GRAPH":
-        if not isinstance(value, Builder):
+        if not isinstance(value, BuilderModel):
             raise Unfit(f"{parameter.name} is a Builder")
         return value._subgraph_proto()
     if parameter.kind == "TENSOR":

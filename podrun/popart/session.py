@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from typing import TYPE_CHECKING
 
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
@@ -13,18 +12,16 @@ from podrun.popart.exceptions import (
     OutOfMemoryException as OutOfMemoryException,  # Programs look for this name here, too.
 )
 from podrun.popart.exceptions import popart_exception, surfacing
+from podrun.popart.forward_only import HANDLE, ForwardOnly
 from podrun.popart.names import takes_former_arguments
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.patterns import Patterns
 from podrun.popart.session_base import Session as Session
-from podrun.popart.session_ir import Ir, inference_from
+from podrun.popart.session_ir import Ir, check_for_inference
 from podrun.popart.session_options import SessionOptions
 from podrun.popart.stepio import IStepIO
 from podrun.popart.tensor_info import InputShapeInfo
 from podrun.runtime.graph import Model
-
-if TYPE_CHECKING:
-    from podrun.popart.forward_only import ForwardOnly
 
 
 @surfacing
@@ -77,7 +74,8 @@ class InferenceSession(Session):
         """A session from what `getIr` returned, on another device. popart_exception for the IR of a training
         session.
         """
-        return inference_from(ir, deviceInfo, name)
+        check_for_inference(ir)
+        return InferenceSession(ir.model, ir.flow, deviceInfo, ir.shapes, ir.patterns, ir.options, name)
 
     def _setDeviceInfo(self, deviceInfo: DeviceInfo) -> None:
         """Use another device with as many IPUs; before prepareDevice. popart_exception otherwise."""
@@ -154,8 +152,6 @@ class TrainingSession(Session):
         )
 
     def _run_program(self, handle: str, io: IStepIO) -> None:
-        from podrun.popart.forward_only import HANDLE, ForwardOnly
-
         if handle != HANDLE or not self._options.createImplicitPipeliningFwdOnlyProgram:
             super()._run_program(handle, io)
         self.parts.runner.check(io)

@@ -7,10 +7,8 @@ the forward graph that is computed (`podrun.runtime.graph_text`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from podrun.popart.dataflow import DataFlow
-from podrun.popart.device import DeviceInfo
 from podrun.popart.exceptions import popart_exception
 from podrun.popart.names import UNNAMED
 from podrun.popart.patterns import Patterns
@@ -19,9 +17,6 @@ from podrun.popart.session_options import SessionOptions
 from podrun.popart.tensor_info import InputShapeInfo
 from podrun.runtime.assembly import SessionParts
 from podrun.runtime.graph_text import Drawing, graph_json
-
-if TYPE_CHECKING:
-    from podrun.popart.session import InferenceSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +37,8 @@ class Ir:
         return self.text
 
 
-def inference_from(ir: Ir, device: DeviceInfo, name: str) -> InferenceSession:
-    """`InferenceSession.fromIr`. popart_exception for an IR with a backward pass."""
-    from podrun.popart.session import InferenceSession
-
+def check_for_inference(ir: Ir) -> None:
+    """Raise popart_exception for an IR with a backward pass, TypeError for what is no IR."""
     if not isinstance(ir, Ir):
         raise TypeError(
             f"fromIr(): incompatible function arguments. {ir!r} is no Ir: session.getIr() gives one."
@@ -55,7 +48,6 @@ def inference_from(ir: Ir, device: DeviceInfo, name: str) -> InferenceSession:
             "fromIr: the IR is that of a training session; its backward pass and updates need a TrainingSession.",
             hint="InferenceSession(model from modelToHost, dataFlow, device) runs it forward.",
         )
-    return InferenceSession(ir.model, ir.flow, device, ir.shapes, ir.patterns, ir.options, name)
 
 
 def ir_text(parts: SessionParts) -> str:

@@ -92,7 +92,7 @@ class Instances:
         return self._groups[members]
 
     def _join(self, size: int) -> Communicator:
-        from podrun.collectives import Communicator, create, join
+        from podrun.collectives import Communicator, create, join_group
         from podrun.collectives.rendezvous import hosts_token
 
         rank = core.getInstanceIndex()
@@ -100,7 +100,7 @@ class Instances:
             return Communicator(create(1)[0])
         address, port, key = self._exchange_point(size)
         if rank > 0:
-            return Communicator(join(hosts_token(size, address, port, key, self.timeout), rank))
+            return Communicator(join_group(hosts_token(size, address, port, key, self.timeout), rank))
         try:
             group, _ = create(size, address=address, port=port, key=key, timeout=self.timeout)
         except ConflictError as error:
@@ -125,7 +125,7 @@ class Instances:
 
         import numpy as np
 
-        from podrun.collectives import Communicator, create_within, join
+        from podrun.collectives import Communicator, create_within, join_group
 
         everyone = self._groups.get(whole) or self._groups.setdefault(whole, self._join(len(whole)))
         rank = everyone.rank
@@ -136,7 +136,7 @@ class Instances:
                 everyone.send(note, other, _TOKEN_TAG)
             return Communicator(group)
         note = everyone.receive(np.empty(_TOKEN_BYTES, np.uint8), members[0], _TOKEN_TAG)
-        return Communicator(join(json.loads(note.tobytes()), members.index(rank)))
+        return Communicator(join_group(json.loads(note.tobytes()), members.index(rank)))
 
     def close(self) -> None:
         """Leave all groups. Idempotent."""

@@ -109,7 +109,7 @@ class _Template:
         """Import what does not depend on Ray, then take requests. Returns in each copy."""
         from importlib import import_module
 
-        for name in (*import_module("podrun.device.service.server").MODULES, *OTHERS):
+        for name in (*import_module("podrun.device.service.preload").MODULES, *OTHERS):
             import_module(name)
         while True:
             request, _ = self._listener.accept()

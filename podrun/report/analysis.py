@@ -12,13 +12,9 @@ in ``microseconds`` and ``totalCycles``, and by cause in the profile.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from functools import cached_property
-from pathlib import Path
 
 from podrun.costmodel.target import chip
-from podrun.report.document import SCHEMA_VERSION, load
 from podrun.report.library.compilation import (
     IPU,
     Categories,
@@ -38,14 +34,11 @@ from podrun.report.library.compilation import (
 from podrun.report.library.execution import (
     Execution,
     ExecutionStep,
-    InstrumentationSettings,
     Interval,
     LibraryProgram,
     LibraryRun,
-    PoplarVersion,
     ProgramType,
     RepeatedSteps,
-    ReportVersion,
     TotalCycles,
 )
 from podrun.report.model import PHASES, MemoryUse, Profile, ReportStage, layer_of
@@ -122,41 +115,6 @@ def _pass_steps(profile: Profile) -> Iterator[ExecutionStep]:
         for program, cycles in programs[id(stage)]:
             yield ExecutionStep(program, stage.ipu, profile.ipus_per_replica, start, cycles)
             start += cycles
-
-
-class Report:
-    """The result of ``pva.openReport``: `compilation` and `execution` of a profile, each computed once."""
-
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
-        self.poplarVersion = PoplarVersion()
-        self.version = ReportVersion(SCHEMA_VERSION)
-        self.instrumentationSettings = InstrumentationSettings()
-
-    def show(self, *, height: int = 700) -> None:
-        """See `Profile.show`."""
-        self.profile.show(height=height)
-
-    @cached_property
-    def compilation(self) -> Compilation:
-        """The facts known before anything runs."""
-        return compilation(self.profile)
-
-    @cached_property
-    def execution(self) -> Execution:
-        """One modelled run."""
-        return execution(self.profile)
-
-
-def open_report(path: str | os.PathLike[str], debug: str | os.PathLike[str] = "") -> Report:
-    """The report in a ``profile.pop`` (or ``profile.json``) that podrun wrote: JSON, whatever its name says.
-
-    ``debug``: the SDK's debug information, of which podrun has none; ignored.
-
-    Raises:
-        ConfigError: there is no such file, or it is no report of podrun's (the SDK's own are in another format).
-    """
-    return Report(load(Path(path)))
 
 
 def _target(profile: Profile) -> Target:

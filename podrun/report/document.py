@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,9 +30,11 @@ from podrun.core.environment import PODRUN_COMMAND
 from podrun.core.errors import ConfigError, NotFoundError
 from podrun.core.executable import Executable
 from podrun.costmodel.target import chip
+from podrun.report.analysis_profile import AnalysisProfile, Report
 from podrun.report.chrome_trace import to_trace
 from podrun.report.html import page
 from podrun.report.model import (
+    SCHEMA_VERSION,
     Bound,
     BspStep,
     Content,
@@ -46,7 +49,6 @@ from podrun.report.model import (
 from podrun.report.text import compare, summary
 
 SCHEMA = "podrun.profile"
-SCHEMA_VERSION = 1
 """Grows when a key changes its meaning or disappears; new keys alone do not change it."""
 
 MOST_BYTES = 512 << 20
@@ -64,7 +66,7 @@ def profile_to_json(profile: Profile, origin: ReportOrigin | None = None) -> str
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def from_json(text: str, *, source: str = "the document") -> Profile:
+def from_json(text: str, *, source: str = "the document") -> AnalysisProfile:
     """Read a document back; ``source`` names it in errors.
 
     Raises:
@@ -81,7 +83,7 @@ def parse_report(text: str, *, source: str) -> dict[str, Any]:
     return content
 
 
-def from_object(content: Mapping[str, Any], *, source: str) -> Profile:
+def from_object(content: Mapping[str, Any], *, source: str) -> AnalysisProfile:
     """The profile in a parsed document. Raises ConfigError as `from_json`."""
     from pydantic import ValidationError
 
@@ -102,16 +104,16 @@ def from_object(content: Mapping[str, Any], *, source: str) -> Profile:
         raise ConfigError(
             f"{source}: profile.stages: a program has at least one stage and one cause", hint=_ANEW
         )
-    return profile
+    return AnalysisProfile.of(profile)
 
 
-def load(path: Path | str) -> Profile:
+def load_profile(path: Path | str) -> AnalysisProfile:
     """The profile in a file that podrun wrote. Raises ConfigError as `from_json`, or if there is no such file."""
     return from_json(read_report_text(Path(path)), source=str(path))
 
 
 def load_origin(path: Path | str) -> ReportOrigin | None:
-    """Where the report in a file comes from; None if it does not say. Raises ConfigError as `load`."""
+    """Where the report in a file comes from; None if it does not say. Raises ConfigError as `load_profile`."""
     origin = parse_report(read_report_text(Path(path)), source=str(path)).get("origin")
     if not isinstance(origin, dict):
         return None
@@ -214,7 +216,18 @@ def write_report(
     return directory / ARCHIVE
 
 
-def profile_of(executable: Executable) -> Profile:
+def open_report(path: str | os.PathLike[str], debug: str | os.PathLike[str] = "") -> Report:
+    """The report in a ``profile.pop`` (or ``profile.json``) that podrun wrote: JSON, whatever its name says.
+
+    ``debug``: the SDK's debug information, of which podrun has none; ignored.
+
+    Raises:
+        ConfigError: there is no such file, or it is no report of podrun's (the SDK's own are in another format).
+    """
+    return Report(load_profile(Path(path)))
+
+
+def profile_of(executable: Executable) -> AnalysisProfile:
     """The Profile of a compiled program. Raises ConfigError as `read_report`."""
     return read_report(
         executable.tile_report,
@@ -254,7 +267,7 @@ def read_report(
     ipus_per_replica: int | None = None,
     batching: Batching = Batching(),
     samples_per_micro_batch: int | None = None,
-) -> Profile:
+) -> AnalysisProfile:
     """The Profile of a tile report; ``samples_per_micro_batch`` is what one replica sees in one micro-batch.
 
     ``ipus_per_replica``: None for those that have work.
@@ -292,7 +305,7 @@ def read_report(
     )
 
 
-def _profile(report: Mapping[str, Any]) -> Profile:
+def _profile(report: Mapping[str, Any]) -> AnalysisProfile:
     step = report["step"]
     if "segments" in report:
         stages = tuple(
@@ -313,7 +326,7 @@ def _profile(report: Mapping[str, Any]) -> Profile:
             "the tile report holds no segments", hint="Compile the program again with this version."
         )
     first = report["segments"][0]["report"] if "segments" in report else report
-    return Profile(
+    return AnalysisProfile(
         name="program",
         target=str(first["target"]),
         clock_hz=float(chip(str(first["target"])).clock_hz),

@@ -9,19 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from podrun.core.names import parse_scope
 
-if TYPE_CHECKING:
-    from podrun.report.library.compilation import Compilation
-    from podrun.report.library.execution import (
-        Execution,
-        InstrumentationSettings,
-        PoplarVersion,
-        ReportVersion,
-    )
-
+SCHEMA_VERSION = 1
+"""Of the document that has these fields (`podrun.report.document`)."""
 CAUSES = ("compute", "exchange", "rearrange", "launch", "sync")
 """Causes of cycles within a stage, in the order they are shown."""
 PHASES = ("sync", "exchange", "compute")
@@ -208,62 +200,6 @@ class Profile:
         if self.samples_per_batch is None or self.seconds <= 0:
             return None
         return self.samples_per_batch / self.seconds
-
-    def show(self, *, height: int = 700) -> None:
-        """Show the page inline in a notebook, ``height`` pixels high; elsewhere print the summary."""
-        from podrun.report.notebook import show
-
-        show(self, height)
-
-    def _repr_html_(self) -> str:
-        """The form in which a notebook shows a profile."""
-        from podrun.report.notebook import frame
-
-        return frame(self)
-
-    def table(self, what: str) -> Any:
-        """A pandas table: ``layers``, ``operators``, ``timeline``, ``tiles``, ``memory`` or ``causes``.
-
-        Raises NotFoundError without pandas, UsageError for another name. See `podrun.report.notebook.table`.
-        """
-        from podrun.report.notebook import table
-
-        return table(self, what)
-
-    @property
-    def compilation(self) -> Compilation:
-        """As the SDK's analysis library has it: see `podrun.report.analysis`."""
-        from podrun.report.analysis import compilation
-
-        return compilation(self)
-
-    @property
-    def execution(self) -> Execution:
-        """As the SDK's analysis library has it: see `podrun.report.analysis`."""
-        from podrun.report.analysis import execution
-
-        return execution(self)
-
-    @property
-    def poplarVersion(self) -> PoplarVersion:
-        """As the SDK's analysis library has it."""
-        from podrun.report.analysis import Report
-
-        return Report(self).poplarVersion
-
-    @property
-    def version(self) -> ReportVersion:
-        """As the SDK's analysis library has it."""
-        from podrun.report.analysis import Report
-
-        return Report(self).version
-
-    @property
-    def instrumentationSettings(self) -> InstrumentationSettings:
-        """As the SDK's analysis library has it."""
-        from podrun.report.analysis import Report
-
-        return Report(self).instrumentationSettings
 
     @property
     def ipus(self) -> tuple[int, ...]:

@@ -26,7 +26,8 @@ from podrun.core.environment import (
 )
 from podrun.core.errors import UsageError
 from podrun.core.layout import IpuRange
-from podrun.device.connection import AttachRequest, Connection, config_files
+from podrun.device.connection import AttachRequest, Connection
+from podrun.device.host.connecting import config_files
 from podrun.record.recorder import RecordedConnection, process_recorder
 from podrun.runtime.environment import ours
 
@@ -276,6 +277,6 @@ def open_connection(environ: Mapping[str, str], ipus: int) -> Connection:
     """An IPUoF connection: to the partition that ``environ`` names, else to ``ipus`` IPUs inside this
     process.
     """
-    from podrun.device.connection import connect
+    from podrun.device.host.connecting import connect
 
     return connect(environ, standalone_ipus=ipus)

@@ -14,7 +14,6 @@ from podrun.compiler.program import Forward, Tensors, tap
 from podrun.core.errors import UsageError
 from podrun.core.names import RESTORE, place_scopes
 from podrun.runtime.graph import Node, OperatorGraph, reads
-from podrun.runtime.placing import computing, described
 from podrun.runtime.settings import Recomputation, RunSettings
 from podrun.runtime.tensor_names import PREFIXES
 from podrun.runtime.words import Words
@@ -35,6 +34,16 @@ _READ_OUTPUTS = frozenset({
 # fmt: on
 _FLOATS = ("float32", "float16", "bfloat16")
 """Types of variables. Initializers of integer types are shapes and indices, that is, constants."""
+
+
+def described(node: Node) -> str:
+    """The node for messages, as PopART names it."""
+    return f"{node.op_type} making {list(node.outputs)}"
+
+
+def computing(graph: OperatorGraph) -> list[Node]:
+    """The nodes that have a place: all but constants."""
+    return [node for node in graph.nodes if node.op_type != "Constant"]
 
 
 def check_pipeline(graph: OperatorGraph, settings: RunSettings, batches: int, *, training: bool) -> None:

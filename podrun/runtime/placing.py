@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from podrun.core.errors import UsageError
 from podrun.runtime.graph import NOWHERE, Node, OperatorGraph
+from podrun.runtime.pipelining import computing, described, variable_readers, with_cuts, with_stages
 from podrun.runtime.settings import PhaseSettings, PlacedBy, RunSettings
 
 if TYPE_CHECKING:
@@ -38,11 +39,6 @@ if TYPE_CHECKING:
     from podrun.runtime.building import BuiltModel
 
 _log = logging.getLogger("podrun.runtime")
-
-
-def described(node: Node) -> str:
-    """The node for messages, as PopART names it."""
-    return f"{node.op_type} making {list(node.outputs)}"
 
 
 def recompute_annotated(graph: OperatorGraph) -> bool:
@@ -70,14 +66,7 @@ def place(graph: OperatorGraph, settings: RunSettings, ipus_per_replica: int) ->
     if mode is PlacedBy.ONE_IPU:
         return graph.each_node(lambda node: node.at(ipu=None, stage=None))
     _check_virtual_graphs(graph.nodes, settings.placement, ipus_per_replica)
-    from podrun.runtime.pipelining import with_cuts, with_stages
-
     return with_stages(graph) if settings.pipelined else with_cuts(graph)
-
-
-def computing(graph: OperatorGraph) -> list[Node]:
-    """The nodes that have a place: all but constants."""
-    return [node for node in graph.nodes if node.op_type != "Constant"]
 
 
 def _check_virtual_graphs(nodes: Sequence[Node], mode: PlacedBy, ipus: int) -> None:
@@ -218,8 +207,6 @@ def place_automatically(
 
 def _sharing(graph: OperatorGraph, labels: Sequence[str]) -> list[list[int]]:
     """Operators by number, in order, in parts such that all readers of a variable are in one part."""
-    from podrun.runtime.pipelining import variable_readers
-
     order = {label: index for index, label in enumerate(labels)}
     last = list(range(len(labels)))
     for nodes in variable_readers(graph).values():

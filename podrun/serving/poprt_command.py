@@ -170,7 +170,7 @@ def poprt_command(ctx: click.Context, /, **options: Any) -> int:
     if ctx.invoked_subcommand is not None:
         ctx.obj = (options, typed)
         return 0
-    return poprt_flow.convert_and_run(options, typed)
+    return poprt_flow.convert_and_run(poprt_command, options, typed)
 
 
 @poprt_command.command("tf2onnx")
@@ -194,7 +194,7 @@ def tf2onnx_command(ctx: click.Context, /, **settings: Any) -> int:
         raise UsageError(
             "tf2onnx is for --framework tensorflow", hint="Put it before: poprt --framework tensorflow"
         )
-    return poprt_flow.convert_and_run(options, typed, settings)
+    return poprt_flow.convert_and_run(poprt_command, options, typed, settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -93,14 +93,17 @@ def pass_names(custom: str | None = None) -> list[str]:
     return list(get_registered_passes())
 
 
-def convert_and_run(options: Options, typed: set[str], frontend: Mapping[str, Any] | None = None) -> int:
-    """Do what the options ask for. ``typed``: those of the command line, which win over those of a file."""
+def convert_and_run(
+    command: click.Command, options: Options, typed: set[str], frontend: Mapping[str, Any] | None = None
+) -> int:
+    """Do what the options of ``command`` ask for. ``typed``: those of the command line, which win over those of a
+    file."""
     logging.basicConfig(format=_LOG_FORMAT, stream=sys.stderr)
     logging.getLogger("poprt").setLevel(options["logging_level"].upper())
     options = dict(options)
     models: list[Options] = []
     if options["config_yaml"]:
-        models = _with_file(options, typed)
+        models = _with_file(options, typed, command)
     _check(options)
     load_modules(options["custom_pass_config"], "--custom_pass_config")
     load_modules(options["custom_shape_inference"], "--custom_shape_inference")
@@ -121,14 +124,12 @@ def convert_and_run(options: Options, typed: set[str], frontend: Mapping[str, An
     return 0
 
 
-def _with_file(options: Options, typed: set[str]) -> list[Options]:
+def _with_file(options: Options, typed: set[str], command: click.Command) -> list[Options]:
     """Take the options of a YAML file; returns those of each model of a fusion."""
-    from podrun.serving.poprt_command import poprt_command
-
-    several = {p.name: bool(getattr(p, "multiple", False)) for p in poprt_command.params if p.name}
+    several = {p.name: bool(getattr(p, "multiple", False)) for p in command.params if p.name}
     plain, models = read_options(options["config_yaml"], several)
-    types = {p.name: p for p in poprt_command.params}
-    context = click.Context(poprt_command)
+    types = {p.name: p for p in command.params}
+    context = click.Context(command)
     for name, value in plain.items():
         if name not in typed:
             options[name] = types[name].type_cast_value(context, value)

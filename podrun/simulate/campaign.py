@@ -140,7 +140,7 @@ class Campaign:
         shared = (self.setup, self.setup.pod, self._agents, self._index)
         return copy.deepcopy(self, {id(entry): entry for entry in shared})
 
-    def decide(self, event: ev.Event) -> tuple[ev.Instruction, ...]:
+    def decide(self, event: ev.Event) -> tuple[ev.MachineOrder, ...]:
         """Let the allocator decide on an event now."""
         self.allocator.now = self.engine.now / SECOND
         return tuple(self.allocator.handle(event))

@@ -116,7 +116,7 @@ class PodQueue:
             self._carry_out(instruction)
         self._largest = -1
 
-    def _carry_out(self, instruction: ev.Instruction) -> None:
+    def _carry_out(self, instruction: ev.MachineOrder) -> None:
         match instruction:
             case ev.ProvisionMachines(partition, operation):
                 self._free -= self.allocator.partitions[partition].size

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from podrun import __version__
 from podrun.core.documents import write_output
@@ -22,17 +22,35 @@ from podrun.simulate.traces.lines import JobLog
 from podrun.simulate.traces.reading import read_trace
 from podrun.simulate.workload import TraceGenerator
 
-if TYPE_CHECKING:
-    from podrun.simulate.commands.simulate import SimulateRequest
-
 SCHEMA_VERSION = 1
 Users = Mapping[str, Mapping[str, float]]
 
 
+@dataclass(frozen=True, slots=True)
+class SimulateRequest:
+    """The options of a command line."""
+
+    jobs: Path | None
+    processors: int | None
+    pod: str | None
+    policy: str | None
+    scale: float
+    format: str | None
+    clairvoyant: bool
+    generate: str | None
+    write_swf: Path | None
+    max_broken: float
+    seed: int
+    users: bool
+    json_file: Path | None
+    start: Path | None = None
+    serve: int | None = None
+    conformance: str | None = None
+    patience: float = 30.0
+
+
 def run_request(asked: SimulateRequest) -> tuple[dict[str, Any], list[str], Users]:
     """The report of a request as JSON values, warnings, and figures by user. Raises PodrunError."""
-    from podrun.simulate.commands.simulate import with_defaults
-
     request = with_defaults(asked)
     start = None if request.start is None else read_capture(request.start)
     if start is not None:
@@ -75,8 +93,6 @@ def _jobs_of(request: SimulateRequest, largest: int) -> tuple[list[TraceJob], di
     if request.jobs is None and request.generate is None:
         return [], {"file": request.start.name if request.start else None}, []
     if request.jobs is None:
-        from podrun.simulate.commands.simulate import generator_values
-
         generator = TraceGenerator(**generator_values(request.generate or "", TraceGenerator))
         jobs = generator.draw(request.seed)
         if generator.largest > largest:
@@ -106,7 +122,7 @@ def _source(path: Path, trace: JobLog) -> dict[str, Any]:
 
 
 def _pod_size(request: SimulateRequest) -> int:
-    from podrun.core.cluster import load_cluster
+    from podrun.core.cluster_file import load_cluster
 
     return load_cluster(request.pod or "").ipu_count
 
@@ -118,7 +134,7 @@ def _outcomes(
     if request.pod is None:
         processors = request.processors or 0
         return CountedPool(processors, request.policy or "easy").run(jobs), processors, {}
-    from podrun.core.cluster import load_cluster
+    from podrun.core.cluster_file import load_cluster
     from podrun.simulate.pod_queue import PodQueue
     from podrun.simulate.stepped_pod import served_outcomes
 
@@ -168,3 +184,35 @@ def shown_users(users: Users) -> str:
         for name, entry in list(users.items())[:SHOWN_USERS]
     ]
     return text_table(("user", "jobs", "mean wait s", "mean slowdown", "processor-hours"), rows)
+
+
+def generator_values(text: str, kind: type[Any]) -> Mapping[str, Any]:
+    """``jobs=1000,mean-gap-s=60`` as the fields of a dataclass. Raises UsageError, which lists them."""
+    defaults: dict[str, Any] = {entry.name: entry.default for entry in fields(kind)}
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        key = name.replace("-", "_")
+        if key not in defaults or not equals:
+            names = ", ".join(entry.replace("_", "-") for entry in defaults)
+            raise UsageError(f"{part!r} says nothing of a log that is drawn", hint=f"Known: {names}.")
+        try:
+            values[key] = type(defaults[key])(value)
+        except ValueError:
+            raise UsageError(f"{name} is {value!r}, not a number", hint="--generate jobs=1000") from None
+    return values
+
+
+def with_defaults(request: SimulateRequest) -> SimulateRequest:
+    """The request with its policy."""
+    return replace(
+        request,
+        policy=request.policy
+        or (
+            "own scheduler"
+            if request.serve is not None
+            else "podrun"
+            if request.pod or request.start
+            else "easy"
+        ),
+    )

@@ -25,6 +25,7 @@ from podrun.partition.state.store import Store
 from podrun.partition.state.values import PartitionState, Requirements
 from podrun.simulate.engine import SECOND, nanoseconds
 from podrun.simulate.jobs import JobOutcome, TraceJob
+from podrun.simulate.stepped_server import add_clock, partition_size
 
 EPOCH_S = 1_000_000_000.0
 """The service's time at virtual time 0, in seconds since 1970."""
@@ -133,8 +134,6 @@ class SteppedPod:
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen; returns the port."""
-        from podrun.simulate.stepped_server import add_clock
-
         self._service.more_servicers = (lambda server: add_clock(self, server),)
         return self._service.start(host, port)
 
@@ -247,11 +246,6 @@ class SteppedPod:
     def waiting(self) -> list[str]:
         """Jobs that have come and not started."""
         return list(self._waiting)
-
-
-def partition_size(job: TraceJob) -> int:
-    """IPUs of the smallest partition that holds a job."""
-    return 1 << (job.size - 1).bit_length()
 
 
 def served_outcomes(pod: Cluster, jobs: Sequence[TraceJob], port: int, patience_s: float) -> list[JobOutcome]:

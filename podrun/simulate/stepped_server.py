@@ -13,6 +13,7 @@ from podrun.partition.server.calls import abort_with
 from podrun.simulate import virtual_pod_pb2 as pb
 from podrun.simulate import virtual_pod_pb2_grpc
 from podrun.simulate.engine import SECOND, nanoseconds
+from podrun.simulate.jobs import TraceJob
 
 if TYPE_CHECKING:
     from podrun.simulate.stepped_pod import SteppedPod
@@ -29,8 +30,6 @@ class _ClockServicer:
 
     def Advance(self, request: pb.AdvanceRequest, context: grpc.ServicerContext) -> pb.AdvanceReply:
         """Let virtual time pass."""
-        from podrun.simulate.stepped_pod import partition_size
-
         try:
             if not 0 <= request.at_most_seconds < 1e9:
                 raise UsageError(
@@ -56,6 +55,11 @@ class _ClockServicer:
             done=told.done,
             waiting=told.waiting,
         )
+
+
+def partition_size(job: TraceJob) -> int:
+    """IPUs of the smallest partition that holds a job."""
+    return 1 << (job.size - 1).bit_length()
 
 
 def add_clock(pod: SteppedPod, server: grpc.Server) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from podrun.collectives import Group, create, in_process, join
+from podrun.collectives import Group, create, in_process, join_group
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def hosts(names: str, timeout: float = 10.0, absent: tuple[int, ...] = ()) -> It
     groups = [first]
     try:
         here = [rank for rank in range(1, len(names)) if rank not in absent]
-        groups += [join(token, rank, host=names[rank]) for rank in here]
+        groups += [join_group(token, rank, host=names[rank]) for rank in here]
         yield groups
     finally:
         with ThreadPoolExecutor(len(groups)) as pool:  # a rank's last data may need another to take it

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.random
 
 import podrun.collectives
-from podrun.collectives import Communicator, Group, Reduction, create, join
+from podrun.collectives import Communicator, Group, Reduction, create, join_group
 from podrun.core.errors import PodrunError
 
 ROOM = os.path.dirname(podrun.collectives.__file__)
@@ -134,7 +134,7 @@ def _rank(pipe: Connection, names: str, rank: int, timeout: float, seed: int, st
             group, token = create(len(names), address=address, timeout=timeout, host=host)
             pipe.send(token)
         else:
-            group = join(token, rank, host=host)
+            group = join_group(token, rank, host=host)
         program(group, seed)
         kind, message, named = "done", "", True
     except Exception as error:

@@ -58,10 +58,10 @@ def main() -> None:
     token, rank, path = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if path == "python":
         sys.modules["podrun.collectives._collectives"] = None  # type: ignore[assignment]
-    from podrun.collectives import join, linux
+    from podrun.collectives import join_group, linux
 
     assert (linux.c_module is None) == (path == "python")
-    group = join(token, rank)
+    group = join_group(token, rank)
     print(results(group))
     group.close()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from podrun.collectives import RankLostError, RankMissingError
-from podrun.collectives.rendezvous import create, join
+from podrun.collectives.rendezvous import create, join_group
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import Reduction
@@ -24,7 +24,7 @@ def ranks(count: int, timeout: float = 20.0) -> Iterator[list[SharedMemoryGroup]
     """The ranks of a group, all in this process."""
     with ExitStack() as stack:
         first, token = create(count, timeout=timeout)
-        groups = [first, *(join(token, rank, timeout=timeout) for rank in range(1, count))]
+        groups = [first, *(join_group(token, rank, timeout=timeout) for rank in range(1, count))]
         for group in groups:
             stack.callback(group.close)
             assert isinstance(group, SharedMemoryGroup)

@@ -17,7 +17,15 @@ from collective_ranks import hosts, on_all, ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podrun.collectives import Communicator, Group, MismatchError, RankLostError, create, join, rank_groups
+from podrun.collectives import (
+    Communicator,
+    Group,
+    MismatchError,
+    RankLostError,
+    create,
+    join_group,
+    rank_groups,
+)
 from podrun.core.errors import PodrunError, UsageError
 from podrun.core.executable import Reduction
 
@@ -232,7 +240,7 @@ def test_a_token_that_says_something_else_is_refused(name: str, value: Any) -> N
     }
     for spoilt in ({**token, name: value}, {k: v for k, v in token.items() if k != name}):
         with pytest.raises(UsageError, match=r"not a token|another host"):
-            join(spoilt, 1)
+            join_group(spoilt, 1)
 
 
 def test_groups_of_numpy_integers_are_those_of_plain_ones() -> None:
@@ -272,9 +280,9 @@ def test_a_token_that_names_other_memory_opens_nothing() -> None:
     group, token = create(2, timeout=5)
     other, another = create(2, timeout=5)
     with pytest.raises(RankLostError, match="no longer holds the group's shared memory"):
-        join({**token, "fd": another["fd"]}, 1)
+        join_group({**token, "fd": another["fd"]}, 1)
     with pytest.raises(RankLostError, match="no longer holds the group's shared memory"):
-        join({**token, "secret": "0" * 32}, 1)
-    join(token, 1).close()
+        join_group({**token, "secret": "0" * 32}, 1)
+    join_group(token, 1).close()
     group.close()
     other.close()

@@ -63,8 +63,8 @@ def test_a_rank_struck_at_any_of_many_moments(names: str, strike: Strike, seed: 
 
 _STOPPED = """
 import json, os, signal, sys
-from podrun.collectives import join
-group = join(json.loads(sys.argv[1]), 1)
+from podrun.collectives import join_group
+group = join_group(json.loads(sys.argv[1]), 1)
 with group._board._locked():
     print("stopped", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -12,7 +12,7 @@ import pytest
 from collective_ranks import on_all, ranks
 from faulty_ranks import PROCESSES
 
-from podrun.collectives import Group, GroupError, RankLostError, RankMissingError, create, join
+from podrun.collectives import Group, GroupError, RankLostError, RankMissingError, create, join_group
 from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction
 
@@ -33,7 +33,7 @@ def test_a_rank_that_does_not_come_is_named_on_every_rank() -> None:
 
 def test_a_rank_that_never_joined_is_named() -> None:
     group, token = create(3, timeout=0.1)
-    other = join(token, 1, timeout=0.1)
+    other = join_group(token, 1, timeout=0.1)
     for error in on_all([group, other], lambda g: g.barrier()):
         assert isinstance(error, RankMissingError)
         assert "2 (never joined)" in error.message
@@ -124,7 +124,7 @@ def test_a_very_long_error_still_arrives() -> None:
 
 def _rank(token: dict[str, Any], rank: int, pipe: Any) -> None:
     """A rank in a process of its own: joins, sums once, then does as told."""
-    group = join(token, rank, timeout=20)
+    group = join_group(token, rank, timeout=20)
     group.allocate("gradients", "float32", 100_000)[:] = rank
     pipe.send(float(group.all_reduce("gradients")[rank]))
     if pipe.recv() == "die":
@@ -178,7 +178,7 @@ def _reduce_on_and_on(group: Group) -> None:
 
 def _busy_rank(token: dict[str, Any], rank: int, pipe: Any) -> None:
     """A rank that makes arenas and reduces them until the group ends; says how it ended."""
-    group = join(token, rank, timeout=20)
+    group = join_group(token, rank, timeout=20)
     pipe.send("joined")
     try:
         _reduce_on_and_on(group)

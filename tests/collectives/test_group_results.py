@@ -18,7 +18,7 @@ from podrun.collectives import (
     Reduction,
     create,
     in_process,
-    join,
+    join_group,
     slice_of,
 )
 from podrun.core.errors import ConflictError, UnsupportedError, UsageError
@@ -196,16 +196,16 @@ def test_wrong_calls_are_refused_by_name(members: int) -> None:
 
 def test_joining() -> None:
     group, token = create(3)
-    other = join(token, 2)
+    other = join_group(token, 2)
     with pytest.raises(ConflictError, match=r"rank 2 .* already taken by process"):
-        join(token, 2)
+        join_group(token, 2)
     for rank in (0, 3, -1):
         with pytest.raises(UsageError, match=f"rank {rank} cannot join"):
-            join(token, rank)
+            join_group(token, rank)
     with pytest.raises(UsageError, match="another host"):
-        join({**token, "host": "elsewhere"}, 1)
+        join_group({**token, "host": "elsewhere"}, 1)
     with pytest.raises(UsageError, match="not a token"):
-        join({"kind": "solo", "size": 1}, 1)
+        join_group({"kind": "solo", "size": 1}, 1)
     with pytest.raises(UsageError, match="cannot have 0 ranks"):
         in_process(0)
     group.close()

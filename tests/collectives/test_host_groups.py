@@ -31,7 +31,7 @@ from podrun.collectives import (
     Reduction,
     create,
     host_reduction,
-    join,
+    join_group,
     mesh,
     slice_of,
     tcp_link,
@@ -248,7 +248,7 @@ def test_a_message_cut_short_is_named() -> None:
 
 def test_strangers_are_not_let_in() -> None:
     group, token = create(2, address="127.0.0.1", timeout=0.3)
-    stranger = join({**token, "key": "0" * 32}, 1, timeout=0.3)
+    stranger = join_group({**token, "key": "0" * 32}, 1, timeout=0.3)
     for error in on_all([group, stranger], lambda g: g.barrier()):
         assert isinstance(error, RankMissingError | RankLostError)
     with socket.create_connection(("127.0.0.1", token["port"])) as sock:
@@ -260,7 +260,7 @@ def test_strangers_are_not_let_in() -> None:
 
 def test_a_taken_rank_and_a_taken_port_are_refused() -> None:
     group, token = create(3, address="127.0.0.1", timeout=0.5)
-    first, second = join(token, 1), join(token, 1)
+    first, second = join_group(token, 1), join_group(token, 1)
     refusals = [e for e in on_all([first, second], lambda g: g.barrier()) if isinstance(e, GroupError)]
     assert any("rank 1 of the group was already taken" in str(error) for error in refusals)
     with pytest.raises(ConflictError, match="cannot listen on"):
@@ -268,7 +268,7 @@ def test_a_taken_rank_and_a_taken_port_are_refused() -> None:
     for each in (first, second, group):
         each.close()
     with pytest.raises(RankLostError, match="cannot reach rank 0"):
-        join(token, 2, timeout=0.1)
+        join_group(token, 2, timeout=0.1)
 
 
 def test_no_thread_is_left() -> None:
@@ -280,7 +280,7 @@ def test_no_thread_is_left() -> None:
 
 def _remote_rank(token: dict[str, Any], pipe: Any) -> None:
     """Rank 1 on a host of its own: joins, sums once, says so, and waits to be killed."""
-    group = join(token, 1, host="B")
+    group = join_group(token, 1, host="B")
     group.allocate("x", "float32", 1000)[:] = 1
     pipe.send(float(group.all_reduce("x")[0]))
     pipe.recv()
@@ -323,7 +323,7 @@ def _reduce_on_and_on(group: Any, strike: Callable[[], None] = lambda: None) -> 
 
 def _rank_of_two_hosts(token: dict[str, Any], rank: int, pipe: Any) -> None:
     """Rank ``rank`` of a group on hosts "AABB" that reduces until the group ends, and says how it did."""
-    group = join(token, rank, host="AABB"[rank])
+    group = join_group(token, rank, host="AABB"[rank])
     try:
         _reduce_on_and_on(group)
     except PodrunError as error:

@@ -16,7 +16,7 @@ from collective_ranks import hosts, on_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podrun.collectives import RankLostError, create, join, registrar
+from podrun.collectives import RankLostError, create, join_group, registrar
 from podrun.collectives.connection_security import Admission, Hello, Introduction, StrangerError
 from podrun.collectives.rendezvous import hosts_token
 from podrun.collectives.tcp_link import listen
@@ -43,7 +43,7 @@ def test_groups_come_together_whatever_strangers_say(said: list[bytes]) -> None:
         for text in said:
             stranger = closing.enter_context(socket.create_connection(("127.0.0.1", token["port"])))
             stranger.sendall(text)
-        second = join(token, 1, host="B")
+        second = join_group(token, 1, host="B")
         closing.callback(second.close)
         first_listener = first._client.listener  # type: ignore[attr-defined]
         for text in said:
@@ -59,7 +59,7 @@ def test_crowds_of_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(registrar, "MOST_STRANGERS", 5)
     first, token = create(2, address="127.0.0.1", timeout=10, host="A")
     crowd = [socket.create_connection(("127.0.0.1", token["port"])) for _ in range(30)]
-    second = join(token, 1, host="B")
+    second = join_group(token, 1, host="B")
     try:
         assert on_all([first, second], lambda group: group.barrier()) == [None, None]
         crowd[0].settimeout(5)
@@ -129,7 +129,7 @@ def test_what_was_overheard_opens_nothing_and_who_listens_at_a_ranks_port_learns
 @pytest.mark.parametrize("key", ["k", "x" * 100, "ключ"])
 def test_members_may_agree_on_any_key(key: str) -> None:
     first, token = create(2, address="127.0.0.1", timeout=10, key=key, host="A")
-    second = join(hosts_token(2, "127.0.0.1", token["port"], key, 10), 1, host="B")
+    second = join_group(hosts_token(2, "127.0.0.1", token["port"], key, 10), 1, host="B")
     assert on_all([first, second], lambda group: group.barrier()) == [None, None]
     second.close()
     first.close()
@@ -155,7 +155,7 @@ def _server(answer: bytes) -> Iterator[int]:
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[1]\n", b"[" * 5000 + b"\n"])
 def test_another_service_at_the_groups_port_is_told_at_once(answer: bytes) -> None:
     with _server(answer) as port:
-        group = join(hosts_token(2, "127.0.0.1", port, "key", 60), 1)
+        group = join_group(hosts_token(2, "127.0.0.1", port, "key", 60), 1)
         with pytest.raises(RankLostError, match=f"what listens at 127.0.0.1:{port} is another group"):
             group.barrier()
         group.close()
@@ -163,7 +163,7 @@ def test_another_service_at_the_groups_port_is_told_at_once(answer: bytes) -> No
 
 def test_the_key_of_another_job_is_told_at_once() -> None:
     ours, token = create(2, address="127.0.0.1", timeout=60)
-    other = join({**token, "key": "another"}, 1)
+    other = join_group({**token, "key": "another"}, 1)
     with pytest.raises(RankLostError, match="another group and did not let rank 1 in"):
         other.barrier()
     other.close()
@@ -175,7 +175,7 @@ def test_ports_that_cannot_be_are_refused(port: int) -> None:
     with pytest.raises(UsageError, match="there is no port"):
         create(2, address="127.0.0.1", port=port)
     with pytest.raises(UsageError, match="there is no port"):
-        join(hosts_token(2, "127.0.0.1", port, "key", 1), 1)
+        join_group(hosts_token(2, "127.0.0.1", port, "key", 1), 1)
 
 
 def test_addresses_that_cannot_be_are_refused() -> None:
@@ -186,7 +186,7 @@ def test_addresses_that_cannot_be_are_refused() -> None:
         with pytest.raises(ConflictError, match="cannot listen"):
             create(2, address=wrong)
         with pytest.raises(RankLostError, match="cannot reach rank 0"):
-            join(hosts_token(2, wrong, 1, "key", 0.1), 1)
+            join_group(hosts_token(2, wrong, 1, "key", 0.1), 1)
 
 
 @pytest.mark.parametrize("names", ["ABC", "AAB"])

@@ -11,7 +11,8 @@ from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, Program
 from podrun.core.executable import Executable, Retrieval
 from podrun.core.layout import IpuRange
-from podrun.device.connection import AttachRequest, connect
+from podrun.device.connection import AttachRequest
+from podrun.device.host.connecting import connect
 
 from .programs import Adam, Momentum, NormScaled, inputs_for, mlp, weights_for
 from .reference_interpreter import Pod

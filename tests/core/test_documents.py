@@ -18,7 +18,7 @@ from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.launcher.config_file import read_options_file
 from podrun.launcher.host_names import read_hostfile
 from podrun.partition.commands.which_server import read_hcl
-from podrun.report.document import load as load_profile
+from podrun.report.document import load_profile
 
 SCHEMA = {
     "type": "object",

@@ -20,7 +20,7 @@ import numpy as np
 
 from podrun.checkpoint import CheckpointError, Checkpoints
 from podrun.checkpoint.checkpoints import OneInstance
-from podrun.collectives import Communicator, create, join
+from podrun.collectives import Communicator, create, join_group
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import DISTURBANCES, EFFECTS, FaultSpec, FaultTarget, PlanOfALaunch, ProgramFaults
 from podrun.faults.kinds import events_of, settings_of_kind, strikes_in_batches
@@ -217,7 +217,7 @@ class Instances:
             self._tokens.append(token)
         self._meet.wait(self._timeout)
         if self._here.index:
-            group = join(self._tokens[-1], self._here.index, timeout=self._timeout)
+            group = join_group(self._tokens[-1], self._here.index, timeout=self._timeout)
         self._meet.wait(self._timeout)
         return Communicator(group)
 

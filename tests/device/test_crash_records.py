@@ -66,7 +66,7 @@ sys.path.insert(0, sys.argv[1])
 from device.conftest import request
 from device.programs import data, first_weights, linear
 from podrun.core.layout import IpuRange
-from podrun.device.connection import connect
+from podrun.device.host.connecting import connect
 connection = connect({"PODRUN_CACHE_DIR": sys.argv[2]}, standalone_ipus=8)
 connection.try_attach(request(IpuRange(0, 8)))
 executable = linear(8)

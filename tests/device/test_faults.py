@@ -28,8 +28,8 @@ from podrun.core.event_record import EVENT_PATH, read_event_record
 from podrun.core.executable import BATCHES_PER_PASS, FLOATING_POINT_EXCEPTIONS
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
-from podrun.device.connection import connect
 from podrun.device.host.client import InProcessMachines, PortConnection
+from podrun.device.host.connecting import connect
 from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import parse_faults

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podrun.collectives import create, join
+from podrun.collectives import create, join_group
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, Locations, PipelineOrder, Program
 from podrun.core.executable import Reduction
@@ -140,10 +140,10 @@ def ran(case: Case, run: Run, pieces: PieceCache) -> Any:
         if len(set(run.hosts)) > 1:
 
             def joined(token: Any, rank: int, **more: Any) -> Any:
-                return join(token, rank, host=run.hosts[rank], **more)
+                return join_group(token, rank, host=run.hosts[rank], **more)
 
             patch.setattr(job, "create", partial(_created, run.hosts[0]))
-            patch.setattr(job, "join", joined)
+            patch.setattr(job, "join_group", joined)
         return outcome(lambda: twin.connect(threaded=True), program, executable, run.instances)
 
 

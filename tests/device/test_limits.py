@@ -16,7 +16,7 @@ import grpc
 import psutil
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.identity import Caller
 from podrun.device.service import host_session, servicer, wire
 from podrun.device.service.control import MachineControl

@@ -14,9 +14,11 @@ import pytest
 
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError, UsageError
 from podrun.core.layout import IpuRange
-from podrun.device.connection import Connection, config_files, connect
-from podrun.device.host.partition_config import connect_partition, sites_of
+from podrun.device.connection import Connection
+from podrun.device.host.connecting import config_files, connect
+from podrun.device.host.partition_config import connect_partition
 from podrun.device.host.ports import Site
+from podrun.device.host.stale_files import sites_of
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
 

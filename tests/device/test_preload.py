@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from podrun.device.service.server import MODULES, Preload
+from podrun.device.service.preload import MODULES, Preload
 
 LOAD = """
 import sys, tempfile

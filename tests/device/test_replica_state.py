@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podrun.collectives import create, join
+from podrun.collectives import create, join_group
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core import executable_file
 from podrun.core.errors import ApplicationRuntimeError
@@ -121,13 +121,13 @@ def test_rows_over_replicas_machines_owners_and_hosts(
         if len(set(hosts)) > 1:
 
             def joined(token: Any, rank: int, **more: Any) -> Any:
-                return join(token, rank, host=hosts[rank], **more)
+                return join_group(token, rank, host=hosts[rank], **more)
 
             def created(size: int, *, timeout: float, address: str | None) -> Any:
                 return create(size, timeout=timeout, address="127.0.0.1", host=hosts[0])
 
             patch.setattr(job, "create", created)
-            patch.setattr(job, "join", joined)
+            patch.setattr(job, "join_group", joined)
         executable = state_per_replica(replicas, ROWS[rows](replicas))
         check(executable, owners(lambda: twin.connect(threaded=True), replicas, count))
 

@@ -13,8 +13,9 @@ from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import AllGather, Compute, Executable, Retrieval
 from podrun.core.layout import IpuRange, Layout
-from podrun.device.connection import RunResult, connect
+from podrun.device.connection import RunResult
 from podrun.device.host.client import InProcessMachines
+from podrun.device.host.connecting import connect
 from podrun.device.program import interpreter, program_memory
 from podrun.device.program.interpreter import trailing_gathers
 from podrun.device.xla.pieces import PieceCache

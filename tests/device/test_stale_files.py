@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from podrun.core.errors import ConfigError, TakenBy
-from podrun.device.connection import config_files, connect
 from podrun.device.host import stale_files
+from podrun.device.host.connecting import config_files, connect
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 

@@ -9,7 +9,8 @@ import pytest
 
 from podrun.core.errors import RecoverableRuntimeError, UsageError
 from podrun.core.layout import IpuRange
-from podrun.device.connection import AttachRequest, connect
+from podrun.device.connection import AttachRequest
+from podrun.device.host.connecting import connect
 from podrun.faults import process_plan
 from podrun.faults.pytest_plugin import PlanFaults, is_missing_front_end, podrun_faults
 from tests.device.programs import data, first_weights, linear

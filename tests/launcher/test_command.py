@@ -184,7 +184,7 @@ def test_input_reaches_the_first_instance_only(commands: Commands) -> None:
 
 
 def test_a_script_that_wants_ipus_offline_is_refused(commands: Commands, tmp_path: Path) -> None:
-    script(tmp_path, "import os\nfrom podrun.device.connection import connect\nconnect(os.environ)\n")
+    script(tmp_path, "import os\nfrom podrun.device.host.connecting import connect\nconnect(os.environ)\n")
     done = commands.run(*OFFLINE, "train.py")
     assert done.returncode == 1
     assert "launched without IPUs" in done.stderr

@@ -10,8 +10,8 @@ import pytest
 
 from podrun.core.errors import ApplicationRuntimeError, ConflictError, ErrorCause, NotFoundError, UsageError
 from podrun.faults import parse_fault
-from podrun.launcher.cli import RECORD_VERBS
 from podrun.launcher.commands.click_verbs import RecordCommand, RecordContext, verb_command
+from podrun.launcher.commands.verb_names import RECORD_VERBS
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.recording import LaunchRecording, check_file, step_in_words, words_of
 from podrun.launcher.recovery import GoOnWithFewer, PowerCycleMachine, ResetThePartition, ResetTheseIpus

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, own_process_id
 from podrun.partition.machines.local_pool import LocalMachinePool

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.command_line import run_command
 from podrun.core.telemetry import ATTRIBUTES, UNRECOVERABLE, AttachedProcess, IpuReport, MachineReport
 from podrun.faults.effects import EFFECTS

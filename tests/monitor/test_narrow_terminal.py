@@ -17,10 +17,10 @@ from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.core.terminal import text_table
 from podrun.estimate.command import estimate_command
 from podrun.launcher import help_text, summary
-from podrun.launcher.cli import RECORD_VERBS
 from podrun.launcher.commands import profile
 from podrun.launcher.commands.click_verbs import RecordCommand, verb_command
 from podrun.launcher.commands.completion import completion_verb
+from podrun.launcher.commands.verb_names import RECORD_VERBS
 from podrun.launcher.own_streams import Log
 from podrun.launcher.spec import LaunchLayout
 from podrun.monitor import monitor_tables

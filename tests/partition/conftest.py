@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from podrun.core.cluster import Cluster, load_cluster
+from podrun.core.cluster import Cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import SilentMachineError, TakenBy
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import FaultSpec
@@ -153,7 +154,7 @@ class FakePool(BasePool):
 class CheckedService(Service):
     """Checks the whole state, and that the store holds the same, after every event."""
 
-    def _decide(self, event: ev.Event, asker: Asker = ITSELF) -> tuple[ev.Instruction, ...]:
+    def _decide(self, event: ev.Event, asker: Asker = ITSELF) -> tuple[ev.MachineOrder, ...]:
         with self._lock:
             instructions = super()._decide(event, asker)
             self._allocator.validate_state()

@@ -26,7 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podrun.core.cluster import ROUTINGS, Cluster, LinkTopology, load_cluster
+from podrun.core.cluster import ROUTINGS, Cluster, LinkTopology
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import InternalError, ServiceError, UsageError
 from podrun.partition.server.event_log import EventLog, Mirror, Told
 from podrun.partition.server.views import (
@@ -66,7 +67,7 @@ class World:
         self.path = directory / "state.sqlite"
         self.now = 1_700_000_000.0
         self.machines: dict[MachineUse, int] = {}
-        self.pending: list[ev.Instruction] = []
+        self.pending: list[ev.MachineOrder] = []
         self.done: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.names = 0
@@ -219,7 +220,7 @@ class World:
             case ev.ReplaceAgentMachines(agent, partitions):
                 self.machines |= {MachineUse(agent, name): 0 for name in partitions}
 
-    def _report(self, instruction: ev.Instruction, event: ev.Event) -> None:
+    def _report(self, instruction: ev.MachineOrder, event: ev.Event) -> None:
         if not self.handle(event):
             self.pending.append(instruction)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from podrun.core.cluster import Cluster
 from podrun.partition.state.backfill import PlannedStart, RequestToPlan
 from podrun.partition.state.candidates import ChoicesByPlace
-from podrun.partition.state.events import Instruction
+from podrun.partition.state.events import MachineOrder
 from podrun.partition.state.placement import Flags, ipus_of, place_at
 from podrun.partition.state.queueing import QUEUE_DEPTH, _ipus_of_agents, _to_plan
 
@@ -152,12 +152,12 @@ def plan_with_backfill(timeline: Timeline, requests: Iterable[RequestToPlan]) ->
     return result
 
 
-def serve_queue(draft: Draft) -> list[Instruction]:
+def serve_queue(draft: Draft) -> list[MachineOrder]:
     """Make partitions of the queued requests that can start now, but for those whose clients are absent: these keep
     their places. A start may change the place for which another request waits, and so let a third one start; this goes
     on until none can start.
     """
-    instructions: list[Instruction] = []
+    instructions: list[MachineOrder] = []
     while starting := [p for p in planned_queue(draft) if p.starts and p.name not in draft.absent]:
         for planned in starting:
             needs = draft.queue[planned.name].needs

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import (
     ConflictError,
     DeadlineError,
@@ -36,7 +36,8 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.core.layout import IpuRange
-from podrun.device.connection import AttachRequest, Connection, connect
+from podrun.device.connection import AttachRequest, Connection
+from podrun.device.host.connecting import connect
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.commands.which_server import read_hcl
 from podrun.partition.host.discovery import ProcessId, Registry

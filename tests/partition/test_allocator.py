@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ConflictError, NotFoundError, UsageError
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
@@ -17,7 +17,7 @@ from podrun.partition.state.values import PartitionState, Requirements, SyncType
 S = PartitionState
 
 
-def make(allocator: Allocator, name: str, size: int, **needs: object) -> list[ev.Instruction]:
+def make(allocator: Allocator, name: str, size: int, **needs: object) -> list[ev.MachineOrder]:
     return allocator.handle(ev.CreatePartition(Requirements(name, size, **needs), now=1.0))  # type: ignore[arg-type]
 
 

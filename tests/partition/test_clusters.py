@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ConfigError, ConflictError, ExistsError, NotFoundError, UsageError
 from podrun.partition.state.repair import diagnose_rows, read_rows, repair
 from podrun.partition.state.store import Store

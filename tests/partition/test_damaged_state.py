@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ConfigError, PodrunError
 from podrun.partition.host.holders import this_holder
 from podrun.partition.server.views import (

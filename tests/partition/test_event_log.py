@@ -9,9 +9,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from podrun.core.access import make_token, open_channel
+from podrun.core.access import make_token
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import ExhaustedError, UsageError
+from podrun.core.proven_channel import open_channel
 from podrun.partition.server.event_log import KEPT, SYNCED, WATCHERS, CallMeter, Change, EventLog, Mirror
 from podrun.partition.state.values import PartitionState, Requirements, WatchedChange
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from podrun.core.access import make_token, open_channel
+from podrun.core.access import make_token
 from podrun.core.environment import environment, runtime_directory
+from podrun.core.proven_channel import open_channel
 from podrun.partition.state.codec import ERROR_METADATA_KEY
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 from tests.partition.conftest import Pod

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ServiceError
 from podrun.device.service.control import MachineControl
 from podrun.faults import parse_faults

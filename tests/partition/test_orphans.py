@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import NotFoundError, UsageError
 from podrun.partition.client import partition_calls
 from podrun.partition.client.connection import NoServerError

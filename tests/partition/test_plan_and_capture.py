@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.command_line import run_command
 from podrun.core.errors import ConfigError, DeniedError, UsageError
 from podrun.partition.client.vipu_client import VipuClient

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podrun.core.cluster import Cluster, load_cluster
+from podrun.core.cluster import Cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import PodrunError
 from podrun.partition.state import candidates, maintenance, queueing
 from podrun.partition.state import events as ev

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.command_line import run_command
 from podrun.core.errors import ConflictError, ExhaustedError, ExistsError, NotFoundError, UsageError
 from podrun.core.telemetry import AttachedProcess

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ServiceError
 from podrun.partition.machines.ray_head import PATIENCE_SECONDS, HeadWatch
 from podrun.partition.machines.ray_pool import RayMachinePool

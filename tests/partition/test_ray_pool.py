@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ServiceError
 from podrun.partition.machines import ray_pool
 from podrun.partition.machines.keeper import ListedMachine, MachineList

@@ -13,7 +13,7 @@ import grpc
 import psutil
 import pytest
 
-from podrun.core.access import make_token, open_channel
+from podrun.core.access import make_token
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import (
     ConflictError,
@@ -24,6 +24,7 @@ from podrun.core.errors import (
     TakenBy,
     UsageError,
 )
+from podrun.core.proven_channel import open_channel
 from podrun.core.telemetry import AttachedProcess, MachineReport, this_process
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.machines.operations import REPORT_SECONDS, SILENT_REPORT_SECONDS, Reporter, process_runs

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from podrun.collectives import registrar
-from podrun.core.connections import GREETING, SILENT_SECONDS, connection_limits
+from podrun.core.gate import GREETING, SILENT_SECONDS, connection_limits
 from podrun.device.service import wire
 from podrun.device.service.server import MachineServer
 from podrun.partition.machines.endpoint_watch import EndpointWatcher

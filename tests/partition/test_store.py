@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ConfigError, ConflictError, PodrunError, ServiceError
 from podrun.partition.state.file_lock import LOCAL_FILE_SYSTEMS, file_system_of
 from podrun.partition.state.repair import read_rows

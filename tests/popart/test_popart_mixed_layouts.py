@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import podrun.popart as popart
-from podrun.collectives import create, join
+from podrun.collectives import create, join_group
 from podrun.core.executable import Executable, Retrieval
 from podrun.core.layout import IpuRange
 from podrun.device import job
@@ -269,13 +269,13 @@ def spread(patch: pytest.MonkeyPatch, way: Way) -> None:
     if len(set(way.hosts)) > 1:
 
         def joined(token: Any, rank: int, **more: Any) -> Any:
-            return join(token, rank, host=way.hosts[rank], **more)
+            return join_group(token, rank, host=way.hosts[rank], **more)
 
         def created(size: int, *, timeout: float, address: str | None) -> Any:
             return create(size, timeout=timeout, address="127.0.0.1", host=way.hosts[0])
 
         patch.setattr(job, "create", created)
-        patch.setattr(job, "join", joined)
+        patch.setattr(job, "join_group", joined)
 
 
 def built(case: Mixed) -> tuple[Maker, str, str, str, list[str]]:

@@ -164,7 +164,7 @@ PRETENDED_COPIES = {
     "podrun/__init__.py": "",
     "podrun/device/__init__.py": "",
     "podrun/device/service/__init__.py": "",
-    "podrun/device/service/server.py": "MODULES = ('math',)",
+    "podrun/device/service/preload.py": "MODULES = ('math',)",
     "podrun/device/service/servicer.py": "",
     "ray/_private/workers/default_worker.py": """
 import gc, os, sys

@@ -14,8 +14,9 @@ import pytest
 
 from podrun.compat import COMPAT_PATH
 from podrun.core.errors import ConfigError
-from podrun.report.analysis import KINDS, Report, open_report
-from podrun.report.document import write_report
+from podrun.report.analysis import KINDS
+from podrun.report.analysis_profile import Report
+from podrun.report.document import open_report, write_report
 from podrun.report.library.compilation import IPU, Target
 from podrun.report.library.execution import LibraryProgram, NotModelledError, ProgramVisitor
 from podrun.report.model import IpuUse, TileInterval

@@ -24,15 +24,15 @@ from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.report import Profile, read_report
 from podrun.report import text as report_text
 from podrun.report.__main__ import main
-from podrun.report.analysis import Report
+from podrun.report.analysis_profile import Report
 from podrun.report.charts import memory_by_tile
 from podrun.report.chrome_trace import DETAILED, chrome_trace, to_trace
 from podrun.report.document import (
     SCHEMA_VERSION,
     from_json,
     json_schema,
-    load,
     load_origin,
+    load_profile,
     origin_of_process,
     profile_to_json,
     write_report,
@@ -319,10 +319,10 @@ def test_a_document_that_is_wrong_is_refused_by_place(change: str, word: str) ->
 
 def test_a_document_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        load(str(tmp_path / "none.json"))
+        load_profile(str(tmp_path / "none.json"))
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
-        load(tmp_path / "bytes.json")
+        load_profile(tmp_path / "bytes.json")
 
 
 @pytest.mark.parametrize("model", ["perceptron", "convolution"])
@@ -408,7 +408,7 @@ def test_a_page_says_program_command_date_and_version(profile: Profile, tmp_path
     assert 'class="origin"' not in page(profile)
     write_report(profile, tmp_path, origin=origin)
     assert load_origin(tmp_path / "profile.json") == origin
-    assert load(tmp_path / "profile.json") == profile
+    assert load_profile(tmp_path / "profile.json") == profile
     write_report(profile, tmp_path)
     assert load_origin(tmp_path / "profile.json") is None
 

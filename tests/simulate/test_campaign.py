@@ -13,7 +13,7 @@ import pytest
 from podrun.checkpoint import CheckpointError, Checkpoints
 from podrun.checkpoint.checkpoints import OneInstance
 from podrun.checkpoint.policy import CheckpointPolicy, Spacing, WriteMode, checkpoint_policy_of
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.command_line import run_command
 from podrun.core.documents import load_schema
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, UsageError

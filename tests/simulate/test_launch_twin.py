@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from podrun.checkpoint.policy import CheckpointPolicy, Spacing
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.command_line import run_command
 from podrun.core.documents import load_schema
 from podrun.core.error_codec import cause_to_dict

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from podrun.checkpoint.policy import CheckpointPolicy
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.simulate.campaign import Campaign, CampaignResult
 from podrun.simulate.campaign_setup import CampaignSetup, RecoveryTimes
 from podrun.simulate.counted_pool import POLICIES, CountedPool

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from podrun.checkpoint.policy import CheckpointPolicy
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.simulate import closed_forms as cf
 from podrun.simulate.campaign import Campaign
 from podrun.simulate.campaign_setup import CampaignSetup, RecoveryTimes

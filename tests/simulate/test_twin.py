@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import DeniedError, PodrunError
 from podrun.core.telemetry import MachineReport
 from podrun.partition.host.leases import SignsOfLife
@@ -130,7 +130,7 @@ def in_service(seed: int, count: int, directory: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(watch, "gone", looked)
     monkeypatch.setattr(service, "_holders", watch)
 
-    def noted(event: ev.Event, asker: Asker = ITSELF) -> tuple[ev.Instruction, ...]:
+    def noted(event: ev.Event, asker: Asker = ITSELF) -> tuple[ev.MachineOrder, ...]:
         with service._lock:
             allocator, answer = service._allocator, cast("Any", None)
             try:

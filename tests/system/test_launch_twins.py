@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.simulate.campaign_setup import CampaignSetup
 from podrun.simulate.chaos_setup import with_policy
 from podrun.simulate.launch_twin import launch_beside_twin, shown_launch_twin

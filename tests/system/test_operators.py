@@ -83,7 +83,7 @@ def check_histogram(samples: Samples, call: str, count: int) -> None:
 def test_figures_of_the_service_are_what_was_done(
     commands: Commands, port: int, vipu: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    exporter = commands.start("python", "-m", "podrun.monitor.exporter", "--port=0", f"--api-port={port}")
+    exporter = commands.start("podrun", "exporter", "--port=0", f"--api-port={port}")
     url = line_with(exporter, "/metrics").split()[0]
     sizes = {"a": 4, "b": 4, "c": 1}
     for name, size in sizes.items():

@@ -27,7 +27,7 @@ SECRET = "a-secret-that-both-hosts-know"
 SERVE = """
 import json, sys
 from podrun.collectives import create
-from podrun.core.cluster import load_cluster
+from podrun.core.cluster_file import load_cluster
 from podrun.device.service.server import MachineServer
 from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service
@@ -47,7 +47,7 @@ service.stop(grace=0)
 ASK = """
 import json, sys
 import grpc
-from podrun.collectives import join
+from podrun.collectives import join_group
 from podrun.core.access import PROOF_KEY
 from podrun.core.errors import PodrunError
 from tests.proofs import greet, proof_for
@@ -75,7 +75,7 @@ said["repeated"] = [answer for w in calls for answer in (ask(w, proofs[w]), ask(
 said["elsewhere"] = [ask(machine, proof(secrets["right"], machine, named=service))]
 said["other method"] = [ask(machine, proof(secrets["right"], machine, calls[service]))]
 try:
-    stranger = join({**token, "key": "0" * 32}, 1, timeout=5)
+    stranger = join_group({**token, "key": "0" * 32}, 1, timeout=5)
     try:
         stranger.barrier()
         said["group"] = ["taken"]
@@ -84,7 +84,7 @@ try:
 except PodrunError as error:
     said["group"] = [type(error).__name__]
 print(json.dumps(said), flush=True)
-member = join(token, 1, timeout=20)
+member = join_group(token, 1, timeout=20)
 sys.stdin.readline()
 member.barrier()
 member.close()
@@ -92,7 +92,7 @@ print("met", flush=True)
 """
 MEET = """
 import json, os, sys
-from podrun.collectives import join
+from podrun.collectives import join_group
 from podrun.core.errors import PodrunError
 from podrun.device.service.control import MachineControl
 from podrun.partition.client.vipu_client import VipuClient
@@ -101,7 +101,7 @@ os.environ["PODRUN_TOKEN"] = secret
 host, port = service.rsplit(":", 1)
 
 def group():
-    member = join(token, 1, timeout=8)
+    member = join_group(token, 1, timeout=8)
     try:
         member.barrier()
     finally:

@@ -66,7 +66,7 @@ def test_the_server_loses_one_machine_of_a_shared_process_and_replaces_it(comman
 
 LOOK = """
 import os
-from podrun.device.connection import connect
+from podrun.device.host.connecting import connect
 connection = connect(os.environ)
 print(os.environ["IPUOF_VIPU_API_GCD_ID"], connection.total_ipus)
 connection.close()

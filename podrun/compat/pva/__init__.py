@@ -5,8 +5,8 @@ report = pva.openReport("training/profile.pop")
 max(tile.memory.total.includingGaps for tile in report.compilation.tiles)
 """
 
-from podrun.report.analysis import Report
-from podrun.report.analysis import open_report as openReport
+from podrun.report.analysis_profile import Report
+from podrun.report.document import open_report as openReport
 from podrun.report.library.compilation import IPU, Target
 from podrun.report.library.compilation import Compilation as CompilationReport
 from podrun.report.library.execution import Execution as ExecutionReport

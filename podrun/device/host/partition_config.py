@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from podrun.core.access import OWN_SERVER, account_of, make_token, open_channel, why_unreachable, with_account
-from podrun.core.documents import read_text
+from podrun.core.access import OWN_SERVER, account_of, make_token, why_unreachable, with_account
 from podrun.core.environment import (
     IPUOF_CONFIG_PATH,
     IPUOF_VIPU_API_GCD_ID,
@@ -26,10 +24,10 @@ from podrun.core.environment import (
 )
 from podrun.core.errors import ConfigError, DeniedError, NotFoundError, ServiceError, UsageError
 from podrun.core.known_servers import KnownServers, only_of
-from podrun.core.layout import IpuRange
+from podrun.core.proven_channel import open_channel
 from podrun.device.host.client import PortConnection
-from podrun.device.host.ports import Site
 from podrun.device.host.remote import RemotePort, RemotePorts
+from podrun.device.host.stale_files import CONNECT_SECONDS, read_config, sites_of, why_gone
 from podrun.device.service import wire
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
@@ -39,35 +37,14 @@ POLL_SECONDS = 0.05
 SERVER_PATIENCE_SECONDS = 30.0
 """Seconds for which an instance of a launch lets a server start again that does not answer, as the launch does."""
 SERVER_AGAIN_SECONDS = 0.5
-CONNECT_SECONDS = 5.0
-"""Longest wait for a machine that a file names to accept a connection."""
 
 
-def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:
-    """The machines in a partition's configuration. Raises ServiceError for an inconsistent one."""
-    machines: dict[int, list[vipu_pb2.IpuofDevice]] = {}
-    for device in config.devices:
-        machines.setdefault(device.machine, []).append(device)
-    sites = []
-    for index, devices in sorted(machines.items()):
-        ipus = sorted(device.partition_ipu for device in devices)
-        endpoints = {f"{device.ip}:{device.server_port}" for device in devices}
-        if ipus != list(range(ipus[0], ipus[0] + len(ipus))) or len(endpoints) != 1:
-            raise ServiceError(f"the partition service describes machine {index} of the partition with gaps")
-        sites.append(Site(index, endpoints.pop(), IpuRange(ipus[0], len(ipus))))
-    return sites
-
-
-def connect_files(environ: Mapping[str, str]) -> PortConnection:
-    """A connection to the partition that IPUoF configuration files describe (`podrun.device.connection.config_files`),
-    without asking the partition service. Raises ConfigError for inconsistent files.
+def connect_files(environ: Mapping[str, str], paths: Sequence[Path]) -> PortConnection:
+    """A connection to the partition that IPUoF configuration files describe, without asking the partition service.
+    Raises ConfigError for inconsistent files.
     """
-    from podrun.device.connection import config_files
-    from podrun.device.host.stale_files import why_gone
-
     wanted = _number(environ, IPUOF_VIPU_API_GCD_ID, 0)
     by_gcd: dict[int, vipu_pb2.PartitionConfig] = {}
-    paths = config_files(environ)
     for path in paths:
         described = read_config(path)
         gcd = int(described.attributes.get("GCD Id", "0"))
@@ -116,37 +93,6 @@ def _outdated(why: str, paths: Sequence[Path]) -> ConfigError:
         hint="vipu list partitions shows which there are. Write it anew: vipu get partition NAME "
         f"--ipuof-configs > {paths[0]}; or remove it: rm {paths[0]}",
     )
-
-
-def read_config(path: Path) -> vipu_pb2.PartitionConfig:
-    """An IPUoF configuration file, as `vipu get partition NAME --ipuof-configs` prints it."""
-    hint = "Write it anew: vipu get partition NAME --ipuof-configs > FILE"
-    try:
-        text = read_text(path, hint=hint)
-        plain = json.loads(text[text.index("{") :])
-        fields = {field.name for field in vipu_pb2.IpuofDevice.DESCRIPTOR.fields}
-        devices = [
-            vipu_pb2.IpuofDevice(**{name: value for name, value in device.items() if name in fields})
-            for device in plain["devices"]
-        ]
-        attributes = {str(name): str(value) for name, value in plain.get("attributes", {}).items()}
-        int(attributes.get("GCD Id", "0"))
-        config = vipu_pb2.PartitionConfig(devices=devices, attributes=attributes)
-        if not devices:
-            raise ValueError("it names no IPUs")
-        sites_of(config)
-    except (
-        ConfigError,
-        NotFoundError,
-        ServiceError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        told = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"{path} is no IPUoF configuration: {told}", hint=hint) from error
-    return config
 
 
 def connect_partition(

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from podrun.core.errors import ApplicationRuntimeError, DeadlineError, InternalError
-from podrun.core.executable import Executable
+from podrun.core.executable import Array, Executable
 from podrun.core.layout import IpuRange, replicas_on
 from podrun.device.connection import AttachRequest
 from podrun.device.machine import Machine
 from podrun.device.program.engine import RunOutcome
-from podrun.device.program.xla_memory import Array
 
 T = TypeVar("T")
 Wait = Callable[[float | None], T]

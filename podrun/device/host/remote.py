@@ -14,21 +14,21 @@ from typing import TypeVar
 import numpy as np
 import psutil
 
-from podrun.core.access import AdmitServer, open_channel
+from podrun.core.access import AdmitServer
 from podrun.core.errors import (
     DeadlineError,
     InternalError,
     PoplarError,
     present,
 )
-from podrun.core.executable import Executable, numpy_dtype
+from podrun.core.executable import Array, Executable, numpy_dtype
+from podrun.core.proven_channel import open_channel
 from podrun.core.shared_region import SharedRegion
 from podrun.device.connection import AttachRequest
 from podrun.device.host.machine_stream import CHECK_SECONDS, JobLosses, MachineStream
 from podrun.device.host.ports import ProgramFile, RunArrays, Site, Wait
 from podrun.device.host.run_memory import RunMemory
 from podrun.device.program.engine import RunOutcome
-from podrun.device.program.xla_memory import Array
 from podrun.device.service import wire
 from podrun.device.service.doorbell import Doorbell, deadline, spin_seconds_for
 from podrun.device.service.handover import MemorySender, lay_out, view
@@ -43,8 +43,8 @@ class RemotePort:
     """A machine behind a gRPC endpoint: see `podrun.device.host.ports.Port`.
 
     ``probe``: offer shared memory, which is used if the machine is on this host; otherwise tensors travel inline.
-    ``token``, ``own`` and ``admit``: see `podrun.core.access.open_channel`. Nothing is sent to a machine before it has
-    proved whose it is. ``losses``: of the job, shared by its ports.
+    ``token``, ``own`` and ``admit``: see `podrun.core.proven_channel.open_channel`. Nothing is sent to a machine before
+    it has proved whose it is. ``losses``: of the job, shared by its ports.
     """
 
     def __init__(

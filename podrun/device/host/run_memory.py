@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from podrun.core.executable import Array
 from podrun.core.shared_region import SharedRegion
 from podrun.device.host.ports import RunArrays
-from podrun.device.program.xla_memory import Array
 from podrun.device.service import wire
 from podrun.device.service.doorbell import BLOCK_BYTES, Doorbell
 from podrun.device.service.handover import lay_out, view

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from podrun.core.errors import ApplicationRuntimeError
-from podrun.core.executable import Executable, Retrieval, Stream, numpy_dtype
+from podrun.core.executable import Array, Executable, Retrieval, Stream, numpy_dtype
 from podrun.core.layout import IpuRange
 from podrun.device.host.ports import Site, replica_slices
 from podrun.device.program.streams import (
@@ -21,7 +21,6 @@ from podrun.device.program.streams import (
     input_shape,
     inputs_of,
 )
-from podrun.device.program.xla_memory import Array
 
 Index = tuple[slice, ...]
 

@@ -1,4 +1,4 @@
-"""Whether IPUoF configuration files still describe what they say: asks the machines that they name.
+"""IPUoF configuration files: what they say of a partition's machines, and whether it is still so.
 
 A file that podrun has written says which life of which partition it describes (``Epoch``), and a machine says for which
 it works. Of a user's own file, without an epoch, something has to listen where it says that machines are.
@@ -6,6 +6,7 @@ it works. Of a user's own file, without an epoch, something has to listen where 
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -15,17 +16,68 @@ from pathlib import Path
 
 import grpc
 
-from podrun.core.access import make_token, open_channel
+from podrun.core.access import make_token
+from podrun.core.documents import read_text
 from podrun.core.environment import runtime_directory
-from podrun.core.errors import PodrunError
-from podrun.device.host.partition_config import CONNECT_SECONDS, read_config
+from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError
+from podrun.core.layout import IpuRange
+from podrun.core.proven_channel import open_channel
+from podrun.device.host.ports import Site
 from podrun.device.service import wire
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
 from podrun.protos import vipu_pb2
 
+CONNECT_SECONDS = 5.0
+"""Longest wait for a machine that a file names to accept a connection."""
 _told: set[Path] = set()
 """Files that this process has said to pass over."""
+
+
+def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:
+    """The machines in a partition's configuration. Raises ServiceError for an inconsistent one."""
+    machines: dict[int, list[vipu_pb2.IpuofDevice]] = {}
+    for device in config.devices:
+        machines.setdefault(device.machine, []).append(device)
+    sites = []
+    for index, devices in sorted(machines.items()):
+        ipus = sorted(device.partition_ipu for device in devices)
+        endpoints = {f"{device.ip}:{device.server_port}" for device in devices}
+        if ipus != list(range(ipus[0], ipus[0] + len(ipus))) or len(endpoints) != 1:
+            raise ServiceError(f"the partition service describes machine {index} of the partition with gaps")
+        sites.append(Site(index, endpoints.pop(), IpuRange(ipus[0], len(ipus))))
+    return sites
+
+
+def read_config(path: Path) -> vipu_pb2.PartitionConfig:
+    """An IPUoF configuration file, as `vipu get partition NAME --ipuof-configs` prints it."""
+    hint = "Write it anew: vipu get partition NAME --ipuof-configs > FILE"
+    try:
+        text = read_text(path, hint=hint)
+        plain = json.loads(text[text.index("{") :])
+        fields = {field.name for field in vipu_pb2.IpuofDevice.DESCRIPTOR.fields}
+        devices = [
+            vipu_pb2.IpuofDevice(**{name: value for name, value in device.items() if name in fields})
+            for device in plain["devices"]
+        ]
+        attributes = {str(name): str(value) for name, value in plain.get("attributes", {}).items()}
+        int(attributes.get("GCD Id", "0"))
+        config = vipu_pb2.PartitionConfig(devices=devices, attributes=attributes)
+        if not devices:
+            raise ValueError("it names no IPUs")
+        sites_of(config)
+    except (
+        ConfigError,
+        NotFoundError,
+        ServiceError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        told = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path} is no IPUoF configuration: {told}", hint=hint) from error
+    return config
 
 
 def still_described(paths: Sequence[Path], environ: Mapping[str, str]) -> tuple[Path, ...]:

@@ -15,6 +15,7 @@ from podrun.collectives import Group, slice_of
 from podrun.core.errors import ApplicationRuntimeError, InternalError
 from podrun.core.executable import (
     REPLICA_OFFSET,
+    Array,
     Computation,
     Executable,
     numpy_dtype,
@@ -23,7 +24,6 @@ from podrun.core.names import SLICE, WHOLE
 from podrun.device.program.program_memory import Frame, ProgramMemory
 from podrun.device.program.replica_copies import ReplicaCopies
 from podrun.device.program.xla_memory import (
-    Array,
     DonatedArena,
     Operands,
     Shape,

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from podrun.core.errors import ApplicationRuntimeError
-from podrun.core.executable import Compute, Executable, VariableRole
+from podrun.core.executable import Array, Compute, Executable, VariableRole
 from podrun.core.names import SLICE, WHOLE
-from podrun.device.program.xla_memory import Array
 
 CONTROL_ROW = 64
 """int64 numbers per machine in the control arena: batches, batches done, digest of host writes, number of variables

@@ -25,6 +25,7 @@ from podrun.core.environment import environment
 from podrun.core.errors import ApplicationRuntimeError, PoplarError
 from podrun.core.executable import (
     FLOATING_POINT_EXCEPTIONS,
+    Array,
     Computation,
     Compute,
     Copy,
@@ -58,7 +59,6 @@ from podrun.device.program.machine_groups import (
     ipus_per_position,
 )
 from podrun.device.program.streams import Drain, Feed, OwnerArrays, ReplicaState
-from podrun.device.program.xla_memory import Array
 from podrun.device.xla.clients import own_settings, return_freed_memory
 from podrun.device.xla.pieces import PieceCache
 

@@ -17,11 +17,18 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.collectives.shared_memory import SharedMemoryGroup
-from podrun.core.executable import AllGather, Computation, Compute, Instruction, ReduceScatter, Reduction
+from podrun.core.executable import (
+    AllGather,
+    Array,
+    Computation,
+    Compute,
+    Instruction,
+    ReduceScatter,
+    Reduction,
+)
 from podrun.core.names import SLICE
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.machine_groups import CoreLock
-from podrun.device.program.xla_memory import Array
 from podrun.device.xla.pieces import Piece
 
 MOST_MACHINES = 8

@@ -24,6 +24,7 @@ from podrun.core.errors import ApplicationRuntimeError, InternalError
 from podrun.core.executable import (
     AllGather,
     AllReduce,
+    Array,
     Compute,
     Copy,
     Instruction,
@@ -42,7 +43,6 @@ from podrun.device.program.machine_groups import NO_CORE_LOCK, CoreLock
 from podrun.device.program.program_memory import Frame
 from podrun.device.program.replica_messages import Key, ReplicaMessages
 from podrun.device.program.streams import Drain, Feed
-from podrun.device.program.xla_memory import Array
 from podrun.device.xla.pieces import Piece
 
 InstructionHook = Callable[[int, int, int], None]

@@ -14,10 +14,17 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group
-from podrun.core.executable import REPLICA_OFFSET, Arena, Computation, Executable, Reduction, numpy_dtype
+from podrun.core.executable import (
+    REPLICA_OFFSET,
+    Arena,
+    Array,
+    Computation,
+    Executable,
+    Reduction,
+    numpy_dtype,
+)
 from podrun.core.names import SLICE, WHOLE
 from podrun.device.program.xla_memory import (
-    Array,
     PendingGradients,
     aligned_zeros,
     arena_buffers,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from podrun.core.executable import Computation, Executable
+from podrun.core.executable import Array, Computation, Executable
 from podrun.device.program.program_memory import Frame, ProgramMemory
-from podrun.device.program.xla_memory import Array, Member
+from podrun.device.program.xla_memory import Member
 
 
 class ReplicaCopies:

@@ -20,9 +20,17 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.core.errors import ApplicationRuntimeError
-from podrun.core.executable import Executable, Retrieval, Stream, StreamDirection, Variable, numpy_dtype
+from podrun.core.executable import (
+    Array,
+    Executable,
+    Retrieval,
+    Stream,
+    StreamDirection,
+    Variable,
+    numpy_dtype,
+)
 from podrun.device.program.buffers import Buffers
-from podrun.device.program.xla_memory import Array, aligned_empty
+from podrun.device.program.xla_memory import aligned_empty
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from podrun.core.executable import (
     AllReduce,
     Arena,
     ArenaMember,
+    Array,
     Computation,
     Executable,
     ReduceScatter,
@@ -36,8 +37,6 @@ from podrun.core.executable import (
 from podrun.core.names import SLICE, WHOLE
 from podrun.device.xla.clients import one_thread_device, own_settings
 
-Array = np.ndarray[Any, np.dtype[Any]]
-"""Any NumPy array."""
 ALIGNMENT = 64
 """Bytes. XLA's CPU client reads a buffer in place only if its address is a multiple of this."""
 

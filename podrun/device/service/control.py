@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from podrun.core.access import open_channel, why_unreachable
+from podrun.core.access import why_unreachable
 from podrun.core.errors import ApplicationRuntimeError, ServiceError, SilentMachineError, TakenBy
 from podrun.core.identity import Caller
+from podrun.core.proven_channel import open_channel
 from podrun.core.telemetry import MachineReport
 from podrun.device.service import wire
 from podrun.device.service.reporting import MachineHeat, report_and_heat

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from podrun.collectives.linux import Futex
+from podrun.core.executable import Array
 from podrun.device.connection import AttachRequest
 from podrun.device.program.engine import RunOutcome
 from podrun.device.program.machine_groups import has_core_for_each_process
-from podrun.device.program.xla_memory import Array
 
 BLOCK_BYTES = 16384
 SPIN_SECONDS = 0.5e-3

@@ -21,11 +21,11 @@ from typing import Any
 from podrun.core import executable_file
 from podrun.core.error_codec import error_to_json
 from podrun.core.errors import ApplicationRuntimeError, PodrunError, UnknownRuntimeError, UsageError
+from podrun.core.executable import Array
 from podrun.core.identity import Caller, user_name
 from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest
 from podrun.device.crash_records import own_crash_record
 from podrun.device.machine import Machine
-from podrun.device.program.xla_memory import Array
 from podrun.device.service import wire
 from podrun.device.service.control import MachineHolder
 from podrun.device.service.doorbell import BLOCK_BYTES, Doorbell, spin_seconds_for

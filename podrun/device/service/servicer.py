@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from podrun.collectives import ClosedError
-from podrun.core.access import open_channel, why_unreachable
+from podrun.core.access import why_unreachable
 from podrun.core.error_codec import error_to_json
 from podrun.core.errors import (
     ApplicationRuntimeError,
@@ -25,6 +25,7 @@ from podrun.core.errors import (
     UnrecoverableRuntimeError,
 )
 from podrun.core.gate import Gate, caller_of
+from podrun.core.proven_channel import open_channel
 from podrun.device.machine_context import MachinePlace
 from podrun.device.program.fabric import LOOK_SECONDS, JobName, Wait
 from podrun.device.service import wire
@@ -37,7 +38,7 @@ from podrun.device.service.host_session import (
     Patience,
     SessionLimits,
 )
-from podrun.device.service.server import Preload
+from podrun.device.service.preload import Preload
 from podrun.faults import parse_fault
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs

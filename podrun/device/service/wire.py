@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from podrun.core.connections import connection_limits
 from podrun.core.error_codec import error_from_json
 from podrun.core.errors import ApplicationRuntimeError, ServiceError
+from podrun.core.executable import Array
+from podrun.core.gate import connection_limits
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
-from podrun.device.program.xla_memory import Array
 from podrun.device.service.handover import view, wire_dtype
 from podrun.protos import ipuof_pb2 as pb
 

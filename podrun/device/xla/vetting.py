@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import signal
 import struct
 import subprocess
@@ -20,10 +19,9 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
 
 from podrun.core import executable_file
-from podrun.core.errors import ApplicationRuntimeError, PodrunError, present
+from podrun.core.errors import ApplicationRuntimeError, present
 from podrun.core.executable import Computation
 from podrun.device.xla.custom_calls import RefusedPiece
 
@@ -33,8 +31,8 @@ PATIENCE_S = 300.0
 """Seconds to read and compile one piece."""
 IDLE_S = 20.0
 """Seconds without a piece after which the child ends."""
-_LENGTH = struct.Struct("<IQ")
-_LONGEST_HEADER = 16 << 20
+LENGTHS = struct.Struct("<IQ")
+"""Lengths of the header and of the piece that come next."""
 
 
 class Vetter:
@@ -80,7 +78,7 @@ class Vetter:
         late.start()
         try:
             requests = present(child.stdin, "the child's input is a pipe")
-            requests.write(_LENGTH.pack(len(header), len(computation.stablehlo)) + header)
+            requests.write(LENGTHS.pack(len(header), len(computation.stablehlo)) + header)
             requests.write(computation.stablehlo)
             requests.flush()
             line = present(child.stdout, "the child's output is a pipe").readline()
@@ -103,7 +101,7 @@ class Vetter:
         return str(json.loads(line))
 
     def _start(self) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-m", "podrun.device.xla.vetting", str(self._directory or "")]
+        words = [sys.executable, "-m", "podrun.device.xla.vetting_child", str(self._directory or "")]
         package = str(Path(__file__).resolve().parents[3])
         return subprocess.Popen(
             words,
@@ -147,51 +145,3 @@ def _refused(computation: Computation, what: str) -> ApplicationRuntimeError:
     return RefusedPiece(
         f"Computation {computation.name!r} {what}", hint="Compile the program again with podrun."
     )
-
-
-# --- the child ----------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Read pieces from standard input until it ends; answer each with a line of JSON: what is wrong, or nothing."""
-    import resource
-
-    from podrun.device.xla.pieces import PieceCache
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # What libraries print is no answer.
-    pieces = PieceCache(Path(sys.argv[1]) if sys.argv[1] else None, own_process=True, vets=False)
-    while (request := _received(sys.stdin.buffer)) is not None:
-        answers.write(json.dumps(_verdict(pieces, *request)).encode() + b"\n")
-        answers.flush()
-
-
-def _received(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    length, size = _LENGTH.unpack(head)
-    if length > _LONGEST_HEADER or size > LONGEST:
-        return None
-    return json.loads(stream.read(length)), stream.read(size)
-
-
-def _verdict(pieces: Any, header: dict[str, Any], stablehlo: bytes) -> str:
-    computation = Computation(header["name"], stablehlo, tuple(header["inputs"]), tuple(header["outputs"]))
-    try:
-        pieces.piece(computation, tuple(header["donated"]), dict(header["in_place"]))
-    except PodrunError as error:
-        return error.message
-    except Exception as error:
-        first = str(error).partition("\n")[0][:300]
-        return f"Computation {computation.name!r} cannot be compiled: {type(error).__name__}: {first}"
-    finally:
-        pieces.forget()
-    return ""
-
-
-if __name__ == "__main__":
-    main()

@@ -74,8 +74,13 @@ def _click_verbs() -> dict[str, click.Command]:
     """The verbs that are made with click."""
     from podrun.compat.__main__ import compat_command
     from podrun.estimate.command import estimate_command
-    from podrun.launcher.cli import MONITOR_VERBS, RECORD_VERBS, SERVING_VERBS, SIMULATION_VERBS
     from podrun.launcher.commands.click_verbs import verb_command
+    from podrun.launcher.commands.verb_names import (
+        MONITOR_VERBS,
+        RECORD_VERBS,
+        SERVING_VERBS,
+        SIMULATION_VERBS,
+    )
     from podrun.upkeep.verbs import VERBS
 
     return {

@@ -70,8 +70,8 @@ OPTIONS = (
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the verb; returns the program's exit code. Raises PodrunError for invalid options."""
-    from podrun.launcher.cli import run_command_line
-    from podrun.report.document import load
+    from podrun.launcher.run_line import run_command_line
+    from podrun.report.document import load_profile
 
     line, reports, compared = read_words(words)
     if line.options.get("help"):
@@ -84,7 +84,7 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
         and line.program[0].endswith((".json", ".pop"))
     ):
         return show_side_by_side(Path(compared), Path(line.program[0]), reports)
-    other = load(Path(compared)) if compared else None
+    other = load_profile(Path(compared)) if compared else None
     if not line.program:
         raise UsageError("no program to profile", hint="Type podrun profile --num-replicas 16 train.py")
     told, directory = environment_with_reports(environ, reports)
@@ -96,7 +96,7 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
         return code
     written = [path for path, stamp in _documents(first).items() if before.get(path) != stamp]
     if written:
-        profiles = {path: load(path) for path in written}
+        profiles = {path: load_profile(path) for path in written}
         for path, profile in profiles.items():
             sys.stdout.write(_shown(path, profile, other))
         if code == 0 and not all(profile.fits for profile in profiles.values()):
@@ -124,11 +124,11 @@ def read_words(words: Sequence[str]) -> tuple[CommandLine, str | None, str | Non
 
 def show_side_by_side(before: Path, after: Path, directory: str | None) -> int:
     """Write a page with two reports side by side, and print what changed. Raises ConfigError, UsageError."""
-    from podrun.report.document import load, load_origin
+    from podrun.report.document import load_origin, load_profile
     from podrun.report.html import side_by_side
     from podrun.report.text import compare
 
-    first, second = load(before), load(after)
+    first, second = load_profile(before), load_profile(after)
     text = side_by_side(first, second, (load_origin(before), load_origin(after)))
     page = Path(current_directory(), os.path.expanduser(directory or ""), COMPARISON)
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from podrun.core.access import account_of, make_token, open_channel, quiet_grpc, why_unreachable, with_account
+from podrun.core.access import account_of, make_token, quiet_grpc, why_unreachable, with_account
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.error_codec import error_from_json
 from podrun.core.errors import DeadlineError, DeniedError, LostAnswerError, PodrunError, ServiceError
@@ -40,6 +40,7 @@ class ServiceConnection:
         account: tuple[str, str] = ("", ""),
     ) -> None:
         quiet_grpc()
+        from podrun.core.proven_channel import open_channel
         from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
         self.host, self.port, self.timeout, self.own = host, port, timeout, own

@@ -60,7 +60,7 @@ def repair_state(cluster: str, state_file: Path | None, yes: bool) -> int:
 
 def diagnosis_of(cluster: str, state_file: Path | None) -> tuple[Path, StateDiagnosis, Cluster]:
     """The state file of a POD, what is wrong with it, and the POD."""
-    from podrun.core.cluster import load_cluster
+    from podrun.core.cluster_file import load_cluster
     from podrun.partition.state.repair import diagnose_rows, read_rows
     from podrun.partition.state.store import default_state_file
 

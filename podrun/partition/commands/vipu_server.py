@@ -64,7 +64,8 @@ def vipu_server_command(ctx: click.Context, /, **options: Any) -> int:
 
     Example: vipu-server --cluster pod64 --prestart
     """
-    from podrun.core.cluster import cluster_names, load_cluster
+    from podrun.core.cluster import cluster_names
+    from podrun.core.cluster_file import load_cluster
 
     if ctx.invoked_subcommand is not None:
         _hand_over(ctx, ctx.invoked_subcommand)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from podrun.core.access import tls_asked_for
-from podrun.core.connections import GREETING
+from podrun.core.gate import GREETING
 from podrun.partition.host.discovery import connect_to
 
 CLOSED_AT_ONCE_S = 0.1

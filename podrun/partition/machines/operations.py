@@ -70,7 +70,7 @@ def take_over(pool: MachinePool, partitions: Sequence[Partition]) -> Taken:
     return Taken(frozenset(adopted), tuple(lost), tuple(silent))
 
 
-def work_on_agent(pool: MachinePool, instruction: ev.Instruction) -> None:
+def work_on_agent(pool: MachinePool, instruction: ev.MachineOrder) -> None:
     """Start and end machines while the request waits: when it returns, the fresh machine is up."""
     match instruction:
         case ev.StopAgentMachines(agent):

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from podrun.core.connections import connection_limits
 from podrun.core.errors import ConflictError, UsageError
-from podrun.core.gate import Gate
+from podrun.core.gate import Gate, connection_limits
 from podrun.partition.server.access import FrontDesk
 from podrun.partition.server.event_log import WATCHERS
 from podrun.partition.server.grpc_admin import AdminServicer

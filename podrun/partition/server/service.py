@@ -102,12 +102,12 @@ class Service(ServiceReadings):
         self.pool.settle()
         return bound
 
-    def _take_over(self) -> list[ev.Instruction]:
+    def _take_over(self) -> list[ev.MachineOrder]:
         """Go on with the machines that an earlier server left, and bring up what is missing. Returns instructions on
         agents, which are to be carried out without the lock."""
         left = operations.take_over(self.pool, list(self._allocator.partitions.values()))
         self._reporter.note_silent(left.silent)
-        instructions: list[ev.Instruction] = []
+        instructions: list[ev.MachineOrder] = []
         for agent in left.lost:
             instructions += self._decide(ev.AgentLost(agent, "its process ended while no server ran"))
         self._end_orphans()
@@ -263,7 +263,7 @@ class Service(ServiceReadings):
         else:
             self._decide(event, asker)
 
-    def _decide(self, event: ev.Event, asker: Asker = ITSELF) -> tuple[ev.Instruction, ...]:
+    def _decide(self, event: ev.Event, asker: Asker = ITSELF) -> tuple[ev.MachineOrder, ...]:
         """Decide, commit, then apply: nothing starts, and no IPU is held, that the store does not know."""
         with self._lock:
             self._allocator.now = self._clock()

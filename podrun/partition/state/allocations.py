@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from podrun.core.cluster import Allocation
 from podrun.core.errors import ConflictError, ExistsError, UsageError
 from podrun.partition.state import events as ev
-from podrun.partition.state.events import Instruction
+from podrun.partition.state.events import MachineOrder
 from podrun.partition.state.requirements import (
     check_name,
     unknown_name,
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from podrun.partition.state.allocator import Allocator
 
 
-def add_allocation(draft: Allocator, event: ev.CreateAllocation) -> list[Instruction]:
+def add_allocation(draft: Allocator, event: ev.CreateAllocation) -> list[MachineOrder]:
     """Make an allocation of agents of one V-IPU cluster that are in no other one."""
     check_name(event.name, "an allocation")
     if event.name in draft.allocations:
@@ -59,7 +59,7 @@ def _check_one_cluster(draft: Allocator, agents: Sequence[str]) -> None:
             )
 
 
-def drop_allocation(draft: Allocator, event: ev.RemoveAllocation) -> list[Instruction]:
+def drop_allocation(draft: Allocator, event: ev.RemoveAllocation) -> list[MachineOrder]:
     """Remove an allocation without partitions and requests."""
     if event.name not in draft.allocations:
         raise unknown_name("allocation", event.name, draft.allocations, "vipu-admin create allocation NAME")

@@ -24,7 +24,7 @@ from podrun.partition.state import allocations, machine_loss, maintenance, orpha
 from podrun.partition.state import events as ev
 from podrun.partition.state.backfill import HeldTimes, Times
 from podrun.partition.state.candidates import complete_in_cluster
-from podrun.partition.state.events import Decision, Event, Instruction, StateChange
+from podrun.partition.state.events import Decision, Event, MachineOrder, StateChange
 from podrun.partition.state.explanations import no_room
 from podrun.partition.state.placement import IpuTable, slices_of
 from podrun.partition.state.records import ITSELF, Asker, Maintenance, Partition, Queued, Reservation
@@ -104,7 +104,7 @@ class Allocator:
         draft = self._draft()
         draft.asker, draft.absent = asker, self.absent
         draft.now = getattr(event, "now", self.now)
-        handler: Callable[[Allocator, Any], list[Instruction]] = _HANDLERS[type(event)]
+        handler: Callable[[Allocator, Any], list[MachineOrder]] = _HANDLERS[type(event)]
         instructions = handler(draft, event)
         if draft.queue:
             instructions += queueing.serve_queue(draft)
@@ -144,7 +144,7 @@ class Allocator:
         _update(self.reservations, change.reservations)
         self._operations = decision.operations
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle(self, event: Event) -> list[MachineOrder]:
         """Decide and apply at once, for callers that store nothing."""
         decision = self.propose(event)
         self.apply(decision)
@@ -202,7 +202,7 @@ class Allocator:
 
     # --- partitions -----------------------------------------------------------------------------------------
 
-    def _create(self, event: ev.CreatePartition) -> list[Instruction]:
+    def _create(self, event: ev.CreatePartition) -> list[MachineOrder]:
         needs = self.complete(event.requirements)
         place = queueing.place_without_delay(self, needs)
         if place is None:
@@ -236,7 +236,7 @@ class Allocator:
             )
         return complete_in_cluster(self, asked)
 
-    def make(self, needs: Requirements, allocation: str, ipus: Sequence[int]) -> list[Instruction]:
+    def make(self, needs: Requirements, allocation: str, ipus: Sequence[int]) -> list[MachineOrder]:
         """Make a partition of free IPUs."""
         partition = Partition(
             name=needs.name,
@@ -260,12 +260,12 @@ class Allocator:
         )
         return self.put(partition, ev.ProvisionMachines(partition.name, partition.operation))
 
-    def _remove(self, event: ev.RemovePartition) -> list[Instruction]:
+    def _remove(self, event: ev.RemovePartition) -> list[MachineOrder]:
         if self.queued(event.partition) is not None:
             return queueing.leave_queue(self, ev.LeaveQueue(event.partition))
         return self.remove(self.partition(event.partition).name, "removal requested")
 
-    def remove(self, name: str, why: str) -> list[Instruction]:
+    def remove(self, name: str, why: str) -> list[MachineOrder]:
         """Give the IPUs of a partition back."""
         partition = self.partitions[name]
         if partition.state is S.REMOVING:
@@ -301,7 +301,7 @@ class Allocator:
         self._operations += 1
         return self._operations
 
-    def put(self, partition: Partition, *then: Instruction) -> list[Instruction]:
+    def put(self, partition: Partition, *then: MachineOrder) -> list[MachineOrder]:
         """Change a partition's record; returns the instructions that follow."""
         self.note("partitions", partition.name, partition)
         return list(then)
@@ -352,7 +352,7 @@ def _update(known: dict[str, Any], changes: Mapping[str, Any]) -> None:
             known[name] = value
 
 
-_HANDLERS: dict[type, Callable[[Allocator, Any], list[Instruction]]] = {
+_HANDLERS: dict[type, Callable[[Allocator, Any], list[MachineOrder]]] = {
     ev.CreatePartition: Allocator._create,
     ev.OperationStarted: partition_life.operation_started,
     ev.OperationSucceeded: partition_life.operation_succeeded,

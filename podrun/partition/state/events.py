@@ -299,7 +299,7 @@ class PowerCycleMachines:
     agent: str
 
 
-Instruction = (
+MachineOrder = (
     ProvisionMachines
     | ResetMachines
     | ReleaseMachines
@@ -340,5 +340,5 @@ class Decision:
     """
 
     change: StateChange
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[MachineOrder, ...]
     operations: int

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from podrun.core.errors import ConflictError
 from podrun.partition.state import events as ev
 from podrun.partition.state import maintenance
-from podrun.partition.state.events import Instruction
+from podrun.partition.state.events import MachineOrder
 from podrun.partition.state.partition_life import is_later
 from podrun.partition.state.values import PartitionState
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 S = PartitionState
 
 
-def lose_agent(draft: Allocator, event: ev.AgentLost) -> list[Instruction]:
+def lose_agent(draft: Allocator, event: ev.AgentLost) -> list[MachineOrder]:
     """A machine is gone: its partitions move or are in ERROR, and what is left of it ends."""
     draft.check_agent(event.agent)
     if event.agent in draft.lost:
@@ -30,7 +30,7 @@ def lose_agent(draft: Allocator, event: ev.AgentLost) -> list[Instruction]:
     return [ev.StopAgentMachines(event.agent), *_break(draft, event.agent, "machine lost", error)]
 
 
-def restart_agent_of(draft: Allocator, event: ev.RestartAgent) -> list[Instruction]:
+def restart_agent_of(draft: Allocator, event: ev.RestartAgent) -> list[MachineOrder]:
     """Replace a machine by a fresh one; its partitions need a reset."""
     draft.check_agent(event.agent)
     if _have_begun_anew(draft, event.agent, event.generation):
@@ -41,7 +41,7 @@ def restart_agent_of(draft: Allocator, event: ev.RestartAgent) -> list[Instructi
     return [*broken, ev.ReplaceAgentMachines(event.agent, draft.partitions_on(event.agent))]
 
 
-def power_cycle_machines(draft: Allocator, event: ev.PowerCycleAgent) -> list[Instruction]:
+def power_cycle_machines(draft: Allocator, event: ev.PowerCycleAgent) -> list[MachineOrder]:
     """Power-cycle a machine; its partitions need a reset. Raises ConflictError for one that is lost."""
     draft.check_agent(event.agent)
     if _have_begun_anew(draft, event.agent, event.generation):
@@ -61,9 +61,9 @@ def _have_begun_anew(draft: Allocator, agent: str, generation: int) -> bool:
     return bool(names) and all(is_later(draft.partitions[name], generation) for name in names)
 
 
-def _break(draft: Allocator, agent: str, why: str, error: str) -> list[Instruction]:
+def _break(draft: Allocator, agent: str, why: str, error: str) -> list[MachineOrder]:
     """Put the partitions on an agent into ERROR; their current operations become stale."""
-    instructions: list[Instruction] = []
+    instructions: list[MachineOrder] = []
     for name in draft.partitions_on(agent):
         partition = draft.partitions[name]
         moved_away = maintenance.relocate(draft, partition) if agent in draft.lost else None

@@ -27,7 +27,7 @@ from podrun.core.cluster import (
 from podrun.core.errors import ConflictError, ExistsError, UsageError
 from podrun.core.layout import is_power_of_two
 from podrun.partition.state import events as ev
-from podrun.partition.state.events import Instruction
+from podrun.partition.state.events import MachineOrder
 from podrun.partition.state.placement import find_place, slices_of
 from podrun.partition.state.records import Maintenance, Partition
 from podrun.partition.state.requirements import check_name
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 S = PartitionState
 
 
-def begin(draft: Allocator, event: ev.SetMaintenance) -> list[Instruction]:
+def begin(draft: Allocator, event: ev.SetMaintenance) -> list[MachineOrder]:
     """Cordon or drain an agent; a second request replaces the first."""
     draft.check_agent(event.agent)
     if event.deadline_s < 0:
@@ -53,7 +53,7 @@ def begin(draft: Allocator, event: ev.SetMaintenance) -> list[Instruction]:
     return []
 
 
-def end(draft: Allocator, event: ev.EndMaintenance) -> list[Instruction]:
+def end(draft: Allocator, event: ev.EndMaintenance) -> list[MachineOrder]:
     """Return an agent to service. Raises ConflictError if it is in service."""
     draft.check_agent(event.agent)
     if event.agent not in draft.maintenance:
@@ -66,9 +66,9 @@ def end(draft: Allocator, event: ev.EndMaintenance) -> list[Instruction]:
     return []
 
 
-def tick(draft: Allocator, event: ev.Tick) -> list[Instruction]:
+def tick(draft: Allocator, event: ev.Tick) -> list[MachineOrder]:
     """End partitions over their limit, drains over their deadline, and reservations that are over."""
-    instructions: list[Instruction] = []
+    instructions: list[MachineOrder] = []
     for partition in list(draft.partitions.values()):
         if partition.ends and partition.ends <= event.now and partition.state is not S.REMOVING:
             instructions += draft.remove(partition.name, "its time limit is over")
@@ -95,7 +95,7 @@ def anything_due(state: Allocator) -> bool:
 
 def relocate(
     draft: Allocator, partition: Partition, why: str = "a machine is lost"
-) -> list[Instruction] | None:
+) -> list[MachineOrder] | None:
     """Move a relocatable partition to other IPUs of its allocation. None, and no change, if it is not relocatable or
     there is no room.
     """
@@ -123,7 +123,7 @@ def relocate(
 HOST_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}")
 
 
-def create_agent(draft: Allocator, event: ev.CreateAgent) -> list[Instruction]:
+def create_agent(draft: Allocator, event: ev.CreateAgent) -> list[MachineOrder]:
     """Add an agent, in no cluster. Raises ExistsError, ConflictError if another one is at its address, UsageError."""
     check_name(event.name, "an agent")
     if not HOST_PATTERN.fullmatch(event.host) or not 1 <= event.port <= 65535:
@@ -159,7 +159,7 @@ def _serial(agent: str, taken: Collection[str]) -> str:
         attempt += 1
 
 
-def remove_agent(draft: Allocator, event: ev.RemoveAgent) -> list[Instruction]:
+def remove_agent(draft: Allocator, event: ev.RemoveAgent) -> list[MachineOrder]:
     """Remove an agent. Raises ConflictError if a cluster or a reservation has it."""
     draft.check_agent(event.name)
     cluster = draft.cluster.clusters_by_agent.get(event.name)
@@ -182,7 +182,7 @@ def remove_agent(draft: Allocator, event: ev.RemoveAgent) -> list[Instruction]:
     return [ev.StopAgentMachines(event.name)]
 
 
-def create_cluster(draft: Allocator, event: ev.CreateCluster) -> list[Instruction]:
+def create_cluster(draft: Allocator, event: ev.CreateCluster) -> list[MachineOrder]:
     """Join agents by links, and make an allocation of them. Raises ExistsError, ConflictError if one of them is in
     another cluster, UsageError for links that there cannot be."""
     check_name(event.name, "a cluster")
@@ -240,7 +240,7 @@ def _links_of(event: ev.CreateCluster) -> Topology:
     return Topology(event.ipu_links, per_domain * IPUS_PER_MACHINE, gateway)
 
 
-def remove_cluster(draft: Allocator, event: ev.RemoveCluster) -> list[Instruction]:
+def remove_cluster(draft: Allocator, event: ev.RemoveCluster) -> list[MachineOrder]:
     """Remove a cluster and the allocation of its name. Raises ConflictError if partitions, requests or other
     allocations are in it."""
     cluster = draft.find_cluster(event.name)

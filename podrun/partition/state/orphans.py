@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from podrun.partition.host.holders import parse_holder
 from podrun.partition.host.leases import SignsOfLife
 from podrun.partition.state import events as ev
-from podrun.partition.state.events import Instruction
+from podrun.partition.state.events import MachineOrder
 from podrun.partition.state.queueing import QUEUE_DEPTH
 from podrun.partition.state.values import PartitionState
 
@@ -62,19 +62,19 @@ class HolderWatch:
 # --- the allocator's part: functions over its draft ---------------------------------------------------------------
 
 
-def end_with_holders(draft: Allocator, event: ev.HoldersGone) -> list[Instruction]:
+def end_with_holders(draft: Allocator, event: ev.HoldersGone) -> list[MachineOrder]:
     """Remove what ends with holders that are gone, all in one decision: no request is served whose client is gone."""
     for name, holder in event.requests.items():
         if name in draft.queue and draft.queue[name].needs.holder == holder:
             draft.note("queue", name, None)
-    instructions: list[Instruction] = []
+    instructions: list[MachineOrder] = []
     for name, holder in event.partitions.items():
         if name in draft.partitions and draft.partitions[name].holder == holder:
             instructions += draft.remove(name, "the process with which it ends is gone")
     return instructions
 
 
-def keep(draft: Allocator, event: ev.KeepPartition) -> list[Instruction]:
+def keep(draft: Allocator, event: ev.KeepPartition) -> list[MachineOrder]:
     """Release a partition, or a queued request, from its holder: it stays until it is removed."""
     entry = draft.queue.get(event.partition)
     if entry is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from podrun.core.errors import ConflictError
 from podrun.partition.state import events as ev
-from podrun.partition.state.events import Instruction
+from podrun.partition.state.events import MachineOrder
 from podrun.partition.state.records import Partition
 from podrun.partition.state.values import PartitionState
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 S = PartitionState
 
 
-def operation_started(draft: Allocator, event: ev.OperationStarted) -> list[Instruction]:
+def operation_started(draft: Allocator, event: ev.OperationStarted) -> list[MachineOrder]:
     """Machines of a partition are being started."""
     partition = _current(draft, event.partition, event.operation)
     if partition is None or partition.state is not S.PENDING:
@@ -29,7 +29,7 @@ def operation_started(draft: Allocator, event: ev.OperationStarted) -> list[Inst
     return draft.put(partition.moved(S.PROVISIONING, "machines are being started"))
 
 
-def operation_succeeded(draft: Allocator, event: ev.OperationSucceeded) -> list[Instruction]:
+def operation_succeeded(draft: Allocator, event: ev.OperationSucceeded) -> list[MachineOrder]:
     """Machines are ready, or given back."""
     partition = _current(draft, event.partition, event.operation)
     if partition is None:
@@ -43,7 +43,7 @@ def operation_succeeded(draft: Allocator, event: ev.OperationSucceeded) -> list[
     return []
 
 
-def operation_failed(draft: Allocator, event: ev.OperationFailed) -> list[Instruction]:
+def operation_failed(draft: Allocator, event: ev.OperationFailed) -> list[MachineOrder]:
     """Machines could not be brought up: the partition is in ERROR."""
     partition = _current(draft, event.partition, event.operation)
     if partition is None:
@@ -56,7 +56,7 @@ def operation_failed(draft: Allocator, event: ev.OperationFailed) -> list[Instru
     return draft.put(partition.moved(S.ERROR, "an operation failed", error=event.error))
 
 
-def reset_partition_of(draft: Allocator, event: ev.ResetPartition) -> list[Instruction]:
+def reset_partition_of(draft: Allocator, event: ev.ResetPartition) -> list[MachineOrder]:
     """Re-initialise a partition. Raises ConflictError if a machine of it is lost, or its state forbids it."""
     partition = draft.partition(event.partition)
     if partition.state is S.RESETTING or is_later(partition, event.generation):
@@ -77,9 +77,9 @@ def reset_partition_of(draft: Allocator, event: ev.ResetPartition) -> list[Instr
     return draft.put(moved, ev.ResetMachines(moved.name, operation))
 
 
-def begin_anew(draft: Allocator, event: ev.ServerStarted) -> list[Instruction]:
+def begin_anew(draft: Allocator, event: ev.ServerStarted) -> list[MachineOrder]:
     """The server starts with stored partitions: bring up those whose machines are gone, go on with removals."""
-    instructions: list[Instruction] = []
+    instructions: list[MachineOrder] = []
     for partition in list(draft.partitions.values()):
         if partition.state is S.REMOVING:
             operation = draft.next_operation()
@@ -107,6 +107,6 @@ def _current(draft: Allocator, name: str, operation: int) -> Partition | None:
     return partition if partition is not None and partition.operation == operation else None
 
 
-def _forget(draft: Allocator, partition: Partition) -> list[Instruction]:
+def _forget(draft: Allocator, partition: Partition) -> list[MachineOrder]:
     draft.note("partitions", partition.name, None)
     return []

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from podrun.partition.state import events as ev
 from podrun.partition.state.backfill import PlannedStart, RequestToPlan, Timeline, plan_with_backfill
 from podrun.partition.state.candidates import ChoicesByPlace, Place, check_possible, free_place
-from podrun.partition.state.events import Instruction
+from podrun.partition.state.events import MachineOrder
 from podrun.partition.state.placement import find_block
 from podrun.partition.state.records import Queued
 from podrun.partition.state.requirements import unknown_name
@@ -29,7 +29,7 @@ QUEUE_DEPTH = 64
 """Number of requests that are planned at a time; later ones start only after these."""
 
 
-def enqueue(draft: Allocator, event: ev.Enqueue) -> list[Instruction]:
+def enqueue(draft: Allocator, event: ev.Enqueue) -> list[MachineOrder]:
     """Put a request into the queue, from which it may be served at once (`serve_queue`)."""
     needs = draft.complete(event.requirements)
     check_possible(draft, needs)
@@ -38,19 +38,19 @@ def enqueue(draft: Allocator, event: ev.Enqueue) -> list[Instruction]:
     return []
 
 
-def leave_queue(draft: Allocator, event: ev.LeaveQueue) -> list[Instruction]:
+def leave_queue(draft: Allocator, event: ev.LeaveQueue) -> list[MachineOrder]:
     """Remove a queued request. Raises NotFoundError, which lists the queue."""
     find_queued(draft, event.name)
     draft.note("queue", event.name, None)
     return []
 
 
-def serve_queue(draft: Allocator) -> list[Instruction]:
+def serve_queue(draft: Allocator) -> list[MachineOrder]:
     """Make partitions of the queued requests that can start now, but for those whose clients are absent: these keep
     their places. A start may change the place for which another request waits, and so let a third one start; this goes
     on until none can start.
     """
-    instructions: list[Instruction] = []
+    instructions: list[MachineOrder] = []
     while starting := [p for p in _planned_to_start(draft) if p.starts and p.name not in draft.absent]:
         for planned in starting:
             needs = draft.queue[planned.name].needs

@@ -11,14 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from podrun.core.cluster import (
-    IPUS_PER_MACHINE,
-    ROUTINGS,
-    Allocation,
-    Cluster,
-    LinkTopology,
-    smallest_holding,
-)
+from podrun.core.cluster import IPUS_PER_MACHINE, ROUTINGS, Allocation, Cluster, LinkTopology
 from podrun.core.errors import InternalError, NotFoundError, PodrunError, UsageError
 from podrun.core.layout import is_power_of_two
 from podrun.partition.host.holders import parse_holder
@@ -88,6 +81,8 @@ def complete_requirements(needs: Requirements, cluster: Cluster) -> Requirements
 
 def _check_domains(size: int, ilds: int, cluster: Cluster) -> None:
     if size > cluster.ipu_count:
+        from podrun.core.cluster_file import smallest_holding
+
         larger = smallest_holding(size, cluster.target)
         raise UsageError(
             f"a partition of {size} IPUs is larger than {cluster.name} of {cluster.ipu_count}",

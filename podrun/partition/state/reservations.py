@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from podrun.core.errors import ConflictError, ExistsError, UsageError
 from podrun.partition.state import events as ev
 from podrun.partition.state.candidates import reservations_seen
-from podrun.partition.state.events import Instruction
+from podrun.partition.state.events import MachineOrder
 from podrun.partition.state.requirements import check_name, unknown_name
 
 if TYPE_CHECKING:
     from podrun.partition.state.allocator import Allocator
 
 
-def create_reservation(draft: Allocator, event: ev.CreateReservation) -> list[Instruction]:
+def create_reservation(draft: Allocator, event: ev.CreateReservation) -> list[MachineOrder]:
     """Keep agents for some time. Refused if a partition without a limit, or with a later end, holds them."""
     wanted = event.reservation
     check_name(wanted.name, "a reservation")
@@ -51,7 +51,7 @@ def create_reservation(draft: Allocator, event: ev.CreateReservation) -> list[In
     return []
 
 
-def remove_reservation(draft: Allocator, event: ev.RemoveReservation) -> list[Instruction]:
+def remove_reservation(draft: Allocator, event: ev.RemoveReservation) -> list[MachineOrder]:
     """End a reservation. Partitions in it stay."""
     known = reservations_seen(draft)
     if event.name not in known:

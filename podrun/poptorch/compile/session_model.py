@@ -11,12 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from jax import Array
 
 from podrun.compiler.program import Beside
 from podrun.core.errors import InternalError
 from podrun.poptorch.api.enums import OverlapMode
 from podrun.poptorch.capture.graph import BlockPlacement, CapturedGraph, GraphNode, GraphValue
-from podrun.poptorch.operators.table import Array, dtype_named, find, run_aten
+from podrun.poptorch.operators.table import dtype_named, find, run_aten
 from podrun.runtime.graph import (
     NOWHERE,
     Hints,

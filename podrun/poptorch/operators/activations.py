@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from podrun.numerics.gradients import absolute
 from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import DTypeArgument
-from podrun.poptorch.operators.table import Array, Call, Operand, aten, axis
+from podrun.poptorch.operators.table import Call, Operand, aten, axis
 
 
 @aten("relu")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from podrun.numerics.norms import dropped
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.table import Array, Call, Operand, PythonNumber, Sizes, aten
+from podrun.poptorch.operators.table import Call, Operand, PythonNumber, Sizes, aten
 
 
 @aten(

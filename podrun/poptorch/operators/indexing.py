@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from podrun.numerics.shared_places import combined, element_places
-from podrun.poptorch.operators.table import Array, Call, Operand, PythonNumber, aten, axis
+from podrun.poptorch.operators.table import Call, Operand, PythonNumber, aten, axis
 
 
 @aten("embedding", kind="Gather")

@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from podrun.numerics.gradients import with_gradient
 from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import COMPARED, Subgraph
 from podrun.poptorch.operators.products import product
-from podrun.poptorch.operators.table import Array, Call, Sizes, aten, axis, run_aten
+from podrun.poptorch.operators.table import Call, Sizes, aten, axis, run_aten
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import offered_operator
 

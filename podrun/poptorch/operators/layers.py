@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from podrun.numerics.convolution import along_channels, columns_of, convolved, image_of
 from podrun.numerics.convolution import transposed as turned
@@ -23,7 +24,7 @@ from podrun.numerics.recurrence import (
     recurrence,
 )
 from podrun.numerics.windows import Window
-from podrun.poptorch.operators.table import Array, Call, PerDimension, Sizes, aten, spread
+from podrun.poptorch.operators.table import Call, PerDimension, Sizes, aten, spread
 
 
 @aten("convolution", "_convolution", kind="Conv")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.table import Array, Call, Operand, aten
+from podrun.poptorch.operators.table import Call, Operand, aten
 
 
 def _transposed(x: Array) -> Array:

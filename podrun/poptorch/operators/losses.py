@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from podrun.numerics import loss_functions
 from podrun.numerics.ctc import alignment_losses, best_label_sequences, without_infinity
 from podrun.numerics.gradients import absolute
 from podrun.numerics.loss_functions import class_losses, weighted_reduction
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.table import Array, Call, Sizes, aten
+from podrun.poptorch.operators.table import Call, Sizes, aten
 
 NONE, MEAN, SUM = 0, 1, 2
 """Torch's numbers for ``reduction``."""

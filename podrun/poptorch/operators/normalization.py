@@ -6,8 +6,9 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
+from podrun.core.errors import present
 from podrun.numerics.convolution import along_channels
 from podrun.numerics.norms import (
     inverse_deviation,
@@ -17,7 +18,7 @@ from podrun.numerics.norms import (
     standardised_groups,
 )
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.table import Array, Call, Sizes, aten
+from podrun.poptorch.operators.table import Call, Sizes, aten
 
 
 def _along_channels(values: Array | None, rank: int) -> Array | None:
@@ -41,7 +42,7 @@ def batch_norm(
     The running variance takes the unbiased variance of the micro-batch, as torch's does.
     """
     wide: Array = widen(x)
-    if training or mean is None:
+    if training or mean is None or variance is None:
         others = tuple(i for i in range(x.ndim) if i != 1)
         now, spread = jnp.mean(wide, others), jnp.var(wide, others)
     else:
@@ -54,7 +55,9 @@ def batch_norm(
     count = x.size // x.shape[1]
     unbiased = spread * (count / max(count - 1, 1))
     updated = [
-        lax.stop_gradient((1 - momentum) * widen(before) + momentum * measured)
+        lax.stop_gradient(
+            (1 - momentum) * widen(present(before, "who updates statistics has them")) + momentum * measured
+        )
         for before, measured in ((mean, now), (variance, unbiased))
     ]
     return normalised, *updated

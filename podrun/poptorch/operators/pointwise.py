@@ -9,12 +9,12 @@ from typing import Any, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, scipy
+from jax import Array, lax, scipy
 from jax.scipy import special, stats
 
 from podrun.numerics.gradients import absolute
 from podrun.numerics.precision import is_array, widen
-from podrun.poptorch.operators.table import Array, Call, Operand, aten
+from podrun.poptorch.operators.table import Call, Operand, aten
 
 
 def _is_tensor(operand: Operand) -> TypeGuard[Array]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from podrun.numerics.interpolation import (
     Resizing,
@@ -25,7 +26,7 @@ from podrun.numerics.pools import (
 )
 from podrun.numerics.precision import widen
 from podrun.numerics.windows import Window, fitted_window
-from podrun.poptorch.operators.table import Array, Call, Operand, PerDimension, Sizes, aten, spread
+from podrun.poptorch.operators.table import Call, Operand, PerDimension, Sizes, aten, spread
 
 
 def _window(

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from podrun.numerics.gradients import absolute
 from podrun.numerics.norms import dropped
 from podrun.numerics.precision import product_with_rows, type_of_sums, widen
-from podrun.poptorch.operators.table import Array, Call, PythonNumber, Sizes, aten
+from podrun.poptorch.operators.table import Call, PythonNumber, Sizes, aten
 
 
 def product(a: Array, b: Array) -> Array:

@@ -6,21 +6,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from podrun.core.errors import InternalError
 from podrun.numerics.gradients import absolute
 from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import DTypeArgument
-from podrun.poptorch.operators.table import (
-    Array,
-    Call,
-    Dimensions,
-    PythonNumber,
-    aten,
-    axes,
-    axis,
-    dtype_named,
-)
+from podrun.poptorch.operators.table import Call, Dimensions, PythonNumber, aten, axes, axis, dtype_named
 
 
 def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:

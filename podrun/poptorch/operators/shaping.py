@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from podrun.poptorch.capture.graph import DTypeArgument
-from podrun.poptorch.operators.table import Array, Call, Operand, PerDimension, Sizes, aten, axis, dtype_named
+from podrun.poptorch.operators.table import Call, Operand, PerDimension, Sizes, aten, axis, dtype_named
 
 
 @aten(

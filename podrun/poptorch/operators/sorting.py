@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
-from podrun.poptorch.operators.table import Array, Call, aten, axis
+from podrun.poptorch.operators.table import Call, aten, axis
 
 
 @aten("mode", kind="TopK")

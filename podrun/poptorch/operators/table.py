@@ -19,13 +19,11 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from podrun.poptorch.capture.graph import Argument, GraphNode, GraphValue
 from podrun.poptorch.errors import Error
 
-Array = jax.Array
-"""An array, or a tracer that stands for one."""
 PythonNumber = bool | int | float
 """A number that the program's Python code gave, known while the model is compiled."""
 Operand = Array | PythonNumber

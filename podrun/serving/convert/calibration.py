@@ -18,7 +18,7 @@ from podrun.core.errors import UsageError
 from podrun.serving.convert.float8 import FLOAT8_FORMATS, Float8Format
 from podrun.serving.convert.float8_passes import product_nodes
 from podrun.serving.convert.graph_edit import ModelEditor
-from podrun.serving.convert.structure_passes import AddCheckpoints, true_inputs
+from podrun.serving.convert.structure_passes import AddCheckpoints, adapted, true_inputs
 
 TRIED_SCALES = range(-10, 6)
 """Scales that calibration tries."""
@@ -200,8 +200,6 @@ def compare_layers(
     origin: ModelProto, model: ModelProto, data: Mapping[str, np.ndarray], output_dir: str | os.PathLike[str]
 ) -> Path:
     """``precision_compare.log``: results of each product in both models: errors, moments, a histogram of the noise."""
-    from podrun.serving.convert.report_passes import adapted
-
     outputs = {node.name: node.output[0] for node in _products(origin)}
     ours = {node.name: node.output[0] for node in _products(model) if node.name in outputs}
     right = calibration_values(origin, check_data(origin, data), [outputs[name] for name in ours])

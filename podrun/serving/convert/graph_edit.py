@@ -7,7 +7,6 @@ plain Python; `ModelEditor.commit` writes it back. Names of a graph's outputs al
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,27 +15,14 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from podrun.serving.convert.graph_walk import (
     GRAPHCORE_DOMAIN,
     ONNX_DOMAINS,
+    TensorKind,
     attribute,
     graphs_within,
     inner_graphs,
     names_used,
     rename_in,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TensorKind:
-    """Element type (ONNX's number) and shape of a tensor; None for sizes, or for a whole shape, that are not known."""
-
-    element: int
-    shape: tuple[int | None, ...] | None
-
-    @property
-    def sizes(self) -> tuple[int, ...] | None:
-        """The shape if all of it is known."""
-        if self.shape is None or any(size is None for size in self.shape):
-            return None
-        return tuple(size for size in self.shape if size is not None)
+from podrun.serving.convert.type_inference import infer_types
 
 
 class ModelEditor:
@@ -67,8 +53,6 @@ class ModelEditor:
     def types(self) -> dict[str, TensorKind]:
         """Types of all tensors that can be inferred."""
         if self._types is None:
-            from podrun.serving.convert.type_inference import infer_types
-
             self._types = infer_types(self.model, self.main.nodes)
         return self._types
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper
@@ -12,6 +13,21 @@ from podrun.core.errors import UsageError
 
 GRAPHCORE_DOMAIN = "ai.graphcore"
 ONNX_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorKind:
+    """Element type (ONNX's number) and shape of a tensor; None for sizes, or for a whole shape, that are not known."""
+
+    element: int
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The shape if all of it is known."""
+        if self.shape is None or any(size is None for size in self.shape):
+            return None
+        return tuple(size for size in self.shape if size is not None)
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:

@@ -15,8 +15,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.serving.convert.attention_passes import scores_of
-from podrun.serving.convert.graph_edit import GraphEditor, ModelEditor, TensorKind
-from podrun.serving.convert.graph_walk import GRAPHCORE_DOMAIN, attribute, names_used
+from podrun.serving.convert.graph_edit import GraphEditor, ModelEditor
+from podrun.serving.convert.graph_walk import GRAPHCORE_DOMAIN, TensorKind, attribute, names_used
 from podrun.serving.convert.pass_manager import Pass, register
 from podrun.serving.convert.structure_passes import true_inputs
 from podrun.serving.convert.type_inference import own_shape_rule

@@ -102,7 +102,7 @@ class FP8Quantizer:
         result = ModelProto()
         result.CopyFrom(onnx_model)
         if self.loss_type == "gptq":
-            from podrun.serving.convert.report_passes import adapted
+            from podrun.serving.convert.structure_passes import adapted
 
             result = apply_gptq(result, adapted(dict(data), result), weights)
         present = {node.name for node in result.graph.node}

@@ -12,9 +12,10 @@ import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from podrun.core.errors import CallError, UsageError
+from podrun.serving.convert.calibration import compare_layers
 from podrun.serving.convert.graph_walk import ONNX_DOMAINS, graphs_within
 from podrun.serving.convert.pass_manager import Pass, register
-from podrun.serving.convert.structure_passes import check_shapes_known, true_inputs
+from podrun.serving.convert.structure_passes import adapted, check_shapes_known, true_inputs
 from podrun.serving.convert.type_inference import infer_types, without_weights
 
 _log = logging.getLogger("poprt")
@@ -131,16 +132,6 @@ def made_up_inputs(model: ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
     return values
 
 
-def adapted(values: dict[str, np.ndarray], model: ModelProto) -> dict[str, np.ndarray]:
-    """Values in the types that a model's inputs have; inputs that it does not have are left out."""
-    inputs = true_inputs(model)
-    return {
-        name: values[name].astype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
-        for name, value in inputs.items()
-        if name in values
-    }
-
-
 def greatest_difference(ours: np.ndarray, right: np.ndarray) -> float:
     """The largest difference, relative to 1 or to the value; infinite for a NaN that only one side has."""
     a = np.asarray(ours).astype(np.float64).reshape(-1)
@@ -215,8 +206,6 @@ class LayerPrecisionCompare(Pass):
 
     def run(self, model: ModelProto) -> ModelProto:
         """The same model."""
-        from podrun.serving.convert.calibration import compare_layers
-
         if self.origin is None:
             _log.warning("layer_precision_compare: no original model to compare with")
             return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from podrun.core.errors import UsageError
 from podrun.serving.convert.graph_edit import GraphEditor, ModelEditor
@@ -18,6 +18,16 @@ def true_inputs(model: ModelProto) -> dict[str, ValueInfoProto]:
     """Inputs of the main graph that are no initializers, by name."""
     held = {tensor.name for tensor in model.graph.initializer}
     return {value.name: value for value in model.graph.input if value.name not in held}
+
+
+def adapted(values: dict[str, np.ndarray], model: ModelProto) -> dict[str, np.ndarray]:
+    """Values in the types that a model's inputs have; inputs that it does not have are left out."""
+    inputs = true_inputs(model)
+    return {
+        name: values[name].astype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        for name, value in inputs.items()
+        if name in values
+    }
 
 
 @register("add_checkpoints")

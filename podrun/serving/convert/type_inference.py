@@ -19,8 +19,13 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from podrun.core.errors import UsageError
-from podrun.serving.convert.graph_edit import TensorKind
-from podrun.serving.convert.graph_walk import GRAPHCORE_DOMAIN, ONNX_DOMAINS, attribute, graphs_within
+from podrun.serving.convert.graph_walk import (
+    GRAPHCORE_DOMAIN,
+    ONNX_DOMAINS,
+    TensorKind,
+    attribute,
+    graphs_within,
+)
 
 MOST_VALUES = 1024
 """Elements of the largest initializer whose values inference may want (shapes, axes, indices)."""

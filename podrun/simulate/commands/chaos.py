@@ -121,7 +121,7 @@ def _replay(request: ChaosRequest, file: Path, setup: CampaignSetup) -> int:
 
 def setup_of(request: ChaosRequest) -> CampaignSetup:
     """What is simulated. Raises PodrunError for what cannot be."""
-    from podrun.core.cluster import load_cluster
+    from podrun.core.cluster_file import load_cluster
     from podrun.simulate.campaign_setup import CampaignSetup
     from podrun.simulate.chaos_setup import check_setup, with_policy
     from podrun.simulate.rates import read_rates

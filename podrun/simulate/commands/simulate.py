@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,28 +14,8 @@ from podrun.core.errors import UsageError
 from podrun.simulate.counted_pool import POLICIES
 from podrun.simulate.traces.reading import MAX_BROKEN, READERS
 
-
-@dataclass(frozen=True, slots=True)
-class SimulateRequest:
-    """The options of a command line."""
-
-    jobs: Path | None
-    processors: int | None
-    pod: str | None
-    policy: str | None
-    scale: float
-    format: str | None
-    clairvoyant: bool
-    generate: str | None
-    write_swf: Path | None
-    max_broken: float
-    seed: int
-    users: bool
-    json_file: Path | None
-    start: Path | None = None
-    serve: int | None = None
-    conformance: str | None = None
-    patience: float = 30.0
+if TYPE_CHECKING:
+    from podrun.simulate.queue_report import SimulateRequest
 
 
 @click.command(
@@ -102,12 +80,12 @@ def simulate_verb(**options: Any) -> int:
     JOBS: a log in Standard Workload Format, of sacct, Philly, Helios, Acme or Alibaba, or a table with the columns
     submit_s, run_s and size.
     """
+    from podrun.simulate.queue_report import SimulateRequest, run_request, shown_figures, shown_users
+
     request = SimulateRequest(**options)
     if request.conformance is not None:
         return _judge(request)
     _check(request)
-    from podrun.simulate.queue_report import run_request, shown_figures, shown_users
-
     report, warnings, users = run_request(request)
     for warning in warnings:
         click.echo(f"podrun simulate: {warning}", err=True)
@@ -123,7 +101,7 @@ def _judge(request: SimulateRequest) -> int:
     """Judge a scheduler, by default on a POD16."""
     if request.jobs or request.generate or request.start or request.processors or request.serve is not None:
         raise UsageError("the conformance suite has its own jobs", hint='--conformance "COMMAND" --pod pod16')
-    from podrun.core.cluster import load_cluster
+    from podrun.core.cluster_file import load_cluster
     from podrun.simulate.conformance import conformance_run
 
     pod = load_cluster(request.pod or "pod16")
@@ -164,35 +142,3 @@ def _check(request: SimulateRequest) -> None:
         raise UsageError(f"arrivals cannot be scaled by {request.scale:g}", hint="--scale 0.6")
     if not 0 <= request.max_broken <= 1:
         raise UsageError(f"{request.max_broken:g} is no share", hint="--max-broken 0.05")
-
-
-def generator_values(text: str, kind: type[Any]) -> Mapping[str, Any]:
-    """``jobs=1000,mean-gap-s=60`` as the fields of a dataclass. Raises UsageError, which lists them."""
-    defaults: dict[str, Any] = {entry.name: entry.default for entry in fields(kind)}
-    values: dict[str, Any] = {}
-    for part in text.split(","):
-        name, equals, value = part.strip().partition("=")
-        key = name.replace("-", "_")
-        if key not in defaults or not equals:
-            names = ", ".join(entry.replace("_", "-") for entry in defaults)
-            raise UsageError(f"{part!r} says nothing of a log that is drawn", hint=f"Known: {names}.")
-        try:
-            values[key] = type(defaults[key])(value)
-        except ValueError:
-            raise UsageError(f"{name} is {value!r}, not a number", hint="--generate jobs=1000") from None
-    return values
-
-
-def with_defaults(request: SimulateRequest) -> SimulateRequest:
-    """The request with its policy."""
-    return replace(
-        request,
-        policy=request.policy
-        or (
-            "own scheduler"
-            if request.serve is not None
-            else "podrun"
-            if request.pod or request.start
-            else "easy"
-        ),
-    )

@@ -10,7 +10,7 @@ import pytest
 import podrun.popart as popart
 from podrun.costmodel import planners
 from podrun.report import Profile
-from podrun.report.document import load
+from podrun.report.document import load_profile
 from tests.popart.popart_sessions import MICRO_BATCH, linear, options, training
 
 OFFLINE = popart.DeviceManager({}).createOfflineIPUDevice({"numIPUs": 1})
@@ -63,7 +63,7 @@ def test_auto_report_writes_a_folder_for_each_session(source, tmp_path, monkeypa
     folder = tmp_path / "report" / "training"
     names = ["profile.html", "profile.json", "profile.pop", "summary.txt", "trace.json"]
     assert sorted(path.name for path in folder.iterdir()) == names
-    assert load(folder / "profile.json") == made.getReport()
+    assert load_profile(folder / "profile.json") == made.getReport()
     assert (folder / "summary.txt").read_text(encoding="utf-8") == made.getSummaryReport()
 
 
@@ -118,7 +118,7 @@ def test_out_of_memory_says_what_and_leaves_the_report(tmp_path):
     error = caught.value
     assert error.getProfilePath() == str(tmp_path / "inference" / "profile.pop")
     assert f"Profile saved to: {error.getProfilePath()}" in str(error)
-    assert not load(tmp_path / "inference" / "profile.json").fits
+    assert not load_profile(tmp_path / "inference" / "profile.json").fits
     assert "DOES NOT FIT" in (tmp_path / "inference" / "summary.txt").read_text(encoding="utf-8")
 
 
@@ -160,7 +160,7 @@ def test_what_no_planner_knows_is_counted_and_shown_everywhere(tmp_path, unknown
         assert "volume" in text
     assert f"Bounded, no planner: {bound.name} x 1" in made.getSummaryReport()
     assert "Costed by a bound" in (folder / "profile.html").read_text(encoding="utf-8")
-    assert load(folder / "profile.json").bounds() == (bound,)
+    assert load_profile(folder / "profile.json").bounds() == (bound,)
 
 
 @pytest.mark.parametrize("source", ["environment", "session"])
@@ -173,7 +173,7 @@ def test_strict_mode_refuses_it_by_name_and_place_and_leaves_the_report(
     made = unknown(engineOptions=wanted if source == "session" else {})
     with pytest.raises(popart.popart_exception, match=r"no tile planner knows 1 kind.*cumsum x 1 \(volume"):
         made.prepareDevice()
-    assert load(tmp_path / "inference" / "profile.json").bounds()
+    assert load_profile(tmp_path / "inference" / "profile.json").bounds()
 
 
 def test_strict_mode_is_content_with_what_planners_know():

@@ -22,7 +22,8 @@ from podrun.serving.convert.pass_manager import (
     run_pass,
 )
 from podrun.serving.convert.reference_runs import run_onnxruntime
-from podrun.serving.convert.report_passes import adapted, greatest_difference, made_up_inputs, own_operators
+from podrun.serving.convert.report_passes import greatest_difference, made_up_inputs, own_operators
+from podrun.serving.convert.structure_passes import adapted
 from tests.serving.convert.models import MODELS, bert, branching, choosing, convolutional, experts, untidy
 
 BOUNDS = {"float_to_half": 5e-3, "float_to_mixed": 2e-3, "float_to_fp8": 0.3, "replace_erf_with_erfv2": 1e-5}
