@@ -247,6 +247,4 @@ def test_a_program_tells_nothing_to_who_proves_nothing(home: Path, recorder: _Re
     for told in (b"small.py", b"l1loss", b"AttachRequest", SECRET.encode(), str(Path.home()).encode() + b"/"):
         assert told not in recorder.heard
     last = done.stderr.splitlines()[-2:]
-    assert any(
-        word in " ".join(last) for word in ("prove", "answer", "unreachable", "gave no configuration")
-    ), done.stderr
+    assert any(word in " ".join(last) for word in ("prove", "answer", "unreachable")), done.stderr

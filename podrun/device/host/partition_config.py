@@ -181,7 +181,8 @@ def _no_config(error: Exception, where: str, partition: str) -> ServiceError | N
         return NotFoundError(details, hint="vipu list partitions")
     if status == "PERMISSION_DENIED":
         return DeniedError(details, hint="vipu list partitions shows whose partitions there are.")
-    details = (why_unreachable(where) if status == "UNAVAILABLE" else "") or details
+    if status == "UNAVAILABLE":  # gRPC's own words are about its streams and addresses.
+        details = why_unreachable(where) or "nobody answers there as a V-IPU server"
     return ServiceError(
         f"the partition service at {where} gave no configuration of partition {partition}: {details}",
         hint="Is it running? vipu --server-version",
