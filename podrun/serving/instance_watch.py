@@ -38,11 +38,13 @@ class InstanceProcess:
 
 def instance_of(pid: int, words: list[str]) -> InstanceProcess | None:
     """The instance that a process runs, by its command: stub, MODEL/VERSION/model.py, ..., instance, backend's
-    folder.
+    folder. None for a process that Triton asks for a model's configuration before it loads it: that has the model's
+    name for an instance's, and ends by itself.
     """
     if len(words) < 5 or Path(words[0]).name != STUB or Path(words[1]).name != "model.py":
         return None
-    return InstanceProcess(Path(words[1]).parents[1].name, words[-2], pid)
+    model = Path(words[1]).parents[1].name
+    return None if words[-2] == model else InstanceProcess(model, words[-2], pid)
 
 
 def killed_models(

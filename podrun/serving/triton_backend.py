@@ -9,6 +9,7 @@ not fit are answered with an error of their own; the others of the batch are ser
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -75,15 +76,19 @@ class TritonPythonModel:
             except Exception as error:
                 responses.append(pb.InferenceResponse([], pb.TritonError(_reason(error), _code(pb, error))))
         self._count(together, time.monotonic() - begin)
+        for request in together:
+            _let_go(request)
         return responses
 
     def finalize(self) -> None:
-        """Give the IPUs and the metrics back. Metrics that live until the interpreter ends are freed in memory that
-        Triton has given back: the process would crash, and now and then the server with it.
+        """Give the IPUs and all that is Triton's back. Metrics and tensors that live until the interpreter ends are
+        freed in memory that Triton has given back: the process would crash, and now and then the server with it.
         """
         self._instance.runner.close()
         self._counters.clear()
         self._families.clear()
+        del self._instance
+        gc.collect()
 
     def _all_taken(self, requests: Sequence[Any]) -> list[QueuedRequest | Exception]:
         """Requests as the runner takes them. Once there are no IPUs, the rest is told so without another attempt."""
@@ -113,6 +118,13 @@ class TritonPythonModel:
             self._counters["compute"].increment(cost.compute_s)
             self._counters["transfer"].increment(cost.transfer_s)
         self._counters["emulation"].increment(seconds)
+
+
+def _let_go(request: QueuedRequest) -> None:
+    """Drop Triton's tensors. An error holds the frames that it went through, and these the request."""
+    request.inputs = {}
+    if request.future.error is not None:
+        request.future.error.__traceback__ = None
 
 
 class CancelledError(UsageError):

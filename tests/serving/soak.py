@@ -160,7 +160,7 @@ def disturb(server: int, address: str, models: Path, ended: threading.Event, tol
             os.utime(models / "reloaded" / "1")  # Triton makes instances anew where a version has changed.
             client.load_model("reloaded", client_timeout=120)
             told["reloads"] += 1
-            if turn % 3 == 1:
+            if turn % 3 == 2:
                 for process in stubs(server, "killed"):
                     process.kill()
                     told["killed"] += 1

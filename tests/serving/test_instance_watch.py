@@ -35,6 +35,8 @@ def test_a_killed_process_is_told_from_others() -> None:
     ]
     assert instance_of(7, words) == InstanceProcess("net", "net_0_1", 7)
     assert instance_of(7, ["python", "-c", "pass"]) is None
+    words[-2] = "net"  # Asked for the configuration, each time that the model is loaded.
+    assert instance_of(7, words) is None
 
 
 @pytest.mark.slow
