@@ -61,7 +61,7 @@ def test_every_target_has_kinds_and_every_boundary_is_among_the_chosen(trainings
     assert struck == set(trainings.plain.places())
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", range(30))
 def test_a_random_plan_ends_with_the_right_result(
     pieces: PieceCache, trainings: Trainings, seed: int

@@ -188,7 +188,7 @@ def generated(count: int) -> list[tuple[Any, ...]]:
 
 @known
 @pytest.mark.parametrize("case", generated(24), ids=str)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_numbers_are_those_of_float64(case: Any) -> None:
     image, shape, stride, dilation, pads, groups = case
     rng = np.random.default_rng(0)

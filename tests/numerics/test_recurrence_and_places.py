@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,7 @@ def _numbers(*shape: int, seed: int = 0) -> np.ndarray:
     [("rnn", "n", torch.nn.RNN), ("gru", "rzn", torch.nn.GRU), ("lstm", "ifno", torch.nn.LSTM)],
 )
 @pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.sample(2)
 def test_both_directions_are_torchs(kind: str, gates: str, layer: type, turns: bool) -> None:
     activations = {"rnn": (TANH,), "gru": (SIGMOID, TANH), "lstm": (SIGMOID, TANH, TANH)}[kind]
     reference = layer(INPUT, HIDDEN, bidirectional=True)
@@ -66,9 +69,14 @@ def test_a_short_sequence_is_one_of_its_own(backward: bool) -> None:
     cell = Cell("gru", "zrn", (SIGMOID, TANH), reset_after=False)
     weights = CellWeights(_numbers(3 * HIDDEN, INPUT), _numbers(3 * HIDDEN, HIDDEN, seed=1))
     x, state = _numbers(TIME, BATCH, INPUT, seed=2), (jnp.zeros((BATCH, HIDDEN)),)
-    short = Sequences(x, jnp.asarray([2, TIME], jnp.int32))
-    outputs, (last,) = recurrence(cell, weights, short, state, backward=backward)
-    alone, (end,) = recurrence(cell, weights, Sequences(x[:2]), state, backward=backward)
+
+    @jax.jit  # Operation by operation, JAX would compile a program for each.
+    def both() -> Any:
+        short = Sequences(x, jnp.asarray([2, TIME], jnp.int32))
+        alone = Sequences(x[:2])
+        return [recurrence(cell, weights, part, state, backward=backward) for part in (short, alone)]
+
+    (outputs, (last,)), (alone, (end,)) = both()
     np.testing.assert_allclose(outputs[:2, 0], alone[:, 0], 1e-6, 1e-6)
     np.testing.assert_array_equal(outputs[2:, 0], 0)
     np.testing.assert_allclose(last[0], end[0], 1e-6, 1e-6)
@@ -102,12 +110,17 @@ def test_shared_places_are_torchs(how: str, name: str, include: bool) -> None:
     def run(x: jax.Array, updates: jax.Array) -> jax.Array:
         return combined(x, element_places(jnp.asarray(index), 0), updates, how, include=include)
 
-    result, pull = jax.vjp(run, jnp.asarray(x), jnp.asarray(updates))
+    @jax.jit  # Operation by operation, JAX would compile a program for each.
+    def with_gradients(*values: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        result, pull = jax.vjp(run, *values)
+        return result, pull(jnp.ones((4, 3)))
+
+    result, gradients = with_gradients(x, updates)
     leaves = [torch.from_numpy(each).requires_grad_() for each in (x, updates)]
     expected = leaves[0].scatter_reduce(0, torch.from_numpy(index), leaves[1], name, include_self=include)
     expected.backward(torch.ones(4, 3))
     np.testing.assert_allclose(result, expected.detach(), 1e-5, 1e-5)
-    for gradient, leaf in zip(pull(jnp.ones((4, 3))), leaves, strict=True):
+    for gradient, leaf in zip(gradients, leaves, strict=True):
         np.testing.assert_allclose(gradient, leaf.grad, 1e-4, 1e-5)
 
 
@@ -118,11 +131,12 @@ def test_an_unknown_reduction_is_named() -> None:
 
 @pytest.mark.parametrize("below", [False, True])
 def test_dropout_keeps_the_mean_and_one_key_one_mask(below: bool) -> None:
-    x = jnp.ones((200, 50))
-    y, kept = dropped(jax.random.key(3), x, 0.25, x.shape, below=below)
-    assert abs(float(jnp.mean(y)) - 1) < 0.03
+    x = np.ones((200, 50), np.float32)
+    drop = jax.jit(lambda x: dropped(jax.random.key(3), x, 0.25, x.shape, below=below))
+    y, kept = drop(x)
+    assert abs(float(np.mean(y)) - 1) < 0.03
     np.testing.assert_allclose(y, np.where(kept, 1 / 0.75, 0), 1e-6)
-    again, _ = dropped(jax.random.key(3), x, 0.25, x.shape, below=below)
+    again, _ = drop(x)
     np.testing.assert_array_equal(again, y)
 
 

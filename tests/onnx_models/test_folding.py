@@ -71,6 +71,7 @@ def test_one_product_and_one_addition_are_left(groups: int) -> None:
 
 
 @pytest.mark.parametrize("wanted", [("y", "n"), ("c", "y"), ("n", "c", "y")])
+@pytest.mark.sample(3)
 def test_what_is_asked_for_is_still_there(wanted: tuple[str, ...]) -> None:
     x = RNG.normal(size=(1, 6, 20, 20)).astype(np.float32)
     made = model(wanted=wanted)
