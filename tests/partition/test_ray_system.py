@@ -160,6 +160,16 @@ def test_recovery_and_a_clean_stop(server: Server) -> None:
     assert list(server.run.glob("*.json")) == []
 
 
+def test_podruns_own_ray_runs_without_the_memory_monitor(server: Server) -> None:
+    """Else any process that takes the host's memory would end the machines of every POD."""
+    raylets = {
+        psutil.Process(one.pid)
+        for one in server.family
+        if one is not None and psutil.Process(one.pid).name() == "raylet"
+    }
+    assert {process.environ()["RAY_memory_monitor_refresh_ms"] for process in raylets} == {"0"}
+
+
 def test_machines_outlive_a_killed_server_and_end_with_stop(server: Server, commands: Commands) -> None:
     with server.client() as client:
         client.create_partition(Requirements("p", 8, reconfigurable=True))
