@@ -253,8 +253,8 @@ def test_jobs_are_a_tree_and_go_with_their_partition(seen: PodSighting) -> None:
         async with app.run_test(size=(100, 30)) as pilot:
             table = app.query_one("#jobs", DataTable)
             await wait_until(app, lambda: table.row_count == 5)
-            app.query_one("TabbedContent").active = "jobs-tab"  # type: ignore[attr-defined]
-            table.focus()
+            await pilot.press("2")
+            await wait_until(app, lambda: app.focused is table)
             await pilot.press("down", "down", "down", "enter")
             await wait_until(app, lambda: isinstance(app.screen, JobDetails))
             source.answer = replace(many, jobs=many.jobs[:1], machines=many.machines[:2])  # q is removed.

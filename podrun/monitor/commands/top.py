@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.command(
     "podrun top",
     context_settings=HELP_OPTIONS,
-    epilog="Keys: s sort, / filter, Enter details, Space pause, [ and ] move in a recording, q quit. "
+    epilog="Keys: 1 to 4 tabs, s sort, / filter, Enter details, Space pause, [ and ] move in a recording, q quit. "
     "Without a terminal, and with --once, it prints one sighting as text.",
 )
 @click.option("--once", is_flag=True, help="Print what is seen as text, and end.")

@@ -34,6 +34,8 @@ HISTORY = 120
 """Sightings that the history of an IPU holds."""
 MACHINE_COLUMNS = ("Machine", "Partition", "State", "IPU0", "IPU1", "IPU2", "IPU3", "Power", "Batches")
 NARROW_COLUMNS = ("Machine", "IPU0", "IPU1", "IPU2", "IPU3")
+TABS = ("machines", "jobs", "queue", "incidents")
+"""What the tabs show; the keys 1 to 4 open them."""
 STYLES = {"ERROR": "bold red", "free": "dim"}
 
 
@@ -139,6 +141,7 @@ class PodTop(App[None]):
         Binding("left_square_bracket", "jump(-10)", "-10 s", key_display="["),
         Binding("right_square_bracket", "jump(10)", "+10 s", key_display="]"),
         Binding("escape", "unfilter", "", show=False),
+        *(Binding(str(key), f"tab('{name}')", show=False) for key, name in enumerate(TABS, 1)),
     ]
 
     def __init__(self, source: SightingSource, interval_s: float, first: PodSighting | None = None) -> None:
@@ -223,6 +226,8 @@ class PodTop(App[None]):
         """Say why nothing new is shown; what was seen last stays."""
         if self._is_over():
             return
+        if self._seen is None:
+            self.query_one("#headline", Static).update("no POD seen yet")
         age = "" if self._seen is None else f" Shown: {clock_time(self._seen.time_s)} UTC."
         self.query_one("#notice", Static).update(text + age)
 
@@ -282,6 +287,12 @@ class PodTop(App[None]):
                 for request in seen.waiting
             ],
         )
+
+    def action_tab(self, name: str) -> None:
+        """Open a tab, with its rows in focus."""
+        self.set_focus(None)  # What has the focus keeps its tab open.
+        self.query_one(TabbedContent).active = f"{name}-tab"
+        self.call_after_refresh(self.query_one(f"#{name}").focus)
 
     def action_sort(self) -> None:
         """The next order of machines."""
