@@ -202,7 +202,7 @@ def _timeline(file: Path, begin: float, wall: float) -> str:
     rows = [f"{'after s':>8} {'core s':>7} {'process':>8}"]
     for line in file.read_text(encoding="utf-8").splitlines():
         at, pid, used, name = line.split(" ", 3)
-        if float(at) >= begin:
+        if float(at) >= begin and not rows[-1].endswith(f" {pid:>8} {name}"):
             rows.append(f"{float(at) - begin:8.2f} {float(used):7.2f} {pid:>8} {name}")
     return "\n".join((*rows, f"{wall:8.2f} {'':16} a first batch is done"))
 

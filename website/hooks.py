@@ -34,6 +34,7 @@ SEARCH_BOOSTS = {
     "contributing.md": 0.3,
     "decisions.md": 0.3,
     "benchmarks.md": 0.3,
+    "side-by-side.md": 0.3,
     "fidelity.md": 0.3,
 }
 """Pages that search puts before others (guides, texts of errors), or behind (what is about podrun's own work)."""

@@ -5,6 +5,7 @@ A file with a main part is a script. Scripts that another one starts by name are
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -59,3 +60,55 @@ def numbers_in(value: Any) -> Iterator[float]:
             yield from numbers_in(each)
     elif isinstance(value, (int, float)):
         yield value
+
+
+SUMMARY = FOLDER / "summary.py"
+RECORDED = FOLDER / "data" / "side-by-side.json"
+
+
+@pytest.fixture
+def summary(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("summary")
+
+
+def test_a_ratio_fails_the_guard_when_it_is_a_tenth_worse_twice_in_a_row(
+    summary: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steady, once, twice = summary.RATIOS[:3]
+    runs = [
+        {steady.name: 1.09, once.name: 1.2, twice.name: 1.2},
+        {once.name: 1.0, twice.name: 1.11},
+    ]
+    asked = []
+
+    def measure(ratios: Any) -> dict[str, float]:
+        asked.append([ratio.name for ratio in ratios])
+        return runs[len(asked) - 1]
+
+    monkeypatch.setattr(summary, "measured", measure)
+    recorded = {ratio.name: [0.9, 1.0, 5.0] for ratio in (steady, once, twice)}
+    assert summary.check({"host": summary.host(), "ratios": recorded}, summary.RATIOS) == 1
+    assert asked == [[steady.name, once.name, twice.name], [once.name, twice.name]]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{once.name}: worse once, 1.20 and 1.00, recorded 1.00",
+        f"{twice.name}: WORSE TWICE, 1.20 and 1.11, recorded 1.00",
+        "3 ratios compared, 1 worse by more than a tenth twice in a row",
+    ]
+    assert summary.check({"host": "a computer of 1970, 1 core", "ratios": recorded}, summary.RATIOS) == 0
+
+
+def test_the_page_of_ratios_shows_what_is_recorded(summary: Any) -> None:
+    record = json.loads(RECORDED.read_text(encoding="utf-8"))
+    assert (ROOT / "docs/side-by-side.md").read_text(encoding="utf-8") == summary.page(
+        record, "side-by-side.svg"
+    )
+    drawn = (ROOT / "docs/pictures/side-by-side.svg").read_text(encoding="utf-8")
+    assert drawn == summary.picture(record["ratios"])
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_no_ratio_is_worse_than_recorded(commands: Commands) -> None:
+    done = commands.run(sys.executable, SUMMARY, "--check", RECORDED, timeout=3600)
+    assert done.returncode == 0, done.stdout + done.stderr
