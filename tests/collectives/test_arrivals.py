@@ -34,6 +34,7 @@ def ranks(count: int, timeout: float = 20.0) -> Iterator[list[SharedMemoryGroup]
 
 @pytest.mark.parametrize("count", [2, 5])
 @pytest.mark.parametrize("reduction", [Reduction.SUM, Reduction.MEAN, Reduction.MAX])
+@pytest.mark.sample(5)
 def test_the_last_rank_gets_what_all_gave_in_the_order_of_ranks(count: int, reduction: Reduction) -> None:
     """The others are rounds ahead at times, for they do not wait; only their values have to."""
     generator = np.random.default_rng(0)

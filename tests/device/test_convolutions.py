@@ -377,7 +377,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 @known
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("groups", [2, 3, 4, 6, 8])
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 def test_a_channel_shuffle_is_part_of_the_convolutions_call(groups: int, batch: int) -> None:
     def shuffle(y: Any) -> Any:
         return y.reshape(y.shape[0], groups, -1, *y.shape[2:]).swapaxes(1, 2).reshape(y.shape)

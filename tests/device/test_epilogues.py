@@ -64,7 +64,7 @@ CASES = [("library", epilogue) for epilogue in EPILOGUES] + [
 
 
 @pytest.mark.parametrize(("form", "epilogue"), CASES)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_the_call_does_it(form: str, epilogue: str) -> None:
     x, w, bias, other, _ = arrays(form)
     after, follows = EPILOGUES[epilogue]
@@ -94,6 +94,7 @@ def test_what_others_read_stays() -> None:
 
 
 @pytest.mark.parametrize("form", ["library", "product", "few rows"])
+@pytest.mark.sample(3)
 def test_gradients_read_the_cut(form: str) -> None:
     """Gradients find where a sum is positive from the result, so that the sum itself need not be kept."""
     x, w, bias, other, gradient = arrays(form)

@@ -60,6 +60,7 @@ def test_weights_need_room_and_a_forward_convolution() -> None:
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("channels", [64, 96])
+@pytest.mark.sample(2)
 def test_a_program_takes_packed_weights_from_then_on(parts: int, channels: int) -> None:
     import jax
     import jax.numpy as jnp

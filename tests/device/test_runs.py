@@ -113,6 +113,7 @@ def test_who_reduces_and_updates_changes_no_bit(
 @pytest.mark.parametrize(
     ("replicas", "accumulation", "sliced"), [(1, 1, True), (4, 3, True), (16, 2, True), (8, 1, False)]
 )
+@pytest.mark.sample(2)
 def test_training_equals_the_global_batch(
     pieces: PieceCache, replicas: int, accumulation: int, sliced: bool
 ) -> None:
@@ -125,6 +126,7 @@ def test_training_equals_the_global_batch(
 
 
 @pytest.mark.parametrize("sliced", [True, False])
+@pytest.mark.sample(2)
 def test_owners_do_not_change_a_bit(pieces: PieceCache, sliced: bool) -> None:
     executable = linear(16, sliced=sliced)
     losses, weights = train(executable, pieces, 1)

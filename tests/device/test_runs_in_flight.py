@@ -68,6 +68,7 @@ def losses(connection: PortConnection, depth: int) -> tuple[np.ndarray, dict[str
 
 
 @pytest.mark.parametrize("where", ["in process", "two in process", "shared", "two shared", "inline"])
+@pytest.mark.sample(3)
 def test_overlapping_runs_have_the_bits_of_runs_in_turn(
     where: str, pieces: PieceCache, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -74,6 +74,7 @@ def train(connection: Any, owned: IpuRange) -> tuple[np.ndarray, dict[str, np.nd
 
 
 @pytest.mark.parametrize(("count", "shared"), [(1, True), (1, False), (2, True), (4, False), (8, True)])
+@pytest.mark.sample(3)
 def test_the_same_bits_as_in_process(pod: Pod, pieces: PieceCache, count: int, shared: bool) -> None:
     twin = InProcessMachines(8, pieces).connect()
     assert twin.try_attach(request(PAIR)) is None

@@ -276,7 +276,7 @@ def trained(
         ("machine:2@batch=2:lost", UnrecoverableRuntimeError, "machine 2"),
     ],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 def test_all_hear_of_a_fault(
     pieces: PieceCache, instances: int, fault: str, kind: type[PoplarError], says: str
 ) -> None:

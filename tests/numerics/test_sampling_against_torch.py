@@ -95,7 +95,7 @@ def test_what_lies_outside_is_left_out_or_filled() -> None:
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("align", [False, True])
 @pytest.mark.parametrize(("mode", "rank"), [("nearest", 2), ("linear", 2), ("linear", 3), ("cubic", 2)])
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_samples_are_torchs(padding: str, align: bool, mode: str, rank: int) -> None:
     rng = np.random.default_rng(5)
     x = rng.standard_normal((2, 3, 4, 5, 3)[: 2 + rank])

@@ -60,6 +60,7 @@ def agree(ours: Callable[..., Any], theirs: Callable[..., Any], *arrays: np.ndar
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.sample(2)
 def test_maximum_and_its_places(seed: int) -> None:
     draw = Draw(seed)
     x, window = draw.array(2, 3, *draw.sizes), draw.window(draw.ceil)
@@ -87,6 +88,7 @@ def test_average(seed: int, with_pads: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.sample(2)
 def test_adaptive(seed: int) -> None:
     draw = Draw(seed)
     x, out = draw.array(2, 3, *draw.sizes), tuple(n // 2 + 1 for n in draw.sizes)
@@ -101,7 +103,7 @@ def test_adaptive(seed: int) -> None:
     np.testing.assert_array_equal(places, where.numpy())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_convolution(seed: int, groups: int) -> None:
@@ -115,7 +117,7 @@ def test_convolution(seed: int, groups: int) -> None:
     )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("groups", "one_by_one"), [(1, True), (2, True), (2, False)])
 def test_transposed_convolution(seed: int, groups: int, one_by_one: bool) -> None:

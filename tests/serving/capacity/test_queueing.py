@@ -23,6 +23,7 @@ def poisson(rate: float, seed: int = 1, requests: int = REQUESTS) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (4, 0.8), (8, 0.7)])
+@pytest.mark.sample(3)
 def test_constant_runs_wait_as_m_d_c(servers: int, load: float) -> None:
     outcome = open_loop(poisson(servers * load), ONE, servers, lambda rows: 1.0)
     assert outcome.wait.mean() == pytest.approx(wait_mdc(servers, load), rel=0.02)
@@ -30,6 +31,7 @@ def test_constant_runs_wait_as_m_d_c(servers: int, load: float) -> None:
 
 
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (4, 0.7)])
+@pytest.mark.sample(2)
 def test_exponential_runs_wait_as_m_m_c(servers: int, load: float) -> None:
     runs = itertools.cycle(np.random.default_rng(7).standard_exponential(REQUESTS * 2).tolist())
     outcome = open_loop(poisson(servers * load, 3, REQUESTS * 2), ONE, servers, lambda rows: next(runs))
