@@ -9,7 +9,7 @@ TensorFlow has ``--threads`` threads. Each ratio is that of the medians. Losses 
 run fails.
 
 ``first_step_cold_s`` and ``first_step_cached_s``: seconds from the end of TensorFlow's own import to the first loss of
-784-512-512-10, in a fresh process with an empty executable cache, and in another with what the first has left.
+784-512-512-10, in a fresh process with empty caches, and in another with what the first has left.
 ``trace_resnext101_s``: seconds to trace ResNeXt-101 for inference and read it into the runtime's graph.
 """
 
@@ -188,12 +188,14 @@ def measure(name: str, rounds: int, threads: int) -> dict[str, float]:
     return figures | {f"{name}_ratio": medians["podrun"] / medians["tensorflow"]}
 
 
-def alone(kind: str, cache: str) -> float:
-    """What a fresh process measures."""
+def alone(kind: str, cache: str, bytecode: str = "") -> float:
+    """What a fresh process measures, with podrun's caches in a folder. ``bytecode``: where Python keeps its own."""
     command = [sys.executable, __file__, "--worker", kind]
-    environment = (
-        os.environ | {"TF_POPLAR_FLAGS": f"--executable_cache_path={cache}"} if cache else os.environ
-    )
+    environment = {**os.environ}
+    if cache:
+        environment |= {"TF_POPLAR_FLAGS": f"--executable_cache_path={cache}", "PODRUN_CACHE_DIR": cache}
+    if bytecode:
+        environment |= {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("@")]
     if not lines:
@@ -226,6 +228,14 @@ def main() -> None:
         asked.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
+def first_step_figures() -> dict[str, float]:
+    """Seconds to the first step with empty caches and with full ones. Python has bytecode, as of installed modules."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches, bytecode = (os.path.join(folder, name) for name in ("caches", "bytecode"))
+        alone("first", os.path.join(folder, "others"), bytecode)
+        return {f"first_step_{name}_s": alone("first", caches, bytecode) for name in ("cold", "cached")}
+
+
 def step_figures(asked: argparse.Namespace) -> dict[str, float]:
     """All networks that match, the geometric mean of those without replicas, and what fresh processes measure."""
     figures: dict[str, float] = {}
@@ -239,9 +249,7 @@ def step_figures(asked: argparse.Namespace) -> dict[str, float]:
     if ratios:
         figures["geometric_mean_ratio"] = math.exp(statistics.fmean(map(math.log, ratios)))
     if asked.match in "mlp":
-        with tempfile.TemporaryDirectory() as cache:
-            figures["first_step_cold_s"] = alone("first", cache)
-            figures["first_step_cached_s"] = alone("first", cache)
+        figures |= first_step_figures()
     if not asked.match:
         figures["trace_resnext101_s"] = alone("trace", "")
     print(
