@@ -231,7 +231,7 @@ class ChunkBuilder:
         self,
         weight: str,
         group: WeightGroup,
-        gradient: Any,
+        gradient: jax.Array,
         buffers: BufferValues,
         accumulate: bool,
         results: dict[str, Any],
@@ -270,7 +270,7 @@ class ChunkBuilder:
         inputs = self.program.inputs
         return {n: abstract(inputs[n].spec if n in inputs else self.traced.spec(n)) for n in subjects}
 
-    def _each(self, folded: Folded, name: str, value: Any) -> Any:
+    def _each(self, folded: Folded, name: str, value: jax.Array) -> Any:
         """An input on the folded axis; a broadcast input is repeated."""
         if folded.input_axes({name: value})[name] is None:
             return jnp.broadcast_to(value, (folded.size, *value.shape))

@@ -183,9 +183,9 @@ class _MachineExchange:
     """Arithmetic of exchanges on one machine of a layout; ``offset``: the global index of its first replica."""
 
     layout: Layout
-    offset: Any
+    offset: jax.Array | int
 
-    def exchanged(self, x: Any, *, kind: ExchangeKind, groups: CollectiveGroups) -> Any:
+    def exchanged(self, x: jax.Array, *, kind: ExchangeKind, groups: CollectiveGroups) -> Any:
         """Results for this machine's replicas, on the folded axis of ``x`` ``[micro_batches * replicas, *shape]``."""
         replicas = self.layout.replicas_per_machine
         micro_batches = x.shape[0] // replicas
@@ -200,7 +200,7 @@ class _MachineExchange:
         result = jnp.moveaxis(result, 1, 0)
         return result.reshape(x.shape[0], *result.shape[2:]).astype(x.dtype)
 
-    def total(self, x: Any, summed: Any | None) -> Any:
+    def total(self, x: jax.Array, summed: jax.Array | None) -> Any:
         """The sum over all replicas, of operands ``[replicas here, *shape]``. Halves are rounded once. ``summed``: the
         sum over the replicas here, if it is known.
         """
@@ -218,7 +218,7 @@ class _MachineExchange:
         """The rows of a table over all replicas that belong to this machine's replicas."""
         return lax.dynamic_slice_in_dim(jnp.asarray(table), self.offset, self.layout.replicas_per_machine)
 
-    def _whole(self, x: Any, micro_batches: int) -> Any:
+    def _whole(self, x: jax.Array, micro_batches: int) -> Any:
         """The operands of all replicas of the program: ``[replicas, micro_batches, *shape]``."""
         machines, replicas = self.layout.machines_per_position, self.layout.replicas_per_machine
         shape = x.shape[1:]
@@ -227,14 +227,14 @@ class _MachineExchange:
         parts = x.reshape(machines, micro_batches, replicas, *shape)
         return jnp.moveaxis(parts, 1, 2).reshape(machines * replicas, micro_batches, *shape)
 
-    def _gathered_parts(self, x: Any) -> Any:
+    def _gathered_parts(self, x: jax.Array) -> Any:
         """The arrays ``x`` of all machines: ``[machines, *shape]``."""
         machines, size = self.layout.machines_per_position, -(-x.size // ALIGNMENT) * ALIGNMENT
         part = tap(EXCHANGE + "part", jnp.pad(x.reshape(-1), (0, size - x.size)))
         parts = gather_p.bind(part, machines=machines).reshape(machines, size)[:, : x.size]
         return parts.reshape(machines, *x.shape)
 
-    def _summed(self, whole: Any, groups: CollectiveGroups) -> Any:
+    def _summed(self, whole: jax.Array, groups: CollectiveGroups) -> Any:
         """``[replicas here, micro_batches, *shape]``: sums over groups, in order of replicas."""
         half = jnp.issubdtype(whole.dtype, jnp.floating) and whole.dtype.itemsize < 4
         wide = whole.astype(jnp.float32) if half else whole
@@ -255,7 +255,7 @@ class _MachineExchange:
             )
         return result.astype(whole.dtype)
 
-    def _gathered(self, whole: Any, groups: CollectiveGroups) -> Any:
+    def _gathered(self, whole: jax.Array, groups: CollectiveGroups) -> Any:
         """``[replicas here, micro_batches, group size, *shape]``."""
         return jnp.moveaxis(whole[self._mine(_members(groups, self.layout.replicas))], 1, 2)
 
@@ -275,7 +275,7 @@ def _in_order(parts: Sequence[Any]) -> Any:
     return total
 
 
-def _looped(wide: Any, order: Any) -> Any:
+def _looped(wide: jax.Array, order: jax.Array) -> Any:
     """`_in_order` of ``wide[order[0]]``, ``wide[order[1]]`` ... as a loop."""
     first = wide[order[0]]
     return lax.fori_loop(1, order.shape[0], lambda i, total: total + wide[order[i]], first)

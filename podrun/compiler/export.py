@@ -67,7 +67,7 @@ def _apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
     return private_jax.bind_equation(equation, operands)
 
 
-def _product(equation: JaxprEqn, left: Any, right: Any) -> Any:
+def _product(equation: JaxprEqn, left: jax.Array, right: jax.Array) -> Any:
     parameters = equation.params
     if _mergeable(parameters["dimension_numbers"]):
         left, right, numbers = _merge(left, right, parameters["dimension_numbers"])
@@ -80,7 +80,7 @@ def _product(equation: JaxprEqn, left: Any, right: Any) -> Any:
     return lax.dot_general_p.bind(left, right, **parameters)
 
 
-def _held(value: Any) -> Any:
+def _held(value: jax.Array) -> Any:
     """The value behind an optimization barrier."""
     return lax.optimization_barrier(value)  # type: ignore[no-untyped-call]
 
@@ -88,7 +88,7 @@ def _held(value: Any) -> Any:
 _BY_ROWS = (((0,), (0,)), ((), ()))
 
 
-def _narrow(operand: Any, other: Any) -> bool:
+def _narrow(operand: jax.Array, other: jax.Array) -> bool:
     return bool(operand.shape[1] <= _NARROW and 4 * operand.shape[1] <= other.shape[1])
 
 
@@ -102,14 +102,14 @@ def _side_by_side(axes: Sequence[int]) -> bool:
     return tuple(axes) == tuple(range(axes[0], axes[0] + len(axes)))
 
 
-def _merge(left: Any, right: Any, numbers: Any) -> tuple[Any, Any, Any]:
+def _merge(left: jax.Array, right: jax.Array, numbers: Any) -> tuple[Any, Any, Any]:
     (left_axes, right_axes), (left_batch, right_batch) = numbers
     contracting = (left_axes[0],), (right_axes[0],)
     batch = _moved(left_batch, left_axes), _moved(right_batch, right_axes)
     return _merged(left, left_axes), _merged(right, right_axes), (contracting, batch)
 
 
-def _merged(operand: Any, axes: Sequence[int]) -> Any:
+def _merged(operand: jax.Array, axes: Sequence[int]) -> Any:
     """The operand with its summed axes merged into one."""
     first, stop = axes[0], axes[-1] + 1
     shape = operand.shape
@@ -121,7 +121,7 @@ def _moved(batch: Sequence[int], merged: Sequence[int]) -> tuple[int, ...]:
     return tuple(axis if axis < merged[0] else axis - len(merged) + 1 for axis in batch)
 
 
-def _to_do(value: Any) -> bool:
+def _to_do(value: object) -> bool:
     """Whether a parameter of an equation holds jaxprs with products."""
     if isinstance(value, tuple | list):
         return any(map(_to_do, value))
@@ -229,14 +229,14 @@ def _reads(equation: JaxprEqn) -> Counter[Any]:
     return counts
 
 
-def wall(value: Any) -> Any:
+def wall(value: jax.Array) -> Any:
     """The value, materialised."""
     with set_xla_metadata(inlineable="false"):  # type: ignore[no-untyped-call]
         return _same(value)
 
 
 @jax.jit
-def _same(value: Any) -> Any:
+def _same(value: jax.Array) -> Any:
     return value
 
 

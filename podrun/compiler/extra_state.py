@@ -109,7 +109,7 @@ def rounding_variables(program: Program) -> dict[str, Variable]:
     return {RNG: Variable(TensorSpec(RNG, "uint32", (2,)), VariableRole.SCALAR, 0.0)}
 
 
-def place_state(state: Any, *numbers: Any) -> Any:
+def place_state(state: jax.Array, *numbers: Any) -> Any:
     """The RNG state of a place: uint32 ``[2]`` from the RNG state and the numbers that identify the place."""
     import jax
 
@@ -119,7 +119,7 @@ def place_state(state: Any, *numbers: Any) -> Any:
     return jax.random.key_data(key)
 
 
-def stochastic_half(value: Any, state: Any) -> Any:
+def stochastic_half(value: jax.Array, state: jax.Array) -> Any:
     """float32 to float16 by stochastic rounding, with the bits that ``state`` gives. NaN and infinities stay."""
     import jax
     import jax.numpy as jnp
@@ -208,12 +208,12 @@ def averaging_arenas(program: Program, weights: tuple[str, ...], alignment: int)
     return {COUNTS: Arena(COUNTS, "float32", len(members) * alignment, members, False)}
 
 
-def averaged(old: Any, count: Any, gradient: Any, replicas: int) -> Any:
+def averaged(old: jax.Array | None, count: jax.Array | None, gradient: jax.Array, replicas: int) -> Any:
     """The accumulator with one more micro-batch; ``gradient`` is its sum over the replicas of a machine."""
     import jax.numpy as jnp
 
     mean = gradient.astype(jnp.float32) / replicas
-    if old is None:
+    if old is None or count is None:
         return mean
     count = count[0]
     return old.astype(jnp.float32) * (count / (count + 1)) + mean / (count + 1)
@@ -245,7 +245,7 @@ def scaling_variables(program: Program) -> dict[str, Variable]:
     return {n: Variable(TensorSpec(n, "float32", ()), role, value) for n, value in starts.items()}
 
 
-def counts(gradient: Any, scaling: AutomaticScaling) -> Any:
+def counts(gradient: jax.Array, scaling: AutomaticScaling) -> Any:
     """How many elements of ``gradient`` (any shape) lie below the edge and how many do not: float32 ``[2]``."""
     import jax.numpy as jnp
 

@@ -95,7 +95,7 @@ class Folded:
         axis."""
         return {name: self._fold_input(name, buffer) for name, buffer in buffers.items()}
 
-    def _fold_input(self, name: str, buffer: Any) -> Any:
+    def _fold_input(self, name: str, buffer: jax.Array) -> Any:
         if name in self.broadcast:
             if self.micro_batches == 1:
                 return buffer[0]
@@ -107,7 +107,7 @@ class Folded:
         """The vmap axis of each input."""
         return {name: None if name in self.broadcast and self.micro_batches == 1 else 0 for name in names}
 
-    def keys(self, seed: Any, replica_offset: Any) -> Any:
+    def keys(self, seed: jax.Array, replica_offset: jax.Array) -> Any:
         """Key data ``[size, 2]``."""
         return extra_state.folded_keys(seed, replica_offset, self.micro_batches, self.replicas)
 
@@ -116,7 +116,12 @@ class Folded:
         return jnp.arange(self.size, dtype=jnp.int32) if exchanges(self.traced.jaxpr) else None
 
     def single(
-        self, parameters: Tensors, inputs: Tensors, key: Any, deltas: Tensors, token: Any = None
+        self,
+        parameters: Tensors,
+        inputs: Tensors,
+        key: jax.Array | None,
+        deltas: Tensors,
+        token: jax.Array | None = None,
     ) -> dict[str, Any]:
         """The values of one micro-batch on one replica; what the trace does not use may be missing."""
         named = {**parameters, **inputs}
@@ -139,13 +144,15 @@ class Folded:
         """The vmap axis of each of `own_rows`."""
         return {name: 0 if name in self.batched or name in self.group_of else None for name in parameters}
 
-    def forward(self, parameters: Tensors, inputs: Tensors, keys: Any, deltas: Tensors) -> dict[str, Any]:
+    def forward(
+        self, parameters: Tensors, inputs: Tensors, keys: jax.Array | None, deltas: Tensors
+    ) -> dict[str, Any]:
         """Every result with the folded axis in front. ``inputs`` from `fold_inputs`, ``deltas`` ``[size,
         ...]``."""
         parameters, tokens = self.own_rows(parameters), self.tokens()
         if self.size == 1 and self.shared and tokens is None and not (self.batched or self.group_of):
             return self._forward_alone(parameters, inputs, keys)
-        if self.traced.stochastic:
+        if self.traced.stochastic and keys is not None:
             # Outside of vmap, so that gradients of weights are summed before they are rounded.
             parameters = entered(parameters, keys)
         axes = (
@@ -158,14 +165,14 @@ class Folded:
         run = jax.vmap(self.single, in_axes=axes, out_axes=0, axis_size=self.size)
         return run(parameters, inputs, keys, deltas, tokens)
 
-    def _forward_alone(self, parameters: Tensors, inputs: Tensors, keys: Any) -> dict[str, Any]:
+    def _forward_alone(self, parameters: Tensors, inputs: Tensors, keys: jax.Array | None) -> dict[str, Any]:
         """`forward` of the only replica, without an axis inside: XLA sees kernels and images as they are."""
         axes = self.input_axes(inputs)
         own = {name: value if axes[name] is None else value[0] for name, value in inputs.items()}
         values = self.single(parameters, own, None if keys is None else keys[0], {})
         return {name: jax.tree.map(lambda leaf: leaf[None], value) for name, value in values.items()}
 
-    def unfold(self, value: Any) -> Any:
+    def unfold(self, value: jax.Array) -> Any:
         """``[size, *shape]`` as ``[micro_batches, replicas, *shape]``."""
         return value.reshape(self.micro_batches, self.replicas, *value.shape[1:])
 
@@ -178,7 +185,7 @@ class FoldedOperands:
 
     parameters: Tensors
     inputs: Tensors
-    keys: Any
+    keys: jax.Array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +204,7 @@ class Gradients:
 def gradients(
     folded: Folded,
     loss: str,
-    scale: Any,
+    scale: jax.Array,
     operands: FoldedOperands,
     trained: Sequence[str],
     taps: Mapping[str, jax.ShapeDtypeStruct],
@@ -220,11 +227,11 @@ def gradients(
 
 
 def weight_gradients_each(
-    folded: Folded, loss: str, scale: Any, operands: FoldedOperands, wanted: Sequence[str]
+    folded: Folded, loss: str, scale: jax.Array, operands: FoldedOperands, wanted: Sequence[str]
 ) -> dict[str, Any]:
     """Gradients of the ``wanted`` parameters for each replica and micro-batch, ``[size, *shape]``."""
 
-    def one(parameters: Tensors, inputs: Tensors, key: Any, token: Any) -> dict[str, Any]:
+    def one(parameters: Tensors, inputs: Tensors, key: jax.Array | None, token: jax.Array) -> dict[str, Any]:
         def loss_of(chosen: Tensors) -> Any:
             return folded.single({**parameters, **chosen}, inputs, key, {}, token)[loss]
 
@@ -242,6 +249,6 @@ def weight_gradients_each(
     return dict(run(parameters, operands.inputs, operands.keys, tokens))
 
 
-def _seed(scale: Any, losses: Any) -> Any:
+def _seed(scale: jax.Array, losses: jax.Array) -> Any:
     """The gradient that enters the backward pass: the loss scaling, in the loss's dtype, for each loss."""
     return jnp.broadcast_to(jnp.asarray(scale).astype(losses.dtype), losses.shape)

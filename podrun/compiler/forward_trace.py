@@ -230,7 +230,7 @@ _TAPS = 1 << 24
 """Number at which the places of observed gradients begin, behind those of arguments."""
 
 
-def _wide_tap(tap: partial[Any], state: Any) -> Callable[[Any], Any]:
+def _wide_tap(tap: partial[Any], state: jax.Array) -> Callable[[Any], Any]:
     """The tap of a value that is held as float32 on the grid of the halves: its gradient is rounded onto it too."""
     (delta,) = tap.args
     if delta.dtype != stochastic.HALF:
@@ -238,12 +238,12 @@ def _wide_tap(tap: partial[Any], state: Any) -> Callable[[Any], Any]:
     return partial(_perturbed, stochastic.entering(delta, state))
 
 
-def _perturbed(delta: Any, value: Any) -> Any:
+def _perturbed(delta: jax.Array, value: jax.Array) -> Any:
     return _perturb(value, delta)
 
 
 @jax.custom_jvp
-def _perturb(value: Any, delta: Any) -> Any:
+def _perturb(value: jax.Array, delta: jax.Array) -> Any:
     """``value`` itself, with the derivative of ``value + delta``: nothing is added, so no bit can change."""
     return value
 

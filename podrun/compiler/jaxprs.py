@@ -35,7 +35,7 @@ def evaluate(
         return list(jax.core.eval_jaxpr(jaxpr, consts, *arguments))
     environment: dict[Var, Any] = {}
 
-    def write(variable: Var, value: Any) -> None:
+    def write(variable: Var, value: jax.Array) -> None:
         environment[variable] = taps[variable](value) if variable in taps else value
 
     def read(atom: Any) -> Any:

@@ -62,7 +62,7 @@ class Combination(enum.Enum):
 # --- What a forward function calls ---------------------------------------------------------------------------
 
 
-def all_reduce(x: Any, operator: Combination, groups: CollectiveGroups) -> Any:
+def all_reduce(x: jax.Array, operator: Combination, groups: CollectiveGroups) -> Any:
     """``x`` combined over the replicas of each group; the shape and dtype of ``x``. Halves are combined in float32 and
     rounded once.
 
@@ -90,14 +90,14 @@ def all_reduce(x: Any, operator: Combination, groups: CollectiveGroups) -> Any:
     return truth.astype(x.dtype)
 
 
-def _of_one(x: Any, operator: Combination) -> Any:
+def _of_one(x: jax.Array, operator: Combination) -> Any:
     """The result of a combination in a group of one."""
     if operator is Combination.SQUARE_ADD:
         return x * x
     return (x != 0).astype(x.dtype) if operator in (Combination.LOGICAL_AND, Combination.LOGICAL_OR) else x
 
 
-def reduce_scatter(x: Any, operator: Combination, groups: CollectiveGroups) -> Any:
+def reduce_scatter(x: jax.Array, operator: Combination, groups: CollectiveGroups) -> Any:
     """This replica's part of ``x`` combined over its group: flat, padded with zeros, cut into as many equal parts as
     the group has replicas; ``[ceil(elements / group size)]``. Raises what `all_reduce` raises."""
     size = len(groups[0])
@@ -109,7 +109,7 @@ def reduce_scatter(x: Any, operator: Combination, groups: CollectiveGroups) -> A
     return lax.dynamic_index_in_dim(parts, replica_position(groups), 0, keepdims=False)
 
 
-def all_gather(x: Any, groups: CollectiveGroups) -> Any:
+def all_gather(x: jax.Array, groups: CollectiveGroups) -> Any:
     """The values of the group's replicas end to end, in order: ``[elements * group size]``."""
     if len(groups[0]) == 1:
         return x.reshape(-1)
@@ -133,7 +133,7 @@ def check_replica_groups(groups: CollectiveGroups, replicas: int | None = None) 
         )
 
 
-def _check(x: Any, operator: Combination) -> None:
+def _check(x: jax.Array, operator: Combination) -> None:
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     logical = operator in (Combination.LOGICAL_AND, Combination.LOGICAL_OR)
     if (operator is Combination.MEAN and not floating) or (x.dtype == bool and not logical):
@@ -143,7 +143,7 @@ def _check(x: Any, operator: Combination) -> None:
         )
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: jax.Array) -> Any:
     half = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
     return x.astype(jnp.float32) if half else x
 
@@ -170,7 +170,7 @@ total_p: Any = Primitive("folded_total")
 The compiler alone makes it, of sums in programs whose replicas share state; nothing differentiates it."""
 
 
-def _exchange(x: Any, kind: ExchangeKind, groups: CollectiveGroups) -> Any:
+def _exchange(x: jax.Array, kind: ExchangeKind, groups: CollectiveGroups) -> Any:
     check_replica_groups(groups)
     return exchange_p.bind(x, jnp.int32(0), kind=kind, groups=groups)
 
@@ -224,7 +224,7 @@ def _jvp(primitive: Any) -> Any:
 
 
 def _transpose(
-    cotangent: Any, x: Any, token: Any, *, kind: ExchangeKind, groups: CollectiveGroups
+    cotangent: jax.Array, x: jax.Array, token: jax.Array, *, kind: ExchangeKind, groups: CollectiveGroups
 ) -> list[Any]:
     if type(cotangent) is ad.Zero:
         return [ad.Zero(x.aval), None]
@@ -235,7 +235,9 @@ def _transpose(
     return [total, None]
 
 
-def _folded_transpose(cotangent: Any, x: Any, *, kind: ExchangeKind, groups: CollectiveGroups) -> list[Any]:
+def _folded_transpose(
+    cotangent: jax.Array, x: jax.Array, *, kind: ExchangeKind, groups: CollectiveGroups
+) -> list[Any]:
     if type(cotangent) is ad.Zero:
         return [ad.Zero(x.aval)]
     total = folded_p.bind(cotangent, kind=ExchangeKind.SUM, groups=groups)

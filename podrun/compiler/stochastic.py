@@ -56,25 +56,25 @@ def _is_half(atom: Any) -> bool:
 # --- rounding --------------------------------------------------------------------------------------------------------
 
 
-def _mixed(x: Any) -> Any:
+def _mixed(x: jax.Array) -> Any:
     x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
-def start(key: Any) -> Any:
+def start(key: jax.Array) -> Any:
     """The state of a replica's micro-batch, uint32 ``[2]``, from its key data."""
     return state_at(key.astype(jnp.uint32), _STREAM)
 
 
-def state_at(state: Any, place: Any) -> Any:
+def state_at(state: jax.Array, place: jax.Array | int) -> Any:
     """The random state of operator number ``place`` inside the operator whose state is ``state``."""
     with jax.named_scope(LOCAL):
         return _below(state, place if isinstance(place, jax.Array) else np.uint32(place))
 
 
 @jax.jit
-def _below(state: Any, place: Any) -> Any:
+def _below(state: jax.Array, place: jax.Array | np.uint32) -> Any:
     number = place.astype(jnp.uint32) * np.uint32(0x9E3779B9)
     high = _mixed(state[..., 0] ^ number)
     return jnp.stack([high, _mixed(state[..., 1] + high)], axis=-1)
@@ -88,7 +88,7 @@ class Places:
     gradient of either, the state `_BACK` below. A hash for each would be half of a program's equations.
     """
 
-    def __init__(self, state: Any, count: int) -> None:
+    def __init__(self, state: jax.Array, count: int) -> None:
         with jax.named_scope(LOCAL):
             self._tables = tables(state, np.arange(count, dtype=np.uint32))
 
@@ -113,7 +113,7 @@ class Places:
 
 
 @jax.jit
-def tables(state: Any, places: Any) -> tuple[Any, Any, Any, Any]:
+def tables(state: jax.Array, places: jax.Array) -> tuple[Any, Any, Any, Any]:
     """For each of the places: its state, that of its gradient, that of its first result, and of this one's gradient."""
     rows = jax.vmap(_below, in_axes=(None, 0))(state, places)
     first = _below(rows, np.uint32(0))
@@ -121,7 +121,7 @@ def tables(state: Any, places: Any) -> tuple[Any, Any, Any, Any]:
 
 
 @jax.jit
-def on_grid(value: Any, state: Any) -> Any:
+def on_grid(value: jax.Array, state: jax.Array) -> Any:
     """float32 rounded stochastically onto the halves, still float32. NaN and infinities stay."""
     count = lax.iota(np.uint32, max(value.size, 1))[: value.size].reshape(value.shape)
     uniform = (_mixed(_mixed(count ^ state[0]) + state[1]) >> 8).astype(jnp.float32) * np.float32(2.0**-24)
@@ -133,45 +133,45 @@ def on_grid(value: Any, state: Any) -> Any:
 
 
 @jax.custom_vjp
-def rounded(value: Any, state: Any, back: Any) -> Any:
+def rounded(value: jax.Array, state: jax.Array, back: jax.Array) -> Any:
     """`on_grid` with ``state`` for the value, and with ``back`` for its gradient."""
     return on_grid(value, state)
 
 
-def _rounded_forward(value: Any, state: Any, back: Any) -> tuple[Any, Any]:
+def _rounded_forward(value: jax.Array, state: jax.Array, back: jax.Array) -> tuple[Any, Any]:
     return on_grid(value, state), back
 
 
-def _rounded_back(back: Any, cotangent: Any) -> tuple[Any, None, None]:
+def _rounded_back(back: jax.Array, cotangent: jax.Array) -> tuple[Any, None, None]:
     return on_grid(cotangent, back), None, None
 
 
 rounded.defvjp(_rounded_forward, _rounded_back)
 
 
-def entering(value: Any, state: Any) -> Any:
+def entering(value: jax.Array, state: jax.Array) -> Any:
     """A half as float32; its gradient is rounded onto the halves, with the state `_BACK` below ``state``."""
     return _entered(value, state_at(state, _BACK))
 
 
-def _entered(value: Any, back: Any) -> Any:
+def _entered(value: jax.Array, back: jax.Array) -> Any:
     with jax.named_scope(LOCAL):
         return _entering(value, back)
 
 
 @jax.custom_vjp
-def _entering(value: Any, back: Any) -> Any:
+def _entering(value: jax.Array, back: jax.Array) -> Any:
     return value.astype(jnp.float32)
 
 
-def _entering_back(back: Any, cotangent: Any) -> tuple[Any, None]:
+def _entering_back(back: jax.Array, cotangent: jax.Array) -> tuple[Any, None]:
     return on_grid(cotangent, back).astype(HALF), None
 
 
 _entering.defvjp(lambda value, back: (value.astype(jnp.float32), back), _entering_back)
 
 
-def entered(values: Mapping[str, Any], keys: Any) -> dict[str, Any]:
+def entered(values: Mapping[str, Any], keys: jax.Array) -> dict[str, Any]:
     """Tensors with their halves `entering`, each with bits of its own that follow from the first of the keys."""
     with jax.named_scope(LOCAL):
         state = start(keys[0])
@@ -210,7 +210,7 @@ _CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_ca
 def evaluate_rounded(
     closed: ClosedJaxpr,
     arguments: Sequence[Any],
-    state: Any,
+    state: jax.Array,
     taps: Mapping[Var, Callable[[Any], Any]],
     apply: Apply,
 ) -> list[Any]:
@@ -238,7 +238,7 @@ class _Evaluation:
         self.apply = apply
         self.taps = taps
 
-    def run(self, arguments: Sequence[Any], state: Any) -> list[Any]:
+    def run(self, arguments: Sequence[Any], state: jax.Array) -> list[Any]:
         places = Places(state, len(self.closed.jaxpr.eqns))
         counter = iter(range(1 << 30))
 
@@ -276,7 +276,7 @@ class _Evaluation:
         ]
         return drawn if equation.primitive.multiple_results else drawn[0]
 
-    def _converted(self, equation: JaxprEqn, value: Any, places: Places, place: int) -> Any:
+    def _converted(self, equation: JaxprEqn, value: jax.Array, places: Places, place: int) -> Any:
         wanted, value = equation.params["new_dtype"], jnp.asarray(value)  # A literal is a Python number.
         if wanted != HALF:
             return value.astype(wanted)
@@ -285,7 +285,7 @@ class _Evaluation:
     def _inside(self, closed: ClosedJaxpr) -> _Evaluation:
         return _Evaluation(closed, self.apply, {})
 
-    def _scan(self, equation: JaxprEqn, values: Sequence[Any], state: Any) -> Any:
+    def _scan(self, equation: JaxprEqn, values: Sequence[Any], state: jax.Array) -> Any:
         params = equation.params
         constants, carried = params["num_consts"], params["num_carry"]
         body, fixed = self._inside(params["jaxpr"]), list(values[:constants])
@@ -306,7 +306,7 @@ class _Evaluation:
         )
         return [*held, *stacked]
 
-    def _while(self, equation: JaxprEqn, values: Sequence[Any], state: Any) -> Any:
+    def _while(self, equation: JaxprEqn, values: Sequence[Any], state: jax.Array) -> Any:
         params = equation.params
         first, second = params["cond_nconsts"], params["body_nconsts"]
         test, body = self._inside(params["cond_jaxpr"]), self._inside(params["body_jaxpr"])
@@ -321,14 +321,14 @@ class _Evaluation:
         start_ = (jnp.zeros((), jnp.int32), tuple(values[first + second :]))
         return list(lax.while_loop(more, step, start_)[1])
 
-    def _cond(self, equation: JaxprEqn, values: Sequence[Any], state: Any) -> Any:
+    def _cond(self, equation: JaxprEqn, values: Sequence[Any], state: jax.Array) -> Any:
         sides = [self._inside(branch) for branch in equation.params["branches"]]
         index, *branch_operands = values
         runs = [lambda *v, side=side: tuple(side.run(list(v), state)) for side in sides]
         return list(lax.switch(index, runs, *branch_operands))
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: jax.Array) -> Any:
     dtype = getattr(value, "dtype", None)
     return jnp.asarray(value).astype(jnp.float32) if dtype == HALF else value
 

@@ -62,7 +62,7 @@ def _sliced(
     counters = [field.prefix for field in group.states if field.scalar]
 
     def apply(
-        weight: Any, gradient: Any, state: BufferValues, values: BufferValues
+        weight: jax.Array, gradient: jax.Array, state: BufferValues, values: BufferValues
     ) -> tuple[Any, dict[str, Any]]:
         chosen = {n: values[n] for n in group.scalars}
         if RNG in chosen:
@@ -140,7 +140,7 @@ def _norm_buffer(number: str) -> str:
     return anchor_buffer(NORM_ANCHOR + number)
 
 
-def _weight_of_rows(group: WeightGroup, memory: Memory, machine: Any, count: int) -> Any:
+def _weight_of_rows(group: WeightGroup, memory: Memory, machine: jax.Array, count: int) -> Any:
     """For each row of this machine's slice, the position in the group of the weight it lies in."""
     begins = [member.offset // ALIGNMENT for member in memory.arenas[group.weight_arena].members]
     # A table instead of its rule, because XLA would evaluate a sum over it at compile time, for half a minute with 2
@@ -198,7 +198,7 @@ def _common_groups(memory: Memory, weights: Iterable[str]) -> GroupOf:
     return next(iter(groups.values()), ())
 
 
-def _like(value: Any, old: Any) -> Any:
+def _like(value: jax.Array, old: jax.Array) -> Any:
     return jnp.asarray(value).astype(old.dtype).reshape(old.shape)
 
 

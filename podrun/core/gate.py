@@ -49,7 +49,7 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 
 """HTTP/2's preface and empty settings (RFC 9113, section 3.4): who sends them is not silent."""
 
 
-def caller_of(context: Any) -> Caller:
+def caller_of(context: grpc.ServicerContext) -> Caller:
     """Who makes the call that a handler serves. Without a gate every caller counts as the server's own user."""
     caller: Caller = getattr(context, _ATTRIBUTE, None) or Caller(os.getuid(), own=True)
     return caller
@@ -107,7 +107,7 @@ class Gate:
         """What the gRPC server needs; empty without a token."""
         return [_interceptor(self)] if self._token else []
 
-    def admit(self, context: Any, method: str, request: bytes) -> Caller:
+    def admit(self, context: grpc.ServicerContext, method: str, request: bytes) -> Caller:
         """The caller, after its proof has been answered. ``request``: as it was received; empty for a stream. Ends the
         call if it is refused."""
         import grpc
@@ -171,7 +171,7 @@ def _listen_for_own_user(
 def _greets(checker: ProofChecker) -> grpc.GenericRpcHandler:
     import grpc
 
-    def greet(text: bytes, context: Any) -> bytes:
+    def greet(text: bytes, context: grpc.ServicerContext) -> bytes:
         try:
             return checker.greet(text.decode("ascii", "replace")).encode()
         except RefusedProof as error:
@@ -214,15 +214,15 @@ def _keeping(reads: Callable[[bytes], Any] | None) -> Callable[[bytes], tuple[by
 
 
 def _guarded(gate: Gate, method: str, behaviour: Callable[..., Any], handler: Any) -> Callable[..., Any]:
-    def admitted(request: Any, context: Any) -> Any:
+    def admitted(request: Any, context: grpc.ServicerContext) -> Any:
         raw, message = (b"", request) if handler.request_streaming else request
         setattr(context, _ATTRIBUTE, gate.admit(context, method, raw))
         return message
 
-    def answer(request: Any, context: Any) -> Any:
+    def answer(request: Any, context: grpc.ServicerContext) -> Any:
         return behaviour(admitted(request, context), context)
 
-    def answers(request: Any, context: Any) -> Iterator[Any]:
+    def answers(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         yield from behaviour(admitted(request, context), context)
 
     return answers if handler.response_streaming else answer

@@ -85,7 +85,9 @@ class Lowered:
     wide: tuple[Node, ...] = ()
     """The operators that also run in float32, so that a loss can be differentiated."""
 
-    def forward(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
+    def forward(
+        self, parameters: Mapping[str, Any], inputs: Mapping[str, Any], key: jax.Array
+    ) -> dict[str, Any]:
         """One micro-batch on one replica: the tensors in ``returns``.
 
         Pure and traceable. Every input and every operator's output goes through `podrun.compiler.program.tap`, so
@@ -277,7 +279,7 @@ def _discover(
     """
     x64 = session.x64
 
-    def probe(arrays: Mapping[str, Any], key: Any) -> dict[str, Any]:
+    def probe(arrays: Mapping[str, Any], key: jax.Array) -> dict[str, Any]:
         session.demanded.clear()
         environment: Environment = {}
         for name in (*specs, *graph.initializers):
@@ -308,7 +310,7 @@ def _discover(
     return discovered
 
 
-def _abstract(shape: tuple[int, ...], dtype: Any) -> Any:
+def _abstract(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 

@@ -188,7 +188,7 @@ def run_graph(
         trace_node(node, environment, session, keys.get(index) or functools.partial(_folded, key, index))
 
 
-def _folded_together(key: Any, indices: Sequence[int]) -> dict[int, Callable[[], Any]]:
+def _folded_together(key: jax.Array, indices: Sequence[int]) -> dict[int, Callable[[], Any]]:
     """`_folded` for each of the indices: rows of one table."""
     with jax.named_scope(LOCAL):
         table = jax.vmap(jax.random.fold_in, (None, 0))(key, np.asarray(indices, np.uint32))

@@ -33,6 +33,8 @@ from podrun.device.program.xla_memory import (
 )
 
 if TYPE_CHECKING:
+    import jax
+
     from podrun.device.xla.pieces import Piece
 
 WORTH_DONATING = 4096
@@ -212,7 +214,7 @@ class Buffers(ProgramMemory):
             return False
         return [c for c in self._executable.computations.values() if name in c.outputs] == [computation]
 
-    def donor(self, name: str, shape: Shape, device: Any) -> tuple[Read, Write]:
+    def donor(self, name: str, shape: Shape, device: jax.Device) -> tuple[Read, Write]:
         """Functions that donate buffer ``name`` to a piece on a ``jax.Device``, and that take the result back. Call it
         before any `reader` or `writer`: the arena moves to memory that the device may write."""
         if name in self._gradients:
@@ -222,7 +224,7 @@ class Buffers(ProgramMemory):
         arena = self._donated_arena(name, shape, device)
         return lambda frame: arena.donate(), lambda frame, result: arena.take_back(result)
 
-    def _donated_arena(self, name: str, shape: Shape, device: Any) -> DonatedArena:
+    def _donated_arena(self, name: str, shape: Shape, device: jax.Device) -> DonatedArena:
         """The arena or variable ``name`` in memory of a ``jax.Device``; the first call moves it there."""
         if name in self._variables:
             old = self._variables[name]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from podrun.core.executable import (
 )
 from podrun.core.names import SLICE, WHOLE
 from podrun.device.xla.clients import one_thread_device, own_settings
+
+if TYPE_CHECKING:
+    import jax
 
 ALIGNMENT = 64
 """Bytes. XLA's CPU client reads a buffer in place only if its address is a multiple of this."""
@@ -100,7 +103,7 @@ class DonatedArena:
     Between `donate` and `take_back` only the piece may use the memory. A holder of `memory` keeps it alive.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: jax.Device) -> None:
         import jax
 
         with own_settings(), jax.enable_x64(True):
@@ -190,7 +193,7 @@ class PendingGradients:
 
         return jax.device_put(np.asarray(value), one_thread_device())
 
-    def donate(self, name: str, in_arena: Array, device: Any) -> Any:
+    def donate(self, name: str, in_arena: Array, device: jax.Device) -> Any:
         """A member as a ``jax.Array`` on a ``jax.Device``, for a piece to write over. ``in_arena``: the member's value
         if none is pending."""
         import jax

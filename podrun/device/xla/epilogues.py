@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 
@@ -37,7 +38,7 @@ class Epilogue:
         """Whether there is a bias, another image, and a cut."""
         return self.bias is not None, self.other is not None, self.cut is not None
 
-    def operands(self, ir: Any) -> tuple[list[Any], list[Any]]:
+    def operands(self, ir: ModuleType) -> tuple[list[Any], list[Any]]:
         """Further operands of the call: the bias as a vector, made where MLIR inserts now, and the other image."""
         other = [] if self.other is None else [self.other]
         if self.bias is None:
@@ -142,7 +143,7 @@ _WALL = "mhlo.frontend_attributes"
 """On calls that XLA must not inline: their results are in memory whatever reads them (`podrun.compiler.export`)."""
 
 
-def inline(ir: Any, module: Any) -> None:
+def inline(ir: ModuleType, module: Any) -> None:
     """Replace calls by the called functions, so that operations stand beside those that define their operands.
 
     A wall becomes a barrier, which any rewrite may give another type; `rebuild_walls` makes calls of them again.
@@ -179,7 +180,7 @@ def _is_wall(call: Any, block: Any) -> bool:
     return held and len(call.operands) == 1 and block.operations[0].operation.name == "func.return"
 
 
-def _barrier(ir: Any, call: Any) -> None:
+def _barrier(ir: ModuleType, call: Any) -> None:
     kinds, attributes = [result.type for result in call.results], {_WALL: call.attributes[_WALL]}
     with ir.InsertionPoint(call):
         barrier = ir.Operation.create(
@@ -190,7 +191,7 @@ def _barrier(ir: Any, call: Any) -> None:
     call.erase()
 
 
-def rebuild_walls(ir: Any, module: Any) -> None:
+def rebuild_walls(ir: ModuleType, module: Any) -> None:
     """Make calls of the identity, which XLA does not inline, of the barriers that `inline` left for walls."""
     names: dict[str, str] = {}
     for op in [o for o in nested(module.operation) if o.name == _BARRIER and _WALL in o.attributes]:
@@ -227,7 +228,9 @@ def nested(operation: Any) -> Iterator[Any]:
                 yield from nested(op.operation)
 
 
-def create_operation(ir: Any, name: str, kind: Any, operands: Sequence[Any], **numbers: Sequence[int]) -> Any:
+def create_operation(
+    ir: ModuleType, name: str, kind: Any, operands: Sequence[Any], **numbers: Sequence[int]
+) -> Any:
     """The result, of type ``kind``, of a new StableHLO operation where MLIR inserts now. ``numbers``: attributes."""
     attributes = {key: ir.DenseI64ArrayAttr.get(list(value)) for key, value in numbers.items()}
     operation = ir.Operation.create(

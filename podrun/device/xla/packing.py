@@ -16,6 +16,7 @@ import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ def _packed(op: Any, vector: np.ndarray, size: int) -> np.ndarray | None:
     return result
 
 
-def _take_vector(ir: Any, op: Any, *, packed: bool) -> None:
+def _take_vector(ir: ModuleType, op: Any, *, packed: bool) -> None:
     """Let a call take the argument itself in the place of weights of four axes."""
     op.operands[1] = producer(producer(op.operands[1]).operands[0]).operands[0]
     layouts = list(op.attributes["operand_layouts"])

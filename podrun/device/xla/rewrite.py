@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from podrun.device.xla.channels_last import sink_transposes
@@ -49,7 +50,7 @@ def rewrite_convolutions(lowered: Any, least: int = 0, parts: int = 1) -> int:
     return count
 
 
-def _replaced(ir: Any, module: Any, least: int, parts: int) -> int:
+def _replaced(ir: ModuleType, module: Any, least: int, parts: int) -> int:
     """The number of convolutions that became calls of the library."""
     convolutions = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]
     for op in convolutions:
@@ -60,7 +61,7 @@ def _replaced(ir: Any, module: Any, least: int, parts: int) -> int:
     return sum(_replace(ir, site, parts) for site in sites)
 
 
-def _drop_taps(ir: Any, op: Any) -> None:
+def _drop_taps(ir: ModuleType, op: Any) -> None:
     """Where image and result are one pixel wide, keep the column of the kernel that meets that pixel; likewise rows.
 
     All others meet padding. Besides being needless work, such a column makes jaxlib 0.10 abort the process in its
@@ -115,7 +116,7 @@ class _Site:
     result: _Axes
 
 
-def _recognise(ir: Any, op: Any) -> _Site | None:
+def _recognise(ir: ModuleType, op: Any) -> _Site | None:
     """The call that replaces an operation; None if the operation stays."""
     image, weights, result = (ir.RankedTensorType(v.type) for v in (*op.operands, op.results[0]))
     single = all(str(t.element_type) == "f32" and t.has_static_shape for t in (image, weights, result))
@@ -159,7 +160,7 @@ def _values(attributes: Any, name: str, default: Any, count: int = 2) -> tuple[A
     return tuple(type(default)(v) for v in np.asarray(list(attributes[name])).reshape(-1))
 
 
-def _replace(ir: Any, site: _Site, parts: int) -> bool:
+def _replace(ir: ModuleType, site: _Site, parts: int) -> bool:
     """Replace an operation, with its epilogue if the library can do that, by the call. Returns False if it stays."""
     call, op = site.call, site.op
     epilogue = Epilogue(sums=(op,))
@@ -197,7 +198,7 @@ def _order(site: _Site) -> tuple[int, ...]:
     return (call.dst[3] // call.groups * outputs, outputs, inputs, rows, columns)
 
 
-def _operands(ir: Any, site: _Site) -> list[Any]:
+def _operands(ir: ModuleType, site: _Site) -> list[Any]:
     """The two operands of every call: images channels last, weights in their own order."""
     image, weights = site.op.operands
     if site.call.kind is Kind.OF_WEIGHTS:
@@ -211,7 +212,7 @@ def _operands(ir: Any, site: _Site) -> list[Any]:
     return [_cropped(ir, _turned(ir, image, site.image), site.call), weights]
 
 
-def _turned(ir: Any, value: Any, order: Sequence[int]) -> Any:
+def _turned(ir: ModuleType, value: Any, order: Sequence[int]) -> Any:
     if list(order) == sorted(order):
         return value
     kind = value.type
@@ -219,11 +220,11 @@ def _turned(ir: Any, value: Any, order: Sequence[int]) -> Any:
     return create_operation(ir, "transpose", turned, [value], permutation=order)
 
 
-def _flipped(ir: Any, weights: Any, axes: _Axes) -> Any:
+def _flipped(ir: ModuleType, weights: Any, axes: _Axes) -> Any:
     return create_operation(ir, "reverse", weights.type, [weights], dimensions=sorted(axes[:2]))
 
 
-def _cropped(ir: Any, image: Any, call: ConvolutionCall) -> Any:
+def _cropped(ir: ModuleType, image: Any, call: ConvolutionCall) -> Any:
     """An image channels last, with the pixels that the call requires."""
     if not any(map(any, call.crop)) and call.every == (1, 1):
         return image
@@ -245,7 +246,7 @@ def _cropped(ir: Any, image: Any, call: ConvolutionCall) -> Any:
     )
 
 
-def _call(ir: Any, numbers: list[int], operands: list[Any], kind: Any) -> Any:
+def _call(ir: ModuleType, numbers: list[int], operands: list[Any], kind: Any) -> Any:
     """A custom call through XLA's foreign function interface, with all arrays in row-major order."""
     layouts = [_row_by_row(ir, value.type) for value in operands]
     attributes = {
@@ -262,7 +263,7 @@ def _call(ir: Any, numbers: list[int], operands: list[Any], kind: Any) -> Any:
     return operation.results[0]
 
 
-def _row_by_row(ir: Any, kind: Any) -> Any:
+def _row_by_row(ir: ModuleType, kind: Any) -> Any:
     import numpy as np
 
     order = np.arange(len(kind.shape), dtype=np.int64)[::-1].copy()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from podrun.device.xla.epilogues import create_operation, is_zero, nested, producer
@@ -87,7 +88,7 @@ def _is_constant(value: Any, axes: tuple[int, ...]) -> bool:
 # --- Sums -----------------------------------------------------------------------------------------------------
 
 
-def _add_up(ir: Any, sums: list[Any]) -> None:
+def _add_up(ir: ModuleType, sums: list[Any]) -> None:
     """Compute each distinct sum once, in parts, and multiply it by its constant factors."""
     done: dict[Any, Any] = {}
     for op in sums:
@@ -114,7 +115,7 @@ def _add_up(ir: Any, sums: list[Any]) -> None:
         op.erase()
 
 
-def _added(ir: Any, op: Any, cores: list[Any], axes: tuple[int, ...]) -> Any:
+def _added(ir: ModuleType, op: Any, cores: list[Any], axes: tuple[int, ...]) -> Any:
     """The sum of one image, or of the product of two."""
     value = cores[0]
     if len(cores) > 1:
@@ -127,7 +128,7 @@ def _added(ir: Any, op: Any, cores: list[Any], axes: tuple[int, ...]) -> Any:
     return clone.results[0]
 
 
-def _in_parts(ir: Any, value: Any, axes: tuple[int, ...]) -> Any:
+def _in_parts(ir: ModuleType, value: Any, axes: tuple[int, ...]) -> Any:
     """Add parts of an image along the first axis that is summed."""
     whole = list(value.type.shape)
     axis = next((a for a in axes if whole[a] > 1), axes[0])
@@ -146,7 +147,7 @@ def _in_parts(ir: Any, value: Any, axes: tuple[int, ...]) -> Any:
     return create_operation(ir, "reverse", kind, [total], dimensions=[turned])
 
 
-def _over(ir: Any, factor: Any, axes: tuple[int, ...], kind: Any) -> Any:
+def _over(ir: ModuleType, factor: Any, axes: tuple[int, ...], kind: Any) -> Any:
     """Drop from a factor the axes that it is constant over."""
     source = factor.owner.operands[0]
     kept = [axis for axis in range(len(factor.type.shape)) if axis not in axes]
@@ -189,7 +190,7 @@ def _is_less_something(value: Any) -> bool:
 # --- Images in zeros ------------------------------------------------------------------------------------------
 
 
-def _shift(ir: Any, pads: list[Any]) -> None:
+def _shift(ir: ModuleType, pads: list[Any]) -> None:
     """Join images that differ only by factors and by the zeros around them into one."""
     groups: dict[Any, list[tuple[Any, _Term]]] = {}
     for op in pads:
@@ -204,7 +205,7 @@ def _shift(ir: Any, pads: list[Any]) -> None:
             _join(ir, core, between, members)
 
 
-def _join(ir: Any, core: Any, between: tuple[int, ...], members: list[tuple[Any, _Term]]) -> None:
+def _join(ir: ModuleType, core: Any, between: tuple[int, ...], members: list[tuple[Any, _Term]]) -> None:
     lows, highs = ([tuple(op.attributes[name]) for op, _ in members] for name in (_LOW, _HIGH))
     low, high = _greatest(lows), _greatest(highs)
     spread = [n + max(n - 1, 0) * gap for n, gap in zip(core.type.shape, between, strict=True)]
@@ -238,7 +239,7 @@ def _greatest(rows: Iterable[tuple[int, ...]]) -> list[int]:
 # --- MLIR -----------------------------------------------------------------------------------------------------
 
 
-def _slice(ir: Any, kind: Any, value: Any, starts: list[int]) -> Any:
+def _slice(ir: ModuleType, kind: Any, value: Any, starts: list[int]) -> Any:
     """The slice that begins at ``starts`` and has the shape of ``kind``."""
     limits = [start + size for start, size in zip(starts, kind.shape, strict=True)]
     strides = [1] * len(starts)

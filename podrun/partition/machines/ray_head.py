@@ -16,7 +16,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TypeVar
 
 from podrun.core.errors import ServiceError
 from podrun.core.terminal import end_at_once
@@ -37,7 +38,7 @@ RECONNECT_SECONDS = 7 * 24 * 3600
 _STEP_SECONDS = 0.2
 
 
-def leave_without_ray(ray: Any) -> None:
+def leave_without_ray(ray: ModuleType) -> None:
     """Let this process end without Ray, whose head is lost: disconnecting would wait for the head, and Ray's library
     crashes while it is unloaded (a segmentation fault, in the place of the command's own exit code).
     """

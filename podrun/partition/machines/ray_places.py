@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from podrun.core.access import tls_asked_for
@@ -178,11 +179,11 @@ class ActorMachine:
     alone: bool
     actor: Any = None
 
-    def find(self, ray: Any) -> Any:
+    def find(self, ray: ModuleType) -> Any:
         """Ray's handle of the actor."""
         return self.actor if self.actor is not None else ray.get_actor(self.name, self.namespace)
 
-    def end(self, ray: Any) -> None:
+    def end(self, ray: ModuleType) -> None:
         """End the machine, and its actor with the last one."""
         actor = self.find(ray)
         if self.alone or ray.get(actor.stop.remote(self.agent), timeout=5.0) == 0:

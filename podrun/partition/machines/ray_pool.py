@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from podrun.core.access import make_token
@@ -173,7 +174,7 @@ class RayMachinePool(BasePool):
             if not self._closed:
                 log.warning("machines could not be compared with Ray's: %s", error)
 
-    def _end_strangers(self, ray: Any, listed: frozenset[str]) -> None:
+    def _end_strangers(self, ray: ModuleType, listed: frozenset[str]) -> None:
         there = {
             entry["name"]
             for entry in ray.util.list_named_actors(all_namespaces=True)

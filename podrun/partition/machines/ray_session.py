@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from podrun.core.errors import ServiceError
@@ -110,7 +111,7 @@ class RaySession:
         if _initialized():
             import ray
 
-            self.ray: Any = ray
+            self.ray: ModuleType = ray
             return
         check_installed()
         if not address:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import psutil
@@ -94,7 +95,7 @@ def death_before_running(said: str) -> ActorDeath | None:
     return ActorDeath(node["ip"] if node else "a node that Ray does not name", exit_["detail"].rstrip("."))
 
 
-def death_of_memory(ray: Any, actor: Any) -> str:
+def death_of_memory(ray: ModuleType, actor: Any) -> str:
     """Ask Ray whether its memory monitor ended a machine's actor: a phrase that says so, or an empty text."""
     try:
         ray.get(actor.endpoints.remote(), timeout=WHY_SECONDS)

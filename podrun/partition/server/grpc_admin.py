@@ -23,7 +23,7 @@ class AdminServicer(Servicer):
     """podrun.vipu.v1.AdminService."""
 
     @answers
-    def ListAgents(self, request: Any, caller: Caller) -> Any:
+    def ListAgents(self, request: messages.ListAgentsRequest, caller: Caller) -> Any:
         messages = self._agents.all(
             (info.agent_id, info, partial(to_message, info, pb.Agent)) for info in self._service.agents()
         )
@@ -37,19 +37,19 @@ class AdminServicer(Servicer):
         return reply
 
     @answers
-    def SetMaintenance(self, request: Any, caller: Caller) -> Any:
+    def SetMaintenance(self, request: messages.SetMaintenanceRequest, caller: Caller) -> Any:
         self._service.set_maintenance(
             request.agent_id, drain=request.drain, deadline_s=request.deadline_seconds, reason=request.reason
         )
         return pb.SetMaintenanceResponse()
 
     @answers
-    def EndMaintenance(self, request: Any, caller: Caller) -> Any:
+    def EndMaintenance(self, request: messages.EndMaintenanceRequest, caller: Caller) -> Any:
         self._service.end_maintenance(request.agent_id)
         return pb.EndMaintenanceResponse()
 
     @answers
-    def CreateReservation(self, request: Any, caller: Caller) -> Any:
+    def CreateReservation(self, request: messages.CreateReservationRequest, caller: Caller) -> Any:
         self._service.create_reservation(
             request.reservation_id,
             tuple(request.agent_ids),
@@ -60,34 +60,34 @@ class AdminServicer(Servicer):
         return pb.CreateReservationResponse()
 
     @answers
-    def RemoveReservation(self, request: Any, caller: Caller) -> Any:
+    def RemoveReservation(self, request: messages.RemoveReservationRequest, caller: Caller) -> Any:
         asker = self.asker(caller, "RemoveReservation")
         self._service.remove_reservation(request.reservation_id, asker=asker)
         return pb.RemoveReservationResponse()
 
     @answers
-    def CreateAllocation(self, request: Any, caller: Caller) -> Any:
+    def CreateAllocation(self, request: messages.CreateAllocationRequest, caller: Caller) -> Any:
         allocation = request.allocation
         self._service.handle(ev.CreateAllocation(allocation.id, tuple(allocation.spec.agent_ids)))
         return pb.CreateAllocationResponse()
 
     @answers
-    def RemoveAllocation(self, request: Any, caller: Caller) -> Any:
+    def RemoveAllocation(self, request: messages.RemoveAllocationRequest, caller: Caller) -> Any:
         self._service.handle(ev.RemoveAllocation(request.allocation_id))
         return pb.RemoveAllocationResponse()
 
     @answers
-    def CreateAgent(self, request: Any, caller: Caller) -> Any:
+    def CreateAgent(self, request: messages.CreateAgentRequest, caller: Caller) -> Any:
         self._service.handle(ev.CreateAgent(request.agent_id, request.host, request.port))
         return pb.CreateAgentResponse()
 
     @answers
-    def RemoveAgent(self, request: Any, caller: Caller) -> Any:
+    def RemoveAgent(self, request: messages.RemoveAgentRequest, caller: Caller) -> Any:
         self._service.handle(ev.RemoveAgent(request.agent_id))
         return pb.RemoveAgentResponse()
 
     @answers
-    def CreateCluster(self, request: Any, caller: Caller) -> Any:
+    def CreateCluster(self, request: messages.CreateClusterRequest, caller: Caller) -> Any:
         asked = request.cluster
         links = named_topology(LinkTopology, asked.ipu_link_topology or LinkTopology.MESH.value)
         gateway = named_topology(GatewayTopology, asked.gateway_topology) if asked.gateway_topology else None
@@ -97,22 +97,22 @@ class AdminServicer(Servicer):
         return pb.CreateClusterResponse()
 
     @answers
-    def RemoveCluster(self, request: Any, caller: Caller) -> Any:
+    def RemoveCluster(self, request: messages.RemoveClusterRequest, caller: Caller) -> Any:
         self._service.handle(ev.RemoveCluster(request.cluster_id))
         return pb.RemoveClusterResponse()
 
     @answers
-    def PowerCycleAgent(self, request: Any, caller: Caller) -> Any:
+    def PowerCycleAgent(self, request: messages.PowerCycleAgentRequest, caller: Caller) -> Any:
         self._service.handle(ev.PowerCycleAgent(request.agent_id, request.generation))
         return pb.PowerCycleAgentResponse()
 
     @answers
-    def RestartAgent(self, request: Any, caller: Caller) -> Any:
+    def RestartAgent(self, request: messages.RestartAgentRequest, caller: Caller) -> Any:
         self._service.handle(ev.RestartAgent(request.agent_id, request.generation))
         return pb.RestartAgentResponse()
 
     @answers
-    def InjectFaults(self, request: Any, caller: Caller) -> Any:
+    def InjectFaults(self, request: messages.InjectFaultsRequest, caller: Caller) -> Any:
         asker = self.asker(caller, "InjectFaults")
         if request.cancel:
             gone = self._service.cancel_faults(request.partition_id, list(request.faults), asker=asker)
@@ -122,7 +122,7 @@ class AdminServicer(Servicer):
         return pb.InjectFaultsResponse()
 
     @answers
-    def CreateUser(self, request: Any, caller: Caller) -> Any:
+    def CreateUser(self, request: messages.CreateUserRequest, caller: Caller) -> Any:
         user = request.user
         for allocation in user.allocation_ids:
             self._service.check_allocation(allocation)
@@ -130,12 +130,12 @@ class AdminServicer(Servicer):
         return pb.CreateUserResponse(access_key=self._accounts().create(account))
 
     @answers
-    def RemoveUser(self, request: Any, caller: Caller) -> Any:
+    def RemoveUser(self, request: messages.RemoveUserRequest, caller: Caller) -> Any:
         self._accounts().remove(request.user_id)
         return pb.RemoveUserResponse()
 
     @answers
-    def ListUsers(self, request: Any, caller: Caller) -> Any:
+    def ListUsers(self, request: messages.ListUsersRequest, caller: Caller) -> Any:
         return pb.ListUsersResponse(
             users=[to_message(user_info(account), pb.User) for account in self._accounts().all()]
         )

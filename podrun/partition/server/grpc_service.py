@@ -36,11 +36,11 @@ class UserServicer(Servicer):
     """podrun.vipu.v1.UserService."""
 
     @answers
-    def GetServerVersion(self, request: Any, caller: Caller) -> Any:
+    def GetServerVersion(self, request: messages.GetServerVersionRequest, caller: Caller) -> Any:
         return to_message(self._service.version(), pb.GetServerVersionResponse)
 
     @answers
-    def GetCluster(self, request: Any, caller: Caller) -> Any:
+    def GetCluster(self, request: messages.GetClusterRequest, caller: Caller) -> Any:
         pod = self._service.cluster
         cluster = max(pod.clusters, key=lambda one: one.ipu_count, default=pod)
         return pb.GetClusterResponse(
@@ -54,13 +54,13 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def ListClusters(self, request: Any, caller: Caller) -> Any:
+    def ListClusters(self, request: messages.ListClustersRequest, caller: Caller) -> Any:
         return pb.ListClustersResponse(
             clusters=[to_message(info, pb.Cluster) for info in self._service.clusters()]
         )
 
     @answers
-    def CreatePartition(self, request: Any, caller: Caller) -> Any:
+    def CreatePartition(self, request: messages.CreatePartitionRequest, caller: Caller) -> Any:
         if request.priority > 0 and not self.is_admin(caller):
             raise DeniedError(
                 f"priority {request.priority} is for administrators of this server", hint="Use 0 or less."
@@ -74,12 +74,12 @@ class UserServicer(Servicer):
         return pb.CreatePartitionResponse(partition_id=request.partition_id)
 
     @answers
-    def GetPartition(self, request: Any, caller: Caller) -> Any:
+    def GetPartition(self, request: messages.GetPartitionRequest, caller: Caller) -> Any:
         info = self._service.partition(request.partition_id, asker=self.asker(caller, "GetPartition"))
         return pb.GetPartitionResponse(partition=to_message(info, pb.Partition))
 
     @answers
-    def ListPartitions(self, request: Any, caller: Caller) -> Any:
+    def ListPartitions(self, request: messages.ListPartitionsRequest, caller: Caller) -> Any:
         messages = self._partitions.all(
             (info.name, info, partial(to_message, info, pb.Partition)) for info in self._service.partitions()
         )
@@ -89,14 +89,14 @@ class UserServicer(Servicer):
         return pb.ListPartitionsResponse(partitions=seen)
 
     @answers
-    def GetPartitionStatus(self, request: Any, caller: Caller) -> Any:
+    def GetPartitionStatus(self, request: messages.GetPartitionStatusRequest, caller: Caller) -> Any:
         asker = self.asker(caller, "GetPartitionStatus")
         info = self._service.partition(request.partition_id, asks_for_itself=True, asker=asker)
         status = PartitionStatus(info.state, info.error, info.generation)
         return pb.GetPartitionStatusResponse(status=to_message(status, pb.PartitionStatus))
 
     @answers
-    def ListQueue(self, request: Any, caller: Caller) -> Any:
+    def ListQueue(self, request: messages.ListQueueRequest, caller: Caller) -> Any:
         queue = self._service.queue()
         seen = set(self.seen_names(caller, [info.name for info in queue]))
         return pb.ListQueueResponse(
@@ -108,7 +108,7 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def PlanPartition(self, request: Any, caller: Caller) -> Any:
+    def PlanPartition(self, request: messages.PlanPartitionRequest, caller: Caller) -> Any:
         planned = self._service.planned(
             requirements_of(request.request, caller.uid),
             priority=request.request.priority,
@@ -118,7 +118,7 @@ class UserServicer(Servicer):
         return pb.PlanPartitionResponse(planned=to_message(told, pb.PlannedPartition))
 
     @answers
-    def CaptureState(self, request: Any, caller: Caller) -> Any:
+    def CaptureState(self, request: messages.CaptureStateRequest, caller: Caller) -> Any:
         if not self.sees_all(caller):
             raise DeniedError(f"{who(caller)} does not see the whole POD, which a capture shows", hint=_ASK)
         return pb.CaptureStateResponse(json=self._service.captured())
@@ -130,7 +130,7 @@ class UserServicer(Servicer):
         return replace(info, position=1 + len(ahead), ahead=ahead, blockers=blockers)
 
     @answers
-    def ListReservations(self, request: Any, caller: Caller) -> Any:
+    def ListReservations(self, request: messages.ListReservationsRequest, caller: Caller) -> Any:
         return pb.ListReservationsResponse(
             reservations=[
                 to_message(info, pb.Reservation)
@@ -140,31 +140,33 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def ResetPartition(self, request: Any, caller: Caller) -> Any:
+    def ResetPartition(self, request: messages.ResetPartitionRequest, caller: Caller) -> Any:
         asker = self.asker(caller, "ResetPartition")
         self._service.reset(request.partition_id, request.generation, asker=asker)
         return pb.ResetPartitionResponse()
 
     @answers
-    def RemovePartition(self, request: Any, caller: Caller) -> Any:
+    def RemovePartition(self, request: messages.RemovePartitionRequest, caller: Caller) -> Any:
         asker = self.asker(caller, "RemovePartition")
         self._service.remove(request.partition_id, force=request.force, asker=asker)
         return pb.RemovePartitionResponse()
 
     @answers
-    def HoldPartition(self, request: Any, caller: Caller) -> Any:
+    def HoldPartition(self, request: messages.HoldPartitionRequest, caller: Caller) -> Any:
         asker = self.asker(caller, "HoldPartition")
         self._service.hold(request.partition_id, request.holder, keep=request.keep, asker=asker)
         return pb.HoldPartitionResponse()
 
     @answers
-    def GetPartitionIpuofConfig(self, request: Any, caller: Caller) -> Any:
+    def GetPartitionIpuofConfig(
+        self, request: messages.GetPartitionIpuofConfigRequest, caller: Caller
+    ) -> Any:
         asker = self.asker(caller, "GetPartitionIpuofConfig")
         config = self._service.ipuof_config(request.partition_id, request.gcd_id.id, asker=asker)
         return pb.GetPartitionIpuofConfigResponse(ipuof_config=to_message(config, pb.PartitionConfig))
 
     @answers
-    def ListAllocations(self, request: Any, caller: Caller) -> Any:
+    def ListAllocations(self, request: messages.ListAllocationsRequest, caller: Caller) -> Any:
         return pb.ListAllocationsResponse(
             allocations=[
                 to_message(info, pb.Allocation)
@@ -174,7 +176,7 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def ListMachineReports(self, request: Any, caller: Caller) -> Any:
+    def ListMachineReports(self, request: messages.ListMachineReportsRequest, caller: Caller) -> Any:
         asker = self.asker(caller, "ListMachineReports")
         before = self._holders()
         told = self._service.machine_reports(request.partition_id, asker=asker)
@@ -202,7 +204,7 @@ class UserServicer(Servicer):
         hidden = Sharing(shared=True).visible(Caller(NOBODY, own=False), report, NOBODY)
         return replace(hidden, partition="")
 
-    def Watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+    def Watch(self, request: messages.WatchRequest, context: grpc.ServicerContext) -> Iterator[Any]:
         """The stream of changes."""
         try:
             caller = self.admit("Watch", request, context)
@@ -246,7 +248,7 @@ class UserServicer(Servicer):
         return change.text
 
     @answers
-    def GetServiceMetrics(self, request: Any, caller: Caller) -> Any:
+    def GetServiceMetrics(self, request: messages.GetServiceMetricsRequest, caller: Caller) -> Any:
         queued, free, largest = self._service.room()
         calls = tuple(
             CallInfo(name, f.count, f.errors, f.seconds, tuple(f.within)) for name, f in self.meter.all()
@@ -256,7 +258,7 @@ class UserServicer(Servicer):
         return to_message(metrics, pb.GetServiceMetricsResponse)
 
     @answers
-    def ResetIpus(self, request: Any, caller: Caller) -> Any:
+    def ResetIpus(self, request: messages.ResetIpusRequest, caller: Caller) -> Any:
         asker = self.asker(caller, "ResetIpus")
         self._service.reset_ipus(request.partition_id, list(request.partition_ipus), asker=asker)
         return pb.ResetIpusResponse()
