@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from jax.export import Exported
     from jax.extend.core import Jaxpr, JaxprEqn
     from jax.stages import Lowered
+    from jaxlib.mlir import ir
+
+    # What rewrites of pieces work on. mypy skips their types (pyproject.toml); readers have the names.
+    MlirBlock = ir.Block
+    MlirModule = ir.Module
+    MlirOperation = ir.Operation
+    MlirType = ir.Type
+    MlirValue = ir.Value
 
 TESTED_JAXLIB = ("0.10",)
 """Series of jaxlib in which convolutions may be rewritten. In another one XLA's own convolutions are used."""

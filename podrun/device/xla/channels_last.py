@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.device.xla.convolutions import SHUFFLE, TARGET, Kind
 from podrun.device.xla.epilogues import create_operation, producer
 from podrun.private_apis.jax import mlir
+
+if TYPE_CHECKING:
+    from podrun.private_apis.jax import MlirModule, MlirOperation, MlirType, MlirValue
 
 
 def to_first(rank: int) -> tuple[int, ...]:
@@ -67,7 +70,7 @@ _NAMES = (
 ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _NAMES)
 
 
-def sink_transposes(module: Any) -> None:
+def sink_transposes(module: MlirModule) -> None:
     """Move transposes to channels first behind the operations that work in either order, in place."""
     ir = mlir()
     with module.context, ir.Location.unknown():
@@ -75,7 +78,7 @@ def sink_transposes(module: Any) -> None:
             _region(ir, function.operation)
 
 
-def _region(ir: ModuleType, operation: Any) -> None:
+def _region(ir: ModuleType, operation: MlirOperation) -> None:
     for region in operation.regions:
         for block in region:
             for op in list(block):
@@ -85,7 +88,7 @@ def _region(ir: ModuleType, operation: Any) -> None:
                     _sink(ir, op.operation)
 
 
-def _sink(ir: ModuleType, op: Any) -> None:
+def _sink(ir: ModuleType, op: MlirOperation) -> None:
     rule: Callable[[Any, Any], Any] | None = _RULES.get(op.name)
     if op.name in ELEMENTWISE:
         rule = _elementwise
@@ -100,7 +103,7 @@ def _sink(ir: ModuleType, op: Any) -> None:
         op.erase()
 
 
-def _last(value: Any) -> Any:
+def _last(value: MlirValue) -> Any:
     """``x`` if the value is ``transpose(x)`` with x channels last; None for any other value."""
     owner = producer(value)
     if owner is None or owner.name != "stablehlo.transpose":
@@ -109,15 +112,15 @@ def _last(value: Any) -> Any:
     return owner.operands[0] if len(permutation) > 3 and permutation == to_first(len(permutation)) else None
 
 
-def _is_image(value: Any) -> bool:
+def _is_image(value: MlirValue) -> bool:
     return len(value.type.shape) > 3
 
 
-def _permuted(ir: ModuleType, kind: Any) -> Any:
+def _permuted(ir: ModuleType, kind: MlirType) -> Any:
     return ir.RankedTensorType.get([kind.shape[i] for i in to_last(len(kind.shape))], kind.element_type)
 
 
-def _as_last(ir: ModuleType, value: Any) -> Any:
+def _as_last(ir: ModuleType, value: MlirValue) -> Any:
     """An image channels last: its transpose removed, or computed in that order, or transposed."""
     there = _last(value)
     if there is not None:
@@ -137,11 +140,11 @@ def _as_last(ir: ModuleType, value: Any) -> Any:
     return create_operation(ir, "transpose", kind, [value], permutation=to_last(len(kind.shape)))
 
 
-def _as_first(ir: ModuleType, value: Any, kind: Any) -> Any:
+def _as_first(ir: ModuleType, value: MlirValue, kind: MlirType) -> Any:
     return create_operation(ir, "transpose", kind, [value], permutation=to_first(len(kind.shape)))
 
 
-def _moved(ir: ModuleType, op: Any, permute: tuple[str, ...] = ()) -> Any:
+def _moved(ir: ModuleType, op: MlirOperation, permute: tuple[str, ...] = ()) -> Any:
     """The operation on images channels last; attributes with an entry for each axis are permuted as well."""
     clone = op.clone()
     for place, value in enumerate(op.operands):
@@ -157,25 +160,25 @@ def _moved(ir: ModuleType, op: Any, permute: tuple[str, ...] = ()) -> Any:
     return _as_first(ir, clone.results[0], kind)
 
 
-def _elementwise(ir: ModuleType, op: Any) -> Any:
+def _elementwise(ir: ModuleType, op: MlirOperation) -> Any:
     return _moved(ir, op) if _is_image(op.results[0]) else None
 
 
-def _pad(ir: ModuleType, op: Any) -> Any:
+def _pad(ir: ModuleType, op: MlirOperation) -> Any:
     return _moved(ir, op, ("edge_padding_low", "edge_padding_high", "interior_padding"))
 
 
-def _slice(ir: ModuleType, op: Any) -> Any:
+def _slice(ir: ModuleType, op: MlirOperation) -> Any:
     return _moved(ir, op, ("start_indices", "limit_indices", "strides"))
 
 
-def _concatenate(ir: ModuleType, op: Any) -> Any:
+def _concatenate(ir: ModuleType, op: MlirOperation) -> Any:
     axis = to_last(len(op.results[0].type.shape)).index(op.attributes["dimension"].value)
     op.attributes["dimension"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis)
     return _moved(ir, op)
 
 
-def _reduce(ir: ModuleType, op: Any) -> Any:
+def _reduce(ir: ModuleType, op: MlirOperation) -> Any:
     """A sum (or maximum) over at least both spatial axes, so that the remaining axes keep their order."""
     axes, rank = list(op.attributes["dimensions"]), len(op.operands[0].type.shape)
     if len(op.operands) != 2 or not {rank - 2, rank - 1} <= set(axes):
@@ -187,7 +190,7 @@ def _reduce(ir: ModuleType, op: Any) -> Any:
     return clone.results[0]
 
 
-def _reshape(ir: ModuleType, op: Any) -> Any:
+def _reshape(ir: ModuleType, op: MlirOperation) -> Any:
     """A reshape that joins or splits leading axes and leaves the image's axes alone."""
     kind = op.results[0].type
     if not _is_image(op.results[0]) or list(kind.shape)[-3:] != list(op.operands[0].type.shape)[-3:]:
@@ -196,7 +199,7 @@ def _reshape(ir: ModuleType, op: Any) -> Any:
     return _as_first(ir, reshaped, kind)
 
 
-def _shuffled(op: Any) -> tuple[Any, list[int], list[int]] | None:
+def _shuffled(op: MlirOperation) -> tuple[Any, list[int], list[int]] | None:
     """Of a reshape that joins channels which were split into parts and the parts put in another order (a channel
     shuffle): the image channels last, the parts' sizes, and their order."""
     turn = producer(op.operands[0])
@@ -214,7 +217,7 @@ def _shuffled(op: Any) -> tuple[Any, list[int], list[int]] | None:
     return image, shape[1:-2], [i - 1 for i in order[1:-2]]
 
 
-def _shuffle(ir: ModuleType, op: Any) -> Any:
+def _shuffle(ir: ModuleType, op: MlirOperation) -> Any:
     parsed: Any = _shuffled(op)
     image, parts, order = parsed
     if order == [1, 0] and _shuffle_inside(ir, op, image, parts[0]):
@@ -228,7 +231,7 @@ def _shuffle(ir: ModuleType, op: Any) -> Any:
     return _as_first(ir, value, kind)
 
 
-def _shuffle_inside(ir: ModuleType, op: Any, image: Any, rows: int) -> bool:
+def _shuffle_inside(ir: ModuleType, op: MlirOperation, image: MlirValue, rows: int) -> bool:
     """Have the call that computes the image shuffle its channels. False if no call does, or others read the image."""
     call, value = producer(image), op.operands[0]
     target = (

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import ApplicationRuntimeError
+
+if TYPE_CHECKING:
+    from podrun.private_apis.jax import MlirModule, MlirOperation, MlirType
 
 NESTING = 64
 """Most regions inside of each other: loops in loops. Programs of podrun's compiler have less than ten."""
@@ -77,7 +80,7 @@ class RefusedPiece(ApplicationRuntimeError):
     """A piece that a machine does not take."""
 
 
-def check_operations(name: str, module: Any) -> None:
+def check_operations(name: str, module: MlirModule) -> None:
     """Raise RefusedPiece for a module (StableHLO, as MLIR) of Computation ``name`` with anything that is not above."""
     for count, (op, depth) in enumerate(_operations(module.operation)):
         if depth > NESTING or count > OPERATIONS:
@@ -89,7 +92,7 @@ def check_operations(name: str, module: Any) -> None:
             check_call(name, op)
 
 
-def check_calls(name: str, module: Any) -> None:
+def check_calls(name: str, module: MlirModule) -> None:
     """The same for custom calls alone, for a module of podrun's own compiler."""
     for op, _ in _operations(module.operation):
         if op.name == "stablehlo.custom_call":
@@ -109,7 +112,7 @@ def _operations(root: Any) -> Iterator[tuple[Any, int]]:
                         waiting.append((inner.operation, depth + 1))
 
 
-def check_call(name: str, op: Any) -> None:
+def check_call(name: str, op: MlirOperation) -> None:
     """Raise RefusedPiece for a custom call that is not in `SIGNATURES`, or whose shapes or attributes differ."""
     attributes = {key: op.attributes[key] for key in _keys(op)}
     target = str(attributes["call_target_name"]).strip('"')
@@ -137,7 +140,7 @@ def check_call(name: str, op: Any) -> None:
         raise _refused(name, f"calls {target!r} with {wrong}")
 
 
-def _keys(op: Any) -> list[str]:
+def _keys(op: MlirOperation) -> list[str]:
     return [attribute if isinstance(attribute, str) else attribute.name for attribute in op.attributes]
 
 
@@ -145,7 +148,7 @@ def _signature(letter: str, function: str) -> Signature | None:
     return next((s for (kinds, f), s in SIGNATURES.items() if letter in kinds and f == function), None)
 
 
-def _parsed(kind: Any) -> tuple[str, tuple[int, ...]]:
+def _parsed(kind: MlirType) -> tuple[str, tuple[int, ...]]:
     """Element type and sizes of a tensor type; sizes that are not fixed are -1."""
     if not hasattr(kind, "shape") or not hasattr(kind, "element_type"):
         return str(kind), (-1,)

@@ -15,14 +15,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from podrun.private_apis.jax import MlirBlock, MlirModule, MlirOperation, MlirType, MlirValue
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
     """The operations after a convolution that become part of its call. Values and operations are MLIR's."""
 
-    bias: Any = None
+    bias: MlirValue | None = None
     """A value with one element for each output channel."""
     other: Any = None
     """A value of the result's shape."""
@@ -48,7 +51,7 @@ class Epilogue:
         reshape = ir.Operation.create("stablehlo.reshape", results=[vector], operands=[self.bias])
         return [reshape.results[0]], other
 
-    def replace(self, result: Any) -> None:
+    def replace(self, result: MlirValue) -> None:
         """Replace the epilogue's result by ``result`` and erase its operations."""
         (self.cut or self.sums[-1]).results[0].replace_all_uses_with(result)
         if self.cut is not None:
@@ -61,9 +64,9 @@ class Epilogue:
             operation.erase()
 
 
-def match(convolution: Any, feature: int) -> Epilogue:
+def match(convolution: MlirOperation, feature: int) -> Epilogue:
     """The longest epilogue of a convolution whose result has its channels on axis ``feature``."""
-    bias: Any = None
+    bias: MlirValue | None = None
     other: Any = None
     sums, value = [convolution], convolution.results[0]
     while (user := _only_user(value)) is not None and user.name == "stablehlo.add":
@@ -80,7 +83,7 @@ def match(convolution: Any, feature: int) -> Epilogue:
     return Epilogue(bias, other, tuple(sums), *_cut(value))
 
 
-def _cut(value: Any) -> tuple[Any, Any]:
+def _cut(value: MlirValue) -> tuple[Any, Any]:
     """The operation that replaces a value's negative elements by 0, and the comparison that it reads; or None."""
     users = [use.owner for use in value.uses]
     if len(users) == 1 and users[0].name == "stablehlo.maximum":
@@ -101,23 +104,23 @@ def _cut(value: Any) -> tuple[Any, Any]:
     return (select, compare) if positive and fits else (None, None)
 
 
-def _only_user(value: Any) -> Any:
+def _only_user(value: MlirValue) -> Any:
     users = [use.owner for use in value.uses]
     return users[0] if len(users) == 1 else None
 
 
-def producer(value: Any) -> Any:
+def producer(value: MlirValue) -> Any:
     """The operation that defines a value; None for an argument."""
     owner = value.owner
     return owner if hasattr(owner, "operands") else None
 
 
-def _is_broadcast(value: Any) -> bool:
+def _is_broadcast(value: MlirValue) -> bool:
     maker = producer(value)
     return maker is not None and maker.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
 
 
-def _per_channel(value: Any, feature: int) -> Any:
+def _per_channel(value: MlirValue, feature: int) -> Any:
     """The vector that a value broadcasts over all axes but ``feature``; None if it is no such broadcast."""
     maker = producer(value)
     if maker is None or maker.name != "stablehlo.broadcast_in_dim":
@@ -128,7 +131,7 @@ def _per_channel(value: Any, feature: int) -> Any:
     return source if wide == [feature] and math.prod(sizes) == value.type.shape[feature] else None
 
 
-def is_zero(value: Any) -> bool:
+def is_zero(value: MlirValue) -> bool:
     """True iff every element is known to be 0."""
     maker = producer(value)
     while maker is not None and maker.name in ("stablehlo.broadcast_in_dim", "stablehlo.convert"):
@@ -143,7 +146,7 @@ _WALL = "mhlo.frontend_attributes"
 """On calls that XLA must not inline: their results are in memory whatever reads them (`podrun.compiler.export`)."""
 
 
-def inline(ir: ModuleType, module: Any) -> None:
+def inline(ir: ModuleType, module: MlirModule) -> None:
     """Replace calls by the called functions, so that operations stand beside those that define their operands.
 
     A wall becomes a barrier, which any rewrite may give another type; `rebuild_walls` makes calls of them again.
@@ -174,13 +177,13 @@ def inline(ir: ModuleType, module: Any) -> None:
         functions[name].operation.erase()
 
 
-def _is_wall(call: Any, block: Any) -> bool:
+def _is_wall(call: MlirOperation, block: MlirBlock) -> bool:
     """Whether a call is not to be inlined and its function gives back what it is given."""
     held = _WALL in call.attributes and "inlineable" in str(call.attributes[_WALL])
     return held and len(call.operands) == 1 and block.operations[0].operation.name == "func.return"
 
 
-def _barrier(ir: ModuleType, call: Any) -> None:
+def _barrier(ir: ModuleType, call: MlirOperation) -> None:
     kinds, attributes = [result.type for result in call.results], {_WALL: call.attributes[_WALL]}
     with ir.InsertionPoint(call):
         barrier = ir.Operation.create(
@@ -191,7 +194,7 @@ def _barrier(ir: ModuleType, call: Any) -> None:
     call.erase()
 
 
-def rebuild_walls(ir: ModuleType, module: Any) -> None:
+def rebuild_walls(ir: ModuleType, module: MlirModule) -> None:
     """Make calls of the identity, which XLA does not inline, of the barriers that `inline` left for walls."""
     names: dict[str, str] = {}
     for op in [o for o in nested(module.operation) if o.name == _BARRIER and _WALL in o.attributes]:
@@ -211,7 +214,7 @@ def rebuild_walls(ir: ModuleType, module: Any) -> None:
         op.erase()
 
 
-def rename(op: Any, values: Any) -> None:
+def rename(op: MlirOperation, values: Any) -> None:
     """Replace old operands by new ones in an operation and in those nested in it."""
     for inner in (op, *nested(op)):
         for place, operand in enumerate(inner.operands):
@@ -219,7 +222,7 @@ def rename(op: Any, values: Any) -> None:
                 inner.operands[place] = values[operand]
 
 
-def nested(operation: Any) -> Iterator[Any]:
+def nested(operation: MlirOperation) -> Iterator[Any]:
     """The operations nested in one, at any depth."""
     for region in operation.regions:
         for block in region:
@@ -229,7 +232,7 @@ def nested(operation: Any) -> Iterator[Any]:
 
 
 def create_operation(
-    ir: ModuleType, name: str, kind: Any, operands: Sequence[Any], **numbers: Sequence[int]
+    ir: ModuleType, name: str, kind: MlirType, operands: Sequence[Any], **numbers: Sequence[int]
 ) -> Any:
     """The result, of type ``kind``, of a new StableHLO operation where MLIR inserts now. ``numbers``: attributes."""
     attributes = {key: ir.DenseI64ArrayAttr.get(list(value)) for key, value in numbers.items()}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.device.xla.channels_last import sink_transposes
 from podrun.device.xla.convolutions import (
@@ -24,6 +24,9 @@ from podrun.device.xla.convolutions import (
 )
 from podrun.device.xla.epilogues import Epilogue, create_operation, inline, match, nested, rebuild_walls
 from podrun.private_apis.jax import convolution_axes, convolutions_problem, mlir
+
+if TYPE_CHECKING:
+    from podrun.private_apis.jax import MlirModule, MlirOperation, MlirType, MlirValue
 
 __all__ = ["available", "rewrite_convolutions"]
 
@@ -50,7 +53,7 @@ def rewrite_convolutions(lowered: Any, least: int = 0, parts: int = 1) -> int:
     return count
 
 
-def _replaced(ir: ModuleType, module: Any, least: int, parts: int) -> int:
+def _replaced(ir: ModuleType, module: MlirModule, least: int, parts: int) -> int:
     """The number of convolutions that became calls of the library."""
     convolutions = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]
     for op in convolutions:
@@ -61,7 +64,7 @@ def _replaced(ir: ModuleType, module: Any, least: int, parts: int) -> int:
     return sum(_replace(ir, site, parts) for site in sites)
 
 
-def _drop_taps(ir: ModuleType, op: Any) -> None:
+def _drop_taps(ir: ModuleType, op: MlirOperation) -> None:
     """Where image and result are one pixel wide, keep the column of the kernel that meets that pixel; likewise rows.
 
     All others meet padding. Besides being needless work, such a column makes jaxlib 0.10 abort the process in its
@@ -108,7 +111,7 @@ _Axes = tuple[int, ...]
 class _Site:
     """A convolution of a program, the call that computes it, and the order of its axes in image, weights, result."""
 
-    op: Any
+    op: MlirOperation
     call: ConvolutionCall
     products: int
     image: _Axes
@@ -116,7 +119,7 @@ class _Site:
     result: _Axes
 
 
-def _recognise(ir: ModuleType, op: Any) -> _Site | None:
+def _recognise(ir: ModuleType, op: MlirOperation) -> _Site | None:
     """The call that replaces an operation; None if the operation stays."""
     image, weights, result = (ir.RankedTensorType(v.type) for v in (*op.operands, op.results[0]))
     single = all(str(t.element_type) == "f32" and t.has_static_shape for t in (image, weights, result))
@@ -143,7 +146,7 @@ def _recognise(ir: ModuleType, op: Any) -> _Site | None:
     return None if call is None else _Site(op, call, convolution.products, of_image, of_weights, of_result)
 
 
-def _reversed(weights: Any, axes: _Axes) -> Any:
+def _reversed(weights: MlirValue, axes: _Axes) -> Any:
     """The operand of which weights are the reversal by rows and columns; None if they are no reversal."""
     maker = weights.owner
     if getattr(maker, "name", "") != "stablehlo.reverse":
@@ -212,7 +215,7 @@ def _operands(ir: ModuleType, site: _Site) -> list[Any]:
     return [_cropped(ir, _turned(ir, image, site.image), site.call), weights]
 
 
-def _turned(ir: ModuleType, value: Any, order: Sequence[int]) -> Any:
+def _turned(ir: ModuleType, value: MlirValue, order: Sequence[int]) -> Any:
     if list(order) == sorted(order):
         return value
     kind = value.type
@@ -220,11 +223,11 @@ def _turned(ir: ModuleType, value: Any, order: Sequence[int]) -> Any:
     return create_operation(ir, "transpose", turned, [value], permutation=order)
 
 
-def _flipped(ir: ModuleType, weights: Any, axes: _Axes) -> Any:
+def _flipped(ir: ModuleType, weights: MlirValue, axes: _Axes) -> Any:
     return create_operation(ir, "reverse", weights.type, [weights], dimensions=sorted(axes[:2]))
 
 
-def _cropped(ir: ModuleType, image: Any, call: ConvolutionCall) -> Any:
+def _cropped(ir: ModuleType, image: MlirValue, call: ConvolutionCall) -> Any:
     """An image channels last, with the pixels that the call requires."""
     if not any(map(any, call.crop)) and call.every == (1, 1):
         return image
@@ -246,7 +249,7 @@ def _cropped(ir: ModuleType, image: Any, call: ConvolutionCall) -> Any:
     )
 
 
-def _call(ir: ModuleType, numbers: list[int], operands: list[Any], kind: Any) -> Any:
+def _call(ir: ModuleType, numbers: list[int], operands: list[Any], kind: MlirType) -> Any:
     """A custom call through XLA's foreign function interface, with all arrays in row-major order."""
     layouts = [_row_by_row(ir, value.type) for value in operands]
     attributes = {
@@ -263,7 +266,7 @@ def _call(ir: ModuleType, numbers: list[int], operands: list[Any], kind: Any) ->
     return operation.results[0]
 
 
-def _row_by_row(ir: ModuleType, kind: Any) -> Any:
+def _row_by_row(ir: ModuleType, kind: MlirType) -> Any:
     import numpy as np
 
     order = np.arange(len(kind.shape), dtype=np.int64)[::-1].copy()

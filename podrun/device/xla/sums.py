@@ -21,10 +21,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.device.xla.epilogues import create_operation, is_zero, nested, producer
 from podrun.private_apis.jax import mlir, run_passes
+
+if TYPE_CHECKING:
+    from podrun.private_apis.jax import MlirModule, MlirOperation, MlirType, MlirValue
 
 PARTS = 8
 """Most parts of an image that are added element by element; their number divides the image's first axis."""
@@ -38,7 +41,7 @@ _TIDY = "builtin.module(func.func(canonicalize,cse))"
 _LOW, _HIGH, _BETWEEN = "edge_padding_low", "edge_padding_high", "interior_padding"
 
 
-def simplify_sums(module: Any) -> None:
+def simplify_sums(module: MlirModule) -> None:
     """Rewrite in place the sums in a module's functions, if it sums products."""
     ir = mlir()
     with module.context, ir.Location.unknown():
@@ -56,12 +59,12 @@ def simplify_sums(module: Any) -> None:
 class _Term:
     """A value as the product of ``core`` and ``factors``; factors are constant over some axes."""
 
-    core: Any
+    core: MlirValue
     factors: tuple[Any, ...] = ()
     negative: bool = False
 
 
-def _peeled(value: Any, axes: tuple[int, ...]) -> _Term:
+def _peeled(value: MlirValue, axes: tuple[int, ...]) -> _Term:
     """Split a value into its core and the factors that are constant over the axes."""
     owner = producer(value)
     if owner is not None and owner.name == "stablehlo.negate":
@@ -75,7 +78,7 @@ def _peeled(value: Any, axes: tuple[int, ...]) -> _Term:
     return _Term(value)
 
 
-def _is_constant(value: Any, axes: tuple[int, ...]) -> bool:
+def _is_constant(value: MlirValue, axes: tuple[int, ...]) -> bool:
     """Whether a value is a broadcast over the axes that keeps the order of its other axes."""
     owner = producer(value)
     if owner is None or owner.name != _BROADCAST:
@@ -115,7 +118,7 @@ def _add_up(ir: ModuleType, sums: list[Any]) -> None:
         op.erase()
 
 
-def _added(ir: ModuleType, op: Any, cores: list[Any], axes: tuple[int, ...]) -> Any:
+def _added(ir: ModuleType, op: MlirOperation, cores: list[Any], axes: tuple[int, ...]) -> Any:
     """The sum of one image, or of the product of two."""
     value = cores[0]
     if len(cores) > 1:
@@ -128,7 +131,7 @@ def _added(ir: ModuleType, op: Any, cores: list[Any], axes: tuple[int, ...]) -> 
     return clone.results[0]
 
 
-def _in_parts(ir: ModuleType, value: Any, axes: tuple[int, ...]) -> Any:
+def _in_parts(ir: ModuleType, value: MlirValue, axes: tuple[int, ...]) -> Any:
     """Add parts of an image along the first axis that is summed."""
     whole = list(value.type.shape)
     axis = next((a for a in axes if whole[a] > 1), axes[0])
@@ -147,7 +150,7 @@ def _in_parts(ir: ModuleType, value: Any, axes: tuple[int, ...]) -> Any:
     return create_operation(ir, "reverse", kind, [total], dimensions=[turned])
 
 
-def _over(ir: ModuleType, factor: Any, axes: tuple[int, ...], kind: Any) -> Any:
+def _over(ir: ModuleType, factor: MlirValue, axes: tuple[int, ...], kind: MlirType) -> Any:
     """Drop from a factor the axes that it is constant over."""
     source = factor.owner.operands[0]
     kept = [axis for axis in range(len(factor.type.shape)) if axis not in axes]
@@ -159,7 +162,7 @@ def _over(ir: ModuleType, factor: Any, axes: tuple[int, ...], kind: Any) -> Any:
     return create_operation(ir, "broadcast_in_dim", kind, [source], broadcast_dimensions=places)
 
 
-def _is_sum(op: Any) -> bool:
+def _is_sum(op: MlirOperation) -> bool:
     """Whether an operation sums float32 images over axes before the last."""
     if op.name != "stablehlo.reduce" or len(op.operands) != 2:
         return False
@@ -174,12 +177,12 @@ def _is_sum(op: Any) -> bool:
     )
 
 
-def _is_sum_of_products(op: Any) -> bool:
+def _is_sum_of_products(op: MlirOperation) -> bool:
     maker = producer(op.operands[0]) if _is_sum(op) else None
     return maker is not None and maker.name == "stablehlo.multiply"
 
 
-def _is_less_something(value: Any) -> bool:
+def _is_less_something(value: MlirValue) -> bool:
     """Whether a value is an image minus one number for each channel, which is free to recompute."""
     owner = producer(value)
     if owner is None or owner.name != "stablehlo.subtract":
@@ -205,7 +208,9 @@ def _shift(ir: ModuleType, pads: list[Any]) -> None:
             _join(ir, core, between, members)
 
 
-def _join(ir: ModuleType, core: Any, between: tuple[int, ...], members: list[tuple[Any, _Term]]) -> None:
+def _join(
+    ir: ModuleType, core: MlirValue, between: tuple[int, ...], members: list[tuple[Any, _Term]]
+) -> None:
     lows, highs = ([tuple(op.attributes[name]) for op, _ in members] for name in (_LOW, _HIGH))
     low, high = _greatest(lows), _greatest(highs)
     spread = [n + max(n - 1, 0) * gap for n, gap in zip(core.type.shape, between, strict=True)]
@@ -239,7 +244,7 @@ def _greatest(rows: Iterable[tuple[int, ...]]) -> list[int]:
 # --- MLIR -----------------------------------------------------------------------------------------------------
 
 
-def _slice(ir: ModuleType, kind: Any, value: Any, starts: list[int]) -> Any:
+def _slice(ir: ModuleType, kind: MlirType, value: MlirValue, starts: list[int]) -> Any:
     """The slice that begins at ``starts`` and has the shape of ``kind``."""
     limits = [start + size for start, size in zip(starts, kind.shape, strict=True)]
     strides = [1] * len(starts)

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.executable import TensorSpec
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
 from podrun.runtime.optimizers.rules import Clip, Compound, Rule, plain, state_spec, unclipped
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,8 @@ class AdamRule(Rule):
     def update(
         self,
         name: str,
-        weight: Any,
-        gradient: Any,
+        weight: jax.Array,
+        gradient: jax.Array,
         state: Mapping[str, Any],
         factors: Mapping[str, Any],
         clip: Clip,
@@ -95,7 +99,12 @@ class AdamRule(Rule):
         return weight - factors["learningRate"] * x, new_state
 
     def step(
-        self, weight: Any, gradient: Any, state: Mapping[str, Any], factors: Mapping[str, Any], clip: Clip
+        self,
+        weight: jax.Array | np.ndarray,
+        gradient: jax.Array | np.ndarray,
+        state: Mapping[str, Any],
+        factors: Mapping[str, Any],
+        clip: Clip,
     ) -> tuple[Any, dict[str, Any]]:
         """The step before the learning rate and LAMB's ratio, and the new state."""
         import jax.numpy as jnp
@@ -124,7 +133,7 @@ class AdamRule(Rule):
         return x, new_state
 
 
-def _trust_ratio(weight: Any, step: Any, bound: Any) -> Any:
+def _trust_ratio(weight: jax.Array, step: jax.Array, bound: jax.Array) -> Any:
     """LAMB's ratio of the weight's norm (at most ``bound``) to the step's; 1 where one of them is 0."""
     import jax.numpy as jnp
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.executable import TensorSpec
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
 from podrun.runtime.optimizers.rules import Clip, Compound, Rule, plain, state_spec
+
+if TYPE_CHECKING:
+    import jax
 
 
 class AdaptiveKind(Enum):
@@ -93,8 +96,8 @@ class AdaptiveRule(Rule):
     def update(
         self,
         name: str,
-        weight: Any,
-        gradient: Any,
+        weight: jax.Array,
+        gradient: jax.Array,
         state: Mapping[str, Any],
         factors: Mapping[str, Any],
         clip: Clip,
@@ -114,7 +117,9 @@ class AdaptiveRule(Rule):
             x = x + (factors["learningRate"] if tf and self.momentum(name) else 1.0) * decay * weight
         return weight - rate * x, new_state
 
-    def _step(self, g: Any, state: Mapping[str, Any], alpha: Any, eps: Any) -> tuple[Any, dict[str, Any]]:
+    def _step(
+        self, g: jax.Array, state: Mapping[str, Any], alpha: Any, eps: Any
+    ) -> tuple[Any, dict[str, Any]]:
         """The step before momentum, and the new moments."""
         import jax.numpy as jnp
 

@@ -16,12 +16,15 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.compiler.program import FACTOR, RNG
 from podrun.core.executable import TensorSpec
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
 from podrun.runtime.tensor_names import default_scalar, specific_scalar
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +169,8 @@ class Rule(abc.ABC):
     def apply(
         self,
         weight_name: str,
-        weight: Any,
-        gradient: Any,
+        weight: jax.Array,
+        gradient: jax.Array,
         state: Mapping[str, Any],
         scalars: Mapping[str, Any],
     ) -> tuple[Any, dict[str, Any]]:
@@ -177,8 +180,8 @@ class Rule(abc.ABC):
     def _apply(
         self,
         name: str,
-        weight: Any,
-        gradient: Any,
+        weight: jax.Array,
+        gradient: jax.Array,
         state: Mapping[str, Any],
         scalars: Mapping[str, Any],
         clip: Clip,
@@ -255,8 +258,8 @@ class Rule(abc.ABC):
     def update(
         self,
         name: str,
-        weight: Any,
-        gradient: Any,
+        weight: jax.Array,
+        gradient: jax.Array,
         state: Mapping[str, Any],
         factors: Mapping[str, Any],
         clip: Clip,

@@ -17,13 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podrun.core.executable import TensorSpec
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
 from podrun.runtime.optimizers.rules import Clip, Compound, Rule, state_spec, unclipped
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +143,8 @@ class SgdRule(Rule):
     def update(
         self,
         name: str,
-        weight: Any,
-        gradient: Any,
+        weight: jax.Array,
+        gradient: jax.Array,
         state: Mapping[str, Any],
         factors: Mapping[str, Any],
         clip: Clip,
