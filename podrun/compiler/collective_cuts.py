@@ -157,7 +157,7 @@ def _with_arithmetic(piece: TracedPiece, layout: Layout, *, late: bool) -> Trace
     if len(inputs) > len(specs):
         specs.append(jax.ShapeDtypeStruct((), jnp.int32))  # type: ignore[no-untyped-call]
 
-    def run(*arguments: Any) -> tuple[Any, ...]:
+    def run(*arguments: object) -> tuple[Any, ...]:
         offset = dict(zip(inputs, arguments, strict=True))[REPLICA_OFFSET] if several else 0
         here, products = _MachineExchange(layout, offset), SummedProducts()
 

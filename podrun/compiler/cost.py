@@ -162,7 +162,7 @@ def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...],
     weights = [name for name in traced.parameters if program.parameters[name].trainable and program.update]
     names = (*traced.parameters, *traced.inputs)
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: object) -> Any:
         named = dict(zip(names, arguments[:-1], strict=True))
 
         def forward(chosen: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -142,7 +142,7 @@ def _rewritten(value: Any) -> Any:
         return value
     closed = value if isinstance(value, ClosedJaxpr) else ClosedJaxpr(value, [])
 
-    def body(*arguments: Any) -> list[Any]:
+    def body(*arguments: object) -> list[Any]:
         return evaluate_for_export(closed, arguments)
 
     again = jax.make_jaxpr(body)(*(buffer(a.shape, str(a.dtype)) for a in closed.in_avals))
@@ -277,7 +277,7 @@ class TracedPiece:
 def trace_piece(piece: PieceFunction) -> TracedPiece:
     """Trace the piece, without the inputs and equations that no output needs."""
 
-    def flat(*arguments: Any) -> tuple[Any, ...]:
+    def flat(*arguments: object) -> tuple[Any, ...]:
         results = piece.function(dict(zip(piece.inputs, arguments, strict=True)))
         return tuple(results[name] for name in piece.outputs)
 
@@ -294,7 +294,7 @@ def export_traced(traced: TracedPiece) -> Computation:
     """The piece as StableHLO for the CPU."""
     closed = traced.jaxpr
 
-    def run(*arguments: Any) -> tuple[Any, ...]:
+    def run(*arguments: object) -> tuple[Any, ...]:
         return tuple(evaluate_for_export(closed, arguments))
 
     # The name is all of the function that reaches the bytes: one for all, so that pieces which compute the same are

@@ -274,7 +274,7 @@ def has_exchange(jaxpr: Jaxpr) -> bool:
     )
 
 
-def with_tokens(tokens: Any, *, once: bool = False) -> Callable[[JaxprEqn, Sequence[Any]], Any]:
+def with_tokens(tokens: object, *, once: bool = False) -> Callable[[JaxprEqn, Sequence[Any]], Any]:
     """How to evaluate equations while folding: exchanges get a token that differs from replica to replica. ``once``:
     sums over all replicas become one value for all replicas of a machine (`total_p`).
     """

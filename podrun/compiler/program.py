@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from podrun.core.errors import present
 from podrun.core.executable import Reduction, Retrieval, TensorSpec
@@ -18,6 +18,9 @@ from podrun.core.layout import Layout
 from podrun.costmodel.recompute import NOTHING, Recompute
 from podrun.costmodel.schedule import PlanOptions
 from podrun.costmodel.tile_memory import ON_CHIP, Location
+
+if TYPE_CHECKING:
+    import jax
 
 Tensors = Mapping[str, Any]
 """Tensors by name: ``jax.Array`` inside a trace, ``numpy.ndarray`` outside."""
@@ -34,7 +37,7 @@ micro-batch. Operators placed on IPU *i* run under ``jax.named_scope("ipu:i")``,
 """
 
 
-def tap(name: str, value: Any) -> Any:
+def tap(name: str, value: object) -> Any:
     """``value`` as the tensor ``name``, apart from every other tensor that has the same value.
 
     An identity that costs nothing and is seen by the compiler: gradients are taken with respect to what
@@ -100,8 +103,8 @@ class UpdateRule(Protocol):
     def apply(
         self,
         weight_name: str,
-        weight: Any,
-        gradient: Any,
+        weight: jax.Array,
+        gradient: jax.Array,
         state: Mapping[str, Any],
         scalars: Mapping[str, Any],
     ) -> tuple[Any, dict[str, Any]]:

@@ -266,7 +266,7 @@ class SimilarUpdates:
         )
 
 
-def _positions(key: Any, position: Mapping[str, int]) -> Any:
+def _positions(key: object, position: Mapping[str, int]) -> Any:
     """A group's key with the places of its streamed scalars instead of their names."""
     if isinstance(key, tuple):
         return tuple(_positions(part, position) for part in key)

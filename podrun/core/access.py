@@ -150,10 +150,12 @@ def with_account(channel: grpc.Channel, account: tuple[str, str]) -> grpc.Channe
     class Shows(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
         """Adds the user's name and access key to the metadata of each call."""
 
-        def intercept_unary_unary(self, proceed: Callable[..., Any], details: Any, request: Any) -> Any:
+        def intercept_unary_unary(self, proceed: Callable[..., Any], details: object, request: object) -> Any:
             return proceed(_with_metadata(details, shown), request)
 
-        def intercept_unary_stream(self, proceed: Callable[..., Any], details: Any, request: Any) -> Any:
+        def intercept_unary_stream(
+            self, proceed: Callable[..., Any], details: object, request: object
+        ) -> Any:
             return proceed(_with_metadata(details, shown), request)
 
     return grpc.intercept_channel(channel, Shows())

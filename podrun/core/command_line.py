@@ -127,7 +127,7 @@ class SuggestingGroup(click.Group):
 
 
 def run_command(
-    command: click.Command, args: Sequence[str] | None = None, *, name: str = "", obj: Any = None
+    command: click.Command, args: Sequence[str] | None = None, *, name: str = "", obj: object = None
 ) -> int:
     """Run a command; prints errors to stderr and returns the exit code (0, 1, 2, or 130 after Ctrl-C).
 
@@ -159,7 +159,7 @@ def run_command(
     return int(result) if isinstance(result, int) else 0
 
 
-def json_text(key: str, value: Any) -> str:
+def json_text(key: str, value: object) -> str:
     """One JSON object with the schema version and ``value`` under ``key``."""
     return json.dumps({"schema_version": JSON_SCHEMA_VERSION, key: value}, indent=2)
 

@@ -94,7 +94,7 @@ def cause_to_dict(cause: ErrorCause) -> dict[str, Any]:
     return plain
 
 
-def cause_from_dict(data: Any) -> ErrorCause | None:
+def cause_from_dict(data: object) -> ErrorCause | None:
     """The cause that `cause_to_dict` described; None for anything else."""
     try:
         cause: ErrorCause = _typed(ErrorCause, data)
@@ -138,7 +138,7 @@ def _made(kind: type[PodrunError], data: Mapping[str, Any], *, exact: bool) -> P
     return error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
     if is_dataclass(value) and not isinstance(value, type):

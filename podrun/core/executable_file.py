@@ -154,7 +154,7 @@ def read_executable(path: str | os.PathLike[str]) -> Executable:
 # --- Writing ------------------------------------------------------------------------------------------------
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A dataclass as a dict in field order, enums as their values, tuples as lists."""
     if isinstance(value, TensorSpec | Stream | Variable | Arena | ArenaMember | Layout):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
@@ -178,7 +178,7 @@ def _instruction_to_plain(instruction: Instruction) -> dict[str, Any]:
     return {"op": type(instruction).__name__, **values}
 
 
-def _sorted(value: Any) -> Any:
+def _sorted(value: object) -> Any:
     """Plain JSON data with every mapping in key order; raises TypeError for anything else."""
     if isinstance(value, Mapping):
         return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
@@ -241,13 +241,13 @@ def _decode(header: dict[str, Any], blobs: memoryview) -> Executable:
     )
 
 
-def _typed(value: Any, kind: type[T]) -> T:
+def _typed(value: object, kind: type[T]) -> T:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"expected {kind.__name__}, found {value!r}")
     return value
 
 
-def _optional_int(value: Any) -> int | None:
+def _optional_int(value: object) -> int | None:
     return None if value is None else _typed(value, int)
 
 

@@ -219,10 +219,10 @@ def _guarded(gate: Gate, method: str, behaviour: Callable[..., Any], handler: An
         setattr(context, _ATTRIBUTE, gate.admit(context, method, raw))
         return message
 
-    def answer(request: Any, context: grpc.ServicerContext) -> Any:
+    def answer(request: object, context: grpc.ServicerContext) -> Any:
         return behaviour(admitted(request, context), context)
 
-    def answers(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+    def answers(request: object, context: grpc.ServicerContext) -> Iterator[Any]:
         yield from behaviour(admitted(request, context), context)
 
     return answers if handler.response_streaming else answer

@@ -46,7 +46,7 @@ def output_options(*json_names: str) -> Callable[[Callable[..., Any]], Callable[
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def with_form(*args: Any, as_json: bool, form: str, **options: Any) -> Any:
+        def with_form(*args: object, as_json: bool, form: str, **options: object) -> Any:
             return command(*args, form="json" if as_json else form, **options)
 
         with_json = click.option(*json_names, "as_json", is_flag=True, help="Print JSON (--format json).")

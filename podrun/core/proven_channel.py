@@ -210,10 +210,10 @@ class ProvenChannel(grpc.Channel):
     def unary_unary(
         self,
         method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        *_: Any,
-        **__: Any,
+        request_serializer: object = None,
+        response_deserializer: object = None,
+        *_: object,
+        **__: object,
     ) -> Any:
         return UnaryCall(self, method, request_serializer, response_deserializer)
 
@@ -255,13 +255,13 @@ class ProvenChannel(grpc.Channel):
 
         return begin
 
-    def stream_unary(self, method: str, *_: Any, **__: Any) -> Any:
+    def stream_unary(self, method: str, *_: object, **__: object) -> Any:
         raise NotImplementedError("no protocol of podrun has such calls")
 
-    def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
+    def subscribe(self, callback: object, try_to_connect: bool | None = False) -> None:
         raise NotImplementedError("a channel has no state before its first call")
 
-    def unsubscribe(self, callback: Any) -> None:
+    def unsubscribe(self, callback: object) -> None:
         raise NotImplementedError("a channel has no state before its first call")
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ def _stamp(path: Path) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _load(cert: Path, key: Path, ca: Path, stamps: Any) -> Credentials:
+def _load(cert: Path, key: Path, ca: Path, stamps: object) -> Credentials:
     import ssl
 
     cert_data, key_data, ca_data = _read(cert, CERT), _read(key, KEY), _read(ca, CA)

@@ -54,7 +54,7 @@ class ProgressSlot:
                 self._places[key] = end
                 end += len(data)
 
-    def place(self, key: Any) -> int:
+    def place(self, key: object) -> int:
         """The argument of `begin` for a piece; 0 if its description did not fit."""
         return self._places.get(key, 0)
 

@@ -145,7 +145,7 @@ def _known_operand(equation: Any, variable: Any, known: set[Any], channels: int)
     return operand if there and fits and equation.outvars[0].aval.shape == variable.aval.shape else None
 
 
-def _value(environment: ConstantValues, variable: Any) -> Any:
+def _value(environment: ConstantValues, variable: object) -> Any:
     return variable.val if isinstance(variable, Literal) else environment[variable]
 
 
@@ -162,7 +162,7 @@ class Hoisted:
     """Floating point operations of ``run`` in convolutions and products, those in loops aside."""
 
 
-def hoist(function: Callable[..., Any], parameters: Any, inputs: Any, key: Any) -> Hoisted:
+def hoist(function: Callable[..., Any], parameters: object, inputs: object, key: object) -> Hoisted:
     """Trace ``function(parameters, inputs, key)`` and split it. Arguments may be arrays or abstract values."""
     closed, shape = jax.make_jaxpr(function, return_shape=True)(parameters, inputs, key)
     jaxpr = closed.jaxpr
@@ -189,7 +189,7 @@ def hoist(function: Callable[..., Any], parameters: Any, inputs: Any, key: Any) 
         environment.update({variable: work_out(environment) for variable, work_out in folded.items()})
         return [_channels_last(environment[v]) if v in weights else environment[v] for v in kept]
 
-    def run(held: list[Any], values: Mapping[str, Any], key: Any) -> Any:
+    def run(held: list[Any], values: Mapping[str, Any], key: object) -> Any:
         environment = dict(zip(kept, held, strict=True))
         environment.update(zip(jaxpr.invars[count:], jax.tree.leaves((values, key)), strict=True))
         _evaluate(after, environment, weights)

@@ -87,13 +87,13 @@ class NodeAttributes:
             )
         return node
 
-    def addNodeAttribute(self, attributeName: str, attributeValue: Any, nodeOutputNames: Names) -> None:
+    def addNodeAttribute(self, attributeName: str, attributeValue: object, nodeOutputNames: Names) -> None:
         """Give a node an attribute. popart_exception if it has one of that name."""
         if self.nodeHasAttribute(attributeName, nodeOutputNames):
             raise popart_exception(f"Node already has attribute {attributeName}.")
         self._set(nodeOutputNames, attributeName, attributeValue)
 
-    def _set(self, outputs: Names, name: str, value: Any) -> None:
+    def _set(self, outputs: Names, name: str, value: object) -> None:
         from onnx import helper
 
         node = self._node(outputs)
@@ -167,7 +167,7 @@ class NodeAttributes:
 
     # -- scopes -----------------------------------------------------------------------------------
 
-    def _attribute_scope(self, name: str, value: Any) -> AbstractContextManager[None]:
+    def _attribute_scope(self, name: str, value: object) -> AbstractContextManager[None]:
         return Pushed(self._attribute_scopes, (name, value))
 
     def _scope_attributes(self) -> dict[str, Any]:
@@ -187,17 +187,17 @@ class NodeAttributes:
         self._set(first, name, value)
         return None
 
-    def virtualGraph(self, nodeOutputNames: Any = None, value: int = 0) -> Any:
+    def virtualGraph(self, nodeOutputNames: object = None, value: int = 0) -> Any:
         """Place a node on IPU ``value`` of its replica, or ``with builder.virtualGraph(1):`` the nodes
         added inside.
         """
         return self._place(VIRTUAL_GRAPH, value if nodeOutputNames is None else nodeOutputNames, value)
 
-    def pipelineStage(self, nodeOutputNames: Any = None, value: int = 0) -> Any:
+    def pipelineStage(self, nodeOutputNames: object = None, value: int = 0) -> Any:
         """Put a node into a pipeline stage, or the nodes added inside ``with builder.pipelineStage(1):``."""
         return self._place(PIPELINE_STAGE, value if nodeOutputNames is None else nodeOutputNames, value)
 
-    def executionPhase(self, nodeOutputNames: Any = None, value: int = 0) -> Any:
+    def executionPhase(self, nodeOutputNames: object = None, value: int = 0) -> Any:
         """Put a node into an execution phase, or the nodes added inside a ``with``."""
         return self._place(EXECUTION_PHASE, value if nodeOutputNames is None else nodeOutputNames, value)
 

@@ -111,7 +111,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
     # -- tensors ----------------------------------------------------------------------------------
 
     @takes_debug_prefix
-    def addInputTensor(self, *args: Any, **kwargs: Any) -> str:
+    def addInputTensor(self, *args: object, **kwargs: object) -> str:
         """A model input: ``(TensorInfo, debugContext="" | settings=InputSettings())`` or ``(dtype, shape,
         ...)``.
         """
@@ -126,7 +126,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         return name
 
     @takes_debug_prefix
-    def addUntypedInputTensor(self, debugContext: Any = "") -> str:
+    def addUntypedInputTensor(self, debugContext: object = "") -> str:
         """An input of a subgraph, whose type follows from where the subgraph is called. popart_exception in the main
         graph.
         """

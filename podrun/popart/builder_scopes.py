@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Pushed:
     """A context manager that keeps ``item`` on top of ``stack``."""
 
-    def __init__(self, stack: list[Any], item: Any) -> None:
+    def __init__(self, stack: list[Any], item: object) -> None:
         self._stack, self._item = stack, item
 
     def __enter__(self) -> None:
@@ -48,7 +48,7 @@ class NameContextManager(_Manager):
 class AttributeContextManager(_Manager):
     """Gives nodes that are added inside the attribute ``attribute``."""
 
-    def __init__(self, builder: Builder, attribute: str, value: Any) -> None:
+    def __init__(self, builder: Builder, attribute: str, value: object) -> None:
         super().__init__(builder._attribute_scope(attribute, value))
 
 

@@ -255,7 +255,7 @@ class InputSettings:
     same.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         self._tile_set = TileSet.Compute
         self._strategy = ExchangeStrategy.JustInTime
         self._mode = ReplicatedStreamMode.Replicate

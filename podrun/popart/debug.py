@@ -49,7 +49,7 @@ class DebugContext:
     unless one is given.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         self.name, self.info = "", None
         location = None
         for value in (*args, *kwargs.values()):

@@ -256,7 +256,7 @@ def surfacing(kind: C) -> C:
 
 def _translating(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         try:
             return function(*args, **kwargs)
         except PodrunError as error:

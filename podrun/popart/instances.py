@@ -136,7 +136,7 @@ class DistributedTrainingSession(TrainingSession):
             )
 
 
-def DistributedOptimizer(*args: Any, **kwargs: Any) -> None:
+def DistributedOptimizer(*args: object, **kwargs: object) -> None:
     """Refused: gradients are reduced on the IPUs."""
     raise popart_unsupported(
         "horovod.popart.DistributedOptimizer reduces gradients on the host, which PopART 3 does no more.",

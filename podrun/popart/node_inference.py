@@ -172,7 +172,7 @@ def _spaced(values: Sequence[int]) -> str:
     return f"[{' '.join(str(value) for value in values)}]"
 
 
-def multi_convolution(builder: Any, bound: dict[str, Any]) -> dict[str, Any]:
+def multi_convolution(builder: object, bound: dict[str, Any]) -> dict[str, Any]:
     """The arguments of multiconv, a list for each convolution, in the form of the node's attributes: one after the
     other.
 

@@ -98,7 +98,7 @@ def _unsafe(name: str) -> str:
     return "lambda" if name == "lambda_" else name
 
 
-def check_inputs(method: str, args: Any) -> list[str]:
+def check_inputs(method: str, args: object) -> list[str]:
     """The input list of an operator method, or TypeError."""
     if isinstance(args, (str, bytes)) or not isinstance(args, (list, tuple)):
         raise TypeError(
@@ -142,7 +142,7 @@ class AiOnnx(_OpFamily):
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *onnx_methods(self.version)]
 
-    def _call(self, method: str, op_type: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, method: str, op_type: str, *args: object, **kwargs: object) -> Any:
         from onnx import defs
 
         schema = defs.get_schema(op_type, self.version, "")
@@ -210,7 +210,7 @@ class AiGraphcore(_OpFamily):
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *OPS]
 
-    def _call(self, method: str, op: GraphcoreOp, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, method: str, op: GraphcoreOp, *args: object, **kwargs: object) -> Any:
         # Operators that are added without inputs take their attributes first.
         before = [
             *([] if op.inputs == (0, 0) else ["args"]),
@@ -255,7 +255,7 @@ class AiGraphcore(_OpFamily):
         return names[0] if names else None
 
     @staticmethod
-    def _attribute(method: str, op: GraphcoreOp, name: str, value: Any) -> Any:
+    def _attribute(method: str, op: GraphcoreOp, name: str, value: object) -> Any:
         if isinstance(value, BuilderModel):
             return value._subgraph_proto(called=True)
         default = dict((*op.attributes, *op.keyword_attributes)).get(name)

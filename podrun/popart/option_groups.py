@@ -36,7 +36,7 @@ from podrun.popart.variables import CommGroup
 _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((bool, boolean), (int, integer), (float, number))
 
 
-def _converted(current: object, value: Any) -> Any:
+def _converted(current: object, value: object) -> Any:
     """``value`` in the form that may replace ``current``. TypeError where pybind11 has no conversion."""
     for kind, convert in _PLAIN:
         if isinstance(current, kind) and not isinstance(current, Enum):
@@ -76,7 +76,7 @@ class Strict:
         guess = f". Did you mean {near[0]!r}?" if near else ""
         return AttributeError(f"{owner!r} object has no attribute {name!r}{guess}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         fields = type(self).__dataclass_fields__  # type: ignore[attr-defined]
         known = name in fields or isinstance(getattr(type(self), name, None), property)
         if not known:
@@ -102,7 +102,7 @@ class TensorLocation:
 
     __slots__ = ("loadTileSet", "replicatedTensorSharding", "shardingDomain", "storage", "storageTileSet")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         self.storage = TensorStorage.OnChip
         self.loadTileSet = TileSet.Compute
         self.storageTileSet = TileSet.Compute

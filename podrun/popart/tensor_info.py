@@ -290,7 +290,7 @@ _REFUSED = {
 }
 
 
-def check_initializer(array: Any) -> np.ndarray:
+def check_initializer(array: object) -> np.ndarray:
     """``array`` as an initial value that PopART takes. Raises TypeError or popart_exception with the reason if it is
     not one.
     """

@@ -12,7 +12,6 @@ made from the program's and the other way round.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from podrun.popart.enums import CommGroupType, VariableRetrievalMode
 from podrun.popart.exceptions import popart_exception
@@ -112,7 +111,7 @@ class VariableSettings:
     ``VariableSettings(comm_group, retrieval_mode)`` or ``VariableSettings(stride, groupSize, mode)``.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         self._domain = CommGroup()
         self._mode = VariableRetrievalMode.OnePerGroup
         self._stride: int | None = None

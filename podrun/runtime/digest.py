@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +39,7 @@ class GraphDigest:
         self.add((node.place, node.hints, node.planned_as))
         self.add(node.attributes)
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         """Add a value: a number, text, array, type, enum, dataclass, subgraph, or a collection of these."""
         if isinstance(value, OperatorGraph):
             self.graph(value)

@@ -73,7 +73,7 @@ class Node:
     planned_as: str = ""
     """The ONNX operator as which planners treat the node; empty for its own type."""
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """The attribute's value, or ``default``."""
         return self.attributes.get(name, default)
 

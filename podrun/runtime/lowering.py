@@ -241,7 +241,7 @@ def _environment(
     return environment
 
 
-def _tap(name: str, value: Any) -> Any:
+def _tap(name: str, value: object) -> Any:
     """`tap` for arrays; sequences and empty optionals have no gradients and pass unchanged."""
     return tap(name, value) if isinstance(value, jax.Array) else value
 

@@ -283,7 +283,7 @@ def restoring(forward: Forward, restored: Mapping[str, tuple[int, int]]) -> Forw
     if not restored:
         return forward
 
-    def run(parameters: Tensors, inputs: Tensors, key: Any) -> dict[str, Any]:
+    def run(parameters: Tensors, inputs: Tensors, key: object) -> dict[str, Any]:
         import jax
 
         values = forward(parameters, inputs, key)

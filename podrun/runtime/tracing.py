@@ -151,7 +151,7 @@ def _value(tensor: TracedTensor) -> Any:
     return tensor.known if tensor.at_hand else tensor.traced
 
 
-def _as_tensor(name: str, value: Any, x64: bool) -> TracedTensor:
+def _as_tensor(name: str, value: object, x64: bool) -> TracedTensor:
     if isinstance(value, TracedTensor):
         return value
     if isinstance(value, TooWide):

@@ -91,10 +91,10 @@ def with_own_gradient(operator: UserOperator) -> UserFunction:
 
     def with_attributes(*inputs: Any, **attributes: Any) -> Any:
         @jax.custom_vjp
-        def call(*values: Any) -> Any:
+        def call(*values: object) -> Any:
             return function(*values, **attributes)
 
-        def forward(*values: Any) -> tuple[Any, Any]:
+        def forward(*values: object) -> tuple[Any, Any]:
             outputs = function(*values, **attributes)
             return outputs, (values, outputs)
 

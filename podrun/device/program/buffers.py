@@ -249,14 +249,14 @@ class Buffers(ProgramMemory):
         target = self._target(name)
         if target is None:
 
-            def keep(frame: Frame, value: Any) -> None:
+            def keep(frame: Frame, value: object) -> None:
                 frame.values[name] = value
 
             return keep
         shape = target.shape
         whole = name.removeprefix(WHOLE) if name.startswith(WHOLE) else ""
 
-        def copy(frame: Frame, value: Any) -> None:
+        def copy(frame: Frame, value: object) -> None:
             self._gradients.discard(whole)
             np.copyto(target, np.asarray(value).reshape(shape))
 

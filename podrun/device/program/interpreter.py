@@ -390,7 +390,7 @@ def _at_sync(instructions: Sequence[Instruction], place: int) -> bool:
     return place < len(instructions) and isinstance(instructions[place], Sync)
 
 
-def _host_view(value: Any, count: int) -> Array:
+def _host_view(value: object, count: int) -> Array:
     array = np.asarray(value)
     if array.ndim < 2 or array.shape[0] != count:
         raise ApplicationRuntimeError(

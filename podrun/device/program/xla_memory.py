@@ -180,7 +180,7 @@ class PendingGradients:
         """Whether this is an arena of gradients."""
         return arena in self._members
 
-    def store(self, name: str, value: Any) -> None:
+    def store(self, name: str, value: object) -> None:
         """Keep the result of a piece."""
         self._pending[name] = value
 

@@ -123,13 +123,15 @@ class MachineControl:
         """End the connection."""
         self._channel.close()
 
-    def _ask(self, method: Callable[..., Any], request: Any, more: tuple[tuple[str, str], ...] = ()) -> None:
+    def _ask(
+        self, method: Callable[..., Any], request: object, more: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         wire.raise_error(self._call(method, request, more=more).error_json)
 
     def _call(
         self,
         method: Callable[..., Any],
-        request: Any,
+        request: object,
         timeout: float | None = None,
         more: tuple[tuple[str, str], ...] = (),
     ) -> Any:

@@ -207,7 +207,7 @@ def callable_across_clients(
     here = one_thread_device()
     taken, results_in_place = set(in_place or {}), set((in_place or {}).values())
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: object) -> list[Any]:
         results = call(*[o if at in taken else np.asarray(o) for at, o in enumerate(operands)])
         return [
             r if at in results_in_place else jax.device_put(np.asarray(r), here)

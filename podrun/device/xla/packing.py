@@ -106,7 +106,7 @@ def _vector_of(weights: Any) -> int | None:
     return number if is_main else None
 
 
-def _packed(op: Any, vector: np.ndarray, size: int) -> np.ndarray | None:
+def _packed(op: object, vector: np.ndarray, size: int) -> np.ndarray | None:
     """The weights in the library's order; None for those that it takes as they are, or that need more room."""
     native: Any = importlib.import_module("podrun.device.xla._onednn")
     result = np.zeros_like(vector)

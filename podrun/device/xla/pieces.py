@@ -329,13 +329,13 @@ def _lower(
         ) from error
     _check(computation, exported)
 
-    def flat(*operands: Any) -> list[Any]:
+    def flat(*operands: object) -> list[Any]:
         return list(jax.tree.leaves(exported.call(*operands)))
 
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
 
-        def on(device: Any, donations: set[int]) -> Any:
+        def on(device: object, donations: set[int]) -> Any:
             one = jax.sharding.SingleDeviceSharding(device)
             # the keys of XLA's cache know programs by their text alone, and the names of its entries begin with this
             threads = SHARED_BY if device is not one_thread_device() else 1

@@ -52,7 +52,7 @@ def _arrays(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(jnp.asarray(v) if isinstance(v, np.ndarray) else v for v in values)
 
 
-def _form(shapes: Any) -> Any:
+def _form(shapes: object) -> Any:
     leaves, tree = jax.tree.flatten(shapes)
     return [(leaf.shape, leaf.dtype) for leaf in leaves], tree
 
@@ -303,7 +303,7 @@ def _scan(
 
 
 @operator(GRAPHCORE, "Call")
-def graphcore_call(ctx: Context, node: Node, *inputs: Any) -> tuple[Any, ...]:
+def graphcore_call(ctx: Context, node: Node, *inputs: object) -> tuple[Any, ...]:
     """The outputs of the subgraph ``callee`` on the inputs (PopART Call).
 
     Tensors that the subgraph has from the graph around it (``addInputTensorFromParentGraph``) are inputs of it like

@@ -349,7 +349,7 @@ def clip(ctx: Context, node: Node, x: Array, low: Array = None, high: Array = No
     return _clipped(ctx, x, low, high)
 
 
-def _clipped(ctx: Context, x: Array, low: Any, high: Any) -> Array:
+def _clipped(ctx: Context, x: Array, low: object, high: object) -> Array:
     """x within bounds, which may be arrays of one element; no gradient where it equals a bound (PopART ClipGrad)."""
     bounds = [None if b is None else jnp.asarray(b, x.dtype).reshape(()) for b in (low, high)]
     low, high = bounds

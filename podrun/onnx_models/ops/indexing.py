@@ -208,7 +208,7 @@ def sequence_slice(
     return result
 
 
-def _combined(ctx: Context, x: Array, at: Any, updates: Array, how: str) -> Array:
+def _combined(ctx: Context, x: Array, at: object, updates: Array, how: str) -> Array:
     """`combined` with the gradients that PopART has for extremes; ONNX has no mean."""
     if how == "mean":
         raise InputMismatch("reduction 'mean' is none of none, add, mul, max, min")

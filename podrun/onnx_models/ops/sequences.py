@@ -109,19 +109,19 @@ def sequence_map(ctx: Context, node: Node, *inputs: Any) -> tuple[Any, ...]:
 
 
 @operator(ONNX, "Optional", since=(15, 28))
-def optional(ctx: Context, node: Node, x: Any = None) -> tuple[Any]:
+def optional(ctx: Context, node: Node, x: object = None) -> tuple[Any]:
     """An optional that holds x, or nothing."""
     return (x,)
 
 
 @operator(ONNX, "OptionalHasElement", since=(15, 18, 28))
-def optional_has_element(ctx: Context, node: Node, x: Any = None) -> Array:
+def optional_has_element(ctx: Context, node: Node, x: object = None) -> Array:
     """Whether the optional holds a value, which is always known while tracing."""
     return np.asarray(x is not None)
 
 
 @operator(ONNX, "OptionalGetElement", since=(15, 18, 28))
-def optional_get_element(ctx: Context, node: Node, x: Any) -> tuple[Any]:
+def optional_get_element(ctx: Context, node: Node, x: object) -> tuple[Any]:
     """The value of an optional. Raises ValueError if it is empty."""
     if x is None:
         raise InputMismatch("the optional is empty")

@@ -80,7 +80,7 @@ class ServiceConnection:
                     raise known from None
         raise AssertionError
 
-    def _translate(self, error: Any) -> PodrunError:
+    def _translate(self, error: object) -> PodrunError:
         return call_error(error, f"{self.host}:{self.port}", self.timeout)
 
 

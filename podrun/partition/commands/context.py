@@ -61,7 +61,7 @@ class CliContext:
         settings = read_hcl(path) if path else {}
         return settings.get("api-user-id", ""), settings.get("api-access-key", "")
 
-    def show(self, key: str, value: Any, text: Callable[[], str]) -> None:
+    def show(self, key: str, value: object, text: Callable[[], str]) -> None:
         """Print ``text()``, or with --format json one object that holds ``value`` under ``key``, and with other formats
         for programs its rows."""
         values = value if isinstance(value, list) else [value]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
 
@@ -67,7 +66,7 @@ def add_user_commands(root: click.Group) -> dict[str, click.Group]:
 @click.version_option(package_name="podrun", prog_name="vipu")
 @global_options
 @click.pass_context
-def vipu_command(ctx: click.Context, /, **options: Any) -> None:
+def vipu_command(ctx: click.Context, /, **options: object) -> None:
     """Partitions of an emulated IPU-POD: create, list, get, reset, remove.
 
     Example: vipu create partition p16 --size 16 --reconfigurable

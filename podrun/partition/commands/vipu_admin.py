@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
 
@@ -47,7 +46,7 @@ from podrun.partition.commands.vipu import add_user_commands
 @click.version_option(package_name="podrun", prog_name="vipu-admin")
 @global_options
 @click.pass_context
-def vipu_admin_command(ctx: click.Context, /, **options: Any) -> None:
+def vipu_admin_command(ctx: click.Context, /, **options: object) -> None:
     """Administer an emulated IPU-POD: agents, allocations, partitions, faults.
 
     Example: vipu-admin restart agent ipum2

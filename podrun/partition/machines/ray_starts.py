@@ -58,10 +58,10 @@ class RayCalls(Protocol):
     def wait(self, refs: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         """References whose values have arrived, and the others."""
 
-    def get(self, ref: Any) -> Any:
+    def get(self, ref: object) -> Any:
         """The value of a reference; raises its error."""
 
-    def kill(self, actor: Any) -> None:
+    def kill(self, actor: object) -> None:
         """End an actor."""
 
 

@@ -56,7 +56,7 @@ class AuditLog:
                 ) from error
 
     @contextmanager
-    def call(self, method: str, who: str, request: Any) -> Iterator[None]:
+    def call(self, method: str, who: str, request: object) -> Iterator[None]:
         """Note a call of ``who``, before and after the context. Raises ServiceError if it cannot be noted before."""
         if self._file < 0 or method.startswith(READING):
             yield
@@ -80,7 +80,7 @@ class AuditLog:
         finally:
             self._write({"process": os.getpid(), "number": number, "outcome": outcome}, needed=False)
 
-    def refused(self, method: str, who: str, request: Any, error: PodrunError) -> None:
+    def refused(self, method: str, who: str, request: object, error: PodrunError) -> None:
         """Note a call that was refused before it began."""
         if self._file >= 0:
             said = {

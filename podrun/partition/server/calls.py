@@ -112,7 +112,7 @@ class Servicer:
         self._partitions: ViewCache[PartitionInfo, Any] = ViewCache()
         self._agents: ViewCache[AgentInfo, Any] = ViewCache()
 
-    def admit(self, method: str, request: Any, context: grpc.ServicerContext) -> Caller:
+    def admit(self, method: str, request: object, context: grpc.ServicerContext) -> Caller:
         """Who makes a call. Raises DeniedError, noted in the audit log, if the caller may not make it."""
         caller = caller_of(context)
         try:
@@ -149,7 +149,7 @@ class Servicer:
                     hint=f"--allocation {account.allocations[0]} (or: {', '.join(account.allocations[1:])})",
                 )
 
-    def _check_there(self, caller: Caller, method: str, request: Any) -> None:
+    def _check_there(self, caller: Caller, method: str, request: object) -> None:
         """Raise NotFoundError for a partition that the caller does not see, and DeniedError for an agent, before faults
         that are planned for it could strike the call."""
         name = getattr(request, "partition_id", "")
@@ -202,7 +202,7 @@ class Servicer:
         """Whether the caller may see all partitions."""
         return not isinstance(caller, AccountCaller) or not caller.account.allocations
 
-    def check(self, caller: Caller, method: str, request: Any) -> None:
+    def check(self, caller: Caller, method: str, request: object) -> None:
         """Raise DeniedError if the caller may not make this call."""
         name = getattr(request, "partition_id", "")
         owner = self._service.owners().get(name) if name and not caller.own else None

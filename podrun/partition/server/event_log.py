@@ -170,7 +170,7 @@ class Mirror:
         self._there: dict[tuple[str, str], Any] = {}
         self._anew: dict[tuple[str, str], Any] = {}
 
-    def take(self, kind: str, name: str, value: Any, *, initial: bool) -> None:
+    def take(self, kind: str, name: str, value: object, *, initial: bool) -> None:
         """A change. ``value``: None or empty if the thing is gone; ``initial``: it is told because the stream begins
         anew."""
         if kind == SYNCED:

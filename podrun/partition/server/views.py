@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from podrun.core.cluster import Agent, Cluster, ipu_number
 from podrun.core.errors import UsageError
@@ -360,7 +360,7 @@ def json_by_name(entries: Iterable[Named]) -> dict[str, str]:
     return {entry.name: json.dumps(value_to_json(entry)) for entry in entries}
 
 
-def requirements_of(request: Any, owner: int) -> Requirements:
+def requirements_of(request: object, owner: int) -> Requirements:
     """The request of a CreatePartitionRequest by user ``owner``. Raises UsageError for values that there are not."""
     needs = from_message(Requirements, request)
     routing = routing_named(needs.routing) if needs.routing else ""

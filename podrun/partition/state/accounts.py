@@ -254,7 +254,7 @@ def _to_text(account: Account) -> str:
     return json.dumps({**asdict(account), "role": account.role.value})
 
 
-def account_of_row(name: Any, text: Any) -> Account:
+def account_of_row(name: object, text: object) -> Account:
     """The user of a row. Raises ValueError if the row is none."""
     data = parse_row(text)
     if isinstance(data, dict) and isinstance(data.get("role"), str):

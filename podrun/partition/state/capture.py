@@ -108,7 +108,7 @@ def read_capture(path: Path) -> CapturedPod:
         raise ConfigError(f"{path} is no capture of a POD: {error}", hint=_HINT) from error
 
 
-def _captured(document: Any) -> CapturedPod:
+def _captured(document: object) -> CapturedPod:
     if not isinstance(document, dict) or document.get("schema_version") != CAPTURE_VERSION:
         raise ValueError(f"it has no schema_version {CAPTURE_VERSION}")
     described = document.get("pod")

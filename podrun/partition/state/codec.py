@@ -68,7 +68,7 @@ def _spellings(kind: type) -> list[tuple[str, Any, Spelling]]:
     return result
 
 
-def value_to_json(value: Any) -> dict[str, Any]:
+def value_to_json(value: object) -> dict[str, Any]:
     """A value as --format json prints it, with keys in the order of its fields."""
     kind: Any = type(value)
     result: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def _json_keys(kind: Any) -> tuple[tuple[str, str, bool], ...]:
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, enum.Enum):
@@ -114,7 +114,7 @@ def to_message(value: Any, message: Any) -> Any:
     return message(**content)
 
 
-def from_message(kind: type[Value], message: Any) -> Value:
+def from_message(kind: type[Value], message: object) -> Value:
     """The value of a class that a message holds. Raises UsageError for what it cannot mean."""
     of: Any = type(message)
     whole: Any = kind
@@ -207,7 +207,7 @@ def _optional(of: Any, descriptor: Any, spelling: Spelling, name: str) -> tuple[
     encode, decode = _converters(of, descriptor, spelling, name)
     none = int(spelling.none) if descriptor.enum_type else spelling.none
 
-    def to_wire(value: Any) -> Any:
+    def to_wire(value: object) -> Any:
         return none if value is None else encode(value) if encode else value
 
     def from_wire(plain: Any) -> Any:

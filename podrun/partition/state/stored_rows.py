@@ -53,7 +53,7 @@ def other_schema(path: Path | None, version: int) -> ConfigError:
     )
 
 
-def plain_row(value: Any) -> Any:
+def plain_row(value: object) -> Any:
     """A value as a row holds it, in JSON: what `checked` reads."""
     if isinstance(value, FaultSpec):
         return str(value)
@@ -66,7 +66,7 @@ def plain_row(value: Any) -> Any:
     return value
 
 
-def parse_row(text: Any) -> Any:
+def parse_row(text: object) -> Any:
     """The value that the JSON of a row holds. Raises ValueError."""
     if not isinstance(text, str):
         raise ValueError(f"it is recorded as {_shown(text)}")
@@ -87,7 +87,7 @@ def parse_row(text: Any) -> Any:
     return value
 
 
-def checked(kind: Any, value: Any, place: str) -> Any:
+def checked(kind: object, value: object, place: str) -> Any:
     """A value of a row as its field's type wants it: a dataclass from an object, a tuple from a list, an enum from a
     name, a fault from its text. Raises ValueError that names the place."""
     if kind is FaultSpec:
@@ -141,7 +141,7 @@ _KINDS: Mapping[Any, str] = {
 }
 
 
-def _dataclass(kind: type, value: Any, place: str) -> Any:
+def _dataclass(kind: type, value: object, place: str) -> Any:
     inside = f"{place}." if place else ""
     if not isinstance(value, dict):
         raise ValueError(f"{place or 'it'} is {_shown(value)}, not an object")
@@ -160,7 +160,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, localns={"FaultSpec": FaultSpec})
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """What stands in a row, in few words."""
     match value:
         case None:

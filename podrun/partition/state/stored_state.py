@@ -78,7 +78,7 @@ class _ClusterRow:
     gateway: str
 
 
-def check_stored_name(name: Any, what: str) -> None:
+def check_stored_name(name: object, what: str) -> None:
     """Raise ValueError for what is no name."""
     try:
         check_name(checked(str, name, "its name"), what)

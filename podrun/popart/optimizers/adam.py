@@ -38,7 +38,7 @@ class Adam(Optimizer):
         accl2_type: DataType = DataType.FLOAT,
         clip_norm_settings: Sequence[ClipNormSettings] = (),
         scaled_optimizer_state: bool = False,
-        debugContext: Any = "adam",
+        debugContext: object = "adam",
     ) -> None:
         super().__init__(values, clip_norm_settings)
         self.mode = mode

@@ -44,7 +44,7 @@ class Adaptive(Optimizer):
         accl2_type: DataType = DataType.FLOAT,
         accl3_type: DataType = DataType.UNDEFINED,
         rmsprop_tf_variant: bool = False,
-        debugContext: Any = "adaptive",
+        debugContext: object = "adaptive",
     ) -> None:
         super().__init__(values)
         if rmsprop_tf_variant and mode not in (AdaptiveMode.RMSProp, AdaptiveMode.CenteredRMSProp):

@@ -87,7 +87,7 @@ class OptimizerValueMap:
         return bool(self.specific) if weight is None else weight in self.specific
 
 
-def parse_value(owner: str, key: str, value: Any) -> OptimizerValue:
+def parse_value(owner: str, key: str, value: object) -> OptimizerValue:
     """The value under ``key`` of an optimizer's dict: ``(number, isConst)``. popart_exception for anything
     else.
     """

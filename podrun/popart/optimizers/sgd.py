@@ -38,7 +38,7 @@ class SGD(Optimizer):
         accumulatorAndMomentum: SGDAccumulatorAndMomentum = SGDAccumulatorAndMomentum.Combined,
         accumType: DataType = DataType.UNDEFINED,
         accl1Type: DataType = DataType.UNDEFINED,
-        debugContext: Any = "sgd",
+        debugContext: object = "sgd",
     ) -> None:
         super().__init__(pyd, clip_norm_settings)
         self.accumulatorAndMomentum = accumulatorAndMomentum

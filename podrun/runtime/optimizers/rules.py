@@ -60,7 +60,7 @@ Clip = Callable[[Any], Any]
 """Scales the tensor that gradient clipping acts on. Which tensor that is depends on the optimizer."""
 
 
-def unclipped(value: Any) -> Any:
+def unclipped(value: object) -> Any:
     """The value itself: the `Clip` of a weight that is not clipped, or has been."""
     return value
 
@@ -158,7 +158,7 @@ class Rule(abc.ABC):
     def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
         """Lasting state by reserved prefix, with the value it starts from."""
 
-    def initial_state(self, weight: TensorSpec, value: Any) -> dict[str, Any]:
+    def initial_state(self, weight: TensorSpec, value: object) -> dict[str, Any]:
         """State whose start depends on the weight's value (NumPy array), by prefix."""
         return {}
 
@@ -243,7 +243,7 @@ class Rule(abc.ABC):
         clipped: dict[str, Any] = {}
         for name, weight in weights.items():
 
-            def keep(value: Any, name: str = name) -> Any:
+            def keep(value: object, name: str = name) -> Any:
                 clipped[name] = value
                 return value
 
