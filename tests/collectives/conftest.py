@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -13,22 +14,26 @@ from podrun.collectives import arithmetic, linux
 from podrun.collectives.board import GroupBoard
 
 
-def _held() -> list[str]:
-    """The objects of the kinds that groups use which this process holds open."""
-    gc.collect()
+def _held() -> Counter[str]:
+    """The objects of the kinds that groups use which this process holds open, and how often."""
     held = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the directory's own descriptor
             held.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sorted(x for x in held if "memfd:podrun" in x or "pidfd" in x or x.startswith("socket:"))
+    return Counter(x for x in held if "memfd:podrun" in x or "pidfd" in x or x.startswith("socket:"))
 
 
 @pytest.fixture(autouse=True)
 def no_leftovers() -> Iterator[None]:
-    """Check that every test closes what it opened."""
+    """Check that every test closes what it opened, or leaves it to the garbage collection.
+
+    That takes tenths of a second beside JAX and torch: it is for tests alone that seem to leave something.
+    """
     before = _held()
     yield
-    assert _held() == before
+    if _held() - before:
+        gc.collect()
+        assert not _held() - before
 
 
 @pytest.fixture(params=["native", "python", "mixed"])
