@@ -8,6 +8,7 @@ address unless told otherwise.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -24,6 +25,7 @@ from types import FrameType
 
 import podrun
 from podrun.core.errors import MissingPackageError, PodrunError, UsageError
+from podrun.serving.hang_watch import PATIENCE_SECONDS, HangWatch, server_lives
 from podrun.serving.instance_watch import InstanceWatch
 from podrun.serving.repository import check_repository, write_missing_config
 
@@ -159,8 +161,8 @@ def serve(
     named: str = "",
     extra: Sequence[str] = (),
 ) -> int:
-    """Run the server until it ends or this process is told to stop; returns its exit code. One that crashes is started
-    again.
+    """Run the server until it ends or this process is told to stop; returns its exit code. One that crashes or hangs is
+    started again.
     """
     place = find_tritonserver(named, environ)
     for model in check_repository(repository):
@@ -173,11 +175,13 @@ def serve(
         while True:
             begin = time.monotonic()
             process = subprocess.Popen(words, env=server_environment(place, environ))
-            with InstanceWatch(process.pid, http, repository.resolve()):
+            hangs = HangWatch(process.kill, functools.partial(server_lives, http))
+            with InstanceWatch(process.pid, http, repository.resolve()), hangs:
                 code, stopped = _wait(process)
-            if stopped or code not in CRASHES or time.monotonic() - begin < _SHORT_LIFE_SECONDS:
+            crash = f"hung for {PATIENCE_SECONDS:.0f} s" if hangs.hung else CRASHES.get(code)
+            if stopped or crash is None or time.monotonic() - begin < _SHORT_LIFE_SECONDS:
                 break
-            _say(f"{place.program} crashed ({CRASHES[code]}) and is started again; its requests are lost")
+            _say(f"{place.program} crashed ({crash}) and is started again; its requests are lost")
     if code not in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
         _say(
             f"{place.program} ended with exit code {code}; what it printed says why. podrun is tested "
