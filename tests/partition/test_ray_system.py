@@ -130,6 +130,9 @@ def test_recovery_and_a_clean_stop(server: Server) -> None:
     with server.client() as client:
         client.create_partition(Requirements("p", 16, reconfigurable=True))
         client.wait_for_state("p", {S.ACTIVE}, 60)
+        template = psutil.Process(machine_pid(client, 1)).parent()
+        assert template is not None
+        assert "--template" in template.cmdline()
         os.kill(machine_pid(client, 1), signal.SIGKILL)
         assert client.wait_for_state("p", {S.ERROR}, 5) is S.ERROR
         assert client.machine_reports("p")[1].state == "lost"
