@@ -141,9 +141,14 @@ def _own_helps() -> Iterator[tuple[str, str]]:
     """The helps of commands that are written as podrun's own, not as click's."""
     from podrun.compat.__main__ import compat_command
     from podrun.estimate.command import estimate_command
-    from podrun.launcher.cli import MONITOR_VERBS, RECORD_VERBS, SERVING_VERBS, SIMULATION_VERBS
     from podrun.launcher.commands.click_verbs import RecordCommand, verb_command
     from podrun.launcher.commands.profile import HELP
+    from podrun.launcher.commands.verb_names import (
+        MONITOR_VERBS,
+        RECORD_VERBS,
+        SERVING_VERBS,
+        SIMULATION_VERBS,
+    )
     from podrun.report import __main__ as report
 
     yield "podrun compat", next(_helps(compat_command, ("podrun compat",)))[1]
