@@ -105,8 +105,10 @@ def _check_updates(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> None:
 
 
 def turns_of(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> dict[str, int]:
-    """The unit after which each weight is updated, by its number, where weights change while micro-batches are in
-    flight.
+    """Weight -> the number, in the chain, of the unit after which it is updated: the one that makes its gradient.
+
+    Empty for programs that update after a whole batch: only where each micro-batch updates do weights change while
+    others are in flight.
     """
     if not builder.program.updates_each_micro_batch:
         return {}

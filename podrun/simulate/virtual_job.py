@@ -124,5 +124,5 @@ class VirtualJob:
 
     @property
     def wall(self) -> int:
-        """All nanoseconds."""
+        """Nanoseconds of all bins: the time from the job's start to the last moment that was settled."""
         return sum(self.bins.values())

@@ -104,7 +104,7 @@ class ProgramMemory:
         return [(memory, memory.copy()) for memory in written]
 
     def flush_pending(self, computation: Computation) -> None:
-        """Let arenas take gradients that the Computation reads."""
+        """Copy pending gradients into the arenas that the Computation reads, before it runs."""
         for name in computation.inputs:
             arena = arena_of(name, self._members)
             if arena is not None:
