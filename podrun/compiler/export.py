@@ -183,7 +183,9 @@ _SUMS = ("reduce_", "arg", "cum")
 
 
 def walled(jaxpr: Jaxpr) -> frozenset[Var]:
-    """The variables to materialise."""
+    """The variables of an exported piece that are stored before they are read, walls for XLA's fusions: those with more
+    than one reader behind a long chain of elementwise operations, which every reader would compute again.
+    """
     readers: Counter[Any] = Counter()
     for equation in jaxpr.eqns:
         readers.update(_reads(equation))

@@ -35,9 +35,9 @@ PASSING = frozenset(
 
 
 def wide_nodes(nodes: Sequence[Node], tensors: Mapping[str, TensorSpec], loss: str) -> tuple[Node, ...]:
-    """The operators to run a second time, in order. None if the loss is not a half.
+    """The operators to run a second time, in order; none if the loss is not a half.
 
-    Raises ValueError, in PopART's words, if the way back from the loss ends at an operator without a half input.
+    Raises ValueError, in the SDK's words, if the way back from the loss ends at an operator without a half input.
     """
     makers = {output: node for node in nodes for output in node.outputs if output}
     chosen: set[int] = set()
