@@ -28,7 +28,7 @@ from rich.text import Text
 from podrun.report import Profile
 from podrun.report.charts import IDLE_COLOUR, memory_by_tile, pipeline, timeline_chart
 from podrun.report.curves import line_chart
-from podrun.report.document import load
+from podrun.report.document import load_profile
 from podrun.report.text import byte_size
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -173,7 +173,7 @@ def profile(folder: Path, name: str, words: list[str]) -> Profile:
     found = sorted(
         (folder / f"{name}__instance_0").rglob("profile.json"), key=lambda path: "training" not in str(path)
     )
-    return load(found[0])
+    return load_profile(found[0])
 
 
 def terminal(command: str, written: str) -> str:
