@@ -228,7 +228,7 @@ def test_a_file_of_long_ago_attaches_no_program_to_another_users_machine(home: P
         file = home / "p_ipuof.conf"
         file.write_text(json.dumps({"devices": devices}))
         environ = {"IPUOF_CONFIG_PATH": str(file), "PODRUN_RUNTIME_DIR": str(home / "run")}
-        connection = connect_files(environ)
+        connection = connect_files(environ, [file])
         try:
             ipus = IpuRange(0, 4)
             with pytest.raises(UnrecoverableRuntimeError, match=f"not this user's: it is run by {BOB}"):
