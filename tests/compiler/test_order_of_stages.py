@@ -26,6 +26,7 @@ ORDER = (
         "fold",
         "chunk",
         "update",
+        "summed_products",
         "collective_cuts",
         "chain",
         "schedule",

@@ -133,7 +133,14 @@ def test_ending_ray_keeps_the_handler_of_sigterm(monkeypatch: pytest.MonkeyPatch
     session = object.__new__(ray_session.RaySession)
     monkeypatch.setattr(ray_session, "_initialized", lambda: True)
     session.__dict__.update(
-        ray=Ray(), processes=(), directory=None, _owned=True, _gcs=(), _guardian=None, _saved={}
+        ray=Ray(),
+        processes=(),
+        directory=None,
+        _owned=True,
+        _gcs=(),
+        _guardian=None,
+        _template=None,
+        _saved={},
     )
     session._closed = threading.Event()
     session.head = HeadWatch("", lambda address, seconds: "")

@@ -145,7 +145,7 @@ def rewritten(file: str, target: Path, name: str, data: bytes) -> str:
 def test_files_that_are_absent_foreign_or_damaged_are_refused(tmp_path: Path) -> None:
     file = str(tmp_path / "net.poptorch")
     inference = poptorch.inferenceModel(Net().eval())
-    with pytest.raises(poptorch.Error, match="compiled model"):
+    with pytest.raises(poptorch.Error, match="Model has not been compiled"):
         inference.save(file)
     inference.compileAndExport(file, DATA[0])
     with pytest.raises(poptorch.Error, match="no file of a compiled model"):
