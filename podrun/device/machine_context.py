@@ -63,7 +63,8 @@ class MachinePlace:
 
 @dataclass(slots=True)
 class MachineContext:
-    """The services of a machine for its jobs. ``changed`` guards everything that changes, here and in jobs.
+    """What a machine gives each of its jobs: its place, fabric, compiled pieces, clock and counters. ``changed`` is the
+    lock for all that changes, here and in jobs.
 
     ``clock``: wall time in seconds, for reports. ``grace``: see `Machine`. ``cores`` to choose from, and whether the
     process is ``shared``: see `podrun.device.program.machine_groups`. ``batches``: done, by IPU, and their ``traffic``.

@@ -44,7 +44,7 @@ class OutputTail:
         return ""
 
     def close(self) -> None:
-        """Keep nothing more. Idempotent."""
+        """Close the file; output that comes later is not kept. Idempotent."""
         self._file.close()
 
 

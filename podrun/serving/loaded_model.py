@@ -53,7 +53,7 @@ class DataDescription:
         return self.dtype
 
     def whole_shape(self, count: int) -> tuple[int, ...]:
-        """The shape of an array of ``count`` micro-batches."""
+        """The shape of an array that holds ``count`` micro-batches: the first dimension is ``count`` times as large."""
         return (count * self.shape[0], *self.shape[1:]) if self.shape else (count,)
 
     @property

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.device.xla.convolutions import TARGET, Kind
+from podrun.device.xla.convolutions import TARGET, Kind, available
 from podrun.device.xla.epilogues import nested, producer
 from podrun.private_apis.jax import mlir
 
@@ -39,8 +39,11 @@ class WeightRoom:
 
     @classmethod
     def of(cls, arguments: Sequence[Any]) -> WeightRoom:
-        """Room for all that can be weights of a convolution: arrays of float32 with four axes."""
-        able = (a.dtype == np.float32 and a.ndim == 4 and a.size >= LEAST for a in arguments)
+        """Room for all that can be weights of a convolution: arrays of float32 with four axes. None without oneDNN,
+        where nothing would be packed and every run would copy the weights out of their vectors.
+        """
+        used = available()
+        able = (used and a.dtype == np.float32 and a.ndim == 4 and a.size >= LEAST for a in arguments)
         return cls(tuple(a.shape if fits else None for a, fits in zip(arguments, able, strict=True)))
 
     def widened(self, arguments: Sequence[Any]) -> list[Any]:

@@ -74,7 +74,9 @@ class _Sample:
 
 
 class PackRunner(ClosedAtEnd):
-    """See the module docstring."""
+    """Runs samples of different lengths of a packed model: several lie in one row of a batch. It takes arrays by name,
+    one sample a call, and fills the caller's output arrays; `close` (or ``with``) gives the IPUs back.
+    """
 
     def __init__(
         self,

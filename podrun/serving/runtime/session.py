@@ -141,7 +141,11 @@ class SessionQueues:
 
 
 class PopefSession(ClosedAtEnd):
-    """See the module docstring. `stop` (or ``with``) gives the IPUs back."""
+    """Loads a PopEF file, or `PopefFiles`, on IPUs and runs it step by step: queues of inputs and outputs, load, runs.
+
+    It takes IPUs at once or at the load, as ``config.policy`` says; `stop` (or ``with``) gives them back. UsageError
+    where none are free.
+    """
 
     def __init__(self, model: str | PopefFiles, config: SessionSettings | None = None) -> None:
         self._config = config or SessionSettings()

@@ -37,7 +37,7 @@ SIGNATURE = "serving_default"
 @dataclass
 class TracedFunction:
     """A function of tensors whose first dimension is the batch: a `podrun.estimate.tracing.ModelSource`. ``specs``: its
-    inputs, with None for a batch of any size; ``trained``: the variables that training changes.
+    inputs, with None for a batch of any size.
     """
 
     function: Callable[..., Any]
