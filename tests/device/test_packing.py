@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.device.xla import convolutions
+from podrun.device.xla import convolutions, packing
 from podrun.device.xla.convolutions import Kind
 from podrun.device.xla.packing import PACKED, WeightRoom, pack_weights
 from podrun.device.xla.rewrite import rewrite_convolutions
@@ -105,3 +105,9 @@ def test_room_is_for_weights_alone() -> None:
     assert [a.ndim for a in wide] == [1, 1, 4]
     assert [a.shape for a in room.restored(wide)] == [a.shape for a in arrays]
     assert wide[0].size >= math.prod(arrays[0].shape)
+
+
+def test_without_the_library_no_argument_gets_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "available", lambda: False)
+    weights = np.zeros((3, 3, 16, 16), np.float32)
+    assert WeightRoom.of([weights]).widened([weights])[0] is weights
