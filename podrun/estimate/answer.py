@@ -99,8 +99,8 @@ def _check_options(request: EstimateRequest) -> None:
         raise UsageError(f"{alone[0]} means nothing in inference", hint="Add --train, or leave it out.")
 
 
-def _model(request: EstimateRequest) -> tuple[ModelSource, int | None]:
-    """The model of a file or folder, and the micro-batch that it is written for."""
+def _model(request: EstimateRequest) -> ModelSource:
+    """The model of a file or folder."""
     text = os.fspath(request.model)
     path, name = (text, "") if Path(text).exists() else text.rpartition(":")[::2]
     chosen = Path(path or text)
@@ -108,21 +108,17 @@ def _model(request: EstimateRequest) -> tuple[ModelSource, int | None]:
         _serve_tensorflow(chosen)
         from podrun.tensorflow.execution import estimating as tensorflow_models
 
-        return _with_batch(tensorflow_models.saved_model_source(chosen, request.input))
+        return tensorflow_models.saved_model_source(chosen, request.input)
     if chosen.suffix != ".py":
         if request.input or request.arguments:
             raise UsageError(
                 "--input and arguments after -- are for files of Python and SavedModels",
                 hint="An ONNX file says its inputs itself: leave them out.",
             )
-        return _with_batch(OnnxModel(load_onnx_file(request.model)))
+        return OnnxModel(load_onnx_file(request.model))
     if not chosen.is_file():
         raise ConfigError(f"there is no file {chosen}", hint=f"Look for one: ls {chosen.parent}")
-    return _with_batch(_model_of_program(request, chosen, name))
-
-
-def _with_batch(model: ModelSource) -> tuple[ModelSource, int | None]:
-    return model, model.micro_batch
+    return _model_of_program(request, chosen, name)
 
 
 def _model_of_program(request: EstimateRequest, path: Path, name: str) -> ModelSource:
@@ -164,12 +160,12 @@ def _imports(names: str, text: str) -> bool:
 
 
 def _estimates(request: EstimateRequest, target: System, layout: ProgramLayout) -> list[Estimate]:
-    model, own = _model(request)
+    model = _model(request)
     accumulation: int | None = getattr(model, "accumulation", None)  # Of sources that are programs.
     if request.accumulation is None and accumulation and not request.scan:
         layout = replace(layout, accumulation=accumulation)
     if request.micro_batch is None:
-        layout = replace(layout, micro_batch=own or 1)
+        layout = replace(layout, micro_batch=model.micro_batch or 1)
     if not request.scan:
         with _progress("tracing the model"):
             traced = trace_model(model, target.chip, layout, train=request.train)
