@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -61,11 +60,6 @@ def onnx_dtype(element_type: int, ctx: Context) -> np.dtype[Any]:
         raise UnsupportedError("strings are not computed on IPUs")
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
     return dtype if ctx.xp is np else device_dtype(dtype, ctx.x64)
-
-
-def scalar_like(value: float, like: Array) -> Array:
-    """``value`` as a scalar of ``like``'s dtype."""
-    return jax.lax.convert_element_type(value, like.dtype)
 
 
 MOST_FOLDED = 1 << 20

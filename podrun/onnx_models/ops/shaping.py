@@ -171,17 +171,12 @@ def _sliced(
 
 
 @operator(ONNX, "Slice", since=(1,), folds=True)
+@operator(GRAPHCORE, "Slice")
 def slice_attributes(ctx: Context, node: Node, x: Array) -> Array:
-    """The part of x from ``starts`` up to ``ends`` along ``axes`` (ONNX Slice before 10)."""
+    """The part of x from ``starts`` up to ``ends`` along ``axes`` (ONNX Slice before 10, PopART Slice)."""
     starts, ends = ints(node["starts"]), ints(node["ends"])
     axes = tuple(axis_in(a, x.ndim) for a in ints(node.get("axes") or range(len(starts))))
     return _sliced(x, starts, ends, axes, (1,) * len(starts))
-
-
-@operator(GRAPHCORE, "Slice")
-def graphcore_slice(ctx: Context, node: Node, x: Array) -> Array:
-    """The part of x from ``starts`` up to ``ends`` along ``axes``, all attributes (PopART Slice)."""
-    return slice_attributes(ctx, node, x)
 
 
 @operator(ONNX, "Slice", since=(10, 11, 13), folds=True)
@@ -234,9 +229,10 @@ def pad(ctx: Context, node: Node, x: Array, *rest: Array) -> Array:
 
 
 @operator(ONNX, "DepthToSpace", since=(1, 11, 13, 28))
+@operator(GRAPHCORE, "DepthToSpace")
 def depth_to_space(ctx: Context, node: Node, x: Array) -> Array:
-    """``[N, C, H, W]`` to ``[N, C/b/b, H*b, W*b]``: blocks of channels become squares of pixels (ONNX
-    DepthToSpace).
+    """``[N, C, H, W]`` to ``[N, C/b/b, H*b, W*b]``: blocks of channels become squares of pixels (ONNX,
+    PopART DepthToSpace).
     """
     n, c, h, w = x.shape
     b = node["blocksize"]
@@ -247,12 +243,6 @@ def depth_to_space(ctx: Context, node: Node, x: Array) -> Array:
     else:
         x = x.reshape(n, c // (b * b), b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
     return x.reshape(n, c // (b * b), h * b, w * b)
-
-
-@operator(GRAPHCORE, "DepthToSpace")
-def graphcore_depth_to_space(ctx: Context, node: Node, x: Array) -> Array:
-    """As ONNX DepthToSpace 11 (PopART DepthToSpace)."""
-    return depth_to_space(ctx, node, x)
 
 
 @operator(ONNX, "SpaceToDepth", since=(1, 13, 28))

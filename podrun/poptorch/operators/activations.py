@@ -9,19 +9,13 @@ from jax import Array, lax
 from podrun.numerics.gradients import absolute
 from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import DTypeArgument
-from podrun.poptorch.operators.table import Call, Operand, aten, axis
+from podrun.poptorch.operators.table import Call, Operand, aten, aten_expressions, axis
 
 
 @aten("relu")
 def relu(call: Call, x: Array) -> Array:
     """The greater of x and 0; the gradient at 0 is 0."""
     return jax.nn.relu(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.maximum(x, 0)
-
-
-@aten("relu6")
-def relu6(call: Call, x: Array) -> Array:
-    """x between 0 and 6."""
-    return jnp.clip(x, 0, 6)
 
 
 @aten("sigmoid")
@@ -42,47 +36,11 @@ def log_sigmoid_and_buffer(call: Call, x: Array) -> tuple[Array, Array]:
     return log_sigmoid(call, x), jnp.exp(-absolute(x)).reshape(call.results[1].shape)
 
 
-@aten("silu")
-def silu(call: Call, x: Array) -> Array:
-    """``x * sigmoid(x)``."""
-    return jax.nn.silu(widen(x))
-
-
-@aten("mish")
-def mish(call: Call, x: Array) -> Array:
-    """``x * tanh(softplus(x))``."""
-    return jax.nn.mish(widen(x))
-
-
-@aten("gelu")
-def gelu(call: Call, x: Array, approximate: str = "none") -> Array:
-    """``x * Phi(x)``, exact or by tanh."""
-    return jax.nn.gelu(widen(x), approximate=approximate == "tanh")
-
-
-@aten("hardswish")
-def hard_swish(call: Call, x: Array) -> Array:
-    """``x * clip(x + 3, 0, 6) / 6``."""
-    return x * jnp.clip(x + 3, 0, 6) / 6
-
-
-@aten("hardsigmoid")
-def hard_sigmoid(call: Call, x: Array) -> Array:
-    """``clip(x + 3, 0, 6) / 6``."""
-    return jnp.clip(x + 3, 0, 6) / 6
-
-
 @aten("hardtanh")
 def hard_tanh(call: Call, x: Array, least: float = -1, most: float = 1) -> Array:
     """x between two bounds; no gradient at or outside them."""
     inside = (x > least) & (x < most)
     return jnp.where(inside, x, lax.stop_gradient(jnp.clip(x, least, most)).astype(x.dtype))
-
-
-@aten("leaky_relu")
-def leaky_relu(call: Call, x: Array, slope: float = 0.01) -> Array:
-    """x where it is positive, ``slope * x`` elsewhere."""
-    return jnp.where(x > 0, x, x * slope)
 
 
 @aten("rrelu_with_noise", "rrelu_with_noise_functional")
@@ -111,29 +69,11 @@ def safe_softmax(call: Call, x: Array, dim: int, dtype: DTypeArgument | None = N
     return jnp.where(empty, 0, shares)
 
 
-@aten("_prelu_kernel")
-def parametric_relu(call: Call, x: Array, weight: Array) -> Array:
-    """x where it is positive, ``weight * x`` elsewhere."""
-    return jnp.where(x > 0, x, x * weight)
-
-
 @aten("elu")
 def elu(call: Call, x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Array:
     """``scale * x`` where x is positive, ``scale * alpha * (exp(input_scale * x) - 1)`` elsewhere."""
     negative = jnp.where(x > 0, 0, x)
     return jnp.where(x > 0, x * scale, scale * alpha * jnp.expm1(negative * input_scale)).astype(x.dtype)
-
-
-@aten("celu")
-def celu(call: Call, x: Array, alpha: float = 1.0) -> Array:
-    """``max(0, x) + min(0, alpha * (exp(x / alpha) - 1))``."""
-    return jax.nn.celu(x, alpha)
-
-
-@aten("selu")
-def selu(call: Call, x: Array) -> Array:
-    """ELU with the constants that keep mean and variance."""
-    return jax.nn.selu(x)
 
 
 @aten("softplus")
@@ -148,12 +88,6 @@ def softplus(call: Call, x: Array, beta: float = 1, threshold: float = 20) -> Ar
 def threshold(call: Call, x: Array, least: float, value: float) -> Array:
     """x where it exceeds ``least``, ``value`` elsewhere."""
     return jnp.where(x > least, x, jnp.asarray(value, x.dtype))
-
-
-@aten("hardshrink")
-def hard_shrink(call: Call, x: Array, width: float = 0.5) -> Array:
-    """0 where x is within ``width`` of 0."""
-    return jnp.where(jnp.abs(x) > width, x, 0)
 
 
 @aten("softshrink")
@@ -183,3 +117,25 @@ def log_softmax(call: Call, x: Array, dim: int, *rest: object) -> Array:
 
 def _as_float(call: Call, x: Array) -> Array:
     return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+
+
+aten_expressions(
+    {
+        "": {
+            "relu6": lambda call, x: jnp.clip(x, 0, 6),
+            "silu": lambda call, x: jax.nn.silu(widen(x)),
+            "mish": lambda call, x: jax.nn.mish(widen(x)),
+            "gelu": lambda call, x, approximate="none": jax.nn.gelu(
+                widen(x), approximate=approximate == "tanh"
+            ),
+            "hardswish": lambda call, x: x * jnp.clip(x + 3, 0, 6) / 6,
+            "hardsigmoid": lambda call, x: jnp.clip(x + 3, 0, 6) / 6,
+            "leaky_relu": lambda call, x, slope=0.01: jnp.where(x > 0, x, x * slope),
+            "_prelu_kernel": lambda call, x, weight: jnp.where(x > 0, x, x * weight),
+            "celu": lambda call, x, alpha=1.0: jax.nn.celu(x, alpha),
+            "selu": lambda call, x: jax.nn.selu(x),
+            # 0 where x is within ``width`` of 0.
+            "hardshrink": lambda call, x, width=0.5: jnp.where(jnp.abs(x) > width, x, 0),
+        },
+    }
+)

@@ -9,7 +9,7 @@ from jax import Array
 
 from podrun.numerics.norms import dropped
 from podrun.numerics.precision import widen
-from podrun.poptorch.operators.table import Call, Operand, PythonNumber, Sizes, aten
+from podrun.poptorch.operators.table import Call, Operand, PythonNumber, Sizes, aten, aten_expressions
 
 
 @aten(
@@ -22,40 +22,10 @@ def zeros(call: Call, *rest: object, **keywords: object) -> Array:
     return jnp.zeros(call.shape, call.dtype)
 
 
-@aten("ones", "ones_like", "new_ones", kind="Constant")
-def ones(call: Call, *rest: object, **keywords: object) -> Array:
-    """Ones."""
-    return jnp.ones(call.shape, call.dtype)
-
-
-@aten("new_full", kind="Constant")
-def full_of_size(call: Call, like: Array, size: Sizes, value: Operand, **keywords: object) -> Array:
-    """One value everywhere, in the type of another tensor."""
-    return full(call, like, value)
-
-
 @aten("full", "full_like", "fill", "fill_", kind="Constant")
 def full(call: Call, like: Array | Sizes, value: Operand, **keywords: object) -> Array:
     """One value everywhere."""
     return jnp.broadcast_to(jnp.asarray(value).astype(call.dtype), call.shape)
-
-
-@aten("scalar_tensor", kind="Constant")
-def scalar(call: Call, value: Operand, **keywords: object) -> Array:
-    """A number as a tensor."""
-    return jnp.asarray(value).astype(call.dtype)
-
-
-@aten("arange.default", kind="Constant")
-def count_to(call: Call, end: PythonNumber, **keywords: object) -> Array:
-    """0, 1, 2 ... below ``end``."""
-    return jnp.arange(end).astype(call.dtype)
-
-
-@aten("arange.start", kind="Constant")
-def count_from(call: Call, start: PythonNumber, end: PythonNumber, **keywords: object) -> Array:
-    """``start``, ``start + 1`` ... below ``end``."""
-    return jnp.arange(start, end).astype(call.dtype)
 
 
 @aten("arange.start_step", kind="Constant")
@@ -174,28 +144,10 @@ def exponential(call: Call, x: Array, rate: float = 1.0, **keywords: object) -> 
     return jax.random.exponential(call.key(), call.shape, jnp.float32) / rate
 
 
-@aten("randint.default")
-def integers_below(call: Call, high: int, *rest: object, **keywords: object) -> Array:
-    """Integers from 0 on, below a bound."""
-    return integers_between(call, 0, high)
-
-
-@aten("randint_like.default")
-def integers_below_like(call: Call, x: Array, high: int, **keywords: object) -> Array:
-    """Integers from 0 on, below a bound, in the shape of x."""
-    return integers_between(call, 0, high)
-
-
 @aten("randint.low")
 def integers_between(call: Call, low: int, high: int, *rest: object, **keywords: object) -> Array:
     """Integers between two bounds, the upper one left out."""
     return jax.random.randint(call.key(), call.shape, low, high).astype(call.dtype)
-
-
-@aten("randint_like.low_dtype")
-def integers_between_like(call: Call, x: Array, low: int, high: int, **keywords: object) -> Array:
-    """Integers between two bounds, the upper one left out, in the shape of x."""
-    return integers_between(call, low, high)
 
 
 _WHOLE_NUMBERS = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
@@ -237,3 +189,23 @@ def multinomial(
         return jnp.moveaxis(drawn, 0, -1).astype(call.dtype)
     noise = jax.random.gumbel(call.key(), logs.shape)
     return jnp.argsort(-(logs + noise), -1)[..., :count].astype(call.dtype)
+
+
+aten_expressions(
+    {
+        "Constant": {
+            "ones ones_like new_ones": lambda call, *rest, **keywords: jnp.ones(call.shape, call.dtype),
+            "new_full": lambda call, like, size, value, **keywords: full(call, like, value),
+            "scalar_tensor": lambda call, value, **keywords: jnp.asarray(value).astype(call.dtype),
+            "arange.default": lambda call, end, **keywords: jnp.arange(end).astype(call.dtype),
+            "arange.start": lambda call, start, end, **keywords: jnp.arange(start, end).astype(call.dtype),
+        },
+        "": {
+            "randint.default": lambda call, high, *rest, **keywords: integers_between(call, 0, high),
+            "randint_like.default": lambda call, x, high, **keywords: integers_between(call, 0, high),
+            "randint_like.low_dtype": lambda call, x, low, high, **keywords: integers_between(
+                call, low, high
+            ),
+        },
+    }
+)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from podrun.numerics.shared_places import combined, element_places
-from podrun.poptorch.operators.table import Call, Operand, PythonNumber, aten, axis
+from podrun.poptorch.operators.table import Call, Operand, PythonNumber, aten, aten_expressions, axis
 
 
 @aten("embedding", kind="Gather")
@@ -21,12 +21,6 @@ def rows_of_table(call: Call, weight: Array, indices: Array, padding_idx: int = 
     return jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(rows), rows)
 
 
-@aten("index_select", kind="Gather")
-def index_select(call: Call, x: Array, dim: int, indices: Array) -> Array:
-    """Elements of one dimension by their indices."""
-    return jnp.take(x, indices.reshape(-1), dim) if x.ndim else x
-
-
 @aten("gather", kind="GatherElements")
 def gather(call: Call, x: Array, dim: int, indices: Array, sparse_grad: bool = False) -> Array:
     """``x[i, indices[i, j]]`` for every place."""
@@ -35,12 +29,6 @@ def gather(call: Call, x: Array, dim: int, indices: Array, sparse_grad: bool = F
     where = axis(dim, x.ndim)
     cut = tuple(slice(0, None if a == where else n) for a, n in enumerate(indices.shape))
     return jnp.take_along_axis(x[cut], indices, where)
-
-
-@aten("take", kind="Gather")
-def take(call: Call, x: Array, indices: Array) -> Array:
-    """Elements by their place in x read row by row."""
-    return jnp.take(x.reshape(-1), indices)
 
 
 def _full_index(indices: Sequence[Array | None]) -> tuple[Array | slice, ...]:
@@ -130,12 +118,6 @@ def scatter(
     return _scattered(x, dim, indices, source, reduce)
 
 
-@aten("scatter_add", kind="ScatterElements")
-def scatter_add(call: Call, x: Array, dim: int, indices: Array, source: Array) -> Array:
-    """x with ``source`` added at the indices."""
-    return _scattered(x, dim, indices, source, "add")
-
-
 @aten("scatter_reduce.two", kind="ScatterElements")
 def scatter_reduce(
     call: Call, x: Array, dim: int, indices: Array, source: Array, reduce: str, include_self: bool = True
@@ -213,18 +195,6 @@ def slice_scatter(
     return x.at[(slice(None),) * axis(dim, x.ndim) + (slice(start, end, step),)].set(source)
 
 
-@aten("bincount", kind="ScatterElements")
-def count_values(call: Call, x: Array, weights: Array | None = None, minlength: int = 0) -> Array:
-    """Number of occurrences of each number from 0 on, for at least ``minlength`` numbers."""
-    return jnp.bincount(x, weights, length=call.shape[0])
-
-
-@aten("one_hot", kind="OneHot")
-def one_hot(call: Call, x: Array, classes: int = -1) -> Array:
-    """1 at the index, 0 elsewhere, along a new last dimension."""
-    return jax.nn.one_hot(x, call.shape[-1], dtype=call.dtype)
-
-
 @aten("nonzero_static")
 def places_of_nonzero(call: Call, x: Array, size: int, fill_value: int = -1) -> Array:
     """The places of the first ``size`` elements that are not 0, a row each."""
@@ -276,3 +246,24 @@ def embedding_bag(
             pooled = pooled / jnp.maximum(count, 1)[:, None]
     others = [jnp.zeros(result.shape, result.dtype) for result in call.results[1:]]
     return pooled, *others
+
+
+aten_expressions(
+    {
+        "Gather": {
+            "index_select": lambda call, x, dim, indices: (
+                jnp.take(x, indices.reshape(-1), dim) if x.ndim else x
+            ),
+            "take": lambda call, x, indices: jnp.take(x.reshape(-1), indices),
+        },
+        "ScatterElements": {
+            "scatter_add": lambda call, x, dim, indices, source: _scattered(x, dim, indices, source, "add"),
+            "bincount": lambda call, x, weights=None, minlength=0: jnp.bincount(
+                x, weights, length=call.shape[0]
+            ),
+        },
+        "OneHot": {
+            "one_hot": lambda call, x, classes=-1: jax.nn.one_hot(x, call.shape[-1], dtype=call.dtype),
+        },
+    }
+)

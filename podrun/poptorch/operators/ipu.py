@@ -17,7 +17,7 @@ from podrun.numerics.gradients import with_gradient
 from podrun.numerics.precision import widen
 from podrun.poptorch.capture.graph import COMPARED, Subgraph
 from podrun.poptorch.operators.products import product
-from podrun.poptorch.operators.table import Call, Sizes, aten, axis, run_aten
+from podrun.poptorch.operators.table import Call, Sizes, aten, aten_expressions, axis, run_aten
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import offered_operator
 
@@ -41,35 +41,11 @@ def written_without_gradient(call: Call, before: Array, after: Array) -> Array:
     return result
 
 
-@aten("podrun.nop.default", kind="Nop")
-def unchanged(call: Call, x: Array) -> Array:
-    """x itself."""
-    return x
-
-
-@aten("podrun.recomputation_checkpoint.default", kind="Identity")
-def recomputation_checkpoint(call: Call, x: Array) -> Array:
-    """x, which is kept for the backward pass."""
-    return x
-
-
 @aten("podrun.overlap_input.default", kind="Identity")
 @aten("podrun.overlap_output.default", kind="Identity")
 def overlap(call: Call, x: Array, mode: str) -> Array:
     """x, whose transfer may overlap with computing."""
     return x
-
-
-@aten("podrun.set_available_memory.default", kind="Identity")
-def with_memory_hint(call: Call, x: Array, proportion: float) -> Array:
-    """x; the proportion is for the planner of the operator that made it."""
-    return x
-
-
-@aten("podrun.serialized_matmul.default", kind="MatMul")
-def serialized_matmul(call: Call, a: Array, b: Array, mode: str, factor: int, keep_precision: bool) -> Array:
-    """``a @ b``; computing it in parts changes only rounding."""
-    return product(a, b)
 
 
 @aten("podrun.dynamic_slice.default", kind="DynamicSlice")
@@ -126,14 +102,6 @@ class _CustomContext:
     def __init__(self, call: Call) -> None:
         self.training, self.key = call.training, call.key
         self.x64, self.grouped, self.replicas, self.sdk, self.xp = False, False, 1, None, jnp
-
-
-@aten("podrun.print_tensor.default", kind="PrintTensor")
-def print_tensor(call: Call, x: Array, settings: str) -> Array:
-    """x. A session prints the tensors of its main graph (`podrun.poptorch.compile.session_model`); a loop's body prints
-    nothing.
-    """
-    return x
 
 
 @aten("podrun.fps.default")
@@ -207,3 +175,28 @@ def chosen_body(call: Call, condition: Array, then: Branch, otherwise: Branch) -
         return lambda: _runner(call, body, outer)(inputs, place)
 
     return tuple(lax.cond(condition.reshape(()) != 0, branch(then, 0), branch(otherwise, 1)))
+
+
+aten_expressions(
+    {
+        "Nop": {
+            "podrun.nop.default": lambda call, x: x,
+        },
+        "Identity": {
+            "podrun.recomputation_checkpoint.default": lambda call, x: x,
+            # x; the proportion is for the planner of the operator that made it.
+            "podrun.set_available_memory.default": lambda call, x, proportion: x,
+        },
+        "MatMul": {
+            # ``a @ b``; computing it in parts changes only rounding.
+            "podrun.serialized_matmul.default": lambda call, a, b, mode, factor, keep_precision: product(
+                a, b
+            ),
+        },
+        "PrintTensor": {
+            # A session prints the tensors of its main graph (`podrun.poptorch.compile.session_model`); a loop's body
+            # prints nothing.
+            "podrun.print_tensor.default": lambda call, x, settings: x,
+        },
+    }
+)

@@ -14,7 +14,7 @@ from jax.scipy import special, stats
 
 from podrun.numerics.gradients import absolute
 from podrun.numerics.precision import is_array, widen
-from podrun.poptorch.operators.table import Call, Operand, aten
+from podrun.poptorch.operators.table import Call, Operand, aten, aten_expressions
 
 
 def _is_tensor(operand: Operand) -> TypeGuard[Array]:
@@ -126,12 +126,6 @@ for _name, _function in _FUNCTIONS.items():
     aten(_name)(_elementwise(_function))
 
 
-@aten("round")
-def round_half_even(call: Call, x: Array, decimals: int = 0) -> Array:
-    """To the nearest number with so many decimals, halves to the even one."""
-    return jnp.round(x, decimals)
-
-
 def _scaled_by(number: Operand, x: Array, dtype: np.dtype[Any]) -> Array:
     return x if isinstance(number, (int, float)) and number == 1 else x * jnp.asarray(number, dtype)
 
@@ -150,12 +144,6 @@ def subtract(call: Call, a: Operand, b: Operand, alpha: Operand = 1) -> Array:
     return a - _scaled_by(alpha, b, call.dtype)
 
 
-@aten("rsub")
-def reverse_subtract(call: Call, a: Operand, b: Operand, alpha: Operand = 1) -> Array:
-    """``b - alpha * a``."""
-    return subtract(call, b, a, alpha)
-
-
 @aten("div", "true_divide", "divide")
 def divide(call: Call, a: Operand, b: Operand, rounding_mode: str | None = None) -> Array:
     """``a / b``, rounded towards minus infinity (``floor``), towards zero (``trunc``) or not at all."""
@@ -167,12 +155,6 @@ def divide(call: Call, a: Operand, b: Operand, rounding_mode: str | None = None)
     if jnp.issubdtype(call.dtype, jnp.floating):
         return jnp.trunc(a / b)
     return lax.div(*jnp.broadcast_arrays(a, b))
-
-
-@aten("floor_divide")
-def floor_divide(call: Call, a: Operand, b: Operand) -> Array:
-    """``a / b`` rounded towards minus infinity."""
-    return divide(call, a, b, "floor")
 
 
 LARGEST_PRODUCT_POWER = 8
@@ -225,28 +207,10 @@ def clamp(call: Call, x: Array, min: Operand | None = None, max: Operand | None 
     return x
 
 
-@aten("clamp_min")
-def clamp_min(call: Call, x: Array, least: Operand) -> Array:
-    """x, no less than ``least``."""
-    return clamp(call, x, least)
-
-
-@aten("clamp_max")
-def clamp_max(call: Call, x: Array, most: Operand) -> Array:
-    """x, no more than ``most``."""
-    return clamp(call, x, None, most)
-
-
 @aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def where(call: Call, condition: Array, a: Operand, b: Operand) -> Array:
     """a where the condition holds, b elsewhere."""
     return jnp.where(condition, jnp.asarray(a).astype(call.dtype), jnp.asarray(b).astype(call.dtype))
-
-
-@aten("masked_fill")
-def masked_fill(call: Call, x: Array, mask: Array, value: Operand) -> Array:
-    """x with ``value`` where the mask holds."""
-    return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)
 
 
 @aten("nan_to_num")
@@ -262,12 +226,6 @@ def logit(call: Call, x: Array, eps: float | None = None) -> Array:
     """``log(x / (1 - x))``, x kept ``eps`` away from 0 and 1."""
     x = x if eps is None else jnp.clip(x, eps, 1 - eps)
     return jnp.log(x / (1 - x))
-
-
-@aten("special_entr")
-def entropy(call: Call, x: Array) -> Array:
-    """``-x log(x)``; 0 at 0."""
-    return scipy.special.entr(x)
 
 
 @aten("isclose")
@@ -331,24 +289,6 @@ def polygamma(call: Call, order: int, x: Array) -> Array:
     return special.polygamma(jnp.int32(order), wide)
 
 
-@aten("special_zeta")
-def zeta(call: Call, x: Array, q: Array) -> Array:
-    """``sum((n + q) ** -x)`` over n from 0 on."""
-    return special.zeta(*promoted(call, x, q))
-
-
-@aten("igamma", "special_gammainc")
-def lower_gamma(call: Call, a: Array, x: Array) -> Array:
-    """The regularized lower incomplete gamma function."""
-    return special.gammainc(*promoted(call, a, x))
-
-
-@aten("igammac", "special_gammaincc")
-def upper_gamma(call: Call, a: Array, x: Array) -> Array:
-    """The regularized upper incomplete gamma function."""
-    return special.gammaincc(*promoted(call, a, x))
-
-
 @aten("frexp")
 def mantissa_and_exponent(call: Call, x: Array) -> tuple[Array, Array]:
     """m and e of ``x = m * 2**e``, m between 0.5 and 1; no gradient goes to the exponent."""
@@ -362,3 +302,25 @@ def times_power_of_two(call: Call, x: Array, exponent: Array) -> Array:
     """``x * 2**exponent``."""
     x, exponent = promoted(call, x, exponent)
     return x * jnp.exp2(exponent)
+
+
+aten_expressions(
+    {
+        "": {
+            # To the nearest number with so many decimals, halves to the even one.
+            "round": lambda call, x, decimals=0: jnp.round(x, decimals),
+            "rsub": lambda call, a, b, alpha=1: subtract(call, b, a, alpha),
+            "floor_divide": lambda call, a, b: divide(call, a, b, "floor"),
+            "clamp_min": lambda call, x, least: clamp(call, x, least),
+            "clamp_max": lambda call, x, most: clamp(call, x, None, most),
+            "masked_fill": lambda call, x, mask, value: jnp.where(
+                mask, jnp.asarray(value).astype(x.dtype), x
+            ),
+            # ``-x log(x)``; 0 at 0.
+            "special_entr": lambda call, x: scipy.special.entr(x),
+            "special_zeta": lambda call, x, q: special.zeta(*promoted(call, x, q)),
+            "igamma special_gammainc": lambda call, a, x: special.gammainc(*promoted(call, a, x)),
+            "igammac special_gammaincc": lambda call, a, x: special.gammaincc(*promoted(call, a, x)),
+        },
+    }
+)

@@ -17,24 +17,12 @@ from jax import Array
 from podrun.numerics.gradients import absolute
 from podrun.numerics.norms import dropped
 from podrun.numerics.precision import product_with_rows, type_of_sums, widen
-from podrun.poptorch.operators.table import Call, PythonNumber, Sizes, aten
+from podrun.poptorch.operators.table import Call, PythonNumber, Sizes, aten, aten_expressions
 
 
 def product(a: Array, b: Array) -> Array:
     """``a @ b``, in float32 for halves."""
     return jnp.matmul(a, b, preferred_element_type=type_of_sums(a, b))
-
-
-@aten("mm", "bmm", "matmul", "mv", "dot", "vdot", "linalg_matmul", kind="MatMul")
-def matrix_product(call: Call, a: Array, b: Array) -> Array:
-    """``a @ b``, batched or not."""
-    return product(a, b)
-
-
-@aten("inner", kind="MatMul")
-def inner_product(call: Call, a: Array, b: Array) -> Array:
-    """Products of the last dimensions of a and b, added up."""
-    return jnp.inner(widen(a), widen(b))
 
 
 @aten("linear", kind="MatMul")
@@ -76,12 +64,6 @@ def add_outer_product(
 ) -> Array:
     """``beta * x + alpha * outer(a, b)``."""
     return _sum_of(call, x, jnp.outer(widen(a), widen(b)), beta, alpha)
-
-
-@aten("outer", "ger", kind="MatMul")
-def outer_product(call: Call, a: Array, b: Array) -> Array:
-    """Every product of an element of a and one of b."""
-    return jnp.outer(a, b)
 
 
 @aten("einsum", kind="MatMul")
@@ -146,12 +128,6 @@ def attention(
     return product(weights, value)
 
 
-@aten("kron", kind="MatMul")
-def kronecker(call: Call, a: Array, b: Array) -> Array:
-    """Every element of a times the whole of b, as blocks."""
-    return jnp.kron(a, b)
-
-
 @aten("cov", kind="MatMul")
 def covariance(
     call: Call, x: Array, correction: int = 1, fweights: Array | None = None, aweights: Array | None = None
@@ -168,3 +144,15 @@ def correlation(call: Call, x: Array) -> Array:
     covariances = jnp.cov(widen(x))
     scale = jnp.sqrt(jnp.diagonal(covariances))
     return jnp.clip(covariances / scale[:, None] / scale, -1, 1)
+
+
+aten_expressions(
+    {
+        "MatMul": {
+            "mm bmm matmul mv dot vdot linalg_matmul": lambda call, a, b: product(a, b),
+            "inner": lambda call, a, b: jnp.inner(widen(a), widen(b)),
+            "outer ger": lambda call, a, b: jnp.outer(a, b),
+            "kron": lambda call, a, b: jnp.kron(a, b),
+        },
+    }
+)

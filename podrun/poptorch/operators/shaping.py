@@ -9,7 +9,15 @@ import numpy as np
 from jax import Array, lax
 
 from podrun.poptorch.capture.graph import DTypeArgument
-from podrun.poptorch.operators.table import Call, Operand, PerDimension, Sizes, aten, axis, dtype_named
+from podrun.poptorch.operators.table import (
+    Call,
+    Operand,
+    Sizes,
+    aten,
+    aten_expressions,
+    axis,
+    dtype_named,
+)
 
 
 @aten(
@@ -30,28 +38,10 @@ def reshape(call: Call, x: Array, *rest: object) -> Array:
     return x.reshape(call.shape)
 
 
-@aten("t", "numpy_T", "mT", "numpy_T.default", kind="Transpose")
-def transpose_matrix(call: Call, x: Array) -> Array:
-    """The transposed matrix."""
-    return jnp.swapaxes(x, -1, -2) if x.ndim > 1 else x
-
-
 @aten("transpose.int", "transpose_copy.int", "swapaxes", "swapdims", kind="Transpose")
 def transpose(call: Call, x: Array, first: int, second: int) -> Array:
     """x with two dimensions swapped."""
     return jnp.swapaxes(x, first, second) if x.ndim else x
-
-
-@aten("permute", "permute_copy", kind="Transpose")
-def permute(call: Call, x: Array, order: Sizes) -> Array:
-    """x with its dimensions in another order."""
-    return jnp.transpose(x, [axis(d, x.ndim) for d in order])
-
-
-@aten("movedim", kind="Transpose")
-def move_dimension(call: Call, x: Array, source: PerDimension, destination: PerDimension) -> Array:
-    """x with some dimensions moved to other places."""
-    return jnp.moveaxis(x, source, destination)
 
 
 @aten("expand", "expand_copy", "broadcast_to", "expand_as", kind="Expand")
@@ -64,12 +54,6 @@ def expand(call: Call, x: Array, *rest: object, implicit: bool = False) -> Array
 def identity(call: Call, x: Array, *rest: object) -> Array:
     """x itself."""
     return x.reshape(call.shape)
-
-
-@aten("detach", kind="Detach")
-def detach(call: Call, x: Array) -> Array:
-    """x without its gradient."""
-    return lax.stop_gradient(x)
 
 
 @aten("_to_copy", "to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", kind="Cast")
@@ -141,22 +125,10 @@ def split_by_sizes(call: Call, x: Array, sizes: Sizes, dim: int = 0) -> tuple[Ar
     return tuple(jnp.split(x, list(np.cumsum(sizes))[:-1], dim))
 
 
-@aten("chunk", kind="Split")
-def chunk(call: Call, x: Array, chunks: int, dim: int = 0) -> tuple[Array, ...]:
-    """At most ``chunks`` parts of equal size."""
-    return split(call, x, -(-x.shape[dim] // chunks), dim)
-
-
 @aten("unbind.int", "unbind_copy.int", kind="Split")
 def unbind(call: Call, x: Array, dim: int = 0) -> tuple[Array, ...]:
     """All elements of a dimension, which disappears."""
     return tuple(lax.index_in_dim(x, i, axis(dim, x.ndim), keepdims=False) for i in range(x.shape[dim]))
-
-
-@aten("flip", kind="Reverse")
-def flip(call: Call, x: Array, dims: Sizes) -> Array:
-    """x with some dimensions the other way round."""
-    return jnp.flip(x, dims)
 
 
 @aten("roll", kind="Concat")
@@ -165,12 +137,6 @@ def roll(call: Call, x: Array, shifts: Sizes, dims: Sizes = ()) -> Array:
     if not dims:
         return jnp.roll(x, shifts[0])
     return jnp.roll(x, tuple(shifts), tuple(dims))
-
-
-@aten("repeat", "tile", kind="Tile")
-def repeat(call: Call, x: Array, counts: Sizes) -> Array:
-    """x repeated along each dimension."""
-    return jnp.tile(x, tuple(counts))
 
 
 @aten("repeat_interleave.self_int", kind="Tile")
@@ -196,18 +162,6 @@ def diagonal_matrix(call: Call, x: Array, offset: int = 0, dim1: int = -2, dim2:
     columns = np.arange(x.shape[-1]) + max(offset, 0)
     matrix = jnp.zeros((*x.shape[:-1], size, size), x.dtype).at[..., rows, columns].set(x)
     return jnp.moveaxis(matrix, (-2, -1), (dim1, dim2))
-
-
-@aten("tril")
-def lower_triangle(call: Call, x: Array, diagonal: int = 0) -> Array:
-    """x with zeros above a diagonal."""
-    return jnp.tril(x, diagonal)
-
-
-@aten("triu")
-def upper_triangle(call: Call, x: Array, diagonal: int = 0) -> Array:
-    """x with zeros below a diagonal."""
-    return jnp.triu(x, diagonal)
 
 
 @aten("unfold", "unfold_copy", kind="Gather")
@@ -272,12 +226,6 @@ def _padded(x: Array, padding: Sizes, mode: str) -> Array:
     return jnp.pad(x, [(max(before, 0), max(after, 0)) for before, after in pairs], mode)
 
 
-@aten("_pad_circular", kind="Pad")
-def pad_circular(call: Call, x: Array, padding: Sizes) -> Array:
-    """x around itself, from the other end."""
-    return _padded(x, padding, "wrap")
-
-
 @aten("pixel_shuffle", kind="Transpose")
 def pixel_shuffle(call: Call, x: Array, factor: int) -> Array:
     """Channels as pixels: ``[..., C r r, H, W]`` to ``[..., C, H r, W r]``."""
@@ -335,3 +283,34 @@ def replace_strided(
     chosen = np.asarray(list(kept.values()), np.int32)
     flat = x.reshape(-1).at[places[chosen]].set(source.reshape(-1)[chosen].astype(x.dtype))
     return flat.reshape(x.shape)
+
+
+aten_expressions(
+    {
+        "Transpose": {
+            "t numpy_T mT numpy_T.default": lambda call, x: jnp.swapaxes(x, -1, -2) if x.ndim > 1 else x,
+            "permute permute_copy": lambda call, x, order: jnp.transpose(x, [axis(d, x.ndim) for d in order]),
+            "movedim": lambda call, x, source, destination: jnp.moveaxis(x, source, destination),
+        },
+        "Detach": {
+            # x without its gradient.
+            "detach": lambda call, x: lax.stop_gradient(x),
+        },
+        "Split": {
+            "chunk": lambda call, x, chunks, dim=0: split(call, x, -(-x.shape[dim] // chunks), dim),
+        },
+        "Reverse": {
+            "flip": lambda call, x, dims: jnp.flip(x, dims),
+        },
+        "Tile": {
+            "repeat tile": lambda call, x, counts: jnp.tile(x, tuple(counts)),
+        },
+        "": {
+            "tril": lambda call, x, diagonal=0: jnp.tril(x, diagonal),
+            "triu": lambda call, x, diagonal=0: jnp.triu(x, diagonal),
+        },
+        "Pad": {
+            "_pad_circular": lambda call, x, padding: _padded(x, padding, "wrap"),
+        },
+    }
+)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from podrun.poptorch.operators.table import Call, aten, axis
+from podrun.poptorch.operators.table import Call, aten, aten_expressions, axis
 
 
 @aten("mode", kind="TopK")
@@ -52,26 +52,6 @@ def _sorted(x: Array, dim: int, descending: bool) -> tuple[Array, Array]:
         return x, jnp.zeros((), jnp.int32)
     order = jnp.argsort(x, dim, stable=True, descending=descending)
     return jnp.take_along_axis(x, order, dim), order
-
-
-@aten("sort.default", kind="TopK")
-def sort(call: Call, x: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    """Elements in order, and their former places."""
-    return _sorted(x, dim, descending)
-
-
-@aten("sort.stable", kind="TopK")
-def sort_stable(
-    call: Call, x: Array, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> tuple[Array, Array]:
-    """Elements in order, equal ones in their former order, and their former places."""
-    return _sorted(x, dim, descending)
-
-
-@aten("argsort.default", kind="TopK")
-def places_in_order(call: Call, x: Array, dim: int = -1, descending: bool = False) -> Array:
-    """Places of the elements, in order."""
-    return _sorted(x, dim, descending)[1]
 
 
 @aten("argsort.stable", kind="TopK")
@@ -121,3 +101,14 @@ def search_sorted(
 def bucketize(call: Call, x: Array, boundaries: Array, out_int32: bool = False, right: bool = False) -> Array:
     """The interval between boundaries into which x falls."""
     return jnp.searchsorted(boundaries, jnp.asarray(x), side="right" if right else "left")
+
+
+aten_expressions(
+    {
+        "TopK": {
+            "sort.default": lambda call, x, dim=-1, descending=False: _sorted(x, dim, descending),
+            "sort.stable": lambda call, x, stable=None, dim=-1, descending=False: _sorted(x, dim, descending),
+            "argsort.default": lambda call, x, dim=-1, descending=False: _sorted(x, dim, descending)[1],
+        },
+    }
+)

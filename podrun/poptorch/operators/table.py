@@ -4,6 +4,8 @@
     def relu(call, x):
         return jnp.maximum(x, 0)
 
+    aten_expressions({"Transpose": {"mT numpy_T": lambda call, x: jnp.swapaxes(x, -1, -2)}})
+
 A name without an overload stands for all overloads of that operator; one with an overload (``add.Tensor``) for that
 one alone, and wins. `run_aten` runs one node of a captured graph.
 """
@@ -104,6 +106,13 @@ def aten(*names: str, kind: str = "") -> Callable[[F], F]:
         return function
 
     return register
+
+
+def aten_expressions(rows: Mapping[str, Mapping[str, AtenFunction]]) -> None:
+    """Register operators of one expression each: by kind (may be empty), and by names with spaces between them."""
+    for kind, functions in rows.items():
+        for names, function in functions.items():
+            aten(*names.split(), kind=kind)(function)
 
 
 @functools.cache
