@@ -31,12 +31,6 @@ SAME_FUNCTIONS = {
     "barrier",
     "broadcast",
     "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "rank",
-    "shutdown",
-    "size",
     "synchronize",
 }
 """Public functions that two of PopART, PopDist and PopTorch publish, each in its own module; and arrays of operators,

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.environment import OMPI_COMM_WORLD_LOCAL_SIZE, environment
+from podrun.core.environment import environment
 from podrun.popart.exceptions import popart_unsupported
 from podrun.popart.session import TrainingSession
-from podrun.popdist import backends, core
+from podrun.popdist import core
 from podrun.popdist.core import popdist_error
 
 if TYPE_CHECKING:
@@ -59,53 +59,6 @@ def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None, *
             hint=f"podrun --ipus-per-replica {ipus_per_replica}",
         )
     return DeviceManager(environment()).acquireRange(layout.ipus, connectionType=kind)
-
-
-_up = False
-
-
-def init() -> None:
-    """Start. May be called again."""
-    global _up
-    _up = True
-    backends.init()
-
-
-def shutdown() -> None:
-    """End."""
-    global _up
-    _up = False
-
-
-def is_initialized() -> bool:
-    """True iff started."""
-    return _up
-
-
-def _started(number: int) -> int:
-    if not _up:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
-    return number
-
-
-def size() -> int:
-    """Number of instances. ValueError before `init`."""
-    return _started(core.getNumInstances())
-
-
-def rank() -> int:
-    """This instance among all. ValueError before `init`."""
-    return _started(core.getInstanceIndex())
-
-
-def local_size() -> int:
-    """Number of instances on this host. ValueError before `init`."""
-    return _started(int(environment().get(OMPI_COMM_WORLD_LOCAL_SIZE, "1")))
-
-
-def local_rank() -> int:
-    """This instance among those of its host. ValueError before `init`."""
-    return _started(core.getLocalInstanceIndex())
 
 
 def broadcast_weights(session: TrainingSession, root_rank: int = 0) -> None:

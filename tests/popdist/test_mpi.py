@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from podrun.compat import COMPAT_PATH
+from podrun.compat.horovod import popart as hvd
 from podrun.core.errors import UnsupportedError
-from podrun.popart import instances
 from podrun.popart.exceptions import popart_unsupported
-from podrun.popdist import mpi
+from podrun.popdist import horovod_instances, mpi
 from podrun.popdist.collectives import decode_object, encode_object
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -89,16 +89,11 @@ def test_an_installed_mpi4py_is_that_of_a_single_process(tmp_path, monkeypatch):
 
 
 def test_horovod_wants_to_be_started_and_does_not_reduce_on_the_host(monkeypatch):
-    monkeypatch.setattr(instances, "_up", False)
+    monkeypatch.setattr(horovod_instances._State, "up", False)
     with pytest.raises(ValueError, match=r"use hvd\.init\(\)"):
-        instances.rank()
-    monkeypatch.setattr(instances, "_up", True)
-    assert (instances.size(), instances.rank(), instances.local_size(), instances.local_rank()) == (
-        1,
-        0,
-        1,
-        0,
-    )
+        hvd.rank()
+    monkeypatch.setattr(horovod_instances._State, "up", True)
+    assert (hvd.size(), hvd.rank(), hvd.local_size(), hvd.local_rank()) == (1, 0, 1, 0)
     with pytest.raises(popart_unsupported, match="on the host") as caught:
-        instances.DistributedOptimizer(None, None, None)
+        hvd.DistributedOptimizer(None, None, None)
     assert "configureSessionOptions" in str(caught.value.hint)

@@ -1,9 +1,11 @@
-"""``import horovod.popart as hvd``: `podrun.popart.instances`."""
+"""``import horovod.popart as hvd``: `podrun.popart.instances`, and `podrun.popdist.horovod_instances`."""
 
 from podrun.popart.instances import (
     DistributedOptimizer,
     DistributedTrainingSession,
     broadcast_weights,
+)
+from podrun.popdist.horovod_instances import (
     init,
     is_initialized,
     local_rank,

@@ -17,10 +17,17 @@ from typing import Any, NoReturn, ParamSpec
 import numpy as np
 import torch
 
-from podrun.core.environment import OMPI_COMM_WORLD_LOCAL_SIZE, environment
 from podrun.core.errors import UnsupportedError
-from podrun.popdist import backends, core, mpi
+from podrun.popdist import core, mpi
 from podrun.popdist.core import popdist_error
+from podrun.popdist.horovod_instances import check_started
+from podrun.popdist.horovod_instances import init as init
+from podrun.popdist.horovod_instances import is_initialized as is_initialized
+from podrun.popdist.horovod_instances import local_rank as local_rank
+from podrun.popdist.horovod_instances import local_size as local_size
+from podrun.popdist.horovod_instances import rank as rank
+from podrun.popdist.horovod_instances import shutdown as shutdown
+from podrun.popdist.horovod_instances import size as size
 from podrun.poptorch.api.option_parts import DistributedOptions
 from podrun.poptorch.api.options import Options
 
@@ -44,52 +51,6 @@ Product = ReduceOp("Product", mpi.PROD)
 
 _SPECIAL = {torch.bool: torch.uint8, torch.bfloat16: torch.float32}
 """Types that NumPy or the collectives lack, and the types that travel instead."""
-
-
-class _State:
-    up = False
-
-
-def init(*args: object, **kwargs: object) -> None:
-    """Start. May be called again."""
-    _State.up = True
-    backends.init()
-
-
-def shutdown() -> None:
-    """End."""
-    _State.up = False
-
-
-def is_initialized() -> bool:
-    """True iff started."""
-    return _State.up
-
-
-def _started(number: int) -> int:
-    if not _State.up:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
-    return number
-
-
-def size() -> int:
-    """Number of instances. ValueError before `init`."""
-    return _started(core.getNumInstances())
-
-
-def rank() -> int:
-    """This instance among all. ValueError before `init`."""
-    return _started(core.getInstanceIndex())
-
-
-def local_size() -> int:
-    """Number of instances on this host. ValueError before `init`."""
-    return _started(int(environment().get(OMPI_COMM_WORLD_LOCAL_SIZE, "1")))
-
-
-def local_rank() -> int:
-    """This instance among those of its host. ValueError before `init`."""
-    return _started(core.getLocalInstanceIndex())
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
@@ -126,7 +87,7 @@ def allreduce(
         raise ValueError("Averaging is not supported for integer tensors: use op=hvd.Sum")
     array = _array(tensor * prescale_factor if prescale_factor != 1.0 else tensor)
     combined = np.empty_like(array)
-    _started(0)
+    check_started()
     mpi.COMM_WORLD.Allreduce(array, combined, chosen.combine)
     if chosen.averaged:
         combined = (combined / size()).astype(array.dtype)
@@ -154,7 +115,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """All instances' tensors one after the other along dimension 0, where their lengths may differ. ValueError for
     other differences.
     """
-    _started(0)
+    check_started()
     rows_here = tensor.reshape(1) if not tensor.dim() else tensor
     array = _array(rows_here)
     shapes = mpi.COMM_WORLD.allgather([list(rows_here.shape), str(rows_here.dtype)])
@@ -211,7 +172,7 @@ def broadcast_object(obj: object, root_rank: int = 0, name: str | None = None) -
 
 def allgather_object(obj: object, name: str | None = None) -> list[Any]:
     """All instances' objects in their order. UnsupportedError for objects that would have to be pickled."""
-    _started(0)
+    check_started()
     return mpi.COMM_WORLD.allgather(obj)
 
 
@@ -228,7 +189,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
 
 def barrier() -> None:
     """Wait until all instances have arrived."""
-    _started(0)
+    check_started()
     mpi.COMM_WORLD.Barrier()
 
 

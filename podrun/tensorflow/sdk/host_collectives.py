@@ -20,9 +20,9 @@ from typing import NoReturn
 import numpy as np
 import tensorflow as tf
 
-from podrun.core.environment import OMPI_COMM_WORLD_LOCAL_SIZE, environment
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.popdist import backends, collectives, core, mpi
+from podrun.popdist.horovod_instances import instances_on_host as instances_on_host
 
 Exchange = Callable[[np.ndarray], np.ndarray]
 _numbers = itertools.count()
@@ -244,11 +244,6 @@ def instance_count() -> int:
 def instance_rank() -> int:
     """This instance among all."""
     return core.getInstanceIndex()
-
-
-def instances_on_host() -> int:
-    """Number of instances on this host."""
-    return int(environment().get(OMPI_COMM_WORLD_LOCAL_SIZE, "1"))
 
 
 def rank_on_host() -> int:
