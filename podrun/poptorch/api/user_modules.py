@@ -165,7 +165,42 @@ def untracked() -> Iterator[None]:
         _paused -= 1
 
 
-class TrackedParameter(torch.nn.Parameter):
+class _Tracked(torch.Tensor):
+    """A tensor whose value may be newer on the IPU: whoever looks at it brings it up to date first."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "__class__":
+            _pull(self)
+        return super().__getattribute__(name)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:
+        return _plain_function(function, args, kwargs)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        _pull(self)
+        with untracked():
+            return _reduced(self._plain_tensor(copies=False), protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        _pull(self)
+        with untracked():
+            copied = self._plain_tensor(copies=True)
+        memo[id(self)] = copied
+        return copied
+
+    def _plain_tensor(self, *, copies: bool) -> torch.Tensor:
+        """The tensor in torch's own class; ``copies``: on memory of its own."""
+        raise NotImplementedError
+
+
+class TrackedParameter(_Tracked, torch.nn.Parameter):
     """A parameter whose value may be newer on the IPU."""
 
     def replicaGrouping(
@@ -177,63 +212,15 @@ class TrackedParameter(torch.nn.Parameter):
             raise InternalError("a parameter has a tracker as long as it has this class")
         tracker.group(self, comm_group_type, shards, variable_retrieval_mode)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name != "__class__":
-            _pull(self)
-        return super().__getattribute__(name)
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> Any:
-        return _plain_function(function, args, kwargs)
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        _pull(self)
-        with untracked():
-            return _reduced(torch.nn.Parameter(self.data, self.requires_grad), protocol)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
-        _pull(self)
-        with untracked():
-            parameter = torch.nn.Parameter(self.data.clone(), self.requires_grad)
-        memo[id(self)] = parameter
-        return parameter
+    def _plain_tensor(self, *, copies: bool) -> torch.Tensor:
+        return torch.nn.Parameter(self.data.clone() if copies else self.data, self.requires_grad)
 
 
-class TrackedBuffer(torch.Tensor):
+class TrackedBuffer(_Tracked):
     """A buffer whose value may be newer on the IPU."""
 
-    def __getattribute__(self, name: str) -> Any:
-        if name != "__class__":
-            _pull(self)
-        return super().__getattribute__(name)
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> Any:
-        return _plain_function(function, args, kwargs)
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        _pull(self)
-        with untracked():
-            return _reduced(self.as_subclass(torch.Tensor).clone(), protocol)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        _pull(self)
-        with untracked():
-            buffer = self.as_subclass(torch.Tensor).clone()
-        memo[id(self)] = buffer
-        return buffer
+    def _plain_tensor(self, *, copies: bool) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).clone()
 
 
 def _reduced(tensor: torch.Tensor, protocol: SupportsIndex) -> Any:
@@ -255,7 +242,7 @@ def _plain_function(
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, (TrackedParameter, TrackedBuffer)):
+    if isinstance(value, _Tracked):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
