@@ -149,19 +149,6 @@ class OutOfMemoryException(popart_exception, podrun_errors.GraphMemoryAllocation
 
     type_name = "graph_memory_allocation_error"
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        profile_path: str = "",
-        where: str = "",
-        cause: podrun_errors.ErrorCause | None = None,
-        hint: str | None = None,
-    ) -> None:
-        podrun_errors.GraphMemoryAllocationError.__init__(
-            self, message, profile_path=profile_path, where=where, cause=cause, hint=hint
-        )
-
     @property
     def error(self) -> str:
         """The message."""
@@ -257,12 +244,7 @@ def surfacing(kind: C) -> C:
 def _translating(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:
-        try:
+        with surfaced():
             return function(*args, **kwargs)
-        except PodrunError as error:
-            ours = translate(error)
-            if ours is error:
-                raise
-            raise ours from error
 
     return call
