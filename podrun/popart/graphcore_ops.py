@@ -163,7 +163,6 @@ class GraphcoreOp:
     outputs: int | str = 1
     inputs: tuple[int, int] = (1, 1)
     listed: bool = False
-    args_default: bool = False
     keyword_attributes: tuple[tuple[str, Any], ...] = ()
     """Attributes behind debugContext in the method's arguments."""
 
@@ -215,7 +214,7 @@ OPS: dict[str, GraphcoreOp] = {
     "detach": GraphcoreOp("Detach"),
     "gelu": GraphcoreOp("Gelu"),
     "geluerf": GraphcoreOp("GeluErf"),
-    "swish": GraphcoreOp("Swish", args_default=True),
+    "swish": GraphcoreOp("Swish"),
     "nop": GraphcoreOp("Nop"),
     "expm1": GraphcoreOp("Expm1"),
     "log1p": GraphcoreOp("Log1p"),
@@ -224,17 +223,13 @@ OPS: dict[str, GraphcoreOp] = {
     "atan2": GraphcoreOp("Atan2", rule=_broadcast, inputs=(2, 2)),
     "fmod": GraphcoreOp("Fmod", rule=_broadcast, inputs=(2, 2)),
     "remainder": GraphcoreOp("Remainder", rule=_broadcast, inputs=(2, 2)),
-    "bitwisenot": GraphcoreOp("BitwiseNot", args_default=True),
-    "bitwiseand": GraphcoreOp("BitwiseAnd", rule=_broadcast, inputs=(2, 2), args_default=True),
-    "bitwiseor": GraphcoreOp("BitwiseOr", rule=_broadcast, inputs=(2, 2), args_default=True),
-    "bitwisexor": GraphcoreOp("BitwiseXor", rule=_broadcast, inputs=(2, 2), args_default=True),
-    "bitwisexnor": GraphcoreOp("BitwiseXnor", rule=_broadcast, inputs=(2, 2), args_default=True),
-    "bucketize": GraphcoreOp(
-        "Bucketize", (("right", 0),), _shaped_like_bool, inputs=(2, 2), args_default=True
-    ),
-    "incrementmod": GraphcoreOp(
-        "IncrementMod", (("increment", REQUIRED), ("modulus", REQUIRED)), args_default=True
-    ),
+    "bitwisenot": GraphcoreOp("BitwiseNot"),
+    "bitwiseand": GraphcoreOp("BitwiseAnd", rule=_broadcast, inputs=(2, 2)),
+    "bitwiseor": GraphcoreOp("BitwiseOr", rule=_broadcast, inputs=(2, 2)),
+    "bitwisexor": GraphcoreOp("BitwiseXor", rule=_broadcast, inputs=(2, 2)),
+    "bitwisexnor": GraphcoreOp("BitwiseXnor", rule=_broadcast, inputs=(2, 2)),
+    "bucketize": GraphcoreOp("Bucketize", (("right", 0),), _shaped_like_bool, inputs=(2, 2)),
+    "incrementmod": GraphcoreOp("IncrementMod", (("increment", REQUIRED), ("modulus", REQUIRED))),
     "copyvarupdate": GraphcoreOp("CopyVarUpdate", inputs=(2, 2)),
     "reverse": GraphcoreOp("Reverse", (("dimensions", REQUIRED),)),
     "reshape": GraphcoreOp("Reshape", (("shape", REQUIRED),), _reshape),
@@ -246,7 +241,6 @@ OPS: dict[str, GraphcoreOp] = {
         _sort,
         2,
         listed=True,
-        args_default=True,
     ),
     "shapeddropout": GraphcoreOp("ShapedDropout", (("shape", REQUIRED), ("ratio", 0.5))),
     "dynamicslice": GraphcoreOp("DynamicSlice", (*_DYNAMIC, ("noOverlap", 0)), _dynamic_slice, inputs=(2, 3)),
@@ -266,7 +260,6 @@ OPS: dict[str, GraphcoreOp] = {
         ),
         _scatter_reduce,
         inputs=(2, 3),
-        args_default=True,
     ),
     "groupedscatterreduce": GraphcoreOp(
         "GroupedScatterReduce",
@@ -279,11 +272,8 @@ OPS: dict[str, GraphcoreOp] = {
         ),
         None,
         inputs=(2, 3),
-        args_default=True,
     ),
-    "groupedgather": GraphcoreOp(
-        "GroupedGather", (("axis", 0), ("group_size", 1)), None, inputs=(2, 2), args_default=True
-    ),
+    "groupedgather": GraphcoreOp("GroupedGather", (("axis", 0), ("group_size", 1)), None, inputs=(2, 2)),
     "reducemedian": GraphcoreOp("ReduceMedian", (("axes", None), ("keepdims", 1)), None, 2, listed=True),
     "depthtospace": GraphcoreOp("DepthToSpace", (("blocksize", REQUIRED), ("mode", REQUIRED)), None),
     "lstm": GraphcoreOp("LSTM", (("outputFullSequence", 1),), None, 2, (2, 4), listed=True),
@@ -344,11 +334,9 @@ OPS: dict[str, GraphcoreOp] = {
         (2, 2),
         listed=True,
     ),
-    "splinebasis": GraphcoreOp(
-        "SplineBasis", (("degree", REQUIRED),), None, 2, (3, 3), listed=True, args_default=True
-    ),
-    "splineweighting": GraphcoreOp("SplineWeighting", (), None, inputs=(4, 4), args_default=True),
-    "abort": GraphcoreOp("Abort", (), None, 0, (0, 1), args_default=True),
+    "splinebasis": GraphcoreOp("SplineBasis", (("degree", REQUIRED),), None, 2, (3, 3), listed=True),
+    "splineweighting": GraphcoreOp("SplineWeighting", (), None, inputs=(4, 4)),
+    "abort": GraphcoreOp("Abort", (), None, 0, (0, 1)),
 }
 """Every ai.graphcore operator by its method name."""
 
