@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Never
 
 from podrun.popart import enums as _enums
 from podrun.popart import session as session
+from podrun.popart.attributes import AttributeContextManager, KeyValueContextManager, NameContextManager
 from podrun.popart.builder import Builder
-from podrun.popart.builder_scopes import AttributeContextManager, KeyValueContextManager, NameContextManager
 from podrun.popart.custom import register_op
 from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
 from podrun.popart.debug import (

@@ -30,7 +30,6 @@ from podrun.onnx_models.annotations import (
     SERIALIZE_PRECISION,
     VIRTUAL_GRAPH,
 )
-from podrun.popart.builder_scopes import Pushed
 from podrun.popart.enums import RecomputeType
 from podrun.popart.exceptions import popart_exception
 from podrun.popart.option_groups import TensorLocation
@@ -38,6 +37,7 @@ from podrun.popart.option_groups import TensorLocation
 if TYPE_CHECKING:
     from onnx import NodeProto
 
+    from podrun.popart.builder import Builder
     from podrun.popart.graph_builder import GraphScope
 
 _SCOPES = {
@@ -62,6 +62,40 @@ _MATRIX_OPS = {"Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv", "LSTM", "
 _SERIALIZE_MODES = ("none", "input_channels", "reducing_dim", "output_channels")
 
 Names = str | Sequence[str] | set[str]
+
+
+class Pushed:
+    """A context manager that keeps ``item`` on top of ``stack``."""
+
+    def __init__(self, stack: list[Any], item: object) -> None:
+        self._stack, self._item = stack, item
+
+    def __enter__(self) -> None:
+        self._stack.append(self._item)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.pop()
+
+
+class NameContextManager(Pushed):
+    """Prefixes the names of tensors that are added inside with ``name/``."""
+
+    def __init__(self, builder: Builder, name: str) -> None:
+        super().__init__(builder._name_scopes, name)
+
+
+class AttributeContextManager(Pushed):
+    """Gives nodes that are added inside the attribute ``attribute``."""
+
+    def __init__(self, builder: Builder, attribute: str, value: object) -> None:
+        super().__init__(builder._attribute_scopes, (attribute, value))
+
+
+class KeyValueContextManager(AttributeContextManager):
+    """Gives nodes that are added inside the outline attribute ``key`` with ``value``."""
+
+    def __init__(self, builder: Builder, key: str, value: str) -> None:
+        super().__init__(builder, OUTLINE, [str(key), str(value)])
 
 
 class NodeAttributes:

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from podrun.onnx_models.annotations import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY
-from podrun.popart.attributes import NodeAttributes
-from podrun.popart.builder_scopes import Pushed
+from podrun.popart.attributes import NodeAttributes, Pushed
 from podrun.popart.dataflow import InputSettings
 from podrun.popart.debug import TRACE, note
 from podrun.popart.enums import ExchangeStrategy, ReplicatedStreamMode
