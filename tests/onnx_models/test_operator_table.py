@@ -46,7 +46,7 @@ def test_reasons_name_operators_that_exist() -> None:
 
 
 def test_every_function_says_what_it_means() -> None:
-    assert [o.name for o in operators() if not (o.function.__doc__ or "").strip()] == []
+    assert [o.name for o in operators() if o.fixed and not (o.function.__doc__ or "").strip()] == []
 
 
 def _values(example: table.Example, kind: Any, jitter: float = 0.0) -> dict[str, Any]:
