@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from podrun.core.errors import PodrunError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 
@@ -37,6 +38,18 @@ class AttachRequest:
     user: str
     command: str
     launch: str = ""
+
+
+class Refusal(str):
+    """Why a process cannot attach, in words. ``broken``: the error of what is broken, if that is why."""
+
+    __slots__ = ("broken",)
+    broken: PodrunError | None
+
+    def __new__(cls, words: str, broken: PodrunError | None = None) -> Refusal:
+        refusal = super().__new__(cls, words)
+        refusal.broken = broken
+        return refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,7 @@ class Connection(Protocol):
     def total_ipus(self) -> int:
         """IPUs of the partition behind this connection."""
 
-    def try_attach(self, request: AttachRequest) -> str | None:
+    def try_attach(self, request: AttachRequest) -> Refusal | None:
         """Take the IPUs. Returns at once: None on success, otherwise the reason for the refusal (who holds them)."""
 
     @property

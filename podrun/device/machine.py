@@ -29,7 +29,7 @@ from podrun.core.executable import Array, Executable
 from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
 from podrun.device.activity import Usage
-from podrun.device.connection import AttachRequest
+from podrun.device.connection import AttachRequest, Refusal
 from podrun.device.error_messages import ipus_in_words, ipus_taken_away, process_ended
 from podrun.device.health import Condition, WorkDone
 from podrun.device.job import Job
@@ -113,7 +113,9 @@ class Machine:
 
     # --- Owners ---------------------------------------------------------------------------------------------
 
-    def attach(self, request: AttachRequest, *, host: str = "", started: float | None = None) -> int | str:
+    def attach(
+        self, request: AttachRequest, *, host: str = "", started: float | None = None
+    ) -> int | Refusal:
         """Take the IPUs of ``request.owned`` on this machine. Returns at once: an owner's id, or the reason for the
         refusal.
 
@@ -122,7 +124,7 @@ class Machine:
         ipus = owned_part(self.place, request)
         with self._context.changed:
             if self._context.lost is not None:
-                return self._context.lost.message
+                return Refusal(self._context.lost.message, self._context.lost)
             condition = self._context.health.blocking(ipus)
             process = (host, request.pid, started)
             holds = any(
@@ -131,13 +133,14 @@ class Machine:
             )
             # A process that holds them itself, in a device that it has not detached, is told that, not to reset them.
             if condition is not None and not holds and not self._may_load_again(condition, ipus, process):
-                return f"{ipus_in_words(ipus)} {condition.refusal(self.place.partition, self._context.agent)}"
+                words = condition.refusal(self.place.partition, self._context.agent)
+                return Refusal(f"{ipus_in_words(ipus)} {words}", condition.error)
             for other in self._owners.values():
                 both = sorted(set(ipus) & set(other.ipus))
                 if both:
-                    return f"{ipus_in_words(both)} attached by {other.who}"
+                    return Refusal(f"{ipus_in_words(both)} attached by {other.who}")
                 if other.request.job != request.job and set(other.request.job) & set(request.job):
-                    return f"{ipus_in_words(other.request.job)} belong to the job of {other.who}"
+                    return Refusal(f"{ipus_in_words(other.request.job)} belong to the job of {other.who}")
             owner = Owner(next(self._ids), request, ipus, host, started, Usage(self._context.clock()))
             self._owners[owner.id] = owner
             job = self._by_range.get(request.job)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19podrun/protos/ipuof.proto\x12\x0cpodrun.ipuof\"\x07\n\x05\x45mpty\"\"\n\x0c\x43ontrolReply\x12\x12\n\nerror_json\x18\x01 \x01(\t\"(\n\x08IpuRange\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"8\n\x06Region\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06number\x18\x05 \x01(\x04J\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"Z\n\x04\x42lob\x12$\n\x06region\x18\x01 \x01(\x0b\x32\x14.podrun.ipuof.Region\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06inline\x18\x04 \x01(\x0c\"T\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06inline\x18\x05 \x01(\x0c\"\xdd\x01\n\rAttachRequest\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x16.podrun.ipuof.IpuRange\x12%\n\x05owned\x18\x02 \x01(\x0b\x32\x16.podrun.ipuof.IpuRange\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04user\x18\x04 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x05 \x01(\t\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0f\n\x07started\x18\x07 \x01(\x01\x12\x19\n\x11hands_memory_over\x18\x0b \x01(\x08\x12\x0e\n\x06launch\x18\n \x01(\tJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"A\n\x0b\x41ttachReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x15\n\rmemory_socket\x18\x04 \x01(\x0cJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"r\n\x0bLoadRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12&\n\nexecutable\x18\x02 \x01(\x0b\x32\x12.podrun.ipuof.Blob\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\x12\x12\n\nown_pieces\x18\x10 \x01(\x08\"[\n\x0cWriteRequest\x12$\n\x06region\x18\x01 \x01(\x0b\x32\x14.podrun.ipuof.Region\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\"i\n\x0bReadRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12$\n\x06region\x18\x02 \x01(\x0b\x32\x14.podrun.ipuof.Region\x12%\n\x07tensors\x18\x03 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\"2\n\tReadReply\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\"\xc6\x01\n\x0b\x42indRequest\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\r\x12$\n\x06region\x18\x02 \x01(\x0b\x32\x14.podrun.ipuof.Region\x12$\n\x06inputs\x18\x03 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\x12%\n\x07outputs\x18\x04 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\x12\x10\n\x08\x64oorbell\x18\x05 \x01(\x08\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x12\n\nslot_bytes\x18\x07 \x01(\x04\"z\n\nRunRequest\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\r\x12\x0e\n\x06inline\x18\x02 \x01(\x08\x12$\n\x06inputs\x18\x03 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\x12%\n\x07outputs\x18\x04 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\"r\n\x08RunReply\x12\x14\n\x0c\x62\x61tches_done\x18\x01 \x01(\x04\x12\x18\n\x10modelled_seconds\x18\x02 \x01(\x01\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12%\n\x07outputs\x18\x04 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\"\"\n\x04Part\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"\xe9\x02\n\x0bHostRequest\x12-\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x1b.podrun.ipuof.AttachRequestH\x00\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x19.podrun.ipuof.LoadRequestH\x00\x12+\n\x05write\x18\x03 \x01(\x0b\x32\x1a.podrun.ipuof.WriteRequestH\x00\x12)\n\x04read\x18\x04 \x01(\x0b\x32\x19.podrun.ipuof.ReadRequestH\x00\x12)\n\x04\x62ind\x18\x05 \x01(\x0b\x32\x19.podrun.ipuof.BindRequestH\x00\x12\'\n\x03run\x18\x06 \x01(\x0b\x32\x18.podrun.ipuof.RunRequestH\x00\x12%\n\x06\x64\x65tach\x18\x07 \x01(\x0b\x32\x13.podrun.ipuof.EmptyH\x00\x12\"\n\x04part\x18\x08 \x01(\x0b\x32\x12.podrun.ipuof.PartH\x00\x42\t\n\x07request\"\xf1\x01\n\x0cMachineReply\x12\x12\n\nerror_json\x18\x01 \x01(\t\x12+\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x19.podrun.ipuof.AttachReplyH\x00\x12\'\n\x04read\x18\x03 \x01(\x0b\x32\x17.podrun.ipuof.ReadReplyH\x00\x12%\n\x03run\x18\x04 \x01(\x0b\x32\x16.podrun.ipuof.RunReplyH\x00\x12#\n\x04\x64one\x18\x05 \x01(\x0b\x32\x13.podrun.ipuof.EmptyH\x00\x12\"\n\x04part\x18\x06 \x01(\x0b\x32\x12.podrun.ipuof.PartH\x00\x42\x07\n\x05reply\"{\n\x10JoinGroupRequest\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x16.podrun.ipuof.IpuRange\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\x12\x0b\n\x03who\x18\x05 \x01(\t\"8\n\x0eJoinGroupReply\x12\x12\n\nerror_json\x18\x01 \x01(\t\x12\x12\n\ntoken_json\x18\x02 \x01(\t\"\xcd\x01\n\x10\x43onfigureRequest\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x11\n\tfirst_ipu\x18\x02 \x01(\r\x12\x0f\n\x07machine\x18\x03 \x01(\r\x12\x0c\n\x04ipus\x18\x04 \x01(\r\x12\x11\n\tendpoints\x18\x05 \x03(\t\x12\x10\n\x08\x61gent_id\x18\x06 \x01(\t\x12\x0e\n\x06serial\x18\x07 \x01(\t\x12\x0e\n\x06target\x18\x08 \x01(\t\x12\x11\n\toperation\x18\t \x01(\x04\x12\r\n\x05\x65poch\x18\n \x01(\t\x12\r\n\x05owner\x18\x10 \x01(\x04\"1\n\rDescribeReply\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\"E\n\tLeadReply\x12\x12\n\nerror_json\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\t\x12\x11\n\toperation\x18\x03 \x01(\x04\" \n\x10ResetIpusRequest\x12\x0c\n\x04ipus\x18\x01 \x03(\r\"/\n\rInjectRequest\x12\x0e\n\x06\x66\x61ults\x18\x01 \x03(\t\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\"9\n\x0eTelemetryReply\x12\x12\n\nerror_json\x18\x01 \x01(\t\x12\x13\n\x0breport_json\x18\x02 \x01(\t2\xd6\x01\n\x05Ipuof\x12\x44\n\x07Session\x12\x19.podrun.ipuof.HostRequest\x1a\x1a.podrun.ipuof.MachineReply(\x01\x30\x01\x12I\n\tJoinGroup\x12\x1e.podrun.ipuof.JoinGroupRequest\x1a\x1c.podrun.ipuof.JoinGroupReply\x12<\n\x08\x44\x65scribe\x12\x13.podrun.ipuof.Empty\x1a\x1b.podrun.ipuof.DescribeReply2\x92\x04\n\x0eMachineControl\x12\x34\n\x04Lead\x12\x13.podrun.ipuof.Empty\x1a\x17.podrun.ipuof.LeadReply\x12G\n\tConfigure\x12\x1e.podrun.ipuof.ConfigureRequest\x1a\x1a.podrun.ipuof.ControlReply\x12G\n\tResetIpus\x12\x1e.podrun.ipuof.ResetIpusRequest\x1a\x1a.podrun.ipuof.ControlReply\x12=\n\nResetLinks\x12\x13.podrun.ipuof.Empty\x1a\x1a.podrun.ipuof.ControlReply\x12=\n\nPowerCycle\x12\x13.podrun.ipuof.Empty\x1a\x1a.podrun.ipuof.ControlReply\x12\x41\n\x06Inject\x12\x1b.podrun.ipuof.InjectRequest\x1a\x1a.podrun.ipuof.ControlReply\x12>\n\tTelemetry\x12\x13.podrun.ipuof.Empty\x1a\x1c.podrun.ipuof.TelemetryReply\x12\x37\n\x04Stop\x12\x13.podrun.ipuof.Empty\x1a\x1a.podrun.ipuof.ControlReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19podrun/protos/ipuof.proto\x12\x0cpodrun.ipuof\"\x07\n\x05\x45mpty\"\"\n\x0c\x43ontrolReply\x12\x12\n\nerror_json\x18\x01 \x01(\t\"(\n\x08IpuRange\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"8\n\x06Region\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06number\x18\x05 \x01(\x04J\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"Z\n\x04\x42lob\x12$\n\x06region\x18\x01 \x01(\x0b\x32\x14.podrun.ipuof.Region\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06inline\x18\x04 \x01(\x0c\"T\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06inline\x18\x05 \x01(\x0c\"\xdd\x01\n\rAttachRequest\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x16.podrun.ipuof.IpuRange\x12%\n\x05owned\x18\x02 \x01(\x0b\x32\x16.podrun.ipuof.IpuRange\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04user\x18\x04 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x05 \x01(\t\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0f\n\x07started\x18\x07 \x01(\x01\x12\x19\n\x11hands_memory_over\x18\x0b \x01(\x08\x12\x0e\n\x06launch\x18\n \x01(\tJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"V\n\x0b\x41ttachReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x13\n\x0b\x62roken_json\x18\x05 \x01(\t\x12\x15\n\rmemory_socket\x18\x04 \x01(\x0cJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"r\n\x0bLoadRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12&\n\nexecutable\x18\x02 \x01(\x0b\x32\x12.podrun.ipuof.Blob\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\x12\x12\n\nown_pieces\x18\x10 \x01(\x08\"[\n\x0cWriteRequest\x12$\n\x06region\x18\x01 \x01(\x0b\x32\x14.podrun.ipuof.Region\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\"i\n\x0bReadRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12$\n\x06region\x18\x02 \x01(\x0b\x32\x14.podrun.ipuof.Region\x12%\n\x07tensors\x18\x03 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\"2\n\tReadReply\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\"\xc6\x01\n\x0b\x42indRequest\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\r\x12$\n\x06region\x18\x02 \x01(\x0b\x32\x14.podrun.ipuof.Region\x12$\n\x06inputs\x18\x03 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\x12%\n\x07outputs\x18\x04 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\x12\x10\n\x08\x64oorbell\x18\x05 \x01(\x08\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x12\n\nslot_bytes\x18\x07 \x01(\x04\"z\n\nRunRequest\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\r\x12\x0e\n\x06inline\x18\x02 \x01(\x08\x12$\n\x06inputs\x18\x03 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\x12%\n\x07outputs\x18\x04 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\"r\n\x08RunReply\x12\x14\n\x0c\x62\x61tches_done\x18\x01 \x01(\x04\x12\x18\n\x10modelled_seconds\x18\x02 \x01(\x01\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12%\n\x07outputs\x18\x04 \x03(\x0b\x32\x14.podrun.ipuof.Tensor\"\"\n\x04Part\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"\xe9\x02\n\x0bHostRequest\x12-\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x1b.podrun.ipuof.AttachRequestH\x00\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x19.podrun.ipuof.LoadRequestH\x00\x12+\n\x05write\x18\x03 \x01(\x0b\x32\x1a.podrun.ipuof.WriteRequestH\x00\x12)\n\x04read\x18\x04 \x01(\x0b\x32\x19.podrun.ipuof.ReadRequestH\x00\x12)\n\x04\x62ind\x18\x05 \x01(\x0b\x32\x19.podrun.ipuof.BindRequestH\x00\x12\'\n\x03run\x18\x06 \x01(\x0b\x32\x18.podrun.ipuof.RunRequestH\x00\x12%\n\x06\x64\x65tach\x18\x07 \x01(\x0b\x32\x13.podrun.ipuof.EmptyH\x00\x12\"\n\x04part\x18\x08 \x01(\x0b\x32\x12.podrun.ipuof.PartH\x00\x42\t\n\x07request\"\xf1\x01\n\x0cMachineReply\x12\x12\n\nerror_json\x18\x01 \x01(\t\x12+\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x19.podrun.ipuof.AttachReplyH\x00\x12\'\n\x04read\x18\x03 \x01(\x0b\x32\x17.podrun.ipuof.ReadReplyH\x00\x12%\n\x03run\x18\x04 \x01(\x0b\x32\x16.podrun.ipuof.RunReplyH\x00\x12#\n\x04\x64one\x18\x05 \x01(\x0b\x32\x13.podrun.ipuof.EmptyH\x00\x12\"\n\x04part\x18\x06 \x01(\x0b\x32\x12.podrun.ipuof.PartH\x00\x42\x07\n\x05reply\"{\n\x10JoinGroupRequest\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x16.podrun.ipuof.IpuRange\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\x12\x0b\n\x03who\x18\x05 \x01(\t\"8\n\x0eJoinGroupReply\x12\x12\n\nerror_json\x18\x01 \x01(\t\x12\x12\n\ntoken_json\x18\x02 \x01(\t\"\xcd\x01\n\x10\x43onfigureRequest\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x11\n\tfirst_ipu\x18\x02 \x01(\r\x12\x0f\n\x07machine\x18\x03 \x01(\r\x12\x0c\n\x04ipus\x18\x04 \x01(\r\x12\x11\n\tendpoints\x18\x05 \x03(\t\x12\x10\n\x08\x61gent_id\x18\x06 \x01(\t\x12\x0e\n\x06serial\x18\x07 \x01(\t\x12\x0e\n\x06target\x18\x08 \x01(\t\x12\x11\n\toperation\x18\t \x01(\x04\x12\r\n\x05\x65poch\x18\n \x01(\t\x12\r\n\x05owner\x18\x10 \x01(\x04\"1\n\rDescribeReply\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\"E\n\tLeadReply\x12\x12\n\nerror_json\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\t\x12\x11\n\toperation\x18\x03 \x01(\x04\" \n\x10ResetIpusRequest\x12\x0c\n\x04ipus\x18\x01 \x03(\r\"/\n\rInjectRequest\x12\x0e\n\x06\x66\x61ults\x18\x01 \x03(\t\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\"9\n\x0eTelemetryReply\x12\x12\n\nerror_json\x18\x01 \x01(\t\x12\x13\n\x0breport_json\x18\x02 \x01(\t2\xd6\x01\n\x05Ipuof\x12\x44\n\x07Session\x12\x19.podrun.ipuof.HostRequest\x1a\x1a.podrun.ipuof.MachineReply(\x01\x30\x01\x12I\n\tJoinGroup\x12\x1e.podrun.ipuof.JoinGroupRequest\x1a\x1c.podrun.ipuof.JoinGroupReply\x12<\n\x08\x44\x65scribe\x12\x13.podrun.ipuof.Empty\x1a\x1b.podrun.ipuof.DescribeReply2\x92\x04\n\x0eMachineControl\x12\x34\n\x04Lead\x12\x13.podrun.ipuof.Empty\x1a\x17.podrun.ipuof.LeadReply\x12G\n\tConfigure\x12\x1e.podrun.ipuof.ConfigureRequest\x1a\x1a.podrun.ipuof.ControlReply\x12G\n\tResetIpus\x12\x1e.podrun.ipuof.ResetIpusRequest\x1a\x1a.podrun.ipuof.ControlReply\x12=\n\nResetLinks\x12\x13.podrun.ipuof.Empty\x1a\x1a.podrun.ipuof.ControlReply\x12=\n\nPowerCycle\x12\x13.podrun.ipuof.Empty\x1a\x1a.podrun.ipuof.ControlReply\x12\x41\n\x06Inject\x12\x1b.podrun.ipuof.InjectRequest\x1a\x1a.podrun.ipuof.ControlReply\x12>\n\tTelemetry\x12\x13.podrun.ipuof.Empty\x1a\x1c.podrun.ipuof.TelemetryReply\x12\x37\n\x04Stop\x12\x13.podrun.ipuof.Empty\x1a\x1a.podrun.ipuof.ControlReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,45 +46,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHREQUEST']._serialized_start=367
   _globals['_ATTACHREQUEST']._serialized_end=588
   _globals['_ATTACHREPLY']._serialized_start=590
-  _globals['_ATTACHREPLY']._serialized_end=655
-  _globals['_LOADREQUEST']._serialized_start=657
-  _globals['_LOADREQUEST']._serialized_end=771
-  _globals['_WRITEREQUEST']._serialized_start=773
-  _globals['_WRITEREQUEST']._serialized_end=864
-  _globals['_READREQUEST']._serialized_start=866
-  _globals['_READREQUEST']._serialized_end=971
-  _globals['_READREPLY']._serialized_start=973
-  _globals['_READREPLY']._serialized_end=1023
-  _globals['_BINDREQUEST']._serialized_start=1026
-  _globals['_BINDREQUEST']._serialized_end=1224
-  _globals['_RUNREQUEST']._serialized_start=1226
-  _globals['_RUNREQUEST']._serialized_end=1348
-  _globals['_RUNREPLY']._serialized_start=1350
-  _globals['_RUNREPLY']._serialized_end=1464
-  _globals['_PART']._serialized_start=1466
-  _globals['_PART']._serialized_end=1500
-  _globals['_HOSTREQUEST']._serialized_start=1503
-  _globals['_HOSTREQUEST']._serialized_end=1864
-  _globals['_MACHINEREPLY']._serialized_start=1867
-  _globals['_MACHINEREPLY']._serialized_end=2108
-  _globals['_JOINGROUPREQUEST']._serialized_start=2110
-  _globals['_JOINGROUPREQUEST']._serialized_end=2233
-  _globals['_JOINGROUPREPLY']._serialized_start=2235
-  _globals['_JOINGROUPREPLY']._serialized_end=2291
-  _globals['_CONFIGUREREQUEST']._serialized_start=2294
-  _globals['_CONFIGUREREQUEST']._serialized_end=2499
-  _globals['_DESCRIBEREPLY']._serialized_start=2501
-  _globals['_DESCRIBEREPLY']._serialized_end=2550
-  _globals['_LEADREPLY']._serialized_start=2552
-  _globals['_LEADREPLY']._serialized_end=2621
-  _globals['_RESETIPUSREQUEST']._serialized_start=2623
-  _globals['_RESETIPUSREQUEST']._serialized_end=2655
-  _globals['_INJECTREQUEST']._serialized_start=2657
-  _globals['_INJECTREQUEST']._serialized_end=2704
-  _globals['_TELEMETRYREPLY']._serialized_start=2706
-  _globals['_TELEMETRYREPLY']._serialized_end=2763
-  _globals['_IPUOF']._serialized_start=2766
-  _globals['_IPUOF']._serialized_end=2980
-  _globals['_MACHINECONTROL']._serialized_start=2983
-  _globals['_MACHINECONTROL']._serialized_end=3513
+  _globals['_ATTACHREPLY']._serialized_end=676
+  _globals['_LOADREQUEST']._serialized_start=678
+  _globals['_LOADREQUEST']._serialized_end=792
+  _globals['_WRITEREQUEST']._serialized_start=794
+  _globals['_WRITEREQUEST']._serialized_end=885
+  _globals['_READREQUEST']._serialized_start=887
+  _globals['_READREQUEST']._serialized_end=992
+  _globals['_READREPLY']._serialized_start=994
+  _globals['_READREPLY']._serialized_end=1044
+  _globals['_BINDREQUEST']._serialized_start=1047
+  _globals['_BINDREQUEST']._serialized_end=1245
+  _globals['_RUNREQUEST']._serialized_start=1247
+  _globals['_RUNREQUEST']._serialized_end=1369
+  _globals['_RUNREPLY']._serialized_start=1371
+  _globals['_RUNREPLY']._serialized_end=1485
+  _globals['_PART']._serialized_start=1487
+  _globals['_PART']._serialized_end=1521
+  _globals['_HOSTREQUEST']._serialized_start=1524
+  _globals['_HOSTREQUEST']._serialized_end=1885
+  _globals['_MACHINEREPLY']._serialized_start=1888
+  _globals['_MACHINEREPLY']._serialized_end=2129
+  _globals['_JOINGROUPREQUEST']._serialized_start=2131
+  _globals['_JOINGROUPREQUEST']._serialized_end=2254
+  _globals['_JOINGROUPREPLY']._serialized_start=2256
+  _globals['_JOINGROUPREPLY']._serialized_end=2312
+  _globals['_CONFIGUREREQUEST']._serialized_start=2315
+  _globals['_CONFIGUREREQUEST']._serialized_end=2520
+  _globals['_DESCRIBEREPLY']._serialized_start=2522
+  _globals['_DESCRIBEREPLY']._serialized_end=2571
+  _globals['_LEADREPLY']._serialized_start=2573
+  _globals['_LEADREPLY']._serialized_end=2642
+  _globals['_RESETIPUSREQUEST']._serialized_start=2644
+  _globals['_RESETIPUSREQUEST']._serialized_end=2676
+  _globals['_INJECTREQUEST']._serialized_start=2678
+  _globals['_INJECTREQUEST']._serialized_end=2725
+  _globals['_TELEMETRYREPLY']._serialized_start=2727
+  _globals['_TELEMETRYREPLY']._serialized_end=2784
+  _globals['_IPUOF']._serialized_start=2787
+  _globals['_IPUOF']._serialized_end=3001
+  _globals['_MACHINECONTROL']._serialized_start=3004
+  _globals['_MACHINECONTROL']._serialized_end=3534
 # @@protoc_insertion_point(module_scope)

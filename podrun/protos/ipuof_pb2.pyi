@@ -81,12 +81,14 @@ class AttachRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[IpuRange, _Mapping]] = ..., owned: _Optional[_Union[IpuRange, _Mapping]] = ..., pid: _Optional[int] = ..., user: _Optional[str] = ..., command: _Optional[str] = ..., host: _Optional[str] = ..., started: _Optional[float] = ..., hands_memory_over: _Optional[bool] = ..., launch: _Optional[str] = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("refusal", "memory_socket")
+    __slots__ = ("refusal", "broken_json", "memory_socket")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_JSON_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SOCKET_FIELD_NUMBER: _ClassVar[int]
     refusal: str
+    broken_json: str
     memory_socket: bytes
-    def __init__(self, refusal: _Optional[str] = ..., memory_socket: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[str] = ..., broken_json: _Optional[str] = ..., memory_socket: _Optional[bytes] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("digest", "executable", "timeout_seconds", "own_pieces")

@@ -150,13 +150,14 @@ def _is_crash(event: Event, events: Sequence[Event], under_way: Sequence[_Group]
 
 def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequence[_Group]) -> Incident:
     first = events[group.errors[0]] if group.errors else events[group.first]
+    refused = _refusal_before(events, group)
     heard = sorted({_instance(events[place]) for place in group.errors})
     faults = tuple(spec.text for spec in group.specs)
     end = min((g.first for g in after if g.errors), default=len(events))
     watched = f"instance {heard[0] if heard and heard[0] >= 0 else 0}"
     batch, lost = _progress(events, watched, group.first, end)
     batch += _batches_of_failed_run(events, group)
-    error = _error(first, faults)
+    error = _error(refused or first, faults)
     name = hashlib.sha256(json.dumps([number, faults, batch, error]).encode()).hexdigest()[:8]
     return Incident(
         id=f"incident-{number}-{name}",
@@ -164,12 +165,24 @@ def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequen
         batch=batch,
         instances=tuple(instance for instance in heard if instance >= 0),
         error=error,
-        component=_ended_from_outside(events, first) or _component(first, faults),
+        component=_ended_from_outside(events, first) or _component(refused or first, faults),
         action=_action(events, group, end),
         evidence=tuple(_evidence(events, group, end)[:MOST_EVIDENCE]),
         lost_batches=lost if group.errors else 0,
         stalled_seconds=sum(spec.number("seconds") for spec in group.specs),
     )
+
+
+def _refusal_before(events: Sequence[Event], group: _Group) -> Event | None:
+    """The last refusal of broken IPUs to an instance that then ended without IPUs and without an error of its own."""
+    if not group.errors or events[group.errors[0]].kind != "ended":
+        return None
+    ended = events[group.errors[0]]
+    instance = f"instance {ended.data.get('instance')}"
+    own = [
+        e for e in events if (e.actor, e.life) == (instance, ended.life) and e.kind in ("attach", "refused")
+    ]
+    return own[-1] if own and own[-1].kind == "refused" else None
 
 
 def _batches_of_failed_run(events: Sequence[Event], group: _Group) -> int:
@@ -198,6 +211,9 @@ def _evidence(events: Sequence[Event], group: _Group, end: int) -> list[str]:
             events[other].actor == event.actor for other in group.errors if other < place
         ):
             evidence.append(event.text)
+    refused = _refusal_before(events, group)
+    if refused is not None:
+        evidence.insert(0, refused.text)
     first = events[group.first]
     for event in events[group.first : end]:
         if event.kind == "ran" and (event.life, event.clock) > (first.life, first.clock):
@@ -229,7 +245,7 @@ def _progress(events: Sequence[Event], actor: str, start: int, end: int) -> tupl
 
 
 def _error(event: Event, faults: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    if event.kind == "error":
+    if event.kind in ("error", "refused"):
         names = ("error", "code", "where", "action", "message")
         return tuple((name, str(event.data[name])) for name in names if name in event.data)
     if event.kind == "ended":

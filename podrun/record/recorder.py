@@ -20,7 +20,7 @@ from podrun.core.environment import OMPI_COMM_WORLD_RANK, PODRUN_RESTART_COUNT, 
 from podrun.core.error_codec import cause_to_dict
 from podrun.core.errors import ErrorCause, PodrunError, PoplarError, RecoverableRuntimeError
 from podrun.core.executable import AllGather, AllReduce, Executable, ReduceScatter, Sync
-from podrun.device.connection import AttachRequest, Connection, RunResult
+from podrun.device.connection import AttachRequest, Connection, Refusal, RunResult
 from podrun.record.events import normalised
 
 T = TypeVar("T")
@@ -36,10 +36,12 @@ class EventRecorder:
         self.actor, self.life = actor, life
         self._clock = clock
         self._done = 0
+        self._refusal: dict[str, Any] | None = None
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def note(self, kind: str, **data: Any) -> None:
         """Write an event."""
+        self._refusal = None
         self.note_at(self._done, kind, data)
 
     def note_at(self, clock: int, kind: str, data: Mapping[str, Any]) -> None:
@@ -49,15 +51,14 @@ class EventRecorder:
 
     def note_error(self, error: PodrunError, during: str) -> None:
         """Write a failure."""
-        data: dict[str, Any] = {"during": during, "error": type(error).__name__}
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, ErrorCause):
-            data["cause"] = cause_to_dict(cause)
-        if isinstance(error, PoplarError):
-            data |= {"error": error.type, "code": error.code.name, "where": error.where}
-        if isinstance(error, RecoverableRuntimeError):
-            data["action"] = error.recovery_action.name
-        self.note("error", **data, message=normalised(error.message))
+        self.note("error", during=during, **_error_fields(error), message=normalised(error.message))
+
+    def note_refusal(self, why: str, broken: PodrunError) -> None:
+        """Write that IPUs were refused because of what is ``broken``; once, however often a process asks in a row."""
+        data = _error_fields(broken) | {"message": normalised(why)}
+        if data != self._refusal:
+            self.note("refused", **data)
+            self._refusal = data
 
     def joint_operation_done(self) -> None:
         """Count an operation that all instances do together."""
@@ -66,6 +67,18 @@ class EventRecorder:
     def close(self) -> None:
         """End the file."""
         os.close(self._file)
+
+
+def _error_fields(error: PodrunError) -> dict[str, Any]:
+    data: dict[str, Any] = {"error": type(error).__name__}
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, ErrorCause):
+        data["cause"] = cause_to_dict(cause)
+    if isinstance(error, PoplarError):
+        data |= {"error": error.type, "code": error.code.name, "where": error.where}
+    if isinstance(error, RecoverableRuntimeError):
+        data["action"] = error.recovery_action.name
+    return data
 
 
 _of_this_process: dict[str, EventRecorder] = {}
@@ -146,7 +159,7 @@ class RecordedConnection:
     def holds_ipus(self) -> bool:
         return self._inner.holds_ipus
 
-    def try_attach(self, request: AttachRequest) -> str | None:
+    def try_attach(self, request: AttachRequest) -> Refusal | None:
         refusal = self._inner.try_attach(request)
         if refusal is None:
             self._attached = True
@@ -154,6 +167,8 @@ class RecordedConnection:
             self._notes.note(
                 "attach", **{name: f"{ipus.first}-{ipus.stop - 1}" for name, ipus in ranges.items()}
             )
+        elif refusal.broken is not None:
+            self._notes.note_refusal(refusal, refusal.broken)
         return refusal
 
     def load(self, executable: Executable) -> None:

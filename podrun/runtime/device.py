@@ -173,6 +173,7 @@ class RunDevice:
             raise UsageError("An offline device is a description to compile for: it cannot be attached.")
         if self.is_attached:
             return None
+        refusal: str | None
         if self._uses_partition:
             refusal = self.connection.try_attach(self._request())
         else:

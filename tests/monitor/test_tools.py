@@ -20,6 +20,8 @@ from podrun.core.command_line import run_command
 from podrun.core.executable import Compute, Copy
 from podrun.core.layout import IpuRange
 from podrun.costmodel.target import BOW, GC200
+from podrun.device.connection import AttachRequest
+from podrun.device.host.connecting import connect
 from podrun.monitor import tool_partition, tool_programs
 from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest_command, own_ipus
 from podrun.monitor.host_tools import LEGS, gc_hostsynclatencytest_command, gc_hosttraffictest_command
@@ -27,6 +29,8 @@ from podrun.monitor.link_tools import gc_iputraffictest_command, gc_links_comman
 from podrun.monitor.load_tools import gc_flops_command, gc_powertest_command
 from podrun.monitor.tool_partition import Route, attach, find_partition, route
 from podrun.monitor.tool_programs import LinkCheck
+from podrun.record.events import read_parts
+from podrun.record.recorder import EventRecorder, RecordedConnection
 from tests.monitor.real import RealPod
 
 VARIABLES = (
@@ -107,7 +111,9 @@ def test_ipus_in_use_are_refused_and_released(pod: RealPod, tool: Tool) -> None:
         pass
 
 
-def test_a_broken_ipu_is_named(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_ipu_is_named(
+    pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pod.client.inject_faults("p", ["ipu:3@batch=0:exchange-error"])
     code, _, err = tool(gc_hostsynclatencytest_command, "-d", "3", "--mark-count", "3")
     assert code == 1
@@ -118,6 +124,16 @@ def test_a_broken_ipu_is_named(pod: RealPod, tool: Tool, monkeypatch: pytest.Mon
         code, _, err = tool(gc_hosttraffictest_command, "-d", "3")
     assert code == 1
     assert "IPU 3 cannot be used (IPU_RESET needed): Exchange error" in err
+    # A recorded program that is refused tells of it once, with what is broken as a value.
+    notes = EventRecorder(tmp_path / f"instance-0.0.{os.getpid()}.jsonl", "instance 0", 0)
+    recorded = RecordedConnection(connect(find_partition(None, None).environ), notes)
+    other = AttachRequest(IpuRange(3, 1), IpuRange(3, 1), os.getppid(), "tester", "train.py")
+    assert recorded.try_attach(other) == recorded.try_attach(other) is not None
+    recorded.close()
+    notes.close()
+    (refused,) = [timed.event for timed in read_parts(tmp_path)]
+    assert (refused.kind, refused.data["where"], refused.data["action"]) == ("refused", "ipu 3", "IPU_RESET")
+    assert refused.data["cause"]["ipus"] == [3]
     pod.client.reset_ipus("p", [3])
     assert tool(gc_hostsynclatencytest_command, "-d", "3", "--mark-count", "3")[0] == 0
 

@@ -22,7 +22,7 @@ from podrun.collectives import create, join_group
 from podrun.core.executable import Executable, Retrieval
 from podrun.core.layout import IpuRange
 from podrun.device import job
-from podrun.device.connection import AttachRequest, RunResult
+from podrun.device.connection import AttachRequest, Refusal, RunResult
 from podrun.device.host.client import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
 from tests.device.conftest import together
@@ -207,7 +207,7 @@ class Instances:
                 raise result
         return found
 
-    def try_attach(self, _: AttachRequest) -> str | None:
+    def try_attach(self, _: AttachRequest) -> Refusal | None:
         share, whole = self.total_ipus // len(self.connections), IpuRange(0, self.total_ipus)
         for i, connection in enumerate(self.connections):
             owned = IpuRange(i * share, share)

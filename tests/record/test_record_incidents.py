@@ -146,6 +146,33 @@ def test_a_killed_instance_is_an_incident_of_its_own() -> None:
     assert goodput.recomputed_batches == 2
 
 
+def refused_launch(*, attached_later: bool) -> list[TimedEvent]:
+    """IPU 2 was broken before the launch; the program ends with exit code 1, or takes other IPUs first."""
+    writer = Writer()
+    writer.add("launch", "start")
+    words = "IPU 2 cannot be used (IPU_RESET needed): Memory parity error on IPU 2"
+    refusal = {"error": "recoverable_runtime_error", "code": "TILE_MEMORY_PARITY", "where": "ipu 2"}
+    writer.add("instance 0", "refused", **refusal, action="IPU_RESET", message=words)
+    if attached_later:
+        writer.add("instance 0", "attach", job="4-7", owned="4-7")
+    writer.add("launch", "ended", clock=AT_END, instance=0, code=1, how="exit code 1")
+    return ordered(writer.found)
+
+
+def test_a_refused_attach_blames_the_ipu_that_was_broken_before() -> None:
+    (incident,) = incidents_of(record_of(refused_launch(attached_later=False)))
+    assert incident.component == "ipu 2"
+    assert dict(incident.error)["message"].startswith("IPU 2 cannot be used (IPU_RESET needed)")
+    assert dict(incident.error)["action"] == "IPU_RESET"
+    assert [words.partition(": ")[2].split()[0] for words in incident.evidence] == ["refused", "ended"]
+
+
+def test_a_program_that_fails_on_other_ipus_is_blamed_itself() -> None:
+    (incident,) = incidents_of(record_of(refused_launch(attached_later=True)))
+    assert incident.component == "instance 0: the program or its host"
+    assert dict(incident.error)["message"] == "instance 0 ended with exit code 1"
+
+
 def test_several_incidents_are_told_apart_and_times_do_not_show() -> None:
     events = in_place(1, noted=True)
     later = [

@@ -33,7 +33,7 @@ from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
 from podrun.core.terminal import note_moment
-from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest, RunResult
+from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest, Refusal, RunResult
 from podrun.device.crash_records import report_fatal_signals
 from podrun.device.host.ports import (
     LocalPort,
@@ -96,7 +96,7 @@ class PortConnection:
     def total_ipus(self) -> int:
         return max((site.ipus.stop for site in self._sites), default=0)
 
-    def try_attach(self, request: AttachRequest) -> str | None:
+    def try_attach(self, request: AttachRequest) -> Refusal | None:
         self._check_process()
         if self._ports:
             raise ApplicationRuntimeError("this connection is attached already", hint="Detach first.")

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from podrun.core.errors import ApplicationRuntimeError, DeadlineError, InternalError
 from podrun.core.executable import Array, Executable
 from podrun.core.layout import IpuRange, replicas_on
-from podrun.device.connection import AttachRequest
+from podrun.device.connection import AttachRequest, Refusal
 from podrun.device.machine import Machine
 from podrun.device.program.engine import RunOutcome
 
@@ -100,7 +100,7 @@ class Port(Protocol):
     def site(self) -> Site:
         """The machine."""
 
-    def attach(self, request: AttachRequest) -> str | None:
+    def attach(self, request: AttachRequest) -> Refusal | None:
         """None if attached; otherwise the reason for the refusal."""
 
     def load(self, program: ProgramFile, timeout: float) -> Wait[None]:
@@ -135,9 +135,9 @@ class LocalPort:
     def site(self) -> Site:
         return self._site
 
-    def attach(self, request: AttachRequest) -> str | None:
+    def attach(self, request: AttachRequest) -> Refusal | None:
         answer = self._machine.attach(request)
-        if isinstance(answer, str):
+        if isinstance(answer, Refusal):
             return answer
         self._owner = answer
         return None

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 
 from podrun.core.access import AdmitServer
+from podrun.core.error_codec import error_from_json
 from podrun.core.errors import (
     DeadlineError,
     InternalError,
@@ -24,7 +25,7 @@ from podrun.core.errors import (
 from podrun.core.executable import Array, Executable, numpy_dtype
 from podrun.core.proven_channel import open_channel
 from podrun.core.shared_region import SharedRegion
-from podrun.device.connection import AttachRequest
+from podrun.device.connection import AttachRequest, Refusal
 from podrun.device.host.machine_stream import CHECK_SECONDS, JobLosses, MachineStream
 from podrun.device.host.ports import ProgramFile, RunArrays, Site, Wait
 from podrun.device.host.run_memory import RunMemory
@@ -77,7 +78,7 @@ class RemotePort:
     def site(self) -> Site:
         return self._site
 
-    def attach(self, request: AttachRequest) -> str | None:
+    def attach(self, request: AttachRequest) -> Refusal | None:
         message = pb.AttachRequest(
             job=wire.range_to_wire(request.job),
             owned=wire.range_to_wire(request.owned),
@@ -99,7 +100,8 @@ class RemotePort:
             raise
         if reply.refusal:
             self.close()
-            return str(reply.refusal)
+            broken = error_from_json(reply.broken_json) if reply.broken_json else None
+            return Refusal(reply.refusal, broken)
         if reply.memory_socket:
             with contextlib.suppress(OSError):  # The machine is on another host: tensors travel inline.
                 self._stream.memory = MemorySender(reply.memory_socket, self._stream.server_uid)

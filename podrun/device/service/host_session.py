@@ -23,7 +23,7 @@ from podrun.core.error_codec import error_to_json
 from podrun.core.errors import ApplicationRuntimeError, PodrunError, UnknownRuntimeError, UsageError
 from podrun.core.executable import Array
 from podrun.core.identity import Caller, user_name
-from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest
+from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest, Refusal
 from podrun.device.crash_records import own_crash_record
 from podrun.device.machine import Machine
 from podrun.device.service import wire
@@ -99,8 +99,9 @@ class HostSession:
             raise ApplicationRuntimeError("this process is attached already")
         request = self._known(wire.attach_from_wire(message))
         answer = machine.attach(request, host=message.host, started=message.started or None)
-        if isinstance(answer, str):
-            return pb.MachineReply(attach=pb.AttachReply(refusal=answer))
+        if isinstance(answer, Refusal):
+            broken = "" if answer.broken is None else error_to_json(answer.broken)
+            return pb.MachineReply(attach=pb.AttachReply(refusal=answer, broken_json=broken))
         self._spin_seconds = spin_seconds_for(request, machine.place.ipus)
         with self._lock:
             self._machine = machine
