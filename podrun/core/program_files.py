@@ -6,6 +6,7 @@ program's, and what it prints goes to standard error: standard output is for pod
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import runpy
 import sys
@@ -13,6 +14,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import TypeVar
 
 import podrun
 from podrun.core.errors import InternalError, PodrunError, UsageError
@@ -69,7 +71,7 @@ def names_in_file(path: Path) -> Mapping[str, object]:
     return vars(module)
 
 
-def model_made_by(path: Path, name: str, maker: object, wanted: str) -> object:
+def _model_made_by(path: Path, name: str, maker: object, wanted: str) -> object:
     """The result of a class or function of a file. ``wanted``: what it should give, in words.
 
     Raises UsageError with the line of the file where it fails, and for what cannot be called.
@@ -85,6 +87,42 @@ def model_made_by(path: Path, name: str, maker: object, wanted: str) -> object:
             f"{name}() of {path} fails: {type(error).__name__}: {error}{line_in(path, error)}",
             hint="Name a model, or a class or function that takes no arguments.",
         ) from None
+
+
+K = TypeVar("K")
+
+
+def model_in_file(path: Path, name: str, kind: type[K], wanted: str, several: str) -> K:
+    """The model called ``name`` in a file, or what a class or function of that name gives.
+
+    ``kind``: the class of models; ``wanted``, ``several``: one and many of them in words. UsageError for a wrong name,
+    and for what is no model.
+    """
+    names = names_in_file(path)
+    value = names.get(name)
+    if value is None:
+        known = _models_in(names, kind)
+        near = difflib.get_close_matches(name, known, 1)
+        guess = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(
+            f"{path} has no {name}",
+            hint=f"{guess}{several} in it: {', '.join(known) or 'none'}. A function that gives one can be named too.",
+        )
+    model = value if isinstance(value, kind) else _model_made_by(path, name, value, wanted)
+    if not isinstance(model, kind):
+        raise UsageError(f"{name} of {path} gives a {type(model).__name__}, not a {wanted}")
+    return model
+
+
+def _models_in(names: Mapping[str, object], kind: type) -> list[str]:
+    """Names of the models of a file, and of its own classes of models."""
+    own = names.get("__name__")
+    return [
+        name
+        for name, value in names.items()
+        if isinstance(value, kind)
+        or (isinstance(value, type) and issubclass(value, kind) and value.__module__ == own)
+    ]
 
 
 def line_in(path: Path, error: Exception) -> str:

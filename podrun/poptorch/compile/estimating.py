@@ -7,8 +7,7 @@ arguments that gives one, with the shapes of its inputs.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ import torch
 from podrun.core.errors import UsageError
 from podrun.core.program_files import (
     as_program,
-    model_made_by,
-    names_in_file,
+    model_in_file,
     parse_input,
     run_until_compiled,
 )
@@ -133,36 +131,12 @@ def module_source(path: Path, name: str, inputs: Sequence[str]) -> ModuleSource:
     wrong name or wrong inputs.
     """
     with as_program(path):
-        names = names_in_file(path)
-        value = names.get(name)
-        if value is None:
-            raise UsageError(f"{path} has no {name}", hint=_modules_in(names, name))
-        module = (
-            value
-            if isinstance(value, torch.nn.Module)
-            else model_made_by(path, name, value, "torch.nn.Module")
-        )
-    if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"{name} of {path} gives a {type(module).__name__}, not a torch.nn.Module")
+        module = model_in_file(path, name, torch.nn.Module, "torch.nn.Module", "Modules")
     if not inputs:
         raise UsageError(
             f"the inputs of {name} are not known", hint="Give one --input for each: --input 8x3x32x32"
         )
     return ModuleSource(module, tuple(_input(text) for text in inputs), {}, Options())
-
-
-def _modules_in(names: Mapping[str, object], name: str) -> str:
-    """The modules of a file and its own classes of modules, and the one whose name is closest."""
-    own = names.get("__name__")
-    known = [
-        key
-        for key, value in names.items()
-        if isinstance(value, torch.nn.Module)
-        or (isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == own)
-    ]
-    near = difflib.get_close_matches(name, known, 1)
-    guess = f"Did you mean {near[0]}? " if near else ""
-    return f"{guess}Modules in it: {', '.join(known) or 'none'}."
 
 
 def _input(text: str) -> torch.Tensor:

@@ -7,7 +7,6 @@ arguments that gives one. A folder: a SavedModel, by its signature ``serving_def
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,7 @@ import tf_keras
 from podrun.core.errors import ConfigError, UsageError
 from podrun.core.program_files import (
     as_program,
-    model_made_by,
-    names_in_file,
+    model_in_file,
     parse_input,
     run_until_compiled,
 )
@@ -130,14 +128,7 @@ def saved_model_source(folder: Path, inputs: Sequence[str]) -> TracedFunction:
 def keras_source(path: Path, name: str, inputs: Sequence[str], *, train: bool) -> TracedFunction:
     """A Keras model of a file. UsageError for a wrong name, and where its inputs are not known."""
     with as_program(path):
-        names = names_in_file(path)
-        value = names.get(name)
-        if value is None:
-            raise UsageError(f"{path} has no {name}", hint=_models_in(names, name))
-        made_by_name = not isinstance(value, tf_keras.Model)
-        model = model_made_by(path, name, value, "Keras model") if made_by_name else value
-    if not isinstance(model, tf_keras.Model):
-        raise UsageError(f"{name} of {path} gives a {type(model).__name__}, not a Keras model")
+        model = model_in_file(path, name, tf_keras.Model, "Keras model", "Keras models")
     known = [tf.TensorSpec(t.shape, t.dtype, t.name) for t in (model.inputs or ())]
     if not known and not inputs:
         raise UsageError(
@@ -148,20 +139,6 @@ def keras_source(path: Path, name: str, inputs: Sequence[str], *, train: bool) -
         return model(tensors[0] if len(tensors) == 1 else list(tensors), training=train)
 
     return TracedFunction(call, _replaced(known, inputs))
-
-
-def _models_in(names: Mapping[str, object], name: str) -> str:
-    """The Keras models of a file and its own classes of models, and the one whose name is closest."""
-    own = names.get("__name__")
-    known = [
-        key
-        for key, value in names.items()
-        if isinstance(value, tf_keras.Model)
-        or (isinstance(value, type) and issubclass(value, tf_keras.Model) and value.__module__ == own)
-    ]
-    near = difflib.get_close_matches(name, known, 1)
-    guess = f"Did you mean {near[0]}? " if near else ""
-    return f"{guess}Keras models in it: {', '.join(known) or 'none'}. A function that gives one can be named too."
 
 
 def _replaced(specs: Sequence[tf.TensorSpec], inputs: Sequence[str]) -> Sequence[tf.TensorSpec]:
