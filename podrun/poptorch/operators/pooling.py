@@ -26,7 +26,7 @@ from podrun.numerics.pools import (
 )
 from podrun.numerics.precision import widen
 from podrun.numerics.windows import Window, fitted_window
-from podrun.poptorch.operators.table import Call, Operand, PerDimension, Sizes, aten, spread
+from podrun.poptorch.operators.table import AtenResult, Call, Operand, PerDimension, Sizes, aten, spread
 
 
 def _window(
@@ -47,7 +47,9 @@ def _batched(x: Array, count: int) -> Array:
     return x if x.ndim == count + 2 else x[None]
 
 
-def _max_pool(count: int) -> Callable[..., Array]:
+def _max_pool(count: int, with_places: bool) -> Callable[..., AtenResult]:
+    """The greatest elements of windows; ``with_places``: also where they stand, by number within a channel."""
+
     def pool(
         call: Call,
         x: Array,
@@ -56,30 +58,15 @@ def _max_pool(count: int) -> Callable[..., Array]:
         padding: PerDimension = (0,),
         dilation: PerDimension = (1,),
         ceil_mode: bool = False,
-    ) -> Array:
-        image = _batched(x, count)
-        window = _window(image.shape[2:], kernel, stride, padding, dilation, ceil_mode)
-        return jnp.reshape(maximum_of_windows(image, window), call.shape)
-
-    return pool
-
-
-def _max_pool_with_indices(count: int) -> Callable[..., tuple[Array, Array]]:
-    def pool(
-        call: Call,
-        x: Array,
-        kernel: PerDimension,
-        stride: PerDimension = (),
-        padding: PerDimension = (0,),
-        dilation: PerDimension = (1,),
-        ceil_mode: bool = False,
-    ) -> tuple[Array, Array]:
+    ) -> AtenResult:
         image = _batched(x, count)
         sizes = image.shape[2:]
         window = _window(sizes, kernel, stride, padding, dilation, ceil_mode)
-        places = jnp.asarray(np.arange(math.prod(sizes), dtype=np.int32).reshape(1, 1, *sizes))
-        values, where = maximum_with_places(image, window, places)
-        return values.reshape(call.shape), where.reshape(call.shape)
+        if not with_places:
+            return jnp.reshape(maximum_of_windows(image, window), call.shape)
+        numbers = jnp.asarray(np.arange(math.prod(sizes), dtype=np.int32).reshape(1, 1, *sizes))
+        values, places = maximum_with_places(image, window, numbers)
+        return values.reshape(call.shape), places.reshape(call.shape)
 
     return pool
 
@@ -121,8 +108,8 @@ def max_unpool(call: Call, x: Array, places: Array, *rest: object) -> Array:
 
 
 for _count in (1, 2, 3):
-    aten(f"max_pool{_count}d", kind="MaxPool")(_max_pool(_count))
-    aten(f"max_pool{_count}d_with_indices", kind="MaxPool")(_max_pool_with_indices(_count))
+    aten(f"max_pool{_count}d", kind="MaxPool")(_max_pool(_count, False))
+    aten(f"max_pool{_count}d_with_indices", kind="MaxPool")(_max_pool(_count, True))
     aten(f"avg_pool{_count}d", kind="AveragePool")(_average_pool(_count))
     aten(f"adaptive_avg_pool{_count}d", kind="AveragePool")(_adaptive_average(_count))
     aten(f"adaptive_max_pool{_count}d", kind="MaxPool")(_adaptive_maximum(_count))
