@@ -34,10 +34,38 @@ _NO_ARGS = {"Constant", "RandomNormal", "RandomUniform", "SequenceEmpty"}
 
 
 class _OpFamily:
-    """Base of all operator families: binds arguments as pybind11 would, and raises its kind of TypeError."""
+    """Base of the operator families: a method for each operator, which binds arguments as pybind11 would and raises its
+    kind of TypeError.
+    """
+
+    _set_name: str
+    """The operator set, in messages."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
+
+    def _operators(self) -> Mapping[str, str]:
+        """Method name -> operator; none unless a family has some."""
+        return {}
+
+    def _call(self, method: str, op_type: str, *args: object, **kwargs: object) -> Any:
+        """Add a node; returns the name of its output, or the names of several."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        operators = self._operators()
+        if name not in operators:
+            near = difflib.get_close_matches(name, operators, n=1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"{self._set_name} has no operator {name!r}.{guess}")
+        method = functools.partial(self._call, name, operators[name])
+        method.__doc__ = f"Add a {operators[name]} node ({self._set_name})."
+        return method
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._operators()]
 
     @staticmethod
     def _signature(
@@ -122,25 +150,13 @@ class AiOnnx(_OpFamily):
 
     def __init__(self, builder: Builder, version: int) -> None:
         super().__init__(builder)
-        self.version = version
+        self.version, self._set_name = version, f"ai.onnx opset {version}"
 
     def __str__(self) -> str:
         return f"AiOnnx{self.version}"
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        methods = onnx_methods(self.version)
-        if name not in methods:
-            near = difflib.get_close_matches(name, methods, n=1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
-            raise AttributeError(f"ai.onnx opset {self.version} has no operator {name!r}.{guess}")
-        method = functools.partial(self._call, name, methods[name])
-        method.__doc__ = f"Add a {methods[name]} node (ai.onnx, opset {self.version})."
-        return method
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *onnx_methods(self.version)]
+    def _operators(self) -> Mapping[str, str]:
+        return onnx_methods(self.version)
 
     def _call(self, method: str, op_type: str, *args: object, **kwargs: object) -> Any:
         from onnx import defs
@@ -196,21 +212,13 @@ class AiGraphcore(_OpFamily):
 
     version = 1
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name not in OPS:
-            near = difflib.get_close_matches(name, OPS, n=1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
-            raise AttributeError(f"ai.graphcore has no operator {name!r}.{guess}")
-        method = functools.partial(self._call, name, OPS[name])
-        method.__doc__ = f"Add a {OPS[name].op_type} node (ai.graphcore)."
-        return method
+    _set_name = "ai.graphcore"
 
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *OPS]
+    def _operators(self) -> Mapping[str, str]:
+        return {method: op.op_type for method, op in OPS.items()}
 
-    def _call(self, method: str, op: GraphcoreOp, *args: object, **kwargs: object) -> Any:
+    def _call(self, method: str, op_type: str, *args: object, **kwargs: object) -> Any:
+        op = OPS[method]
         # Operators that are added without inputs take their attributes first.
         before = [
             *([] if op.inputs == (0, 0) else ["args"]),
