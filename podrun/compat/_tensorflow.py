@@ -247,9 +247,9 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__spec__ = kept[1]
 
 
-def _real_spec(name: str) -> importlib.machinery.ModuleSpec | None:
+def _real_spec() -> importlib.machinery.ModuleSpec | None:
     path = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
-    return importlib.machinery.PathFinder.find_spec(name, path)
+    return importlib.machinery.PathFinder.find_spec("tensorflow", path)
 
 
 def serve_tensorflow() -> None:
@@ -258,7 +258,7 @@ def serve_tensorflow() -> None:
     if os.environ["TF_USE_LEGACY_KERAS"] != "1":
         raise ImportError("Programs for IPUs use Keras 2, not Keras 3: set TF_USE_LEGACY_KERAS=1.")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    spec = _real_spec("tensorflow")
+    spec = _real_spec()
     if spec is None or spec.loader is None:
         sys.modules.pop("tensorflow", None)
         raise ModuleNotFoundError(

@@ -39,19 +39,12 @@ def load_model(source: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     return model
 
 
-def read_onnx_model(
-    source: str | os.PathLike[str] | bytes,
-    *,
-    trusted: Collection[Path] = (),
-    places: MutableMapping[str, ExternalPlace] | None = None,
-) -> onnx.ModelProto:
+def read_onnx_model(source: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     """`load_model` without `check_onnx_model`: the bytes exist, but the model may make no sense.
 
-    External data lie beside a model that is a path, or in one of the ``trusted`` files, which the model names with
-    ``basepath`` and ``location``; others are refused. ``places`` is filled with the places of initializers' data.
+    External data lie beside a model that is a path; others are refused.
     """
-    light = read_light_onnx_model(source, trusted=trusted, places=places, at_least=MOST_MODEL_BYTES)
-    return light.proto
+    return read_light_onnx_model(source, at_least=MOST_MODEL_BYTES).proto
 
 
 def read_light_onnx_model(
@@ -61,7 +54,11 @@ def read_light_onnx_model(
     places: MutableMapping[str, ExternalPlace] | None = None,
     at_least: int = MOST_HELD,
 ) -> LightModel:
-    """`read_onnx_model` with initial values of more than ``at_least`` elements beside the model."""
+    """`read_onnx_model` with initial values of more than ``at_least`` elements beside the model.
+
+    External data may also lie in one of the ``trusted`` files, which the model names with ``basepath`` and
+    ``location``. ``places`` is filled with the places of initializers' data.
+    """
     folder: Path | None = None
     if isinstance(source, bytes):
         data, label = source, "the bytes given"

@@ -131,14 +131,6 @@ class AnchorReturnType:
         }
         return tuple(dim for dim in per_batch.get(self._id, (replicas,)) if dim != 1)
 
-    def fetches(self, batches: int, accumulation: int) -> int:
-        """Micro-batches that each replica hands over in one step."""
-        if self._id is AnchorReturnTypeId.All:
-            return batches * accumulation
-        if self._id is AnchorReturnTypeId.EveryN:
-            return batches // self._period * accumulation
-        return 1
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AnchorReturnType) and (self._id, self._period) == (other._id, other._period)
 

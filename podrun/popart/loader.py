@@ -31,17 +31,14 @@ written: set[Path] = set()
 """Files of external data that this process wrote. A model may name them wherever they lie."""
 
 
-def read_model(
-    source: str | bytes | os.PathLike[str], places: MutableMapping[str, ExternalPlace] | None = None
-) -> ModelProto:
+def read_model(source: str | bytes | os.PathLike[str]) -> ModelProto:
     """A ModelProto from a path or from bytes, its external data loaded. popart_exception if it is not a model.
 
-    Sizes that the model states are checked against the existing bytes before memory is taken. ``places`` is filled with
-    the places of external data.
+    Sizes that the model states are checked against the existing bytes before memory is taken.
     """
     from podrun.onnx_models.model_loader import MOST_MODEL_BYTES
 
-    return read_light_model(source, places, MOST_MODEL_BYTES).proto
+    return read_light_model(source, at_least=MOST_MODEL_BYTES).proto
 
 
 def read_light_model(

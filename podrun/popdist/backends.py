@@ -7,16 +7,10 @@ calls keep the SDK's order and its errors, and finalising leaves the others. `in
 from __future__ import annotations
 
 import atexit
-from typing import TYPE_CHECKING
 
-from podrun.core.errors import (
-    UnimplementedError,
-)
-from podrun.popdist.core import popdist_error
-
-if TYPE_CHECKING:
-    pass
+from podrun.core.errors import UnimplementedError
 from podrun.popdist.collectives import instance_groups
+from podrun.popdist.core import popdist_error
 
 
 class _Backend:

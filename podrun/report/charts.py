@@ -60,13 +60,11 @@ def rect(x: float, y: float, width: float, height: float, fill: str, title: str,
     )
 
 
-def svg(height: float, content: Sequence[str], label: str, *, stretch: bool = False) -> str:
-    """A drawing as wide as the page. ``stretch``: its height stays the same however wide the page is."""
-    how = f' preserveAspectRatio="none" style="height:{height:.0f}px"' if stretch else ""
+def svg(height: float, content: Sequence[str], label: str) -> str:
+    """A drawing as wide as the page, whose height stays the same however wide the page is."""
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}"{how} role="img" aria-label="{escape(label)}">'
-        + "".join(content)
-        + "</svg>"
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" preserveAspectRatio="none" style="height:{height:.0f}px" role="img" '
+        f'aria-label="{escape(label)}">' + "".join(content) + "</svg>"
     )
 
 
@@ -110,15 +108,15 @@ def stacked_bar(parts: Mapping[str, float], unit: str, meaning: Mapping[str, str
         f'<td>{v / total:.1%}</td><td class="words">{escape(meaning.get(n, ""))}</td></tr>'
         for n, v in parts.items()
     )
-    drawing = svg(28, shapes, "shares", stretch=True)
+    drawing = svg(28, shapes, "shares")
     return f'{drawing}{key(list(parts))}<div class="table"><table>{rows}</table></div>'
 
 
-def bars(values: Mapping[str, int], total: int, unit: str = "cycles") -> str:
-    """A bar for each name, longest first as given."""
+def bars(values: Mapping[str, int], total: int) -> str:
+    """A bar for the cycles of each name, in the order of ``values``; ``total``: what the shares are of."""
     most = max(values.values(), default=1) or 1
     return "".join(
-        f'<div class="bar" title="{escape(f"{name}: {value:,} {unit}")}"><b>{escape(name)}</b>'
+        f'<div class="bar" title="{escape(f"{name}: {value:,} cycles")}"><b>{escape(name)}</b>'
         f'<i style="width:{100 * value / most:.2f}%"></i><span>{value:,} ({value / (total or 1):.1%})</span></div>'
         for name, value in values.items()
     )
@@ -137,7 +135,7 @@ def timeline_chart(stage: ReportStage) -> str:
                 more = f' data-cycles="{cycles}"'
                 shapes.append(rect(x, 22 * lane, width, 20, COLOURS[phase], tip, more))
             x += width
-    drawing = svg(66, shapes, "BSP timeline", stretch=True)
+    drawing = svg(66, shapes, "BSP timeline")
     return f'<div class="chart timeline" data-cycles="{total}">{drawing}<output></output></div>{key(PHASES)}'
 
 
@@ -171,7 +169,7 @@ def memory_by_tile(memory: MemoryUse, layers: str = "") -> str:
         )
     data = json.dumps([[i.first_tile, i.end_tile, i.bytes_by_category] for i in memory.by_tile])
     note = f"At most {byte_size(fullest)} here; a tile has {byte_size(memory.tile_capacity_bytes)}."
-    drawing = svg(height, shapes, "memory by tile", stretch=True)
+    drawing = svg(height, shapes, "memory by tile")
     return (
         f'<div class="chart tiles" data-capacity="{memory.tile_capacity_bytes}" data-layers="{layers}" '
         f'data-tiles="{escape(data)}">{scale}<div class="plot">{drawing}</div>'
@@ -211,7 +209,7 @@ def memory_over_time(memory: MemoryUse) -> str:
         f'<polygon points="0,100 {" ".join(corners)} {WIDTH},100" fill="{COLOURS["not_always_live"]}">'
         f"<title>peak {byte_size(most)} on the IPU</title></polygon>"
     )
-    drawing = svg(102, [area], "not-always-live bytes over the schedule", stretch=True)
+    drawing = svg(102, [area], "not-always-live bytes over the schedule")
     return f"{drawing}<p>Peak {byte_size(most)}.</p>"
 
 
@@ -237,5 +235,5 @@ def pipeline(profile: Profile) -> str:
         y = rows[stage.ipu] * 26 + (6 if late else 0)
         shapes.append(rect(run.start_cycles * scale, y, stage.cycles * scale * 0.98, 16, colour, tip))
     names = "".join(f"<span>IPU {ipu}</span>" for ipu in rows)
-    drawing = svg(26 * len(rows), shapes, "pipeline", stretch=True)
+    drawing = svg(26 * len(rows), shapes, "pipeline")
     return f'<div class="rows"><div class="names">{names}</div>{drawing}</div>'

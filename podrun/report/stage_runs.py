@@ -68,9 +68,13 @@ def pipeline_shape(profile: Profile) -> Shape | None:
     return Shape(profile.schedule, filling, main, filling, sum(idle.values()) / len(idle), idle)
 
 
-def shown_micro_batches(profile: Profile, most: int = 16) -> int:
-    """How many micro-batches a chart shows: all that are in the pipeline together, but no more than ``most``."""
-    return min(profile.micro_batches_per_pass, most)
+MOST_SHOWN = 16
+"""Micro-batches that a chart has room for."""
+
+
+def shown_micro_batches(profile: Profile) -> int:
+    """How many micro-batches a chart shows: all that are in the pipeline together, but no more than it has room for."""
+    return min(profile.micro_batches_per_pass, MOST_SHOWN)
 
 
 def _one_after_the_other(stages: list[ReportStage], micro_batches: int) -> list[StageRun]:

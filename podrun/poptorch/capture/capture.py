@@ -323,8 +323,3 @@ class _ModuleNames:
             before.remove()
             after.remove()
             self._stack[1:] = []
-
-
-def tensors_returned(capture: Capture) -> list[GraphValue]:
-    """The values that forward returned, in order."""
-    return [leaf for leaf in capture.graph.outputs if isinstance(leaf, GraphValue)]

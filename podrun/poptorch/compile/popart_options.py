@@ -119,13 +119,10 @@ def _positive(value: int) -> int:
 _PARTIALS = {"": "float32", "float": "float32", "half": "float16"}
 
 
-def _partials(name: str) -> Change:
-    def changed(settings: RunSettings, value: str) -> RunSettings:
-        if value not in _PARTIALS:
-            raise ValueError("a partials type is 'float' or 'half'")
-        return _field(name)(settings, _PARTIALS[value])
-
-    return changed
+def _partials(settings: RunSettings, value: str) -> RunSettings:
+    if value not in _PARTIALS:
+        raise ValueError("a partials type is 'float' or 'half'")
+    return replace(settings, partials=_PARTIALS[value])
 
 
 def _planner(source: str, partials: str = "") -> Change:
@@ -200,7 +197,7 @@ _WITH_EFFECT: dict[str, PopartOption] = {
     "enableSupportedDataTypeCasting": PopartOption(bool, _field("casting")),
     "ensureFp32LossScaleTensor": PopartOption(bool, _field("wide_loss_scale")),
     "numIOTiles": PopartOption(int, _io_tiles),
-    "partialsTypeMatMuls": PopartOption(str, _partials("partials")),
+    "partialsTypeMatMuls": PopartOption(str, _partials),
     "matmulOptions": PopartOption(dict, _planner(PRODUCTS, "partials")),
     "convolutionOptions": PopartOption(dict, _planner(CONVOLUTIONS, "convolution_partials")),
     "lstmOptions": PopartOption(dict, _planner(LSTMS)),

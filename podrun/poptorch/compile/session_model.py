@@ -7,7 +7,7 @@ trained and which tensors replace buffers.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -341,8 +341,3 @@ class AtenOperators:
 
 
 ATEN_OPERATORS = AtenOperators()
-
-
-def names_of_updates(graph: CapturedGraph, buffers: Collection[str]) -> list[str]:
-    """Buffers that forward writes."""
-    return [name for name in graph.updates if name in buffers]
