@@ -42,9 +42,7 @@ COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """One compiled form: for inputs of certain shapes and types, and for certain values of the specialised
-    ones.
-    """
+    """One compiled form: for inputs of certain shapes and types, and for certain values of the specialised ones."""
 
     fixed: Mapping[str, Any]
     kept: list[Any]
@@ -218,9 +216,7 @@ class PodrunBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node on arrays given in the order of its (non-empty) inputs. ``opset_version`` picks the
-        opset.
-        """
+        """Run one node on arrays given in the order of its (non-empty) inputs. ``opset_version`` picks the opset."""
         version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in dict.fromkeys(node.input) if name]
         arrays = [np.asarray(value) for value in inputs]

@@ -2,9 +2,8 @@
 
 Only re-exports under a foreign name may enter; programs import them.
 
-``podrun`` puts this folder on PYTHONPATH of what it launches, so programs written for the SDK run
-unmodified and nothing shadows a real SDK in site-packages. ``python -m podrun.compat train.py`` does the
-same for one script.
+``podrun`` puts this folder on PYTHONPATH of what it launches, so programs written for the SDK run unmodified and
+nothing shadows a real SDK in site-packages. ``python -m podrun.compat train.py`` does the same for one script.
 """
 
 from __future__ import annotations

@@ -85,9 +85,7 @@ def _layout(rank: int) -> lax.ConvDimensionNumbers:
 
 
 def _depthwise(x: Array, w: Array, groups: int, window: Window) -> Array:
-    """Sum over kernel positions of shifted input times one weight per channel; ``M/groups`` outputs per
-    channel.
-    """
+    """Sum over kernel positions of shifted input times one weight per channel; ``M/groups`` outputs per channel."""
     x = padded(x, window, jnp.zeros((), x.dtype))
     multiplier = w.shape[0] // groups
     if multiplier > 1:
@@ -101,9 +99,7 @@ def _depthwise(x: Array, w: Array, groups: int, window: Window) -> Array:
 
 
 def _grouped(x: Array, w: Array, groups: int, window: Window, half: bool = False) -> Array:
-    """Patches ``[N, groups, C/groups * positions, out]`` times weights ``[groups, M/groups, C/groups *
-    positions]``.
-    """
+    """Patches ``[N, groups, C/groups * positions, out]`` times weights ``[groups, M/groups, C/groups * positions]``."""
     x = padded(x, window, jnp.zeros((), x.dtype))
     patches = jnp.stack([shifted(x, window, position) for position in window.positions()], axis=2)
     batch, channels, count, *out = patches.shape

@@ -82,9 +82,7 @@ def best_label_sequences(
 
 
 def _beam_search(log_p: Array, length: Array, blank: int, width: int) -> tuple[Array, Array, Array]:
-    """One sequence ``[time, classes]``: beams of equal prefixes merged, the best ``width`` kept at every
-    step.
-    """
+    """One sequence ``[time, classes]``: beams of equal prefixes merged, the best ``width`` kept at every step."""
     steps, classes = log_p.shape
     labels = jnp.full((width, steps), blank, jnp.int32)
     counts = jnp.zeros(width, jnp.int32)

@@ -79,9 +79,7 @@ def standardised_groups(
 
 
 def _dealt(x: Array, groups: int) -> Array:
-    """Channels 0, ``groups``, 2 ``groups`` ... first, then 1, ``groups`` + 1 ...; undone by the number of
-    each.
-    """
+    """Channels 0, ``groups``, 2 ``groups`` ... first, then 1, ``groups`` + 1 ...; undone by the number of each."""
     parts = x.reshape(x.shape[0], x.shape[1] // groups, groups, *x.shape[2:])
     return jnp.swapaxes(parts, 1, 2).reshape(x.shape)
 

@@ -78,9 +78,7 @@ def rounds_once(function: F) -> F:
 
 
 AMP_TERMS = 16
-"""Products that the accumulating matrix product unit sums before it rounds a half partial (float16
-inputs).
-"""
+"""Products that the accumulating matrix product unit sums before it rounds a half partial (float16 inputs)."""
 
 
 def half_partials(a: Array, b: Array) -> Array:

@@ -111,9 +111,7 @@ def region_positions(start: Array, size: Array, bins: int, samples: int) -> Arra
 
 
 def region_pooled(image: Array, y: Array, x: Array, mode: str) -> Array:
-    """Bilinear samples of ``[C, H, W]`` at rows ``[bh, sh]`` and columns ``[bw, sw]``, pooled to ``[C, bh,
-    bw]``.
-    """
+    """Bilinear samples of ``[C, H, W]`` at rows ``[bh, sh]`` and columns ``[bw, sw]``, pooled to ``[C, bh, bw]``."""
     height, width = image.shape[1:]
 
     def sides(p: Array, size: int) -> tuple[Array, Array, Array, Array]:

@@ -20,11 +20,9 @@ from podrun.core.errors import InputMismatch
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Kernel, strides, dilations and padding over the spatial axes; ``pads`` are (before, after) for each
-    axis.
+    """Kernel, strides, dilations and padding over the spatial axes; ``pads`` are (before, after) for each axis.
 
-    ``extra`` is what ``ceil_mode`` adds after each axis beyond the padding: windows there see no real
-    elements of it.
+    ``extra`` is what ``ceil_mode`` adds after each axis beyond the padding: windows there see no real elements of it.
     """
 
     kernel: tuple[int, ...]
@@ -131,9 +129,7 @@ def _ceil_extra(size: int, pads: tuple[int, int], extent: int, stride: int) -> i
 
 
 def shifted(x: Array, window: Window, position: Sequence[int]) -> Array:
-    """The elements of padded ``x`` ``[N, C, *spatial]`` under kernel ``position`` of every window: ``[N,
-    C, *out]``.
-    """
+    """The elements of padded ``x`` ``[N, C, *spatial]`` under kernel ``position`` of every window: ``[N, C, *out]``."""
     sizes = x.shape[2:]
     starts = [p * d for p, d in zip(position, window.dilations, strict=True)]
     counts = [(n - e) // s + 1 for n, e, s in zip(sizes, window.extents(), window.strides, strict=True)]

@@ -141,9 +141,7 @@ def _read_node(proto: onnx.NodeProto, opsets: Mapping[str, int], position: str) 
 
 @functools.cache
 def schema_defaults(domain: str, op_type: str, opset: int) -> Mapping[str, Any]:
-    """Default attribute values of an operator, from ONNX's own schema; empty for domains that ONNX does
-    not define.
-    """
+    """Default attribute values of an operator, from ONNX's own schema; empty for domains that ONNX does not define."""
     try:
         schema = onnx.defs.get_schema(op_type, opset, "" if domain == ONNX else domain)
     except onnx.defs.SchemaError:
@@ -196,9 +194,7 @@ def tensor_value(proto: onnx.TensorProto) -> np.ndarray:
 
 
 def _dense(proto: onnx.SparseTensorProto) -> np.ndarray:
-    """A sparse tensor written out: ``dims`` filled with 0 but for ``values`` at ``indices`` (linear or per
-    axis).
-    """
+    """A sparse tensor written out: ``dims`` filled with 0 but for ``values`` at ``indices`` (linear or per axis)."""
     values = tensor_value(proto.values)
     indices = tensor_value(proto.indices)
     dims = tuple(proto.dims)

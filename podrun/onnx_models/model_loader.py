@@ -122,8 +122,7 @@ def check_onnx_model(model: onnx.ModelProto) -> None:
 
 
 def check_names(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
-    """Refuse names that are not UTF-8: protobuf hands those over as bytes. Raises `UsageError` naming the
-    node.
+    """Refuse names that are not UTF-8: protobuf hands those over as bytes. Raises `UsageError` naming the node.
 
     `check_tensors` bounds how deep graphs lie in one another, so it comes first.
     """
@@ -148,8 +147,7 @@ def _need_text(where: str, *names: str | bytes) -> None:
 def check_tensors(
     model: onnx.ModelProto, folder: Path | None, label: str = "the model", trusted: Collection[Path] = ()
 ) -> None:
-    """Check every tensor of a model, in subgraphs, functions and attributes too, without taking memory for
-    it.
+    """Check every tensor of a model, in subgraphs, functions and attributes too, without taking memory for it.
 
     ``folder`` is where external data may lie (None: nowhere), beside the ``trusted`` files. Raises `UsageError` naming
     the tensor.
@@ -233,8 +231,7 @@ def _check_held(tensor: onnx.TensorProto, label: str) -> None:
         held, wanted = len(tensor.raw_data), -(-count * bits // 8)
         if held != wanted:
             raise UsageError(
-                f"tensor '{tensor.name}' in {label} claims {wanted} bytes ({list(tensor.dims)[:8]}), but "
-                f"holds {held}"
+                f"tensor '{tensor.name}' in {label} claims {wanted} bytes ({list(tensor.dims)[:8]}), but holds {held}"
             )
         return
     fields = (
@@ -249,14 +246,12 @@ def _check_held(tensor: onnx.TensorProto, label: str) -> None:
     accepted = {count, 2 * count, -(-count * bits // 8), -(-count * bits // 32), -(-count // 2)}
     if held not in accepted:
         raise UsageError(
-            f"tensor '{tensor.name}' in {label} claims {count} elements ({list(tensor.dims)[:8]}), but holds "
-            f"{held}"
+            f"tensor '{tensor.name}' in {label} claims {count} elements ({list(tensor.dims)[:8]}), but holds {held}"
         )
 
 
 def _check_sparse(tensor: onnx.SparseTensorProto, label: str) -> None:
-    """A sparse tensor is written out when it is used: refuse one whose dense form is out of all
-    proportion."""
+    """A sparse tensor is written out when it is used: refuse one whose dense form is out of all proportion."""
     dims = list(tensor.dims)
     if len(dims) > MOST_RANK or any(d <= 0 for d in dims) or math.prod(dims) > MOST_MODEL_BYTES:
         raise UsageError(

@@ -150,9 +150,7 @@ def element_type(dtype: Any) -> str:
 
 
 def to_proto(name: str, array: np.ndarray) -> TensorProto:
-    """``array`` as a TensorProto in its type's own field. Small types take one int32_data entry each, as
-    ONNX says.
-    """
+    """``array`` as a TensorProto in its type's own field. Small types take one int32_data entry each, as ONNX says."""
     from onnx import TensorProto
 
     kind = element_type(array.dtype)

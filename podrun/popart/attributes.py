@@ -222,9 +222,7 @@ class NodeAttributes:
         return None
 
     def virtualGraph(self, nodeOutputNames: object = None, value: int = 0) -> Any:
-        """Place a node on IPU ``value`` of its replica, or ``with builder.virtualGraph(1):`` the nodes
-        added inside.
-        """
+        """Place a node on IPU ``value`` of its replica, or ``with builder.virtualGraph(1):`` the nodes added inside."""
         return self._place(VIRTUAL_GRAPH, value if nodeOutputNames is None else nodeOutputNames, value)
 
     def pipelineStage(self, nodeOutputNames: object = None, value: int = 0) -> Any:
@@ -347,8 +345,7 @@ class NodeAttributes:
         node = self._node(nodeOutputName)
         if node.op_type not in ("Conv", "MultiConv", "ConvTranspose"):
             raise popart_exception(
-                "Builder::setEnableConvDithering should only be called on convolutions but was given: "
-                f"{node.op_type}"
+                f"Builder::setEnableConvDithering should only be called on convolutions but was given: {node.op_type}"
             )
         if enableConvDithering not in (0, 1):
             raise popart_exception("enableConvDithering must be a bool value")

@@ -111,9 +111,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
 
     @takes_debug_prefix
     def addInputTensor(self, *args: object, **kwargs: object) -> str:
-        """A model input: ``(TensorInfo, debugContext="" | settings=InputSettings())`` or ``(dtype, shape,
-        ...)``.
-        """
+        """A model input: ``(TensorInfo, debugContext="" | settings=InputSettings())`` or ``(dtype, shape, ...)``."""
         info, settings, context = _input_arguments(args, kwargs)
         name = self._scope.names.unique(self._scoped(debug_name(context) or "input"))
         self._scope.add_input(name, info)
@@ -180,8 +178,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
     def _settings_info(self, array: np.ndarray, settings: VariableSettings) -> TensorInfo:
         if not settings.isUsingCommGroup():
             raise popart_exception(
-                "VariableSettings made from stride and group size cannot be stored in an ONNX model; use a "
-                "CommGroup."
+                "VariableSettings made from stride and group size cannot be stored in an ONNX model; use a CommGroup."
             )
         settings.verify()
         if self._replication is None:
@@ -212,8 +209,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         version = self._scope.opsets.setdefault(known, opVersion)
         if version != opVersion:
             raise popart_exception(
-                f"This builder uses {domain} version {version} already, so version {opVersion} cannot be "
-                "used."
+                f"This builder uses {domain} version {version} already, so version {opVersion} cannot be used."
             )
         plain = {key: v.tolist() if isinstance(v, np.ndarray) else v for key, v in attributes.items()}
         if known == "":
@@ -358,8 +354,7 @@ def _input_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Ten
         shape = shape if shape is not None else (rest.pop(0) if rest else None)
         if dtype is None or shape is None:
             raise TypeError(
-                "addInputTensor(): incompatible function arguments. It takes a TensorInfo, or a data type "
-                "and a shape."
+                "addInputTensor(): incompatible function arguments. It takes a TensorInfo, or a data type and a shape."
             )
         info = TensorInfo(dtype, shape)
     settings, context = kwargs.pop("settings", None), kwargs.pop("debugContext", "")

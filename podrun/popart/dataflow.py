@@ -1,5 +1,4 @@
-"""DataFlow and AnchorReturnType: how many batches a step has and which tensors come back to the host, in
-what shape.
+"""DataFlow and AnchorReturnType: how many batches a step has and which tensors come back to the host, in what shape.
 
 Source: graphcore/popart, willow/src/dataflow.cpp. A *step* is one ``session.run``: ``batchesPerStep`` batches of
 ``accumulationFactor`` micro-batches on every replica.
@@ -38,8 +37,7 @@ BESIDE = {
 
 
 class AnchorReturnType:
-    """Which values of an anchor come back: ``AnchorReturnType("All")``, ``"Final"``, ``"Sum"`` or
-    ``("EveryN", 2)``.
+    """Which values of an anchor come back: ``AnchorReturnType("All")``, ``"Final"``, ``"Sum"`` or ``("EveryN", 2)``.
 
     The name's case does not matter. popart_exception for an unknown name, EveryN without a period, a period
     that is not positive, or a period with another kind.
@@ -70,8 +68,7 @@ class AnchorReturnType:
         settings = dict(zip(("tileSet", "exchangeStrategy"), rest, strict=False)) | kwargs
         if len(rest) > 2 or set(settings) - {"tileSet", "exchangeStrategy"}:
             raise TypeError(
-                "__init__(): incompatible function arguments. AnchorReturnType takes a name, a return period "
-                "for "
+                "__init__(): incompatible function arguments. AnchorReturnType takes a name, a return period for "
                 f"EveryN, tileSet and exchangeStrategy; got {args!r}, {kwargs!r}."
             )
         name = str(anchorReturnTypeString).lower()
@@ -143,8 +140,7 @@ class AnchorReturnType:
 
 
 class DataFlow:
-    """``DataFlow(batchesPerStep, {tensor: AnchorReturnType})`` or ``DataFlow(batchesPerStep, [tensors],
-    type)``.
+    """``DataFlow(batchesPerStep, {tensor: AnchorReturnType})`` or ``DataFlow(batchesPerStep, [tensors], type)``.
 
     popart_exception if batchesPerStep is not positive or an EveryN period does not divide it.
     """
@@ -176,17 +172,15 @@ class DataFlow:
             pairs = dict(anchors)
         elif isinstance(anchors, str):
             raise TypeError(
-                "__init__(): incompatible function arguments. Anchors are a dict from tensor to "
-                "AnchorReturnType, or "
-                f"a list of tensors; got the string {anchors!r}."
+                "__init__(): incompatible function arguments. Anchors are a dict from tensor to AnchorReturnType, or a "
+                f"list of tensors; got the string {anchors!r}."
             )
         else:
             pairs = dict.fromkeys(anchors, kind or AnchorReturnType("All"))
         wrong = [name for name, value in pairs.items() if not isinstance(value, AnchorReturnType)]
         if wrong:
             raise TypeError(
-                f"__init__(): incompatible function arguments. Anchor {wrong[0]!r} has {pairs[wrong[0]]!r} "
-                "where an "
+                f"__init__(): incompatible function arguments. Anchor {wrong[0]!r} has {pairs[wrong[0]]!r} where an "
                 "AnchorReturnType belongs."
             )
         return dict(sorted(pairs.items()))
@@ -210,8 +204,7 @@ class DataFlow:
                 continue
             if kind.rp() > batchesPerStep or batchesPerStep % kind.rp():
                 raise popart_exception(
-                    f"Anchor {name!r} returns every {kind.rp()} batches, which does not divide the "
-                    f"{batchesPerStep} "
+                    f"Anchor {name!r} returns every {kind.rp()} batches, which does not divide the {batchesPerStep} "
                     "batches per step."
                 )
         self._batches = batchesPerStep
@@ -261,8 +254,7 @@ class InputSettings:
                 self._mode = value
             else:
                 raise TypeError(
-                    "__init__(): incompatible function arguments. InputSettings takes a TileSet, an "
-                    "ExchangeStrategy "
+                    "__init__(): incompatible function arguments. InputSettings takes a TileSet, an ExchangeStrategy "
                     f"or a ReplicatedStreamMode, not {value!r}."
                 )
         unknown = set(kwargs) - {"tileSet", "exchangeStrategy", "relicatedStreamMode", "replicatedStreamMode"}

@@ -26,9 +26,7 @@ KINDS = {
 
 
 class DeviceInfo:
-    """A device: IPUs, a model of them, or a description to compile for. A context manager that detaches at
-    its end.
-    """
+    """A device: IPUs, a model of them, or a description to compile for. A context manager that detaches at its end."""
 
     def __init__(
         self,

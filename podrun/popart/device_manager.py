@@ -110,8 +110,7 @@ class DeviceManager:
     def acquireRange(
         self, ipus: IpuRange, connectionType: DeviceConnectionType = DeviceConnectionType.Always
     ) -> DeviceInfo:
-        """The device that is exactly these IPUs of the partition, which need not be a power of two or
-        aligned.
+        """The device that is exactly these IPUs of the partition, which need not be a power of two or aligned.
 
         popart_exception if somebody else has one of them.
         """
@@ -124,9 +123,7 @@ class DeviceManager:
         pattern: SyncPattern = SyncPattern.Full,
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
     ) -> DeviceInfo:
-        """The device with an id. poplar_exception if there is none of that id, popart_exception if it is
-        busy.
-        """
+        """The device with an id. poplar_exception if there is none of that id, popart_exception if it is busy."""
         device = self.tryAcquireDeviceById(id, pattern, connectionType)
         if device is None:
             raise popart_exception(

@@ -1,9 +1,8 @@
 """PopART's exceptions, as classes of podrun's own tree too.
 
-The tree is the SDK's (popart_exception over popart_runtime_error, poplar_exception over
-poplar_runtime_error and the rest). Each class also derives from the podrun class of the same meaning, so
-code that knows either catches it, and ``args[0]`` is the plain message in both. `surfaced` turns the errors of lower
-rooms raise into these.
+The tree is the SDK's (popart_exception over popart_runtime_error, poplar_exception over poplar_runtime_error and the
+rest). Each class also derives from the podrun class of the same meaning, so code that knows either catches it, and
+``args[0]`` is the plain message in both. `surfaced` turns the errors of lower rooms raise into these.
 """
 
 from __future__ import annotations

@@ -37,9 +37,7 @@ ONNX_DOMAINS = ("", "ai.onnx")
 GRAPHCORE_DOMAIN = "ai.graphcore"
 
 _DATA_LIMIT = 4096
-"""Largest constant (elements) whose value is handed to shape inference: shapes, axes and the like are
-small.
-"""
+"""Largest constant (elements) whose value is handed to shape inference: shapes, axes and the like are small."""
 
 
 class Names:

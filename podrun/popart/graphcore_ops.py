@@ -149,8 +149,7 @@ def _depends_on_replicas(infos: Infos, attributes: Attributes) -> list[TensorInf
 
 @dataclass(frozen=True, slots=True)
 class GraphcoreOp:
-    """One operator: its node type, attributes with defaults in the order of the method's arguments, and
-    outputs.
+    """One operator: its node type, attributes with defaults in the order of the method's arguments, and outputs.
 
     ``rule`` gives the outputs' types and shapes (None: found by tracing, `podrun.popart.node_inference`).
     ``outputs``: a number, or "num_outputs" if the caller says. ``listed``: the method gives a list.

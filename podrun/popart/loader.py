@@ -1,6 +1,4 @@
-"""Reads ONNX models for sessions: PopART's wording and rules on top of
-`podrun.onnx_models.model_loader`.
-"""
+"""Reads ONNX models for sessions: PopART's wording and rules on top of `podrun.onnx_models.model_loader`."""
 
 from __future__ import annotations
 
@@ -191,8 +189,7 @@ def _check_text(message: Message) -> None:
         )
         if field.type == field.TYPE_STRING and any(isinstance(item, bytes) for item in items):
             raise popart_exception(
-                f"Failed to load a ModelProto: {field.full_name} holds {_shorten(repr(value))}, which is no "
-                "UTF-8."
+                f"Failed to load a ModelProto: {field.full_name} holds {_shorten(repr(value))}, which is no UTF-8."
             )
         if field.type == field.TYPE_MESSAGE:
             for item in items:
@@ -223,9 +220,7 @@ def _all_names(graph: GraphProto) -> list[str]:
 
 
 def input_shapes(model: ModelProto, info: InputShapeInfo) -> dict[str, tuple[int, ...]]:
-    """Shapes that InputShapeInfo gives, for the inputs of ``model``; popart_exception for one that
-    contradicts it.
-    """
+    """Shapes that InputShapeInfo gives, for the inputs of ``model``; popart_exception for one that contradicts it."""
     from podrun.popart.tensor_info import info_from_type
 
     initializers = {tensor.name for tensor in model.graph.initializer}

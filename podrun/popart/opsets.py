@@ -1,9 +1,8 @@
 """``builder.aiOnnx`` and its relations: one method per operator, made from ONNX's schemas.
 
-Method names are the operators' in lower case (``logical_and`` and so on where Python keeps the word),
-arguments are the input list, the number of outputs where it varies, required attributes, the other
-attributes in alphabetical order with their defaults, and debugContext, as in the
-PopART Python API reference.
+Method names are the operators' in lower case (``logical_and`` and so on where Python keeps the word), arguments are the
+input list, the number of outputs where it varies, required attributes, the other attributes in alphabetical order with
+their defaults, and debugContext, as in the PopART Python API reference.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ def _check_accumulation(options: SessionOptions, training: bool) -> None:
         raise popart_exception(f"accumulationFactor must be at least 1, not {options.accumulationFactor}.")
     if options.accumulationFactor > 1 and not options.enableGradientAccumulation:
         raise popart_exception(
-            "enableGradientAccumulation is false, but accumulationFactor > 1. It is "
-            f"{options.accumulationFactor}.",
+            f"enableGradientAccumulation is false, but accumulationFactor > 1. It is {options.accumulationFactor}.",
             hint="Set enableGradientAccumulation to True, or accumulationFactor to 1.",
         )
     if options.enableGradientAccumulation and not training:
@@ -66,8 +65,7 @@ def _check_replication(options: SessionOptions, device: DeviceInfo) -> None:
     replicas = options.local_replicas
     if device.numIpus % replicas:
         raise popart_exception(
-            f"The device's {device.numIpus} IPUs are not divisible by the {replicas} replicas of this "
-            "process."
+            f"The device's {device.numIpus} IPUs are not divisible by the {replicas} replicas of this process."
         )
     if replicas > 1 and options.virtualGraphMode is VirtualGraphMode.Off and device.numIpus != replicas:
         raise popart_exception(
@@ -121,8 +119,7 @@ def _check_placement(options: SessionOptions, device: DeviceInfo) -> None:
         or abs(sum(ratios) - 1) > 1e-4
     ):
         raise popart_exception(
-            f"virtualGraphSplitRatios needs {per_replica} numbers between 0 and 1 with the sum 1, not "
-            f"{ratios}."
+            f"virtualGraphSplitRatios needs {per_replica} numbers between 0 and 1 with the sum 1, not {ratios}."
         )
     _check_forward_only(options)
     phases = options.executionPhaseSettings.phases
@@ -204,8 +201,7 @@ def _check_io(options: SessionOptions, device: DeviceInfo) -> None:
         )
     for path in options.customCodelets:
         raise popart_exception(
-            f"Custom codelet {os.path.basename(path)!r} is code for the IPU's own instruction set and cannot "
-            "run here. "
+            f"Custom codelet {os.path.basename(path)!r} is code for the IPU's own instruction set and cannot run here. "
             "Give the operator's meaning as a JAX function with podrun.popart.register_op."
         )
 

@@ -96,9 +96,7 @@ class Strict:
 
 
 class TensorLocation:
-    """Where a tensor lives: on chip or in streaming memory, whole or spread over replicas. Changes no
-    number.
-    """
+    """Where a tensor lives: on chip or in streaming memory, whole or spread over replicas. Changes no number."""
 
     __slots__ = ("loadTileSet", "replicatedTensorSharding", "shardingDomain", "storage", "storageTileSet")
 

@@ -59,8 +59,7 @@ class Patterns:
         _known(name)
         if not enable and name in MANDATORY and self._asserts:
             raise popart_exception(
-                f"Pattern {name!r} is mandatory: PopART has no implementation of what it rewrites. To "
-                "disable it all "
+                f"Pattern {name!r} is mandatory: PopART has no implementation of what it rewrites. To disable it all "
                 "the same, call enableRuntimeAsserts(False) first."
             )
         if enable:

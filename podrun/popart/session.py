@@ -124,8 +124,7 @@ class TrainingSession(Session):
         return set(self.parts.model.built.infos)
 
     def updateOptimizerFromHost(self, optimizer: Optimizer) -> None:
-        """Change non-constant hyper-parameters from the next run on. popart_exception for any other
-        change."""
+        """Change non-constant hyper-parameters from the next run on. popart_exception for any other change."""
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"updateOptimizerFromHost(): incompatible function arguments: {optimizer!r}.")
         if self._optimizer is None:

@@ -27,9 +27,7 @@ from podrun.runtime.step_arrays import as_device_type, tensor_dtype
 
 
 class IStepIO(StepData):
-    """What `session.run` takes: hands over one tensor's data of a whole step, and takes one tensor's
-    results.
-    """
+    """What `session.run` takes: hands over one tensor's data of a whole step, and takes one tensor's results."""
 
 
 def _contiguous(arrays: Mapping[str, Any], what: str) -> dict[str, np.ndarray]:
@@ -88,8 +86,7 @@ def _separate(inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray
 class PyStepIO(IStepIO):
     """Step data in arrays: ``PyStepIO({input: array}, anchors)``; the anchor arrays are filled in place.
 
-    Any shape with the right number of elements will do; the logical order is batch, micro-batch, replica,
-    tensor.
+    Any shape with the right number of elements will do; the logical order is batch, micro-batch, replica, tensor.
     """
 
     def __init__(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
@@ -121,8 +118,7 @@ class PyStepIO(IStepIO):
         for name in self._outputs:
             if name not in outputs:
                 raise popart_runtime_error(
-                    f"PyStepIO output {name!r} is not an anchor of this session; the anchors are "
-                    f"{sorted(outputs)}."
+                    f"PyStepIO output {name!r} is not an anchor of this session; the anchors are {sorted(outputs)}."
                 )
         if self._asserts and not self._checked:
             for tensors, arrays, what in (
@@ -208,8 +204,7 @@ class PyStepIOCallback(IStepIO):
             array = self._input(tensor.name, False)
             if array is None:
                 raise popart_runtime_error(
-                    f"The input callback gave None for {tensor.name!r}; None is allowed only when "
-                    "prefetching."
+                    f"The input callback gave None for {tensor.name!r}; None is allowed only when prefetching."
                 )
             array = np.asarray(array)
             if not array.flags["C_CONTIGUOUS"]:

@@ -69,9 +69,7 @@ def parse_data_type(dtype: DataType | str | type | np.dtype[Any]) -> DataType:
 
 
 def data_type_of(dtype: Any) -> DataType:
-    """The DataType of a NumPy dtype (or anything `numpy.dtype` takes). popart_exception where there is
-    none.
-    """
+    """The DataType of a NumPy dtype (or anything `numpy.dtype` takes). popart_exception where there is none."""
     name = np.dtype(dtype).name
     if name in _FROM_NUMPY:
         return _FROM_NUMPY[name]
@@ -101,8 +99,7 @@ def numpy_name(dtype: DataType) -> str:
 
 class TensorInfo:
     """Type and shape of a tensor: ``TensorInfo("FLOAT", [2, 3])``, ``TensorInfo(DataType.INT32, ())`` or
-    ``TensorInfo(numpy_array)``. Dimensions may be negative or strings (symbols) until an InputShapeInfo
-    fixes them.
+    ``TensorInfo(numpy_array)``. Dimensions may be negative or strings (symbols) until an InputShapeInfo fixes them.
     """
 
     __slots__ = ("_dtype", "_meta_shape", "_shape")
@@ -209,8 +206,7 @@ class TensorInfo:
     def _must_be_static(self) -> None:
         if not self.is_static:
             raise popart_exception(
-                f"Shape {list(self._shape)} is not known yet: give it with an InputShapeInfo when making the "
-                "session."
+                f"Shape {list(self._shape)} is not known yet: give it with an InputShapeInfo when making the session."
             )
 
     def __eq__(self, other: object) -> bool:
@@ -234,9 +230,7 @@ def info_of(spec: TensorSpec) -> TensorInfo:
 
 
 class InputShapeInfo:
-    """Shapes of model inputs that the model itself leaves open: ``info.add("x", TensorInfo("FLOAT", [4,
-    3]))``.
-    """
+    """Shapes of model inputs that the model itself leaves open: ``info.add("x", TensorInfo("FLOAT", [4, 3]))``."""
 
     def __init__(self) -> None:
         self._infos: dict[str, TensorInfo] = {}
@@ -296,16 +290,14 @@ def check_initializer(array: object) -> np.ndarray:
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(
-            "addInitializedInputTensor(): incompatible function arguments. The initial value is a "
-            "numpy.ndarray, not "
+            "addInitializedInputTensor(): incompatible function arguments. The initial value is a numpy.ndarray, not "
             f"{type(array).__name__}."
         )
     kind = data_type_of(array.dtype)
     if kind in _REFUSED:
         raise popart_exception(
-            f"Initial values of type {kind.name} ({array.dtype}) are not taken. Pass array.astype('float32') "
-            "or another "
-            "type that the IPU has."
+            f"Initial values of type {kind.name} ({array.dtype}) are not taken. Pass array.astype('float32') or "
+            "another type that the IPU has."
         )
     return array
 

@@ -167,8 +167,7 @@ class VariableSettings:
         block = self._stride * self._group_size
         if block < 1 or numReplicas % block:
             raise popart_exception(
-                f"Stride {self._stride} and group size {self._group_size} do not divide {numReplicas} "
-                "replicas."
+                f"Stride {self._stride} and group size {self._group_size} do not divide {numReplicas} replicas."
             )
         return ReplicaGrouping(numReplicas, self._stride, self._group_size)
 
@@ -205,16 +204,13 @@ class VariableSettings:
         return [copies, *replica_shape] if copies > 1 else list(replica_shape)
 
     def shapeOnReplica(self, full_shape: list[int], replicaCount: int, name: str) -> list[int]:
-        """Shape on one replica for an initial value of ``full_shape``. popart_exception if groups do not
-        match.
-        """
+        """Shape on one replica for an initial value of ``full_shape``. popart_exception if groups do not match."""
         groups = self.getGroupCount(replicaCount)
         if groups == 1:
             return list(full_shape)
         if not full_shape or full_shape[0] != groups:
             raise popart_exception(
-                f"Variable {name!r} has {groups} groups, so its host shape starts with {groups}; it is "
-                f"{full_shape}."
+                f"Variable {name!r} has {groups} groups, so its host shape starts with {groups}; it is {full_shape}."
             )
         return list(full_shape[1:])
 

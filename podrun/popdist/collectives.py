@@ -113,8 +113,7 @@ class Instances:
         key = text.rpartition(":")[2]
         if not address or not rest.isdecimal() or not key:
             raise popdist_error(
-                f"This is one of {size} instances, but PODRUN_HOST_COLLECTIVES names no address "
-                "at which they connect.",
+                f"This is one of {size} instances, but PODRUN_HOST_COLLECTIVES names no address at which they connect.",
                 hint=f"Launch with podrun --num-instances {size}.",
             )
         return address, int(rest), key

@@ -255,9 +255,8 @@ def _pipeline(profile: Profile) -> str:
     )
     if shape is not None:
         about += (
-            f" Schedule {shape.schedule}: {amount_of(shape.fill_slots, 'pipeline cycle')} to fill, "
-            f"{shape.main_slots} full, {shape.flush_slots} to flush; over {over} IPUs idle "
-            f"<b>{shape.idle_share:.1%}</b> of the time."
+            f" Schedule {shape.schedule}: {amount_of(shape.fill_slots, 'pipeline cycle')} to fill, {shape.main_slots} "
+            f"full, {shape.flush_slots} to flush; over {over} IPUs idle <b>{shape.idle_share:.1%}</b> of the time."
         )
     return f"{about}</p>{charts.pipeline(profile)}"
 

@@ -173,9 +173,8 @@ def _memory(profile: Profile) -> list[str]:
         worst = use.memory
         verdict = "fits" if worst.fits else "DOES NOT FIT"
         lines.append(
-            f"  IPU {use.ipu}: fullest tile {byte_size(worst.max_tile_bytes)} "
-            f"of {byte_size(worst.tile_capacity_bytes)} "
-            f"{share(worst.max_tile_bytes, worst.tile_capacity_bytes)} {verdict}"
+            f"  IPU {use.ipu}: fullest tile {byte_size(worst.max_tile_bytes)} of "
+            f"{byte_size(worst.tile_capacity_bytes)} {share(worst.max_tile_bytes, worst.tile_capacity_bytes)} {verdict}"
         )
         if worst.bytes_by_content:
             lines.append(f"    all tiles: {contents(worst)}")

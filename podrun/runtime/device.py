@@ -261,9 +261,8 @@ class RunDevice:
             )
         if not self.attach_in_time():
             raise UsageError(
-                f"Failed to attach to device {self.identifier} ({self.ipu_count} IPUs): {self.refusal()}. "
-                "gc-monitor shows who "
-                "holds them."
+                f"Failed to attach to device {self.identifier} ({self.ipu_count} IPUs): {self.refusal()}. gc-monitor "
+                "shows who holds them."
             )
 
 
@@ -275,9 +274,7 @@ def _user() -> str:
 
 
 def open_connection(environ: Mapping[str, str], ipus: int) -> Connection:
-    """An IPUoF connection: to the partition that ``environ`` names, else to ``ipus`` IPUs inside this
-    process.
-    """
+    """An IPUoF connection: to the partition that ``environ`` names, else to ``ipus`` IPUs inside this process."""
     from podrun.device.host.connecting import connect
 
     return connect(environ, standalone_ipus=ipus)

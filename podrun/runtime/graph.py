@@ -117,8 +117,7 @@ class TensorType:
     """Declared type of a graph input or output.
 
     ``shape`` is None if the rank is unknown; a dimension is None if it has no number. ``kind`` is ``tensor``,
-    ``sequence``, ``optional`` or ``sparse``; for the others than tensors dtype and shape are those inside,
-    if any.
+    ``sequence``, ``optional`` or ``sparse``; for the others than tensors dtype and shape are those inside, if any.
     """
 
     dtype: np.dtype[Any] | None
@@ -180,9 +179,7 @@ def reads(node: Node) -> set[str]:
 
 
 def prune(graph: OperatorGraph, wanted: Sequence[str]) -> OperatorGraph:
-    """The graph with only the nodes, inputs and initializers that ``wanted`` needs. `UsageError` for
-    unknown names.
-    """
+    """The graph with only the nodes, inputs and initializers that ``wanted`` needs. `UsageError` for unknown names."""
     makers: dict[str, Node] = {o: node for node in graph.nodes for o in node.outputs if o}
     sources = {*graph.inputs, *graph.initializers}
     for name in wanted:

@@ -150,21 +150,15 @@ class Context(Protocol):
         """The value of input ``index``, which must be known while tracing; refused by name otherwise."""
 
     def known(self, index: int) -> np.ndarray | None:
-        """The value of input ``index`` if it happens to be known while tracing without fixing anything,
-        else None.
-        """
+        """The value of input ``index`` if it happens to be known while tracing without fixing anything, else None."""
 
     def run(
         self, graph: OperatorGraph, inputs: Sequence[Any], iteration: int | jax.Array | None = None
     ) -> tuple[Any, ...]:
-        """Run a subgraph attribute on arrays; it also sees the tensors around the node. Returns its
-        outputs.
-        """
+        """Run a subgraph attribute on arrays; it also sees the tensors around the node. Returns its outputs."""
 
     def state_update(self, index: int, output: int) -> None:
-        """Say that input ``index``, if it is a parameter, is replaced by ``output`` after each
-        micro-batch.
-        """
+        """Say that input ``index``, if it is a parameter, is replaced by ``output`` after each micro-batch."""
 
     def static(self, value: object) -> np.ndarray | None:
         """The NumPy value of an array that a subgraph returned, if known while tracing."""

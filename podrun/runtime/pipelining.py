@@ -58,9 +58,7 @@ def check_pipeline(graph: OperatorGraph, settings: RunSettings, batches: int, *,
 
 
 def check_homes(graph: OperatorGraph) -> None:
-    """UsageError unless each variable is on one virtual graph: pipelines copy results of stages, not
-    variables.
-    """
+    """UsageError unless each variable is on one virtual graph: pipelines copy results of stages, not variables."""
     for name, nodes in variable_readers(graph).items():
         home = nodes[0].ipu
         for node in nodes:

@@ -127,9 +127,7 @@ class TracedTensor:
 
 
 def lift(value: Any, name: str, x64: bool) -> Any:
-    """A NumPy value (or sequence) as JAX values of device type. Refuses strings, and integers that do not
-    fit.
-    """
+    """A NumPy value (or sequence) as JAX values of device type. Refuses strings, and integers that do not fit."""
     if value is None:
         return None
     if isinstance(value, (tuple, list)):

@@ -74,16 +74,13 @@ class HostWeights:
         return {**self._weights, **self._state}
 
     def put(self, name: str, array: np.ndarray) -> None:
-        """Replace a weight's value. UsageError for an unknown one, CallError for another
-        size.
-        """
+        """Replace a weight's value. UsageError for an unknown one, CallError for another size."""
         held = self.get(name)
         if held is None:
             raise UsageError(f"The session has no weight {name!r}; it has {sorted(self._weights)}.")
         if array.nbytes != held.nbytes:
             raise CallError(
-                f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes, the weight "
-                f"{held.nbytes}."
+                f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes, the weight {held.nbytes}."
             )
         target = self._weights if name in self._weights else self._state
         target[name] = np.ascontiguousarray(array).reshape(-1).view(held.dtype).reshape(held.shape).copy()
@@ -127,8 +124,7 @@ class HostWeights:
             stored = self._from_host(name, held, "model")
             if value.shape != stored.shape or value.dtype != held.dtype:
                 raise UsageError(
-                    f"{call}: weight {name!r} is {form_of(value)} in the model, but "
-                    f"{form_of(stored)} in this session."
+                    f"{call}: weight {name!r} is {form_of(value)} in the model, but {form_of(stored)} in this session."
                 )
             values[name] = self._as_host(name, value, "model")
         for name, value in values.items():
@@ -175,8 +171,7 @@ def form_of(value: np.ndarray) -> str:
 def _fitting(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.ndarray:
     if value.size != int(np.prod(shape, dtype=np.int64)):
         raise UsageError(
-            f"The model's optimizer state {name!r} has shape {list(value.shape)}; this session's has "
-            f"{list(shape)}."
+            f"The model's optimizer state {name!r} has shape {list(value.shape)}; this session's has {list(shape)}."
         )
     return value.reshape(shape).astype(dtype)
 
@@ -226,9 +221,8 @@ class WeightTransfer:
                 value = retrieved(built.groups, name, value, built.program.replicas)
             if array.nbytes != value.nbytes:
                 raise CallError(
-                    f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes "
-                    f"({array.dtype}, shape {list(array.shape)}), the weight {value.nbytes} ({value.dtype}, "
-                    f"shape {list(value.shape)})."
+                    f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes ({array.dtype}, shape "
+                    f"{list(array.shape)}), the weight {value.nbytes} ({value.dtype}, shape {list(value.shape)})."
                 )
             array.reshape(-1).view(value.dtype)[...] = value.reshape(-1)
 

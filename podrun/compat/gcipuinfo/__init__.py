@@ -1,6 +1,4 @@
-"""``import gcipuinfo`` for scripts written for the SDK: `podrun.monitor.gcipuinfo`, label constants
-included.
-"""
+"""``import gcipuinfo`` for scripts written for the SDK: `podrun.monitor.gcipuinfo`, label constants included."""
 
 from podrun.monitor import gcipuinfo as _gcipuinfo
 

@@ -37,9 +37,7 @@ def onnx_leaky_relu(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "PRelu", since=(1, 6, 7, 9, 16))
 def prelu(ctx: Context, node: Node, x: Array, slope: Array) -> Array:
-    """x, times ``slope`` where negative; slope is broadcast, before version 7 along the channels (ONNX
-    PRelu).
-    """
+    """x, times ``slope`` where negative; slope is broadcast, before version 7 along the channels (ONNX PRelu)."""
     if node.opset < 7 and slope.ndim == 1 and x.ndim > 1 and slope.size > 1:
         slope = slope.reshape((1, -1) + (1,) * (x.ndim - 2))
     return jnp.where(x < 0, x * slope, x)
@@ -195,8 +193,7 @@ def _hardmax(x: Array, axis: int) -> Array:
 
 
 def _register(name: str, function: Callable[..., Array], meaning: str, *, in_steps: bool = False) -> None:
-    """Both forms of an operator; ``in_steps``: the function sees halves as they are and rounds them
-    itself."""
+    """Both forms of an operator; ``in_steps``: the function sees halves as they are and rounds them itself."""
 
     def along_axis(ctx: Context, node: Node, x: Array) -> Array:
         return function(x, axis=axis_in(node.get("axis", -1), x.ndim))

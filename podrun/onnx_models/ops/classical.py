@@ -187,9 +187,7 @@ def _pairs(z: Array, dtype: Any) -> Array:
 
 
 def _dft(ctx: Context, node: Node, x: Array, axis: int, length: int | None) -> Array:
-    """The transform in x's type; forward, where 64-bit types are to be had, computed in them and rounded
-    once.
-    """
+    """The transform in x's type; forward, where 64-bit types are to be had, computed in them and rounded once."""
     if ctx.x64 and x.dtype == jnp.float32 and not node.get("inverse", 0):
         return _dft(ctx, node, x.astype(jnp.float64), axis, length).astype(x.dtype)
     onesided, inverse = bool(node.get("onesided", 0)), bool(node.get("inverse", 0))
@@ -208,9 +206,7 @@ def _dft(ctx: Context, node: Node, x: Array, axis: int, length: int | None) -> A
 @operator(ONNX, "DFT", since=(17,))
 @rounds_once
 def dft_attribute(ctx: Context, node: Node, x: Array, length: Array = None) -> Array:
-    """Discrete Fourier transform along the attribute ``axis``; complex numbers in the last axis (ONNX DFT
-    17).
-    """
+    """Discrete Fourier transform along the attribute ``axis``; complex numbers in the last axis (ONNX DFT 17)."""
     count = None if length is None else int(ctx.constant(1).reshape(()))
     return _dft(ctx, node, x, axis_in(node.get("axis", 1), x.ndim), count)
 
@@ -268,9 +264,7 @@ _window("BlackmanWindow", (0.42, -0.5, 0.08))
 def mel_weight_matrix(
     ctx: Context, node: Node, bins: Array, length: Array, rate: Array, low: Array, high: Array
 ) -> Array:
-    """Triangular weights from spectrogram bins to mel bins ``[length / 2 + 1, bins]`` (ONNX
-    MelWeightMatrix).
-    """
+    """Triangular weights from spectrogram bins to mel bins ``[length / 2 + 1, bins]`` (ONNX MelWeightMatrix)."""
     count, size, sample, first, last = (float(ctx.constant(i).reshape(())) for i in range(5))
     mels = [2595 * np.log10(1 + f / 700) for f in (first, last)]
     points = np.arange(int(count) + 2) * ((mels[1] - mels[0]) / (count + 2)) + mels[0]

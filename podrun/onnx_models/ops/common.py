@@ -51,9 +51,7 @@ def same_dtype(*inputs: Array) -> None:
 
 
 def onnx_dtype(element_type: int, ctx: Context) -> np.dtype[Any]:
-    """The NumPy dtype of an ONNX element type as it is computed here. Refuses strings and, on the device,
-    DOUBLE.
-    """
+    """The NumPy dtype of an ONNX element type as it is computed here. Refuses strings and, on the device, DOUBLE."""
     import onnx
 
     if element_type == onnx.TensorProto.STRING:

@@ -95,9 +95,7 @@ def _initial(condition: Array | None) -> Array:
 def _always(
     ctx: Context, body: OperatorGraph, condition: Array | None, carried: tuple[Any, ...]
 ) -> bool | None:
-    """True iff the body's condition is a constant true, or the loop's own passed on and known; None:
-    cannot tell.
-    """
+    """True iff the body's condition is a constant true, or the loop's own passed on and known; None: cannot tell."""
     if any(isinstance(c, tuple) or c is None for c in carried):
         return None
     start = True if condition is None else None
@@ -185,9 +183,7 @@ MOST_TRIPS = 10_000
 def _unrolled(
     ctx: Context, node: Node, count: Array | None, condition: Array | None, carried: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """The loop written out, for bodies that change shapes or carry sequences; its end must be known while
-    tracing.
-    """
+    """The loop written out, for bodies that change shapes or carry sequences; its end must be known while tracing."""
     body = node["body"]
     trips = MOST_TRIPS if count is None else int(ctx.constant(0).reshape(()))
     going = True if condition is None else bool(ctx.constant(1).reshape(()))

@@ -22,9 +22,7 @@ from podrun.runtime.operators import Context
 
 @operator(ONNX, "Conv", since=(1, 11, 22))
 def conv(ctx: Context, node: Node, x: Array, w: Array, bias: Array = None) -> Array:
-    """Convolution (correlation) of ``[N, C, *in]`` with ``[M, C/group, *kernel]`` to ``[N, M, *out]``
-    (ONNX Conv).
-    """
+    """Convolution (correlation) of ``[N, C, *in]`` with ``[M, C/group, *kernel]`` to ``[N, M, *out]`` (ONNX Conv)."""
     same_dtype(*(t for t in (x, w, bias) if t is not None))
     kernel = node.get("kernel_shape")
     if kernel and tuple(kernel) != w.shape[2:]:
@@ -79,11 +77,9 @@ def conv_transpose(ctx: Context, node: Node, x: Array, w: Array, bias: Array = N
 
 @operator(GRAPHCORE, "MultiConv")
 def multi_conv(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
-    """Several convolutions at once: (x, w) or (x, w, bias) after one another; attributes one list per
-    convolution.
+    """Several convolutions at once: (x, w) or (x, w, bias) after one another; attributes one list per convolution.
 
-    PopART flattens the lists of ``strides``, ``dilations`` and ``pads``, and keeps lengths by the inputs'
-    ranks.
+    PopART flattens the lists of ``strides``, ``dilations`` and ``pads``, and keeps lengths by the inputs' ranks.
     """
     groups = _triples(node, inputs)
     at = {"strides": 0, "dilations": 0, "pads": 0}
@@ -120,9 +116,7 @@ def _triples(node: Node, inputs: tuple[Array, ...]) -> list[tuple[Array, Array, 
 def causal_conv_with_state(
     ctx: Context, node: Node, x: Array, w: Array, bias: Array = None, past: Array = None
 ) -> tuple[Array, Array]:
-    """Depthwise convolution over past and present only; also the last k - 1 positions (ONNX
-    CausalConvWithState).
-    """
+    """Depthwise convolution over past and present only; also the last k - 1 positions (ONNX CausalConvWithState)."""
     width = w.shape[-1]
     before = jnp.zeros((*x.shape[:2], width - 1), x.dtype) if past is None else past
     line = jnp.concatenate([before, x], axis=2)
@@ -139,9 +133,7 @@ def causal_conv_with_state(
 def deform_conv(
     ctx: Context, node: Node, x: Array, w: Array, offset: Array, bias: Array = None, mask: Array = None
 ) -> Array:
-    """Convolution whose sampling positions are moved by ``offset`` and weighted by ``mask`` (ONNX
-    DeformConv).
-    """
+    """Convolution whose sampling positions are moved by ``offset`` and weighted by ``mask`` (ONNX DeformConv)."""
     window = window_of(node, x.shape[2:], w.shape[2:])
     groups = node.get("group", 1), node.get("offset_group", 1)
     y = deformed(x, w, offset, mask, window, groups)

@@ -188,9 +188,7 @@ def _ratio(node: Node) -> float:
 
 @operator(ONNX, "Dropout", since=(1, 6, 7, 10))
 def onnx_dropout(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
-    """In training, elements dropped with probability ``ratio``; in inference x itself (ONNX Dropout before
-    12).
-    """
+    """In training, elements dropped with probability ``ratio``; in inference x itself (ONNX Dropout before 12)."""
     ratio = _ratio(node)
     training = ctx.training and not node.get("is_test", 0)
     if not training or ratio == 0:

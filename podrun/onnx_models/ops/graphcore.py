@@ -71,9 +71,7 @@ def increment_mod(ctx: Context, node: Node, x: Array) -> Array:
 @operator(GRAPHCORE, "NormalizeImage")
 @rounds_once
 def normalize_image(ctx: Context, node: Node, x: Array, offsets: Array, scales: Array) -> Array:
-    """(x * ``scale`` - offsets) * scales over the 3 channels of the last axis, padded to 4 with 0
-    (popops).
-    """
+    """(x * ``scale`` - offsets) * scales over the 3 channels of the last axis, padded to 4 with 0 (popops)."""
     if x.shape[-1] != 3:
         raise InputMismatch(f"the last axis holds {x.shape[-1]} channels, not 3")
     kind = offsets.dtype
@@ -151,8 +149,7 @@ def graphcore_ctc_beam_search_decoder(
 def graphcore_ctc_loss(
     ctx: Context, node: Node, log_p: Array, targets: Array, lengths: Array, target_lengths: Array
 ) -> Array:
-    """Connectionist temporal classification: ``log_p [time, batch, classes]``, ``targets [batch, most]``
-    (as torch).
+    """Connectionist temporal classification: ``log_p [time, batch, classes]``, ``targets [batch, most]`` (as torch).
 
     ``reduction`` Mean divides each loss by its target's length (at least 1) and averages over the batch.
     ``zeroInfinity`` turns losses without any alignment (and their gradients) into 0.

@@ -32,9 +32,7 @@ def onnx_gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
 
 @operator(ONNX, "GatherElements", since=(11, 13))
 def gather_elements(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
-    """For each place, the element of x at that place but for ``axis``, where indices say (ONNX
-    GatherElements).
-    """
+    """For each place, the element of x at that place but for ``axis``, where indices say (ONNX GatherElements)."""
     axis = axis_in(node.get("axis", 0), x.ndim)
     return x[element_places(from_front(indices, x.shape[axis]), axis)]
 
@@ -55,9 +53,7 @@ def gather_nd(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
 
 @operator(ONNX, "TensorScatter", since=(24,))
 def tensor_scatter(ctx: Context, node: Node, past: Array, update: Array, write: Array = None) -> Array:
-    """A cache with new entries written along ``axis`` at each batch's write index, wrapping if
-    ``circular``.
-    """
+    """A cache with new entries written along ``axis`` at each batch's write index, wrapping if ``circular``."""
     axis = axis_in(node.get("axis", -2), past.ndim)
     size, count = past.shape[axis], update.shape[axis]
     start = jnp.zeros(past.shape[0], jnp.int32) if write is None else write
@@ -84,9 +80,7 @@ def onnx_one_hot(ctx: Context, node: Node, indices: Array, depth: Array, values:
 
 @operator(ONNX, "Compress", since=(9, 11, 28))
 def compress(ctx: Context, node: Node, x: Array, condition: Array) -> Array:
-    """Slices of x along ``axis`` (or elements of x flattened) where the condition, known while tracing,
-    holds.
-    """
+    """Slices of x along ``axis`` (or elements of x flattened) where the condition, known while tracing, holds."""
     keep = np.nonzero(ctx.constant(1))[0]
     if "axis" not in node.attributes:
         return x.reshape(-1)[keep]
@@ -105,9 +99,7 @@ def reverse_sequence(ctx: Context, node: Node, x: Array, lengths: Array) -> Arra
 
 @operator(GRAPHCORE, "GroupedGather")
 def grouped_gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
-    """Gather in each of ``group_size`` groups, which the leading axis of both inputs counts (PopART
-    GroupedGather).
-    """
+    """Gather in each of ``group_size`` groups, which the leading axis of both inputs counts (PopART GroupedGather)."""
     axis = axis_in(node.get("axis", 0), x.ndim)
     axis = max(axis - 1, 0)
     return jax.vmap(lambda d, i: jnp.take(d, from_front(i, d.shape[axis]), axis=axis, mode="clip"))(
@@ -268,8 +260,7 @@ def _scatter_reduce(
 def graphcore_scatter_reduce(
     ctx: Context, node: Node, source: Array, index: Array, base: Array = None
 ) -> Array:
-    """Elements of source reduced into ``axis_size`` places along ``axis`` where index says (PopART
-    ScatterReduce).
+    """Elements of source reduced into ``axis_size`` places along ``axis`` where index says (PopART ScatterReduce).
 
     Places that nothing goes to are 0, or what the optional third input holds. An index vector is broadcast.
     """

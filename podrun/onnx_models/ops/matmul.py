@@ -22,9 +22,7 @@ from podrun.runtime.operators import Context
 
 
 def onnx_matrix_product(node: Node, a: Array, b: Array) -> Array:
-    """``a @ b`` with partials as the hardware keeps them: float32 for halves (rounded once), exact for
-    integers.
-    """
+    """``a @ b`` with partials as the hardware keeps them: float32 for halves (rounded once), exact for integers."""
     if is_half(a):
         partials = node.get("__partials_type", "FLOAT")
         if partials == "HALF":
@@ -160,8 +158,7 @@ def onnx_attention(
     past_value: Array = None,
     valid: Array = None,
 ) -> tuple[Array, ...]:
-    """softmax(scale * Q K^T + masks) V with grouped heads, causal masks, windows and key-value caches
-    (ONNX Attention).
+    """softmax(scale * Q K^T + masks) V with grouped heads, causal masks, windows and key-value caches (ONNX Attention).
 
     A query that may see no key gives zeros. Outputs: Y, the present keys and values, and the scores as
     ``qk_matmul_output_mode`` says.
@@ -201,11 +198,9 @@ def linear_attention(
     decay: Array = None,
     beta: Array = None,
 ) -> tuple[Array, Array]:
-    """A state per head updated at every step and read by the query (ONNX LinearAttention): ``update_rule``
-    says how.
+    """A state per head updated at every step and read by the query (ONNX LinearAttention): ``update_rule`` says how.
 
-    ``linear``: S + k v^T; ``gated``: S decays by exp(g) first; ``delta``: v less what S gives for k, times
-    beta.
+    ``linear``: S + k v^T; ``gated``: S decays by exp(g) first; ``delta``: v less what S gives for k, times beta.
     """
     rule = node.get("update_rule", "gated_delta")
     heads, groups = node["q_num_heads"], node["kv_num_heads"]

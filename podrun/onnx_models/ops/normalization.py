@@ -28,9 +28,7 @@ from podrun.runtime.operators import Context
 def _batch_training(
     node: Node, ctx: Context, x: Array, scale: Array, bias: Array, mean: Array, var: Array
 ) -> tuple[Array, ...]:
-    """Normalise by the batch; running statistics are old * momentum + batch * (1 - momentum), variance
-    biased.
-    """
+    """Normalise by the batch; running statistics are old * momentum + batch * (1 - momentum), variance biased."""
     rank = x.ndim
     y, *measured = standardised(widen(x), (0, *range(2, rank)), node.get("epsilon", 1e-5))
     y = rescaled(y, along_channels(widen(scale), rank), along_channels(widen(bias), rank))
@@ -54,8 +52,7 @@ def _batch_inference(node: Node, x: Array, scale: Array, bias: Array, mean: Arra
 def batch_normalization(
     ctx: Context, node: Node, x: Array, scale: Array, bias: Array, mean: Array, var: Array
 ) -> Array | tuple[Array, ...]:
-    """Normalise each channel of ``[N, C, ...]`` (ONNX BatchNormalization before 14; PopART's has the same
-    form).
+    """Normalise each channel of ``[N, C, ...]`` (ONNX BatchNormalization before 14; PopART's has the same form).
 
     Five outputs mean training: by the batch's statistics, the second and third outputs are the running
     statistics, which replace the inputs; one output means inference, by the given statistics. ``spatial`` 0 (until
@@ -94,9 +91,7 @@ def instance_normalization(ctx: Context, node: Node, x: Array, scale: Array, bia
 @operator(ONNX, "GroupNormalization", since=(18, 21))
 @rounds_once
 def group_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: Array) -> Array:
-    """Normalise groups of channels; scale and bias per group (18) or per channel (21) (ONNX
-    GroupNormalization).
-    """
+    """Normalise groups of channels; scale and bias per group (18) or per channel (21) (ONNX GroupNormalization)."""
     groups = node["num_groups"]
     y, _, _ = standardised_groups(x, groups, node.get("epsilon", 1e-5))
     if node.opset < 21:
@@ -136,9 +131,7 @@ def layer_normalization(
 
 @operator(ONNX, "RMSNormalization", since=(23,))
 def rms_normalization(ctx: Context, node: Node, x: Array, scale: Array) -> Array:
-    """x over the root of its mean square over the axes from ``axis`` on, times scale (ONNX
-    RMSNormalization).
-    """
+    """x over the root of its mean square over the axes from ``axis`` on, times scale (ONNX RMSNormalization)."""
     axis = axis_in(node.get("axis", -1), x.ndim)
     y, _ = over_root_mean_square(widen(x), tuple(range(axis, x.ndim)), node.get("epsilon", 1e-5))
     return (y * widen(scale)).astype(scale.dtype)
@@ -170,9 +163,7 @@ def mean_variance_normalization(ctx: Context, node: Node, x: Array) -> Array:
 @operator(ONNX, "LRN", since=(1, 13))
 @rounds_once
 def lrn(ctx: Context, node: Node, x: Array) -> Array:
-    """x over (bias + alpha / size * sum of squares over ``size`` neighbouring channels) ** beta (ONNX
-    LRN).
-    """
+    """x over (bias + alpha / size * sum of squares over ``size`` neighbouring channels) ** beta (ONNX LRN)."""
     size = node["size"]
     before = (size - 1) // 2
     config = [(0, 0, 0)] * x.ndim

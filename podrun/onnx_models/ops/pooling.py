@@ -62,9 +62,7 @@ def _max_with_indices(ctx: Context, node: Node, x: Array, window: Window) -> tup
 @operator(ONNX, "AveragePool", since=(1, 7, 10, 11, 19, 22))
 @rounds_once
 def average_pool(ctx: Context, node: Node, x: Array) -> Array:
-    """Mean over windows of ``[N, C, *in]``; padding counts only with ``count_include_pad`` (ONNX
-    AveragePool).
-    """
+    """Mean over windows of ``[N, C, *in]``; padding counts only with ``count_include_pad`` (ONNX AveragePool)."""
     window = window_of(node, x.shape[2:], ints(node["kernel_shape"]))
     return average_of_windows(x, window, bool(node.get("count_include_pad", 0)))
 

@@ -27,9 +27,7 @@ def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 
 def _spread(v: Array, x: Array, axis: int, block: int) -> Array:
-    """A scale or zero point for each element: one for all, one per index of ``axis``, or one per block
-    along it.
-    """
+    """A scale or zero point for each element: one for all, one per index of ``axis``, or one per block along it."""
     if v.ndim == 0 or (v.size == 1 and v.ndim <= 1):
         return v.reshape(())
     if block:
@@ -99,9 +97,7 @@ def dequantize_linear(ctx: Context, node: Node, x: Array, scale: Array, zero: Ar
 
 @operator(ONNX, "DynamicQuantizeLinear", since=(11,))
 def dynamic_quantize_linear(ctx: Context, node: Node, x: Array) -> tuple[Array, Array, Array]:
-    """x as uint8 over its own range widened to hold 0; the scale; the zero point (ONNX
-    DynamicQuantizeLinear).
-    """
+    """x as uint8 over its own range widened to hold 0; the scale; the zero point (ONNX DynamicQuantizeLinear)."""
     high, low = jnp.maximum(jnp.max(x), 0), jnp.minimum(jnp.min(x), 0)
     scale = _quotient(jnp.where(high == low, 1.0, high - low).astype(x.dtype), np.asarray(255, x.dtype))
     zero = jnp.round(jnp.clip(_quotient(-low, scale), 0, 255))
@@ -265,9 +261,7 @@ def convert_dtype(
 
 
 def to_float8(xp: Any, x: Array, dtype: np.dtype[Any], saturate: bool) -> Array:
-    """Nearest float8. Infinities saturate too; without ``saturate`` overflow gives NaN, or infinity where
-    it exists.
-    """
+    """Nearest float8. Infinities saturate too; without ``saturate`` overflow gives NaN, or infinity where it exists."""
     greatest = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
     wide = x.astype(np.float32)
     if saturate:
@@ -276,9 +270,7 @@ def to_float8(xp: Any, x: Array, dtype: np.dtype[Any], saturate: bool) -> Array:
 
 
 def to_float8_exponent(x: Array, saturate: bool, round_mode: str) -> Array:
-    """A power of two without sign (e8m0): the exponent of x, rounded up, down, or to the nearest by its
-    mantissa.
-    """
+    """A power of two without sign (e8m0): the exponent of x, rounded up, down, or to the nearest by its mantissa."""
     bits = lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.uint32)
     exponent = (bits >> 23) & 0xFF
     mantissa = bits & 0x7FFFFF

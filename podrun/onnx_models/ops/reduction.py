@@ -23,9 +23,7 @@ from podrun.runtime.operators import Context
 
 
 def _axes(ctx: Context, node: Node, x: Array) -> tuple[int, ...] | None:
-    """The axes to reduce (attribute, or input from opset 18 on, 13 for ReduceSum); None means: nothing to
-    do.
-    """
+    """The axes to reduce (attribute, or input from opset 18 on, 13 for ReduceSum); None means: nothing to do."""
     if "axes" in node.attributes:
         stated = ints(node["axes"])
         if not stated and ctx.sdk is not None:
@@ -121,9 +119,7 @@ for _name, _since, _meaning, _reduce, _folds in (
 
 @operator(GRAPHCORE, "ReduceMedian")
 def reduce_median(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
-    """Lower median over ``axes`` and its index in the reduced part flattened (PopART ReduceMedian, as
-    torch.median).
-    """
+    """Lower median over ``axes`` and its index in the reduced part flattened (PopART ReduceMedian, as torch.median)."""
     axes = tuple(range(x.ndim)) if "axes" not in node.attributes else axes_in(ints(node["axes"]), x.ndim)
     keep = bool(node.get("keepdims", 1))
     kept = [a for a in range(x.ndim) if a not in axes]
@@ -169,9 +165,7 @@ def _cumulate(ctx: Context, node: Node, x: Array, run: Callable[..., Any], start
 @operator(ONNX, "CumSum", since=(11, 14))
 @rounds_once
 def cum_sum(ctx: Context, node: Node, x: Array, axis: Array) -> Array:
-    """Running sum along an axis, ``exclusive`` of the element itself or not, from the end with
-    ``reverse``.
-    """
+    """Running sum along an axis, ``exclusive`` of the element itself or not, from the end with ``reverse``."""
     return _cumulate(ctx, node, x, lax.cumsum, 0)
 
 
@@ -260,8 +254,7 @@ def non_max_suppression(
     overlap: Array = None,
     least_score: Array = None,
 ) -> Array:
-    """Boxes kept when those overlapping a better one are dropped: rows (batch, class, box) (ONNX
-    NonMaxSuppression).
+    """Boxes kept when those overlapping a better one are dropped: rows (batch, class, box) (ONNX NonMaxSuppression).
 
     All inputs must be known while tracing, since they decide how many rows there are.
     """

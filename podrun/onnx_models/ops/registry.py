@@ -4,10 +4,9 @@
     def relu(ctx, node, x):
         return jnp.maximum(x, 0)
 
-``since`` names the versions (of the operator's own history in ONNX) that the function implements; a
-version whose
-meaning differs has a function of its own. `lookup` picks as ONNX does: the greatest version not above the
-opset that the model imports.
+``since`` names the versions (of the operator's own history in ONNX) that the function implements; a version whose
+meaning differs has a function of its own. `lookup` picks as ONNX does: the greatest version not above the opset that
+the model imports.
 """
 
 from __future__ import annotations

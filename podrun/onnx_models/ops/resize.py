@@ -40,9 +40,7 @@ def _resizing(node: Node) -> Resizing:
 @operator(ONNX, "Resize", since=(10,))
 @operator(ONNX, "Upsample", since=(9, 10))
 def resize_10(ctx: Context, node: Node, x: Array, scales: Array) -> Array:
-    """x resized by scales, nearest or linear, with asymmetric coordinates rounded down (ONNX Resize 10,
-    Upsample 9).
-    """
+    """x resized by scales, nearest or linear, with asymmetric coordinates rounded down (ONNX Resize 10, Upsample 9)."""
     return _scaled(node, x, [float(s) for s in ctx.constant(1)])
 
 
@@ -94,9 +92,7 @@ def resize(
 @operator(ONNX, "GridSample", since=(16, 20, 22))
 @rounds_once
 def grid_sample(ctx: Context, node: Node, x: Array, grid: Array) -> Array:
-    """``[N, C, *in]`` at normalised positions ``[N, *out, rank]``: nearest, linear or cubic (ONNX
-    GridSample).
-    """
+    """``[N, C, *in]`` at normalised positions ``[N, *out, rank]``: nearest, linear or cubic (ONNX GridSample)."""
     mode = LINEAR.get(node.get("mode", "linear"), node.get("mode", "linear"))
     padding, align = node.get("padding_mode", "zeros"), bool(node.get("align_corners", 0))
     return sampled(x, grid.astype(x.dtype), mode, padding, align)
@@ -105,9 +101,7 @@ def grid_sample(ctx: Context, node: Node, x: Array, grid: Array) -> Array:
 @operator(ONNX, "AffineGrid", since=(20,))
 @rounds_once
 def affine_grid(ctx: Context, node: Node, theta: Array, size: Array) -> Array:
-    """Normalised positions moved by affine maps ``[N, rank, rank + 1]``: ``[N, *out, rank]`` (ONNX
-    AffineGrid).
-    """
+    """Normalised positions moved by affine maps ``[N, rank, rank + 1]``: ``[N, *out, rank]`` (ONNX AffineGrid)."""
     spatial = ints(ctx.constant(1))[2:]
     align = bool(node.get("align_corners", 0))
     return affine_positions(theta, spatial, align)
@@ -118,8 +112,7 @@ def affine_grid(ctx: Context, node: Node, theta: Array, size: Array) -> Array:
 def roi_align(ctx: Context, node: Node, x: Array, rois: Array, batch: Array) -> Array:
     """Regions ``[R, 4]`` of images ``[N, C, H, W]`` sampled and pooled to ``[R, C, oh, ow]`` (ONNX RoiAlign).
 
-    With ``sampling_ratio`` 0 the number of samples depends on each region, so regions must be known while
-    tracing.
+    With ``sampling_ratio`` 0 the number of samples depends on each region, so regions must be known while tracing.
     """
     scale = node.get("spatial_scale", 1.0)
     bins = node.get("output_height", 1), node.get("output_width", 1)
@@ -149,8 +142,6 @@ def roi_align(ctx: Context, node: Node, x: Array, rois: Array, batch: Array) -> 
 
 @operator(ONNX, "MaxRoiPool", since=(1, 22))
 def max_roi_pool(ctx: Context, node: Node, x: Array, rois: Array) -> Array:
-    """The maximum over each cell of a grid laid on each region (batch, x1, y1, x2, y2) (ONNX MaxRoiPool,
-    as Caffe).
-    """
+    """The maximum over each cell of a grid laid on each region (batch, x1, y1, x2, y2) (ONNX MaxRoiPool, as Caffe)."""
     rows, columns = ints(node["pooled_shape"])
     return maximum_of_regions(x, rois, (rows, columns), node.get("spatial_scale", 1.0))

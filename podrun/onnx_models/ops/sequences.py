@@ -97,9 +97,7 @@ def split_sizes_of(total: int, size: int) -> tuple[int, ...]:
 
 @operator(ONNX, "SequenceMap", since=(17,))
 def sequence_map(ctx: Context, node: Node, *inputs: Any) -> tuple[Any, ...]:
-    """``body`` on each element of the first input (and the like elements of other sequences), outputs as
-    sequences.
-    """
+    """``body`` on each element of the first input (and the like elements of other sequences), outputs as sequences."""
     body = node["body"]
     results = [
         ctx.run(body, [x[k] if isinstance(x, tuple) else x for x in inputs], iteration=k)

@@ -40,9 +40,7 @@ def reshape_attribute(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "Reshape", since=(5, 13, 14, 19, 21, 23, 24, 25), folds=True)
 def onnx_reshape(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
-    """x in another shape: 0 copies a dimension (unless ``allowzero``), one -1 is worked out (ONNX
-    Reshape).
-    """
+    """x in another shape: 0 copies a dimension (unless ``allowzero``), one -1 is worked out (ONNX Reshape)."""
     target = ints(ctx.constant(1))
     if ctx.sdk is not None:
         reshaped(node, target)

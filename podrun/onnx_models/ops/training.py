@@ -36,9 +36,7 @@ REDUCTIONS = {0: "sum", 1: "mean", 2: "none", "NoReduction": "none"}
 
 
 def reduction_of(node: Node) -> str:
-    """``sum``, ``mean`` or ``none`` (NoReduction) from the attribute ``reduction``. InputMismatch for
-    anything else.
-    """
+    """``sum``, ``mean`` or ``none`` (NoReduction) from the attribute ``reduction``. InputMismatch for anything else."""
     stated = node.get("reduction", "Mean")
     name = REDUCTIONS.get(stated, str(stated))
     name = (
@@ -108,9 +106,7 @@ def nllloss(ctx: Context, node: Node, p: Array, label: Array, logits: Array = No
 
 
 def _nll(ctx: Context, node: Node, log_p: Array, target: Array, weight: Array | None) -> Array:
-    """Losses of ``log_p [N, C, ...]`` at classes ``target [N, ...]``, weighted by class, reduced (ONNX's
-    rule).
-    """
+    """Losses of ``log_p [N, C, ...]`` at classes ``target [N, ...]``, weighted by class, reduced (ONNX's rule)."""
     losses, factor = class_losses(log_p, target, weight, node.get("ignore_index"))
     return weighted_reduction(losses, jnp.broadcast_to(factor, losses.shape), node.get("reduction", "mean"))
 
@@ -120,9 +116,7 @@ def _nll(ctx: Context, node: Node, log_p: Array, target: Array, weight: Array | 
 def onnx_negative_log_likelihood(
     ctx: Context, node: Node, x: Array, target: Array, weight: Array = None
 ) -> Array:
-    """Minus the log-probability of the target class; ``mean`` is weighted (ONNX
-    NegativeLogLikelihoodLoss).
-    """
+    """Minus the log-probability of the target class; ``mean`` is weighted (ONNX NegativeLogLikelihoodLoss)."""
     return _nll(ctx, node, x, target, weight)
 
 
@@ -131,9 +125,7 @@ def onnx_negative_log_likelihood(
 def softmax_cross_entropy(
     ctx: Context, node: Node, x: Array, target: Array, weight: Array = None
 ) -> tuple[Array, Array]:
-    """Negative log-likelihood of log-softmax over axis 1, and the log-probabilities (ONNX
-    SoftmaxCrossEntropyLoss).
-    """
+    """Negative log-likelihood of log-softmax over axis 1, and the log-probabilities (ONNX SoftmaxCrossEntropyLoss)."""
     log_p = jax.nn.log_softmax(x, axis=1)
     return _nll(ctx, node, log_p, target, weight), log_p
 

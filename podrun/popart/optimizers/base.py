@@ -88,9 +88,7 @@ class OptimizerValueMap:
 
 
 def parse_value(owner: str, key: str, value: object) -> OptimizerValue:
-    """The value under ``key`` of an optimizer's dict: ``(number, isConst)``. popart_exception for anything
-    else.
-    """
+    """The value under ``key`` of an optimizer's dict: ``(number, isConst)``. popart_exception for anything else."""
     if isinstance(value, OptimizerValue):
         return value
     try:
@@ -105,9 +103,7 @@ def parse_value(owner: str, key: str, value: object) -> OptimizerValue:
 
 
 class ClipNormSettings:
-    """Clip the norm of a group of tensors: ``ClipNormSettings(weightIds, maxNorm)`` or
-    ``clipAllWeights(maxNorm)``.
-    """
+    """Clip the norm of a group of tensors: ``ClipNormSettings(weightIds, maxNorm)`` or ``clipAllWeights(maxNorm)``."""
 
     def __init__(self, weightIds: Sequence[str], maxNorm: float) -> None:
         if isinstance(weightIds, str):
@@ -224,8 +220,7 @@ class Optimizer(abc.ABC):
         groups = self.clip_norm_settings
         if any(not isinstance(group, ClipNormSettings) for group in groups):
             raise TypeError(
-                "__init__(): incompatible function arguments. clip_norm_settings is a list of "
-                "ClipNormSettings."
+                "__init__(): incompatible function arguments. clip_norm_settings is a list of ClipNormSettings."
             )
         if len(groups) > 1 and any(group.all_weights for group in groups):
             raise popart_exception(

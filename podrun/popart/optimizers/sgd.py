@@ -14,9 +14,7 @@ from podrun.runtime.optimizers.sgd import SgdForm, SgdRule
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent: ``SGD({"defaultLearningRate": (0.1, False), "defaultMomentum": (0.9,
-    True)})``.
-    """
+    """Stochastic gradient descent: ``SGD({"defaultLearningRate": (0.1, False), "defaultMomentum": (0.9, True)})``."""
 
     NAME = "SGD"
     DEFAULTS = {  # noqa: RUF012 (read only; typed as a Mapping in the base)

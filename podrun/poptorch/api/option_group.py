@@ -17,8 +17,7 @@ class OptionGroup:
     """Named values, each of the type that its default has.
 
     Reading or assigning ``group.name`` works for every value. AttributeError for a name that is unknown when it is
-    read, or when anything is changed after `freeze`; AssertionError for an unknown name or another type when it is
-    set.
+    read, or when anything is changed after `freeze`; AssertionError for an unknown name or another type when it is set.
     """
 
     _defaults: ClassVar[dict[str, Any]] = {}

@@ -274,9 +274,8 @@ def _replaced(name: str, tensor: torch.Tensor, *, removed: bool) -> Error:
     if removed:
         return Error(f"{what} is removed from the model when calling the forward method.")
     return Error(
-        f"{what} is reassigned within the model when calling the forward method. This is not supported. "
-        f"Consider using self.{name}.copy_(src) to copy data from a source tensor, where src is the name of the "
-        "source tensor."
+        f"{what} is reassigned within the model when calling the forward method. This is not supported. Consider using "
+        f"self.{name}.copy_(src) to copy data from a source tensor, where src is the name of the source tensor."
     )
 
 

@@ -1,9 +1,8 @@
 """Records the operators that a module's forward pass calls.
 
 The pass runs once, on fake tensors, with autograd's dispatch keys left out: composite operators (``linear``, ``lstm``,
-``layer_norm``, ``cross_entropy_loss``) arrive whole. Operators that the table lacks are decomposed here, by torch's
-own definitions, until it consists of operators that the table has. Views and writes in place become values
-(`graph`).
+``layer_norm``, ``cross_entropy_loss``) arrive whole. Operators that the table lacks are decomposed here, by torch's own
+definitions, until it consists of operators that the table has. Views and writes in place become values (`graph`).
 """
 
 from __future__ import annotations

@@ -169,8 +169,7 @@ def run_aten(
     operator = find(node.operator)
     if operator is None:
         raise Error(
-            f"operator {node.operator} is not supported on the IPU (module '{node.origin.module}', "
-            f"{node.origin.line})"
+            f"operator {node.operator} is not supported on the IPU (module '{node.origin.module}', {node.origin.line})"
         )
     arguments = [_resolved(argument, values) for argument in node.arguments]
     keywords = {name: _resolved(argument, values) for name, argument in node.keywords.items()}

@@ -1,9 +1,8 @@
 """Update rules: the arithmetic of optimizers as the compiler takes it (`podrun.compiler.program.UpdateRule`).
 
-Scalars. What a rule multiplies with (``lr / vs`` and the like) is computed here in double precision and
-rounded once to float32, whether it is baked in or streamed: so a constant and a streamed hyper-parameter
-give the same bits. A compound is streamed if one of its hyper-parameters is not constant; its name says
-whether it is the default's or one weight's.
+Scalars. What a rule multiplies with (``lr / vs`` and the like) is computed here in double precision and rounded once to
+float32, whether it is baked in or streamed: so a constant and a streamed hyper-parameter give the same bits. A compound
+is streamed if one of its hyper-parameters is not constant; its name says whether it is the default's or one weight's.
 
 Types. Weights and state are widened to float32, updated, and rounded once to their own type.
 """
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Compound:
-    """A scalar made of hyper-parameters: ``compute(values, divisor)`` from values by name (lossScaling
-    among them).
-    """
+    """A scalar made of hyper-parameters: ``compute(values, divisor)`` from values by name (lossScaling among them)."""
 
     name: str
     parts: tuple[str, ...]

@@ -81,8 +81,7 @@ def check_weights(before: Iterable[str], after: Iterable[str]) -> None:
     """UsageError unless the same weights have values of their own."""
     if set(before) != set(after):
         raise UsageError(
-            "Optimizer update not valid: weights with values of their own were "
-            f"{sorted(before)}, now {sorted(after)}."
+            f"Optimizer update not valid: weights with values of their own were {sorted(before)}, now {sorted(after)}."
         )
 
 
