@@ -31,7 +31,7 @@ from podrun.onnx_models.annotations import (
     VIRTUAL_GRAPH,
 )
 from podrun.popart.enums import RecomputeType
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import incompatible, popart_exception
 from podrun.popart.option_groups import TensorLocation
 
 if TYPE_CHECKING:
@@ -136,9 +136,7 @@ class NodeAttributes:
         try:
             changed = helper.make_attribute(name, int(plain) if isinstance(plain, bool) else plain)
         except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"addNodeAttribute(): incompatible function arguments. {name!r} cannot be {value!r}: {error}."
-            ) from error
+            raise incompatible("addNodeAttribute", f"{name!r} cannot be {value!r}: {error}.") from error
         del node.attribute[:]
         node.attribute.extend([*kept, changed])
 

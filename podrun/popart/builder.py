@@ -24,7 +24,7 @@ from podrun.popart.attributes import NodeAttributes, Pushed
 from podrun.popart.dataflow import InputSettings
 from podrun.popart.debug import TRACE, note
 from podrun.popart.enums import ExchangeStrategy, ReplicatedStreamMode
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import incompatible, popart_exception
 from podrun.popart.graph_builder import (
     DEFAULT_OPSET,
     GRAPHCORE_DOMAIN,
@@ -353,9 +353,7 @@ def _input_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Ten
         shape = kwargs.pop("shape", None)
         shape = shape if shape is not None else (rest.pop(0) if rest else None)
         if dtype is None or shape is None:
-            raise TypeError(
-                "addInputTensor(): incompatible function arguments. It takes a TensorInfo, or a data type and a shape."
-            )
+            raise incompatible("addInputTensor", "It takes a TensorInfo, or a data type and a shape.")
         info = TensorInfo(dtype, shape)
     settings, context = kwargs.pop("settings", None), kwargs.pop("debugContext", "")
     for value in rest:

@@ -14,7 +14,7 @@ import numpy as np
 from podrun.compiler.program import Beside
 from podrun.core.executable import Retrieval
 from podrun.popart.enums import AnchorReturnTypeId, ExchangeStrategy, ReplicatedStreamMode, TileSet
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import incompatible, popart_exception
 from podrun.popart.tensor_info import integer
 from podrun.runtime.settings import Returned
 
@@ -67,9 +67,10 @@ class AnchorReturnType:
             period = rest.pop(0)
         settings = dict(zip(("tileSet", "exchangeStrategy"), rest, strict=False)) | kwargs
         if len(rest) > 2 or set(settings) - {"tileSet", "exchangeStrategy"}:
-            raise TypeError(
-                "__init__(): incompatible function arguments. AnchorReturnType takes a name, a return period for "
-                f"EveryN, tileSet and exchangeStrategy; got {args!r}, {kwargs!r}."
+            raise incompatible(
+                "__init__",
+                "AnchorReturnType takes a name, a return period for "
+                f"EveryN, tileSet and exchangeStrategy; got {args!r}, {kwargs!r}.",
             )
         name = str(anchorReturnTypeString).lower()
         if name not in _NAMES:
@@ -156,9 +157,7 @@ class DataFlow:
         try:
             batches = integer(batchesPerStep)
         except TypeError as error:
-            raise TypeError(
-                f"__init__(): incompatible function arguments. batchesPerStep is an int, not {batchesPerStep!r}."
-            ) from error
+            raise incompatible("__init__", f"batchesPerStep is an int, not {batchesPerStep!r}.") from error
         anchors = anchorIds if anchorTensors is None else anchorTensors
         self._anchors = self._collect(anchors if anchors is not None else {}, anchorReturnType)
         self._batches = 0
@@ -171,17 +170,17 @@ class DataFlow:
         if isinstance(anchors, Mapping):
             pairs = dict(anchors)
         elif isinstance(anchors, str):
-            raise TypeError(
-                "__init__(): incompatible function arguments. Anchors are a dict from tensor to AnchorReturnType, or a "
-                f"list of tensors; got the string {anchors!r}."
+            raise incompatible(
+                "__init__",
+                "Anchors are a dict from tensor to AnchorReturnType, or a "
+                f"list of tensors; got the string {anchors!r}.",
             )
         else:
             pairs = dict.fromkeys(anchors, kind or AnchorReturnType("All"))
         wrong = [name for name, value in pairs.items() if not isinstance(value, AnchorReturnType)]
         if wrong:
-            raise TypeError(
-                f"__init__(): incompatible function arguments. Anchor {wrong[0]!r} has {pairs[wrong[0]]!r} where an "
-                "AnchorReturnType belongs."
+            raise incompatible(
+                "__init__", f"Anchor {wrong[0]!r} has {pairs[wrong[0]]!r} where an AnchorReturnType belongs."
             )
         return dict(sorted(pairs.items()))
 
@@ -253,9 +252,9 @@ class InputSettings:
             elif isinstance(value, ReplicatedStreamMode):
                 self._mode = value
             else:
-                raise TypeError(
-                    "__init__(): incompatible function arguments. InputSettings takes a TileSet, an ExchangeStrategy "
-                    f"or a ReplicatedStreamMode, not {value!r}."
+                raise incompatible(
+                    "__init__",
+                    f"InputSettings takes a TileSet, an ExchangeStrategy or a ReplicatedStreamMode, not {value!r}.",
                 )
         unknown = set(kwargs) - {"tileSet", "exchangeStrategy", "relicatedStreamMode", "replicatedStreamMode"}
         if unknown:

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from podrun import __version__
+from podrun.popart.exceptions import incompatible
 from podrun.runtime.environment import ours
 
 LOG_LEVEL, LOG_DESTINATION = "POPART_LOG_LEVEL", "POPART_LOG_DEST"
@@ -60,7 +61,7 @@ class DebugContext:
             elif isinstance(value, DebugInfo):
                 self.info = value
             else:
-                raise TypeError(f"__init__(): incompatible function arguments. DebugContext got {value!r}.")
+                raise incompatible("__init__", f"DebugContext got {value!r}.")
         self.location = location or _place_of(sys._getframe(1))
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from podrun.core.layout import IpuRange
 from podrun.popart.device import KINDS, MODEL_TILES, TILES_PER_IPU, DeviceInfo
 from podrun.popart.enums import DeviceConnectionType, DeviceSelectionCriterion, DeviceType, SyncPattern
-from podrun.popart.exceptions import popart_exception, surfacing
+from podrun.popart.exceptions import incompatible, popart_exception, surfacing
 from podrun.runtime.device import IPU_VERSIONS, RunDevice, held_here
 from podrun.runtime.device_pool import Acquisition, Candidates, DevicePool
 
@@ -91,7 +91,7 @@ class DeviceManager:
         self, count: int, connection_type: DeviceConnectionType, criterion: DeviceSelectionCriterion
     ) -> Acquisition:
         if not isinstance(count, int):
-            raise TypeError(f"(): incompatible function arguments. numIpus is an int, not {count!r}.")
+            raise incompatible("", f"numIpus is an int, not {count!r}.")
         order = _shuffled if criterion is DeviceSelectionCriterion.Random else list
         return self._pool.acquire(count, attach=_attaches(connection_type), order=order)
 
@@ -244,9 +244,7 @@ def _version(values: Mapping[str, str]) -> str:
 
 def _options(options: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> dict[str, str]:
     if not isinstance(options, Mapping):
-        raise TypeError(
-            f"(): incompatible function arguments. Options of the {what} are a dict, not {options!r}."
-        )
+        raise incompatible("", f"Options of the {what} are a dict, not {options!r}.")
     unknown = [key for key in options if key not in allowed]
     if unknown:
         raise popart_exception(

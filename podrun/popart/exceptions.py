@@ -174,6 +174,11 @@ _POPLAR: tuple[tuple[type[PoplarError], type[poplar_exception]], ...] = (
 )
 
 
+def incompatible(method: str, why: str) -> TypeError:
+    """The error of a call with arguments of other types than the method takes, as pybind11 words it."""
+    return TypeError(f"{method}(): incompatible function arguments. {why}")
+
+
 def translate(error: PodrunError) -> PodrunError:
     """The PopART exception with the same meaning as ``error``; PopART's own errors come back unchanged."""
     if isinstance(error, (popart_exception, poplar_exception)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import UsageError
 from podrun.onnx_models.light_model import MOST_HELD, LightModel
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import incompatible, popart_exception
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 from podrun.runtime.tensor_names import STATE_PREFIXES, reserved_prefix_of
 
@@ -50,9 +50,7 @@ def read_light_model(
     if isinstance(source, (bytearray, memoryview)):
         source = bytes(source)
     if not isinstance(source, (bytes, str, os.PathLike)):
-        raise TypeError(
-            f"(): incompatible function arguments. A model is a path or bytes, not {type(source).__name__}."
-        )
+        raise incompatible("", f"A model is a path or bytes, not {type(source).__name__}.")
     try:
         light = model_loader.read_light_onnx_model(source, trusted=written, places=places, at_least=at_least)
     except UsageError as error:

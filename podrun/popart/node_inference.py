@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import PodrunError
 from podrun.popart import custom
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import incompatible, popart_exception
 from podrun.popart.graph_builder import GRAPHCORE_DOMAIN, GraphScope
 from podrun.popart.graphcore_ops import OPS, GraphcoreOp
 from podrun.popart.tensor_info import TensorInfo, data_type_of, info_from_type, type_proto
@@ -180,9 +180,9 @@ def multi_convolution(builder: object, bound: dict[str, Any]) -> dict[str, Any]:
     """
     sets = bound["args"]
     if not isinstance(sets, (list, tuple)) or not all(isinstance(item, (list, tuple)) for item in sets):
-        raise TypeError(
-            "multiconv(): incompatible function arguments. Inputs are a list for each convolution: [[data, weights], "
-            f"[data, weights, bias]], not {sets!r}."
+        raise incompatible(
+            "multiconv",
+            f"Inputs are a list for each convolution: [[data, weights], [data, weights, bias]], not {sets!r}.",
         )
     for index, item in enumerate(sets):
         if len(item) < 2:

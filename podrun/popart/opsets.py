@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import numpy as np
 
 from podrun.popart.debug import DebugContext, note
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import incompatible, popart_exception
 from podrun.popart.graph_builder import BuilderModel
 from podrun.popart.graphcore_ops import NODE_NAMES, OPS, REQUIRED, GraphcoreOp, attribute_value
 from podrun.popart.node_inference import multi_convolution
@@ -128,14 +128,10 @@ def _unsafe(name: str) -> str:
 def check_inputs(method: str, args: object) -> list[str]:
     """The input list of an operator method, or TypeError."""
     if isinstance(args, (str, bytes)) or not isinstance(args, (list, tuple)):
-        raise TypeError(
-            f"{method}(): incompatible function arguments. Inputs are a list of tensors, not {args!r}."
-        )
+        raise incompatible(method, f"Inputs are a list of tensors, not {args!r}.")
     wrong = [name for name in args if not isinstance(name, str)]
     if wrong:
-        raise TypeError(
-            f"{method}(): incompatible function arguments. Inputs are tensor names, not {wrong[0]!r}."
-        )
+        raise incompatible(method, f"Inputs are tensor names, not {wrong[0]!r}.")
     return list(args)
 
 
@@ -275,9 +271,7 @@ class AiGraphcore(_OpFamily):
             and isinstance(default, (int, float))
             and not isinstance(value, type(default))
         ):
-            raise TypeError(
-                f"{method}(): incompatible function arguments. {op.op_type}'s {name} cannot be {value!r}."
-            )
+            raise incompatible(method, f"{op.op_type}'s {name} cannot be {value!r}.")
         plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
         return attribute_value(op, name, plain)
 

@@ -30,6 +30,7 @@ from podrun.popart.enums import (
     TensorStorage,
     TileSet,
 )
+from podrun.popart.exceptions import incompatible
 from podrun.popart.tensor_info import boolean, integer, number
 from podrun.popart.variables import CommGroup
 
@@ -89,9 +90,8 @@ class Strict:
         try:
             object.__setattr__(self, name, _converted(current, value))
         except TypeError as error:
-            raise TypeError(
-                f"(): incompatible function arguments. {type(self).__name__}.{name} takes "
-                f"{type(current).__name__}, not {value!r}."
+            raise incompatible(
+                "", f"{type(self).__name__}.{name} takes {type(current).__name__}, not {value!r}."
             ) from error
 
 
@@ -117,12 +117,10 @@ class TensorLocation:
             elif isinstance(value, CommGroup):
                 self.shardingDomain = value
             else:
-                raise TypeError(f"__init__(): incompatible function arguments. TensorLocation got {value!r}.")
+                raise incompatible("__init__", f"TensorLocation got {value!r}.")
         for name, value in kwargs.items():
             if name not in self.__slots__ or not isinstance(value, type(getattr(self, name))):
-                raise TypeError(
-                    f"__init__(): incompatible function arguments. TensorLocation got {name}={value!r}."
-                )
+                raise incompatible("__init__", f"TensorLocation got {name}={value!r}.")
             setattr(self, name, value)
 
     def __eq__(self, other: object) -> bool:

@@ -11,7 +11,7 @@ from podrun.popart.device import DeviceInfo
 from podrun.popart.exceptions import (
     OutOfMemoryException as OutOfMemoryException,  # Programs look for this name here, too.
 )
-from podrun.popart.exceptions import popart_exception, surfacing
+from podrun.popart.exceptions import incompatible, popart_exception, surfacing
 from podrun.popart.forward_only import HANDLE, ForwardOnly
 from podrun.popart.names import takes_former_arguments
 from podrun.popart.optimizers.base import Optimizer
@@ -110,11 +110,9 @@ class TrainingSession(Session):
     ) -> None:
         self._forward_only: ForwardOnly | None = None
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"__init__(): incompatible function arguments. {optimizer!r} is no optimizer.")
+            raise incompatible("__init__", f"{optimizer!r} is no optimizer.")
         if not isinstance(loss, str):
-            raise TypeError(
-                f"__init__(): incompatible function arguments. The loss is a tensor's name, not {loss!r}."
-            )
+            raise incompatible("__init__", f"The loss is a tensor's name, not {loss!r}.")
         super().__init__(
             fnModel, dataFlow, deviceInfo, inputShapeInfo, patterns, userOptions, name, loss, optimizer
         )

@@ -27,7 +27,7 @@ from podrun.popart import loader, option_checks
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
 from podrun.popart.enums import DeviceType, IrSerializationFormat
-from podrun.popart.exceptions import popart_exception, popart_runtime_error, surfacing
+from podrun.popart.exceptions import incompatible, popart_exception, popart_runtime_error, surfacing
 from podrun.popart.model_files import ModelFiles
 from podrun.popart.names import FormerSession
 from podrun.popart.optimizers.base import Optimizer
@@ -181,7 +181,7 @@ class Session(FormerSession):
         io = rest.pop(0) if rest else stepio
         debugName = rest.pop(0) if rest else debugName
         if not isinstance(io, IStepIO):
-            raise TypeError(f"run(): incompatible function arguments. run takes a PyStepIO, not {io!r}.")
+            raise incompatible("run", f"run takes a PyStepIO, not {io!r}.")
         self.parts.batches.ensure_ready()
         self.parts.reports.name_run(debugName)
         if handle is None:
@@ -357,9 +357,7 @@ class Session(FormerSession):
     def _serializeIr(self, format: IrSerializationFormat = IrSerializationFormat.JSON) -> str:
         """The forward graph after pruning, as JSON: graph name -> list of operators (`ir_text`)."""
         if not isinstance(format, IrSerializationFormat):
-            raise TypeError(
-                f"_serializeIr(): incompatible function arguments. {format!r} is no IrSerializationFormat."
-            )
+            raise incompatible("_serializeIr", f"{format!r} is no IrSerializationFormat.")
         return ir_text(self.parts)
 
     def getSerializedGraph(self) -> bytes:

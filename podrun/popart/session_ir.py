@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from podrun.popart.dataflow import DataFlow
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import incompatible, popart_exception
 from podrun.popart.names import UNNAMED
 from podrun.popart.patterns import Patterns
 from podrun.popart.run_settings import POPART_WORDS
@@ -40,9 +40,7 @@ class Ir:
 def check_for_inference(ir: Ir) -> None:
     """Raise popart_exception for an IR with a backward pass, TypeError for what is no IR."""
     if not isinstance(ir, Ir):
-        raise TypeError(
-            f"fromIr(): incompatible function arguments. {ir!r} is no Ir: session.getIr() gives one."
-        )
+        raise incompatible("fromIr", f"{ir!r} is no Ir: session.getIr() gives one.")
     if ir.training:
         raise popart_exception(
             "fromIr: the IR is that of a training session; its backward pass and updates need a TrainingSession.",

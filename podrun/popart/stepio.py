@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.popart.exceptions import popart_exception, popart_runtime_error
+from podrun.popart.exceptions import incompatible, popart_exception, popart_runtime_error
 from podrun.popart.tensor_info import info_of
 from podrun.runtime.settings import StepData, StepTensor
 from podrun.runtime.step_arrays import as_device_type, tensor_dtype
@@ -32,15 +32,12 @@ class IStepIO(StepData):
 
 def _contiguous(arrays: Mapping[str, Any], what: str) -> dict[str, np.ndarray]:
     if not isinstance(arrays, Mapping):
-        raise TypeError(
-            f"__init__(): incompatible function arguments. A PyStepIO's {what}s are a dict of arrays, not {arrays!r}."
-        )
+        raise incompatible("__init__", f"A PyStepIO's {what}s are a dict of arrays, not {arrays!r}.")
     checked = {}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
-            raise TypeError(
-                f"__init__(): incompatible function arguments. {what} {name!r} must be a numpy.ndarray, not "
-                f"{type(array).__name__}."
+            raise incompatible(
+                "__init__", f"{what} {name!r} must be a numpy.ndarray, not {type(array).__name__}."
             )
         if not array.flags["C_CONTIGUOUS"]:
             raise popart_exception(
@@ -242,7 +239,7 @@ def _check_callable(name: str, function: object, *takes: str) -> None:
     """TypeError for a callback that is no function, or that cannot be called with these arguments."""
     asked = f"{name} is called with ({', '.join(takes)})"
     if not callable(function):
-        raise TypeError(f"__init__(): incompatible function arguments. {asked}; got {function!r}.")
+        raise incompatible("__init__", f"{asked}; got {function!r}.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # A function of C does not say what it takes.
@@ -250,9 +247,7 @@ def _check_callable(name: str, function: object, *takes: str) -> None:
     try:
         signature.bind(*takes)
     except TypeError as error:
-        raise TypeError(
-            f"__init__(): incompatible function arguments. {asked}; this one takes {signature}."
-        ) from error
+        raise incompatible("__init__", f"{asked}; this one takes {signature}.") from error
 
 
 class IWeightsIO:
@@ -267,9 +262,8 @@ class PyWeightsIO(IWeightsIO):
     def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
         for name, array in weights.items():
             if not isinstance(array, np.ndarray):
-                raise TypeError(
-                    f"__init__(): incompatible function arguments. Weight {name!r} must be a numpy.ndarray, "
-                    f"not {type(array).__name__}."
+                raise incompatible(
+                    "__init__", f"Weight {name!r} must be a numpy.ndarray, not {type(array).__name__}."
                 )
             if not array.flags["C_CONTIGUOUS"]:
                 raise popart_exception(
@@ -302,9 +296,7 @@ class StreamCallbacks:
         streams = {TO_DEVICE + name: count for name, count in rows[0].items()}
         streams |= {TO_HOST + name: count for name, count in rows[1].items()}
         if not callable(callback):
-            raise TypeError(
-                f"connectStreamToCallback(): incompatible function arguments. {callback!r} is no function."
-            )
+            raise incompatible("connectStreamToCallback", f"{callback!r} is no function.")
         if handle not in streams:
             raise popart_runtime_error(
                 f"There is no stream {handle!r}; the session's streams are {', '.join(sorted(streams))}."

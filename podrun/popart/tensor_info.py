@@ -18,7 +18,7 @@ import numpy as np
 
 from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.popart.enums import DataType
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import incompatible, popart_exception
 
 if TYPE_CHECKING:
     from onnx import TypeProto
@@ -116,9 +116,10 @@ class TensorInfo:
             self._dtype, self._shape = data_type_of(dtype.dtype), tuple(dtype.shape)
         else:
             if shape is None or isinstance(shape, (int, str)):
-                raise TypeError(
-                    "__init__(): incompatible function arguments. TensorInfo takes a data type and a list of "
-                    f'dimensions, as in TensorInfo("FLOAT", [2, 3]); got {dtype!r}, {shape!r}.'
+                raise incompatible(
+                    "__init__",
+                    "TensorInfo takes a data type and a list of "
+                    f'dimensions, as in TensorInfo("FLOAT", [2, 3]); got {dtype!r}, {shape!r}.',
                 )
             self._dtype = parse_data_type(dtype)
             self._shape = tuple(dim if isinstance(dim, str) else int(dim) for dim in shape)
@@ -289,9 +290,8 @@ def check_initializer(array: object) -> np.ndarray:
     not one.
     """
     if not isinstance(array, np.ndarray):
-        raise TypeError(
-            "addInitializedInputTensor(): incompatible function arguments. The initial value is a numpy.ndarray, not "
-            f"{type(array).__name__}."
+        raise incompatible(
+            "addInitializedInputTensor", f"The initial value is a numpy.ndarray, not {type(array).__name__}."
         )
     kind = data_type_of(array.dtype)
     if kind in _REFUSED:

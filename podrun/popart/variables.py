@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from podrun.popart.enums import CommGroupType, VariableRetrievalMode
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.exceptions import incompatible, popart_exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,10 @@ class VariableSettings:
             elif isinstance(value, int) and not isinstance(value, bool):
                 numbers.append(value)
             else:
-                raise TypeError(
-                    "__init__(): incompatible function arguments. VariableSettings takes a CommGroup, a "
-                    f"VariableRetrievalMode, or stride and groupSize; got {value!r}."
+                raise incompatible(
+                    "__init__",
+                    "VariableSettings takes a CommGroup, a "
+                    f"VariableRetrievalMode, or stride and groupSize; got {value!r}.",
                 )
         if numbers:
             if len(numbers) != 2:

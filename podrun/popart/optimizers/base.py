@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from podrun.popart.enums import DataType
-from podrun.popart.exceptions import popart_exception, surfaced
+from podrun.popart.exceptions import incompatible, popart_exception, surfaced
 from podrun.popart.tensor_info import boolean, number, numpy_name
 from podrun.runtime.optimizers.hyperparameters import Clipping, Hyperparameter, UpdateContext
 from podrun.runtime.optimizers.value_checks import (
@@ -107,7 +107,7 @@ class ClipNormSettings:
 
     def __init__(self, weightIds: Sequence[str], maxNorm: float) -> None:
         if isinstance(weightIds, str):
-            raise TypeError("__init__(): incompatible function arguments. weightIds is a list of tensors.")
+            raise incompatible("__init__", "weightIds is a list of tensors.")
         self.weightIds = list(weightIds)
         self.maxNorm = float(maxNorm)
         self.all_weights = False
@@ -157,9 +157,10 @@ class Optimizer(abc.ABC):
         self, values: Mapping[str, Any], clip_norm_settings: Sequence[ClipNormSettings] = ()
     ) -> None:
         if not isinstance(values, Mapping):
-            raise TypeError(
-                f"__init__(): incompatible function arguments. {self.NAME} takes a dict, not {values!r}: "
-                f'popart.{self.NAME}({{"defaultLearningRate": (0.01, False)}}).'
+            raise incompatible(
+                "__init__",
+                f"{self.NAME} takes a dict, not {values!r}: "
+                f'popart.{self.NAME}({{"defaultLearningRate": (0.01, False)}}).',
             )
         keys = self._constructor_keys()
         parsed = {}
@@ -219,9 +220,7 @@ class Optimizer(abc.ABC):
     def _check_clipping(self) -> None:
         groups = self.clip_norm_settings
         if any(not isinstance(group, ClipNormSettings) for group in groups):
-            raise TypeError(
-                "__init__(): incompatible function arguments. clip_norm_settings is a list of ClipNormSettings."
-            )
+            raise incompatible("__init__", "clip_norm_settings is a list of ClipNormSettings.")
         if len(groups) > 1 and any(group.all_weights for group in groups):
             raise popart_exception(
                 "ClipNormSettings.clipAllWeights covers all weights, so it must be the only group."
