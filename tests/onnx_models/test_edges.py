@@ -32,7 +32,7 @@ def blank(*shape: int) -> np.ndarray:
         ("GroupNormalization", [blank(0, 4, 2), blank(4), blank(4)], {"num_groups": 2}, (0, 4, 2)),
     ],
 )
-def test_a_batch_of_nothing(
+def test_operators_take_a_batch_without_samples(
     op: str, inputs: list[np.ndarray], attributes: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
     (made,) = run(op, *inputs, **attributes)

@@ -131,7 +131,7 @@ def test_unknown_dimension_is_refused_until_given() -> None:
         ([node("Dropout", ["x"], ["y"], seed=1)], "seed"),
     ],
 )
-def test_wrong_nodes_are_named(nodes: list[Any], words: str) -> None:
+def test_errors_name_the_node_that_is_wrong(nodes: list[Any], words: str) -> None:
     inputs = {**X, "i": (TensorProto.INT32, [2, 6])}
     with pytest.raises(PodrunError, match=words):
         lower(

@@ -88,7 +88,7 @@ def _differentiable() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("operator", _sampled(_differentiable()), ids=_label)
-def test_gradient_is_the_slope(operator: tuple[str, str]) -> None:
+def test_gradients_equal_central_differences(operator: tuple[str, str]) -> None:
     """The gradient along a random direction equals the central difference, in float64."""
     checked = 0
     for example in table.examples(*operator):
@@ -129,7 +129,7 @@ def _check_gradient(example: table.Example) -> int:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("operator", _sampled(ALL), ids=_label)
-def test_batching_is_doing_each(operator: tuple[str, str]) -> None:
+def test_an_operator_over_a_batch_gives_what_it_gives_for_each_sample(operator: tuple[str, str]) -> None:
     """``vmap`` over stacked inputs gives what running each gives: what folding replicas rests on."""
     for example in table.examples(*operator):
         values = _values(example, np.float32)

@@ -25,7 +25,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 50), (40_000,)])
 @pytest.mark.parametrize("dtype", FIELDS, ids=lambda dtype: np.dtype(dtype).name)
-def test_every_bit_comes_back(dtype: type, shape: tuple[int, ...]) -> None:
+def test_arrays_of_every_type_keep_their_bits(dtype: type, shape: tuple[int, ...]) -> None:
     bits = np.random.default_rng(3).integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8)
     array = (bits % 2 if dtype is np.bool_ else bits).view(dtype).reshape(shape)
     proto = onnx.TensorProto.FromString(to_proto("t", array).SerializeToString())
@@ -36,6 +36,6 @@ def test_every_bit_comes_back(dtype: type, shape: tuple[int, ...]) -> None:
         assert np.ascontiguousarray(read).tobytes() == array.tobytes()
 
 
-def test_all_halves() -> None:
+def test_all_halves_keep_their_bits() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     assert to_array(to_proto("t", halves)).tobytes() == halves.tobytes()

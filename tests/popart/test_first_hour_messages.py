@@ -88,7 +88,7 @@ def test_an_interrupted_run_is_no_bug_of_podrun(
     session.run(popart.PyStepIO(data, session.initAnchorArrays()))
 
 
-def test_labels_are_integers() -> None:
+def test_labels_that_are_no_integers_are_not_checked() -> None:
     assert LabelRange(3, None).strange(np.array([7.0])) is None
     assert LabelRange(3, None).strange(np.array([], np.int32)) is None
 

@@ -18,7 +18,7 @@ def builder():
 # --- Names --------------------------------------------------------------------------------------
 
 
-def test_tensor_names(builder):
+def test_tensors_have_names_of_their_operators_or_given_ones(builder):
     x, y = builder.addInputTensor("FLOAT", [2]), builder.addInputTensor(popart.TensorInfo("FLOAT", [2]))
     assert (x, y, builder.addInputTensor("FLOAT", [2], "data")) == ("input", "input/1", "data")
     one = np.ones(2, np.float32)
@@ -124,7 +124,7 @@ def test_every_operator_of_every_opset_has_a_signature():
         (lambda o, x: o.maxpool([x], 3, [2]), popart.popart_exception, "invalid number of outputs"),
     ],
 )
-def test_wrong_calls(builder, call, error, word):
+def test_wrong_calls_of_operators_are_refused_where_they_stand(builder, call, error, word):
     x = builder.addInputTensor("FLOAT", [2, 3])
     with pytest.raises(error, match=word):
         call(builder.aiOnnx, x)
@@ -202,7 +202,7 @@ def test_initial_values_of_types_the_ipu_lacks(builder, dtype):
 # --- Node attributes and placement --------------------------------------------------------------
 
 
-def test_node_attributes(builder):
+def test_node_attributes_are_written_read_and_removed(builder):
     x = builder.addInputTensor("FLOAT", [2])
     y = builder.aiOnnx.relu([x])
     values = {"i": 3, "f": 1.5, "s": "text", "ints": [1, 2], "floats": [0.5, 1.5], "strings": ["a", "b"]}
@@ -251,7 +251,7 @@ def test_scopes_place_what_is_added_inside_and_nest(builder):
     onnx.checker.check_model(onnx.load_from_string(builder.getModelProto()))
 
 
-def test_hints_and_their_checks(builder):
+def test_hints_are_kept_and_checked(builder):
     x = builder.addInputTensor("FLOAT", [4, 6])
     y = builder.aiOnnx.matmul([x, builder.addInitializedInputTensor(np.ones((6, 2), np.float32))])
     z = builder.aiOnnx.relu([y])

@@ -153,5 +153,5 @@ def check(case: Combination) -> None:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(combinations())
-def test_combinations(case: Combination) -> None:
+def test_features_that_are_combined_train_like_the_reference(case: Combination) -> None:
     check(case)

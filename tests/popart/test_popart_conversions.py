@@ -40,7 +40,7 @@ def test_options_take_what_pybind11_converts():
 @pytest.mark.parametrize(
     ("convert", "value"), [(boolean, "yes"), (boolean, []), (integer, 1.0), (integer, "1"), (number, "1.0")]
 )
-def test_what_has_no_conversion(convert, value):
+def test_values_that_pybind11_does_not_convert_are_refused(convert, value):
     with pytest.raises(TypeError):
         convert(value)
 
@@ -64,7 +64,7 @@ def test_options_that_the_sdk_has_no_more_say_what_to_do(name, word):
         setattr(popart.SessionOptions(), name, True)
 
 
-def test_types_by_numpy():
+def test_numpy_types_and_numbers_are_taken_as_python_s():
     assert popart.TensorInfo(np.float16, [2]) == popart.TensorInfo("FLOAT16", [2])
     assert popart.TensorInfo(np.dtype("int32"), (np.int64(2), 3)) == popart.TensorInfo("INT32", [2, 3])
     flow = popart.DataFlow(np.int64(4), {"y": popart.AnchorReturnType("EveryN", np.int32(2))})

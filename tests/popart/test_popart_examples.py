@@ -34,7 +34,7 @@ EXPECTED = {
     "program", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PROGRAMS]
 )
 @pytest.mark.sample(18)
-def test_program(program, monkeypatch):
+def test_an_example_prints_what_its_page_says(program, monkeypatch):
     assert EXPECTED[program] in run_program(monkeypatch, FOLDER / f"{program}.py")
 
 

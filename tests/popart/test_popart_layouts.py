@@ -126,14 +126,14 @@ QUICK = settings(
 @pytest.mark.slow
 @QUICK
 @given(LAYOUTS)
-def test_generated_layouts(layout: Layout) -> None:
+def test_generated_layouts_train_like_one_replica(layout: Layout) -> None:
     check(layout)
 
 
 @pytest.mark.slow
 @settings(QUICK, max_examples=25, derandomize=False, phases=[Phase.generate, Phase.shrink])
 @given(LAYOUTS)
-def test_many_generated_layouts(layout: Layout) -> None:
+def test_many_generated_layouts_train_like_one_replica(layout: Layout) -> None:
     check(layout)
 
 

@@ -391,5 +391,5 @@ def test_halves_in_loops_and_branches_over_instances_and_hosts() -> None:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(cases())
-def test_many_mixed_layouts(drawn: tuple[Mixed, Way]) -> None:
+def test_many_mixed_layouts_train_like_the_reference(drawn: tuple[Mixed, Way]) -> None:
     check(*drawn)

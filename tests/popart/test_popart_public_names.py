@@ -47,7 +47,7 @@ def test_every_public_name_is_there() -> None:
     assert len(NAMES) > 750
 
 
-def test_a_report_of_numbers(tmp_path) -> None:
+def test_a_numerics_report_compares_two_trainings(tmp_path) -> None:
     def saved(name, **weights):
         graph = helper.make_graph(
             [], "g", [], [], [numpy_helper.from_array(v, n) for n, v in weights.items()]

@@ -54,7 +54,7 @@ def callbacks(**given: Any) -> Any:
         ),
     ],
 )
-def test_it_is_named(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
+def test_a_wrong_argument_is_named(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         call()
 

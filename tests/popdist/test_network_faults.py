@@ -47,7 +47,7 @@ def test_all_instances_hear_of_a_partition_and_connect_again() -> None:
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [("delayed,seconds=3", 3.0), ("lossy,loss=0.5", 0.2)])
-def test_both_ends_wait(kind: str, seconds: float) -> None:
+def test_a_slow_or_lossy_link_delays_both_ends(kind: str, seconds: float) -> None:
     slept: list[float] = []
     with mock.patch.object(collectives.time, "sleep", slept.append):
         assert results(2, f"{AT}:{kind}") == [[[2.0, 2.0]] * 2] * 2

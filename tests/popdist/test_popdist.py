@@ -48,7 +48,7 @@ def launched(monkeypatch):
     return launch
 
 
-def test_alone(launched):
+def test_outside_of_podrun_a_program_is_one_instance_with_one_replica(launched):
     assert not popdist.isPopdistEnvSet()
     numbers = [
         popdist.getNumTotalReplicas(),
@@ -69,7 +69,7 @@ powers = st.integers(0, 4).map(lambda n: 1 << n)
 
 
 @given(instances=powers, local=powers, ipus=powers.filter(lambda n: n <= 4), data=st.data())
-def test_every_uniform_layout(instances, local, ipus, data):
+def test_every_uniform_layout_is_read_from_the_environment(instances, local, ipus, data):
     instance = data.draw(st.integers(0, instances - 1))
     layout = core.layout(environment(instances * local, local, ipus, instance))
     assert layout is not None
@@ -108,7 +108,7 @@ def test_instances_of_different_sizes_have_no_number(launched):
             call()
 
 
-def test_execute_on_instances(launched):
+def test_a_function_runs_on_the_named_instances_alone(launched):
     launched(**environment(4, 2, instance=1))
     assert popdist.execute_on_instances({0}, pytest.fail) is None
     assert popdist.execute_on_instances({0, 1}, "{}-{x}".format, 1, x=2) == "1-2"
@@ -124,7 +124,7 @@ def test_the_program_must_want_the_ipus_per_replica_it_was_launched_with(launche
         popdist.getDeviceId(4)
 
 
-def test_the_backend_s_order():
+def test_the_backend_is_registered_initialised_and_finalised_in_this_order_once():
     backend = popdist.backends
     popdist.init()
     popdist.init()
@@ -180,7 +180,7 @@ def test_a_deadline_is_a_number_of_seconds(seconds):
         collectives.Instances({collectives.TIMEOUT: seconds}).timeout  # noqa: B018
 
 
-def test_session_options(launched):
+def test_session_options_take_the_replicas_of_the_launch(launched):
     import podrun.popart as popart
     from podrun.popart.instances import configureSessionOptions
 

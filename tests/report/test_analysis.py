@@ -105,7 +105,7 @@ def test_what_is_not_modelled_is_refused_by_name(path: str) -> None:
         _ = found.nowhere
 
 
-def test_target_and_version() -> None:
+def test_a_report_names_its_target_and_version() -> None:
     target = _REPORT.compilation.target
     assert (target.type, target.architecture) == (Target.Type.IpuModel, IPU.Architecture.Ipu2)
     assert (target.numReplicas, target.ipusPerReplica, target.tilesPerReplica) == (4, 2, 2944)

@@ -53,7 +53,7 @@ def test_interleaved_work_takes_turns() -> None:
     assert all(a.end_cycles <= b.start_cycles for a, b in itertools.pairwise(found))
 
 
-def test_the_bubble_is_told() -> None:
+def test_summary_and_page_tell_how_long_a_pipeline_fills_and_idles() -> None:
     grouped = pipeline_shape(even("grouped"))
     assert grouped is not None
     assert (grouped.fill_slots, grouped.main_slots, grouped.flush_slots) == (6, 4, 6)

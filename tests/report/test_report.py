@@ -219,7 +219,7 @@ def test_throughput_has_three_digits(speed: float, words: str) -> None:
     assert rate(speed) == words
 
 
-def test_two_runs_compare(profile: Profile) -> None:
+def test_a_comparison_shows_what_is_new_and_both_fullest_tiles(profile: Profile) -> None:
     text = compare(read_report(cost(512)), profile)
     assert "all_reduce" in text
     assert "new" in text
@@ -454,7 +454,7 @@ def test_a_notebook_shows_the_page_in_a_frame(
     )
 
 
-def test_tables_are_for_pandas(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_need_pandas_and_a_known_name(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no table 'layer'"):
         profile.table("layer")
     monkeypatch.setitem(sys.modules, "pandas", None)

@@ -47,7 +47,7 @@ def test_a_process_cannot_have_more_than_there_is(manager):
         manager.acquireAvailableDevice(8)
 
 
-def test_bad_requests(manager):
+def test_devices_that_there_are_not_are_refused(manager):
     with pytest.raises(popart.popart_exception, match="power of two"):
         manager.acquireAvailableDevice(3)
     with pytest.raises(popart.poplar_exception, match="No such device set id: '999'"):
@@ -93,7 +93,7 @@ def test_random_devices_on_demand_leave_what_the_process_holds(manager):
                 assert device.id != held.id
 
 
-def test_other_devices(manager):
+def test_devices_that_are_no_hardware_have_their_types_and_sizes(manager):
     cpu = manager.createCpuDevice()
     assert (cpu.type, cpu.numIpus, cpu.version) == (popart.DeviceType.Cpu, 1, "<unknown-cpu>")
     model = manager.createIpuModelDevice({"numIPUs": 2, "tilesPerIPU": 8})

@@ -39,12 +39,12 @@ RELU = helper.make_node("Relu", ["x"], ["y"], name="act")
 
 
 @pytest.mark.parametrize("source", ["no/such/file.onnx", "x" * 5000, b"", b"not a model", b"\x08\x01" * 40])
-def test_what_is_no_model(source):
+def test_files_and_bytes_that_are_no_model_are_refused(source):
     with pytest.raises(popart.popart_exception, match="Failed to load a ModelProto"):
         session(source)
 
 
-def test_the_type_of_a_model():
+def test_a_model_of_a_wrong_type_is_refused():
     with pytest.raises(TypeError, match="incompatible function arguments"):
         popart.InferenceSession(7, popart.DataFlow(1, ["y"]), OFFLINE)
 
@@ -90,7 +90,7 @@ def test_attributes_of_a_program_s_own_are_warned_about(caplog):
     assert "Relu 'act': ONNX has no attribute 'alpha'" in caplog.text
 
 
-def test_reserved_names():
+def test_names_that_popart_reserves_are_refused():
     for name in ("Gradient___x", "Step___x", "learningRate___default___FLOAT", "randomSeed___"):
         model = model_of(helper.make_node("Relu", ["x"], [name]), helper.make_node("Relu", [name], ["y"]))
         with pytest.raises(popart.popart_exception, match="reserves"):
@@ -162,7 +162,7 @@ def test_the_fuzzed_model_is_good_to_begin_with():
     kind=st.integers(0, 30),
     held=st.binary(max_size=32),
 )
-def test_hostile_initializers(dims, kind, held):
+def test_initializers_that_claim_other_sizes_end_in_popart_s_errors(dims, kind, held):
     tensor = TensorProto(name="w", data_type=kind, dims=dims, raw_data=held)
     model = model_of(helper.make_node("Identity", ["w"], ["y"]), initializers=[tensor])
     try:

@@ -79,7 +79,7 @@ def test_integers_that_do_not_fit():
     np.testing.assert_array_equal(numpy_helper.to_array(made.graph.initializer[0]), expected)
 
 
-def test_unused_inputs_go():
+def test_unused_inputs_and_initializers_are_removed():
     made = transformed(model_of(), "removeUnusedInputs")
     assert [value.name for value in made.graph.input] == ["x"]
     assert [tensor.name for tensor in made.graph.initializer] == ["w"]
@@ -159,7 +159,7 @@ def test_calls_of_a_builder_are_in_the_debug_information(tmp_path):
     assert {text[entry["location"]["fileName"]] for entry in written["contexts"]} == {__file__}
 
 
-def test_lists_of_operators():
+def test_supported_and_unsupported_operators_are_listed():
     supported = popart.getSupportedOperations(False)
     assert popart.OperatorIdentifier("ai.onnx", "Relu", 6) in supported
     assert any(item.domain == "ai.graphcore" for item in supported)

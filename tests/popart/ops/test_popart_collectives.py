@@ -49,7 +49,9 @@ def values(replicas: int) -> np.ndarray:
     ids=["all", "consecutive", "orthogonal", "ungrouped"],
 )
 @pytest.mark.sample(3)
-def test_all_reduce(replicas: int, group: Any, members: Any, device_of: Any) -> None:
+def test_all_reduce_adds_up_the_replicas_of_each_group(
+    replicas: int, group: Any, members: Any, device_of: Any
+) -> None:
     x = values(replicas)
     more = {} if group is None else {"commGroup": group}
     found = infer(
@@ -90,7 +92,7 @@ def test_reduce_scatter_and_all_gather(device_of: Any) -> None:
     np.testing.assert_array_equal(found, np.broadcast_to(total, (4, 8)))
 
 
-def test_in_place_is_the_same(device_of: Any) -> None:
+def test_all_reduce_in_place_gives_the_same(device_of: Any) -> None:
     x = values(4)
 
     def in_place(builder: Any, t: str) -> str:
@@ -163,7 +165,7 @@ def test_training_through_an_all_reduce(replicas: int, accumulation: int, device
         ({"commGroup": [9, 2]}, r"\[9, 2\] is no group of replicas"),
     ],
 )
-def test_refused(attributes: Any, match: str, device_of: Any) -> None:
+def test_groups_that_do_not_fit_the_replicas_are_refused(attributes: Any, match: str, device_of: Any) -> None:
     with pytest.raises(popart.popart_exception, match=match):
         infer(4, device_of(4), lambda b, t: b.aiGraphcore.replicatedallreduce([t], **attributes), values(4))
 
@@ -179,7 +181,7 @@ def test_mean_of_integers_is_refused(device_of: Any) -> None:
         )
 
 
-def test_in_a_loop(device_of: Any) -> None:
+def test_collectives_work_in_a_loop(device_of: Any) -> None:
     """``x <- mean over replicas of x, plus x``, three times."""
     x = values(8)
 

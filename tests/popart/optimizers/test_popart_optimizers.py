@@ -78,7 +78,7 @@ def sgd_of(case, const, combined=True, loss_scaling=1.0, **kwargs):
 @pytest.mark.parametrize("combined", [True, False], ids=["combined", "separate"])
 @pytest.mark.parametrize("case", SGD_CASES, ids=str)
 @pytest.mark.sample(5)
-def test_sgd(case, combined, const, dtype):
+def test_sgd_updates_weights_as_its_formula_says(case, combined, const, dtype):
     compare(
         drive(sgd_of(case, const, combined), dtype),
         reference.sgd(first_weight().astype(dtype).astype(np.float64), gradients(), lr=0.05, **case),
@@ -147,7 +147,7 @@ ADAM_CASES = {
 @pytest.mark.parametrize("decay", ["none", "decay", "l2"])
 @pytest.mark.parametrize("case", ADAM_CASES)
 @pytest.mark.sample(5)
-def test_adam(case, decay, scaled, dtype):
+def test_adam_updates_weights_as_its_formula_says(case, decay, scaled, dtype):
     mode, extra = ADAM_CASES[case]
     wd = 0.0 if decay == "none" else 0.1
     l2 = decay == "l2"
@@ -180,7 +180,7 @@ ADAPTIVE_CASES = [
 
 @pytest.mark.parametrize("l2", [False, True], ids=["decay", "l2"])
 @pytest.mark.parametrize(("mode", "momentum", "tf"), ADAPTIVE_CASES)
-def test_adaptive(mode, momentum, tf, l2):
+def test_adaptive_optimizers_update_weights_as_their_formulas_say(mode, momentum, tf, l2):
     values = {"lr": 0.01, "alpha": 0.9, "eps": 1e-3}
     optimizer = popart.Adaptive(
         {
@@ -229,12 +229,12 @@ def test_adaptive(mode, momentum, tf, l2):
         ),
     ],
 )
-def test_bad_hyper_parameters(make, word):
+def test_hyper_parameters_out_of_range_are_refused(make, word):
     with pytest.raises(popart.popart_exception, match=word):
         make()
 
 
-def test_defaults_and_accessors():
+def test_accessors_give_defaults_and_values_of_single_weights():
     sgd = popart.ConstSGD(0.5, 0.1, 8)
     assert sgd.learningRates().getDefault() == popart.OptimizerValue(0.5, True)
     assert sgd.getLossScalingVal() == 8

@@ -213,7 +213,7 @@ def test_recomputation_by_hand_and_automatically():
 # --- Patterns ---------------------------------------------------------------------------------------
 
 
-def test_patterns():
+def test_patterns_are_switched_by_name_and_by_attribute():
     patterns = popart.Patterns(popart.PatternsLevel.NoPatterns).enableRuntimeAsserts(False)
     assert not patterns.InPlace
     patterns.enablePattern("InPlace", True)
@@ -235,7 +235,7 @@ def test_patterns():
 # --- Values -----------------------------------------------------------------------------------------
 
 
-def test_tensor_info():
+def test_tensor_info_tells_type_shape_and_size_and_refuses_unknown_types():
     info = popart.TensorInfo("FLOAT16", [2, 3])
     assert (info.rank(), info.nelms(), info.nbytes(), info.shape(), info.dim(1)) == (2, 6, 12, [2, 3], 3)
     assert (info.data_type(), info.data_type_lcase(), info.strides()) == ("FLOAT16", "float16", [6, 2])
@@ -271,7 +271,7 @@ def test_comm_groups_and_variable_settings():
         groups.groups(6)
 
 
-def test_tensor_locations():
+def test_tensor_locations_keep_their_values_and_refuse_other_types():
     location = popart.TensorLocation(popart.TensorStorage.OffChip, popart.ReplicatedTensorSharding.On)
     settings = popart.TensorLocationSettings(location, 4)
     opts = options(weightTensorLocationSettings=settings)
@@ -281,7 +281,7 @@ def test_tensor_locations():
         popart.TensorLocation("OffChip")
 
 
-def test_reserved_prefixes():
+def test_reserved_prefixes_are_popart_s():
     assert popart.reservedGradientPrefix() == "Gradient___"
     assert popart.reservedAcclFinalOutPrefix() == "AcclOutOfAcclUpdate___"
     assert popart.reservedDefaultScaledLearningRate0Prefix() == "scaledLearningRate0___default___"

@@ -105,7 +105,7 @@ def test_what_nobody_needs_stays_with_what_is_before_it():
     assert len(places) == len(proto.graph.node)
 
 
-def test_too_few_operators():
+def test_a_graph_with_fewer_operators_than_ipus_is_refused():
     builder = popart.Builder()
     x = builder.addInputTensor("FLOAT", [4, 4])
     w = builder.addInitializedInputTensor(np.eye(4, dtype=np.float32))

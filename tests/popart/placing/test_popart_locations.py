@@ -119,7 +119,7 @@ def test_one_tensor_may_be_elsewhere_than_its_kind() -> None:
     assert found["causes"]["collectives"] > 0  # the weight is gathered
 
 
-def test_refused_and_warned_of(capsys: Any) -> None:
+def test_sharding_that_divides_nothing_is_refused_or_warned_of(capsys: Any) -> None:
     thirds = TensorLocation(
         TensorStorage.OnChip, ReplicatedTensorSharding.On, CommGroup(CommGroupType.Consecutive, 3)
     )

@@ -136,7 +136,7 @@ def test_virtual_graphs_by_hand_follow_the_phase():
         (Chain(), options(), 1, None),
     ],
 )
-def test_what_is_refused(chain, opts, ipus, word):
+def test_phases_with_options_or_devices_that_do_not_fit_are_refused(chain, opts, ipus, word):
     if word is None:
         opts.executionPhaseSettings.phases = 2
         word = "> 1 execution phases requires VirtualGraphMode::ExecutionPhases"

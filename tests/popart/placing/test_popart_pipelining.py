@@ -246,7 +246,7 @@ def accumulating(factor):
     return {"enableGradientAccumulation": True, "accumulationFactor": factor}
 
 
-def test_depth():
+def test_a_pipeline_needs_as_many_micro_batches_as_it_has_stages():
     """2F - 1 stages in training, F in inference; equality is enough."""
     chain = Chain([0, 1, 2, 3])
     with pytest.raises(
@@ -277,7 +277,7 @@ def test_stages_are_inferred_from_ipus():
         ("virtualGraph", "Either all Ops must have their virtual graph ids set"),
     ],
 )
-def test_minus_one_is_no_place(scope, refusal):
+def test_a_place_of_minus_one_counts_as_none(scope, refusal):
     """PopART's way to say that an operator has none."""
     builder = popart.Builder()
     y = builder.addInputTensor("FLOAT", [MICRO_BATCH, WIDTH])
@@ -316,7 +316,7 @@ def test_one_stage_is_a_pipeline_of_depth_one(accumulation):
         np.testing.assert_array_equal((found[0][0] | found[1])[name], value, err_msg=name)
 
 
-def test_what_pipelines_refuse():
+def test_pipelines_refuse_options_that_do_not_go_with_stages():
     chain = Chain([0, 1])
     annotated = Chain([0, 1], recompute=True)
     with pytest.raises(popart.popart_exception, match="only whole stages"):

@@ -188,7 +188,7 @@ def test_inference_anchors_come_in_lexicographic_order_and_keep_dims_of_one(devi
         (("Some",), "^Invalid anchor return type ID supplied: Some$"),
     ],
 )
-def test_bad_return_types(arguments, word):
+def test_wrong_return_types_are_refused(arguments, word):
     with pytest.raises(popart.popart_exception, match=word):
         popart.AnchorReturnType(*arguments)
 
@@ -200,7 +200,7 @@ def test_return_types_in_any_case_and_their_accessors():
         popart.AnchorReturnType("Final").rp()
 
 
-def test_bad_data_flows():
+def test_data_flows_with_wrong_batches_or_periods_are_refused():
     art = popart.AnchorReturnType("EveryN", 2)
     with pytest.raises(popart.popart_exception, match="positive"):
         popart.DataFlow(0, [])

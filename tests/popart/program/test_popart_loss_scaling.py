@@ -306,7 +306,7 @@ def test_behind_a_softmax_only_the_rounding_of_the_loss_s_gradient_differs(rule)
         (popart.Adam({"lossScaling": (2.0, False)}, scaled_optimizer_state=True), {}, "scaledOptimizerState"),
     ],
 )
-def test_misuse_is_refused(optimizer, settings, words):
+def test_loss_scaling_with_optimizers_or_settings_that_do_not_fit_is_refused(optimizer, settings, words):
     case = linear("float16")
     with pytest.raises(popart.popart_exception, match=words):
         training(case, optimizer, scaled(options(), **settings), popart.DataFlow(BATCHES, []))

@@ -61,7 +61,7 @@ def test_without_a_title_tensors_have_their_own_names(device, capfd):
     ]
 
 
-def test_what_a_format_says(device, capfd):
+def test_printed_tensors_have_the_brackets_digits_and_format_asked_for(device, capfd):
     model, x, _, loss = printing(
         print_gradient=0, digits=3, separator=", ", openBracket="{", closeBracket="}", floatFormat=2
     )

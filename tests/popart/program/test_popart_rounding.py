@@ -152,7 +152,7 @@ def test_sharded_programs_round_and_move_on(device_of):
     assert session.getRNGState() != first
 
 
-def test_misuse(device):
+def test_random_state_is_refused_without_its_option_and_with_a_wrong_size(device):
     session = training(linear("float16"), [], device, opts=options(enableStochasticRounding=True))
     with pytest.raises(popart.popart_exception, match="enableLoadAndOffloadRNGState"):
         session.getRNGState()

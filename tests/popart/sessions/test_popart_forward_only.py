@@ -160,7 +160,7 @@ def test_each_replica_s_statistics_move_on_from_its_own(monkeypatch, replicas, w
         np.testing.assert_allclose(found, now[:2] if grouped else now[0], rtol=1e-5, atol=1e-6)
 
 
-def test_what_it_refuses(device_of):
+def test_programs_that_are_unknown_or_not_asked_for_are_refused(device_of):
     proto, x, y, loss, names = model()
     session = session_of(proto, y, loss, names, device_of(2))
     io = popart.PyStepIO({x: data(0)}, session.initAnchorArrays())

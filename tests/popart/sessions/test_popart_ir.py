@@ -92,7 +92,7 @@ def test_tensors_move_to_another_file_with_their_state(device_of, saved, tmp_pat
     np.testing.assert_array_equal(again.parts.weights.get(saved.w), now)
 
 
-def test_moves_that_cannot_be(device_of, saved, tmp_path):
+def test_external_data_move_only_to_new_files_in_existing_folders(device_of, saved, tmp_path):
     session = training(saved, [], device_of(1))
     (tmp_path / "there.data").write_bytes(b"x")
     old, new, there = (str(tmp_path / f"{name}.data") for name in ("old", "new", "there"))

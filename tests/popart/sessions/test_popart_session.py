@@ -295,7 +295,7 @@ def test_programs_without_randomness_have_no_seed(device):
 # --- Errors while a session is made -------------------------------------------------------------
 
 
-def test_losses_that_cannot_be(device):
+def test_losses_that_are_unknown_or_no_scalars_are_refused(device):
     case = linear()
     with pytest.raises(popart.popart_exception, match=f"^Loss tensor, '{case.y}', must be a scalar tensor$"):
         popart.TrainingSession(case.model, popart.DataFlow(1, [case.y]), case.y, popart.ConstSGD(0.1), device)
@@ -305,7 +305,7 @@ def test_losses_that_cannot_be(device):
         )
 
 
-def test_reports_and_cycles(device):
+def test_reports_and_cycles_come_after_a_run_and_with_their_option(device):
     case = linear()
     session = training(case, [case.loss], device, opts=options(instrumentWithHardwareCycleCounter=True))
     with pytest.raises(popart.popart_exception, match=r"^Must call run before getCycleCount"):

@@ -63,7 +63,7 @@ def test_wrong_sizes_name_tensor_and_numbers(session, elements):
         session.run(io)
 
 
-def test_wrong_sizes_of_anchors(session):
+def test_anchor_arrays_of_a_wrong_size_are_refused(session):
     case = linear()
     with pytest.raises(popart.popart_runtime_error, match=rf"'{case.y}'.*expected 12, received 3\b"):
         session.run(popart.PyStepIO({case.x: data(2)}, {case.y: np.zeros(3, np.float32)}))
@@ -158,7 +158,7 @@ def test_callbacks_come_once_for_each_micro_batch_and_replica(device_of):
         (np.zeros(MICRO_BATCH * INPUTS, np.float64), "Type discrepancy"),
     ],
 )
-def test_bad_callbacks(session, given, word):
+def test_callbacks_that_give_wrong_arrays_are_refused(session, given, word):
     io = popart.PyStepIOCallback(
         lambda *_: given, lambda _: None, lambda _: np.zeros(6, np.float32), lambda _: None
     )

@@ -100,7 +100,7 @@ def read(session: Any, name: str, shape: tuple[int, ...], dtype: str = "float32"
 )
 @pytest.mark.parametrize(("replicas", "accumulation"), [(4, 2), (8, 1)])
 @pytest.mark.sample(9)
-def test_groups_train_apart(
+def test_each_group_of_replicas_trains_its_own_weights(
     settings: VariableSettings, replicas: int, accumulation: int, device_of: Any
 ) -> None:
     case = Grouped(settings, replicas)
@@ -256,7 +256,7 @@ def test_inference_with_weights_of_groups(device_of: Any) -> None:
     np.testing.assert_allclose(anchors[case.y], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_refused(device_of: Any) -> None:
+def test_variables_whose_groups_do_not_fit_are_refused(device_of: Any) -> None:
     case = Grouped(ORTHOGONAL, 4)
     case.replicas = 8
     with pytest.raises(popart.popart_exception, match="has 4 groups, so its host shape starts with 4"):

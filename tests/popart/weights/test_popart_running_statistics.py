@@ -202,14 +202,14 @@ def test_groups_over_machines_hosts_and_instances(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "group", [TYPES[1], pytest.param(TYPES[0], marks=pytest.mark.slow)], ids=["groups", "shared"]
 )
-def test_all_replicas(tmp_path: Path, group: CommGroup) -> None:
+def test_statistics_of_all_replicas_come_back_in_any_grouping(tmp_path: Path, group: CommGroup) -> None:
     check(Case(4, 2, group, MODES[1]), Way(instances=2), tmp_path)
 
 
 @pytest.mark.slow
 @settings(FEW, max_examples=40)
 @given(cases())
-def test_many_layouts(tmp_path: Path, drawn: tuple[Case, Way]) -> None:
+def test_statistics_come_back_in_generated_layouts(tmp_path: Path, drawn: tuple[Case, Way]) -> None:
     check(*drawn, tmp_path)
 
 

@@ -117,7 +117,7 @@ def test_a_module_runs_as_python_runs_it(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "code"), [([], 2), (["--help"], 0)])
-def test_it_says_what_it_is_for(capsys, words, code):
+def test_the_command_says_what_it_is_for(capsys, words, code):
     assert main(words) == code
     out, err = capsys.readouterr()
     told = " ".join((out if code == 0 else err).split())

@@ -91,7 +91,7 @@ def test_wrong_options_are_refused(
         assert part in error
 
 
-def test_print_path(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_path_gives_a_folder_that_programs_import_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--print-path"]) == 0
     path = capsys.readouterr().out.strip()
     assert path == COMPAT_PATH
