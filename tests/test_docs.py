@@ -15,7 +15,7 @@ import click
 import pytest
 
 from podrun.core.errors import PodrunError
-from podrun.faults.short_form import parse_fault
+from podrun.core.fault_forms import parse_fault
 from podrun.launcher.commands.profile import read_words
 from podrun.launcher.options import parse_command_line
 from podrun.monitor.device_listing import gc_info_command, gc_inventory_command

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.core.errors import ServiceError
-from podrun.core.telemetry import SCHEMA_VERSION, AttachedProcess, IpuReport, MachineReport
+from podrun.core.errors import ErrorCode, RecoveryAction, ServiceError
+from podrun.core.ipu_states import IpuErrorState, MachineState
+from podrun.core.telemetry import SCHEMA_VERSION, AttachedProcess, ControlEvent, IpuReport, MachineReport
+from podrun.faults import Struck, parse_faults
 
 text = st.text(max_size=8)
 number = st.none() | st.floats(allow_nan=False, allow_infinity=False)
@@ -18,20 +21,37 @@ ipus = st.builds(
     IpuReport,
     st.integers(0, 63),
     st.integers(0, 3),
-    error_state=text,
-    recovery_action=st.none() | text,
+    error_state=st.sampled_from(IpuErrorState),
+    error_code=st.sampled_from(ErrorCode),
+    recovery_action=st.none() | st.sampled_from(RecoveryAction),
     process=st.none() | processes,
     clock_mhz=number,
     power_w=number,
     links_down=st.lists(st.integers(0, 63), max_size=3).map(tuple),
 )
+faults = st.sampled_from(
+    parse_faults(
+        "ipu:5@batch=17:tile-parity link:2-3@time=1.5,repeat=2:down:launch=7-8 service:vipu@during=GetPartition:slow"
+    )
+)
 reports = st.builds(
     MachineReport,
     text,
+    st.sampled_from(MachineState),
     endpoint=text,
     pid=st.none() | st.integers(1, 4194304),
     versions=st.dictionaries(text, text, max_size=2),
     ipus=st.lists(ipus, max_size=4).map(tuple),
+    planned_faults=st.lists(faults, max_size=2).map(tuple),
+    struck_faults=st.lists(
+        st.builds(
+            Struck, faults.map(lambda spec: replace(spec, launch="")), text, number, st.floats(0, 1e9), text
+        ),
+        max_size=2,
+    ).map(tuple),
+    control_events=st.lists(st.builds(ControlEvent, text, text, st.floats(0, 1e9), text), max_size=2).map(
+        tuple
+    ),
 )
 
 
@@ -50,6 +70,15 @@ def test_unknown_keys_are_ignored_and_newer_schemas_refused() -> None:
             MachineReport.from_json_dict({**data, "schema_version": version})
     with pytest.raises(ServiceError, match="malformed"):
         MachineReport.from_json_dict({"schema_version": SCHEMA_VERSION})
+
+
+def test_an_error_of_another_release_stays_an_error_and_a_fault_of_one_is_refused() -> None:
+    data = MachineReport("a", ipus=(IpuReport(0, 0),)).to_json_dict()
+    data["ipus"][0] |= {"error_state": "tile on fire", "error_code": "FIRE"}
+    (ipu,) = MachineReport.from_json_dict(data).ipus
+    assert (ipu.error_state, ipu.error_code, ipu.has_error) == (IpuErrorState.OTHER, ErrorCode.UNKNOWN, True)
+    with pytest.raises(ServiceError, match="malformed: fault 'ipu:0@batch=1:fire'"):
+        MachineReport.from_json_dict(data | {"planned_faults": ["ipu:0@batch=1:fire"]})
 
 
 def test_unknown_is_null_not_zero() -> None:

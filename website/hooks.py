@@ -202,7 +202,7 @@ def _below(kind: type[Exception]) -> Iterator[type[Exception]]:
 def error_reference() -> str:
     """Every error class with its bases and whose fault it is, the error codes, and the recovery actions."""
     from podrun.core import errors
-    from podrun.faults.effects import EFFECTS
+    from podrun.core.fault_effects import EFFECTS
 
     lines = [
         "# Errors\n",

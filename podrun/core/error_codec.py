@@ -7,10 +7,11 @@ import inspect
 import json
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from podrun.core.errors import ErrorCause, Fault, InternalError, PodrunError, ServiceError
+from podrun.core.errors import ErrorCause, Fault, InternalError, PodrunError, ServiceError, UsageError
+from podrun.core.fault_spec import FaultSpec
 
 RESERVED = frozenset(("type", "bases", "message", "hint", "exit_code", "fault"))
 """Keys that no field of an error may use."""
@@ -141,17 +142,46 @@ def _made(kind: type[PodrunError], data: Mapping[str, Any], *, exact: bool) -> P
 def _plain(value: object) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
+    if isinstance(value, FaultSpec):
+        return str(value)
+    if isinstance(value, ErrorCause) and value.fault is None:
+        return _by_name(value) | {"fault": ""}
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(entry) for name, entry in asdict(value).items()}
+        return _by_name(value)
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return value
+
+
+def _by_name(value: Any) -> dict[str, Any]:
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _fault(text: object) -> FaultSpec | None:
+    """The fault that another process names; None if it names none, or one that this release does not know."""
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} is no text")
+    from podrun.core.fault_forms import (
+        parse_fault,  # Few errors hold faults: programs start without their grammar.
+    )
+
+    try:
+        return parse_fault(text) if text else None
+    except UsageError:
+        return None
+
+
+def value_hints(kind: type) -> dict[str, Any]:
+    """The types of a value's fields. `podrun.core.errors` imports no faults, so that commands start without them."""
+    return get_type_hints(kind, localns={"FaultSpec": FaultSpec})
 
 
 def _typed(annotation: Any, value: Any) -> Any:
     """A received value in the form that its annotation asks for. Raises TypeError, KeyError or ValueError if it does
     not fit.
     """
+    if annotation == FaultSpec | None:
+        return _fault(value)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is Any or (origin is None and annotation in (int, float, str, bool, type(None))):
         if annotation is not Any and type(value) is not annotation:
@@ -162,7 +192,7 @@ def _typed(annotation: Any, value: Any) -> Any:
     if isinstance(annotation, type) and is_dataclass(annotation):
         if not isinstance(value, Mapping):
             raise TypeError(f"{value!r} is not an object")
-        hints = get_type_hints(annotation)
+        hints = value_hints(annotation)
         return annotation(**{name: _typed(hints[name], value[name]) for name in hints if name in value})
     if origin is tuple and arguments[1:] == (...,):
         if not isinstance(value, (list, tuple)):

@@ -21,7 +21,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+if TYPE_CHECKING:
+    from podrun.core.fault_spec import FaultSpec
 
 
 class Fault(enum.Enum):
@@ -228,14 +231,13 @@ class Remains(enum.Enum):
 class ErrorCause:
     """What brought an error about, as a value: programs and podrun itself ask it instead of reading the message.
 
-    ``fault``: the planned fault that struck, in its short form without the launch (`podrun.faults.parse_fault` reads
-    it); empty if none did. ``batch``: the batch of the program in which it struck. ``ipus``: partition indices of the
-    IPUs that failed. ``machine``: the index in the partition of the machine that is gone. ``instances``: those that
-    ended or cannot be reached. ``tensor``: the buffer whose values stopped the tiles. ``remains``: what is left for the
-    next program.
+    ``fault``: the planned fault that struck, without the launch; None if none did. ``batch``: the batch of the program
+    in which it struck. ``ipus``: partition indices of the IPUs that failed. ``machine``: the index in the partition of
+    the machine that is gone. ``instances``: those that ended or cannot be reached. ``tensor``: the buffer whose values
+    stopped the tiles. ``remains``: what is left for the next program.
     """
 
-    fault: str = ""
+    fault: FaultSpec | None = None
     batch: int | None = None
     ipus: tuple[int, ...] = ()
     machine: int | None = None

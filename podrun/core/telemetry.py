@@ -14,25 +14,19 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from podrun.core.errors import ServiceError
+from podrun.core.errors import ErrorCode, RecoveryAction, ServiceError, UsageError
+from podrun.core.fault_spec import FaultSpec, Struck
+from podrun.core.ipu_states import IpuErrorState, MachineState
 
 SCHEMA_VERSION = 1
 """Version of the JSON form. Keys may be added within a version; a reader refuses a newer version."""
 
-NO_ERRORS = "no errors"
-"""Value of an IPU's error state when there is nothing to report (the real attribute's spelling)."""
-UNRECOVERABLE = "unrecoverable error"
-"""Error state of the IPUs of a machine that has to be replaced (podrun's own spelling)."""
-NOT_READY = "not ready"
-"""Error state of the IPUs of a machine that is on its way into its partition (podrun's own spelling)."""
 PROCESS_ENDED = "its process ended"
 """Why a machine is lost of which nothing else is known."""
-NO_ANSWER = "no answer"
-"""State of a machine, and error state of its IPUs, when its process does not answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +45,12 @@ class AttachedProcess:
 class IpuReport:
     """One IPU.
 
-    ``partition_ipu`` is its index in the partition; ``ipu`` its index at the machine's endpoint, from 0 in
-    partition order (tools print the hardware's IPU# beside it, which runs the other way). ``error_state`` is
-    `NO_ERRORS` or a phrase such as "tile parity error"; ``recovery_action`` then names what clears it
-    (RecoveryAction value) or None. ``utilisation_percent`` is the share of the last second that the IPU was at work,
-    ``utilisation_session_percent`` the share since the process attached. It divides into ``compute_percent``,
-    ``exchange_percent``, ``sync_percent``, ``link_percent`` and ``host_percent`` (None: the program has no model);
-    ``podrun.device.activity`` defines them. ``power_w`` and ``die_temperature_c`` are modelled.
+    ``partition_ipu`` is its index in the partition; ``ipu`` its index at the machine's endpoint, from 0 in partition
+    order (tools print the hardware's IPU# beside it, which runs the other way). ``recovery_action``: what clears
+    ``error_state``; None if nothing does, or nothing need. ``utilisation_percent`` is the share of the last second
+    that the IPU was at work, ``utilisation_session_percent`` the share since the process attached. It divides into
+    ``compute_percent``, ``exchange_percent``, ``sync_percent``, ``link_percent`` and ``host_percent`` (None: the
+    program has no model); ``podrun.device.activity`` defines them. ``power_w`` and ``die_temperature_c`` are modelled.
 
     ``tile_bytes``: of the fullest tile of the loaded program, of ``tile_capacity_bytes``. Counters since the machine
     joined the partition: ``link_bytes`` sent on IPU-Links and ``host_bytes`` both ways between it and the host, as the
@@ -66,9 +59,9 @@ class IpuReport:
 
     partition_ipu: int
     ipu: int
-    error_state: str = NO_ERRORS
-    error_code: str = "NONE"
-    recovery_action: str | None = None
+    error_state: IpuErrorState = IpuErrorState.NO_ERRORS
+    error_code: ErrorCode = ErrorCode.NONE
+    recovery_action: RecoveryAction | None = None
     process: AttachedProcess | None = None
     clock_mhz: float | None = None
     die_temperature_c: float | None = None
@@ -105,15 +98,26 @@ class IpuReport:
     @property
     def has_error(self) -> bool:
         """True iff the IPU or one of its links needs a recovery action before it can be used."""
-        return self.error_state != NO_ERRORS or bool(self.links_down)
+        return self.error_state is not IpuErrorState.NO_ERRORS or bool(self.links_down)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlEvent:
+    """A request that changed a partition, or a machine that was lost. ``what``: its faults, machine or IPUs;
+    ``time_s``: since 1970; ``why``: what ended a machine, as far as that is known.
+    """
+
+    did: str
+    what: str
+    time_s: float
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
     """One IPU-M2000 as one partition sees it.
 
-    ``state``: "up" (its process answers), "standby" (no partition uses it, no process runs), NO_ANSWER or "lost" (its
-    process is gone). ``machine_index`` counts machines within the partition. ``board_power_w``: modelled, the sum of
+    ``machine_index`` counts machines within the partition. ``board_power_w``: modelled, the sum of
     its IPUs in this partition. ``versions`` maps software to
     version; the known keys are "IPUoF server", "ICU firmware", "IPU-M software", "driver".
 
@@ -125,7 +129,7 @@ class MachineReport:
     """
 
     agent_id: str
-    state: str = "up"
+    state: MachineState = MachineState.UP
     endpoint: str = ""
     pid: int | None = None
     partition: str = ""
@@ -140,13 +144,13 @@ class MachineReport:
     samples_done: int | None = None
     modelled_s: float | None = None
     emulation_s: float | None = None
-    planned_faults: tuple[str, ...] = ()
-    """Faults that have still to strike (`podrun.faults.parse_fault` reads them)."""
-    struck_faults: tuple[Mapping[str, Any], ...] = ()
-    """Faults that have struck, oldest first: ``fault``, ``job``, ``batch``, ``time_s`` (since 1970)."""
-    control_events: tuple[Mapping[str, Any], ...] = ()
+    planned_faults: tuple[FaultSpec, ...] = ()
+    """Faults that have still to strike."""
+    struck_faults: tuple[Struck, ...] = ()
+    """Faults that have struck, oldest first."""
+    control_events: tuple[ControlEvent, ...] = ()
     """In the report of a partition's first machine: requests that changed the partition and machines that were lost,
-    oldest first: ``did``, ``what``, ``time_s`` (since 1970), and of lost machines ``why``."""
+    oldest first."""
     stale_seconds: float | None = None
     """Age of the report's content, if the machine does not answer: the rest is from its last answer. None: the report
     is new, or the machine never answered.
@@ -169,14 +173,21 @@ class MachineReport:
                 hint="Run the same podrun release on both sides (vipu --server-version).",
             )
         try:
-            ipus = tuple(_ipu_from_json(entry) for entry in data.get("ipus", ()))
-            planned = tuple(map(str, data.get("planned_faults", ())))
-            versions = dict(data.get("versions", {}))
-            struck = tuple(dict(entry) for entry in data.get("struck_faults", ()))
-            known = {**_known(cls, data), "versions": versions, "ipus": ipus}
-            known["control_events"] = tuple(dict(entry) for entry in data.get("control_events", ()))
-            return cls(**known | {"planned_faults": planned, "struck_faults": struck})
-        except (TypeError, AttributeError) as error:
+            return cls(
+                **_known(cls, data)
+                | {
+                    "state": MachineState(data.get("state", MachineState.UP)),
+                    "versions": dict(data.get("versions", {})),
+                    "ipus": tuple(map(_ipu_from_json, data.get("ipus", ()))),
+                    "planned_faults": tuple(map(_fault_from_json, data.get("planned_faults", ()))),
+                    "struck_faults": tuple(map(_struck_from_json, data.get("struck_faults", ()))),
+                    "control_events": tuple(
+                        ControlEvent(**_known(ControlEvent, entry))
+                        for entry in data.get("control_events", ())
+                    ),
+                }
+            )
+        except (TypeError, AttributeError, KeyError, ValueError, UsageError) as error:
             raise ServiceError(
                 f"a machine report is malformed: {error}",
                 hint="Run the same podrun release on both sides (vipu --server-version).",
@@ -186,21 +197,36 @@ class MachineReport:
 def _plain(report: MachineReport) -> dict[str, Any]:
     """`dataclasses.asdict` copies every value deeply, which takes ten times as long; a POD has thousands of reports."""
     plain = _by_field(report)
+    plain["state"] = report.state.value
     plain["versions"] = dict(report.versions)
-    plain["planned_faults"] = list(report.planned_faults)
-    plain["struck_faults"] = [dict(entry) for entry in report.struck_faults]
-    plain["control_events"] = [dict(entry) for entry in report.control_events]
+    plain["planned_faults"] = [str(spec) for spec in report.planned_faults]
+    plain["struck_faults"] = [strike_in_words(strike) for strike in report.struck_faults]
+    plain["control_events"] = [_without_empty(_by_field(event), "why") for event in report.control_events]
     plain["ipus"] = [_plain_ipu(ipu) for ipu in report.ipus]
     return plain
 
 
+def strike_in_words(strike: Struck) -> dict[str, Any]:
+    """A strike as tools and the reports' JSON tell it: the fault as users write it."""
+    return _without_empty(_by_field(strike) | {"fault": strike.fault.text}, "partition")
+
+
 def _plain_ipu(ipu: IpuReport) -> dict[str, Any]:
-    process = None if ipu.process is None else _by_field(ipu.process)
-    return _by_field(ipu) | {"process": process, "links_down": list(ipu.links_down)}
+    return _by_field(ipu) | {
+        "process": None if ipu.process is None else _by_field(ipu.process),
+        "links_down": list(ipu.links_down),
+        "error_state": ipu.error_state.value,
+        "error_code": ipu.error_code.name,
+        "recovery_action": None if ipu.recovery_action is None else ipu.recovery_action.value,
+    }
 
 
-def _by_field(value: AttachedProcess | IpuReport | MachineReport) -> dict[str, Any]:
+def _by_field(value: AttachedProcess | IpuReport | MachineReport | ControlEvent | Struck) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _without_empty(plain: dict[str, Any], name: str) -> dict[str, Any]:
+    return plain if plain[name] else {key: value for key, value in plain.items() if key != name}
 
 
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,15 +234,39 @@ def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key in names}
 
 
+def _fault_from_json(text: str) -> FaultSpec:
+    from podrun.core.fault_forms import (
+        parse_fault,  # Few reports have faults: programs start without their grammar.
+    )
+
+    return parse_fault(text)
+
+
+def _struck_from_json(data: Mapping[str, Any]) -> Struck:
+    return Struck(**_known(Struck, data) | {"fault": _fault_from_json(data["fault"])})
+
+
 def _ipu_from_json(data: Mapping[str, Any]) -> IpuReport:
-    process = data.get("process")
+    process, action = data.get("process"), data.get("recovery_action")
+    state = data.get("error_state", IpuErrorState.NO_ERRORS)
     return IpuReport(
-        **{
-            **_known(IpuReport, data),
+        **_known(IpuReport, data)
+        | {
             "process": None if process is None else AttachedProcess(**_known(AttachedProcess, process)),
             "links_down": tuple(data.get("links_down", ())),
+            "error_state": IpuErrorState(state) if state in _ERROR_STATES else IpuErrorState.OTHER,
+            "error_code": ErrorCode.__members__.get(data.get("error_code", "NONE"), ErrorCode.UNKNOWN),
+            "recovery_action": None if action is None else RecoveryAction(action),
         }
     )
+
+
+_ERROR_STATES = frozenset(IpuErrorState)
+
+
+def planned_in(reports: Iterable[MachineReport]) -> tuple[FaultSpec, ...]:
+    """The faults that machines report as still planned, each once."""
+    return tuple(dict.fromkeys(spec for report in reports for spec in report.planned_faults))
 
 
 def this_process(pid: int, command: str, start_time_s: float | None) -> AttachedProcess:

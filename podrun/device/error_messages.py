@@ -23,6 +23,7 @@ from podrun.core.errors import (
     UnsupportedError,
     UsageError,
 )
+from podrun.core.fault_spec import FaultSpec
 from podrun.core.layout import IpuRange
 
 log = logging.getLogger("podrun.device")
@@ -45,7 +46,7 @@ def machine_lost(
     reason: str = "CONNECTION_KILL",
     *,
     doing: str = "",
-    fault: str = "",
+    fault: FaultSpec | None = None,
 ) -> UnrecoverableRuntimeError:
     """The IPUoF server of a machine is gone. The text follows the SDK's report of this event.
 

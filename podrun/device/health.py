@@ -26,17 +26,18 @@ import numpy as np
 
 from podrun.core.errors import PoplarError, RecoveryAction, UsageError
 from podrun.core.executable import Executable
+from podrun.core.ipu_states import IpuErrorState
 from podrun.device.activity import LINK_CAUSES
 from podrun.faults import EFFECTS, FaultSpec, FaultTarget, Strike, error_for, recovery_hint
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One broken thing: the phrase that monitor tools show, the error that it raises, and what clears it (None: nothing
+    """One broken thing: the state that monitor tools show, the error that it raises, and what clears it (None: nothing
     does).
     """
 
-    state: str
+    state: IpuErrorState
     error: PoplarError
     action: RecoveryAction | None
 
@@ -66,7 +67,7 @@ class Health:
         """Note that the fault happened, in ``batch``; gives the error to raise."""
         effect = EFFECTS[spec.target.value, spec.kind]
         error = error_for(spec, partition=self._partition, agent=self._agent, batch=batch)
-        if not effect.state:
+        if effect.state is None:
             return error  # Nothing stays broken.
         condition = Condition(effect.state, error, effect.action)
         match spec.target:

@@ -318,9 +318,9 @@ class Machine:
         """The faults that struck since the machine took its place."""
         return self._context.faults.history
 
-    def planned_faults(self) -> tuple[str, ...]:
-        """The faults that have not struck, as `FaultSpec` prints them."""
-        return tuple(map(str, self._context.faults.planned))
+    def planned_faults(self) -> tuple[FaultSpec, ...]:
+        """The faults that have not struck."""
+        return self._context.faults.planned
 
     def reset_ipus(self, ipus: Iterable[int]) -> None:
         """IPU_RESET of partition IPUs: their memory is lost, a program on them has to be loaded again."""

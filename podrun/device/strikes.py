@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from podrun.core.errors import PoplarError, UsageError
 from podrun.core.executable import AllReduce, Executable, ReduceScatter, numpy_dtype
@@ -19,7 +20,7 @@ def strike_error(context: MachineContext, strike: Strike) -> PoplarError:
     context.lost = machine_lost(
         *(context.place.endpoint, context.place.machine, context.place.first_ipu),
         doing=batches_in_words(strike.batch, 1),
-        fault=strike.spec.text,
+        fault=replace(strike.spec, launch=""),
     )
     end = context.on_host_lost if strike.spec.target is FaultTarget.HOST else context.on_lost
     if end is not None:

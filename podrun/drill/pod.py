@@ -18,7 +18,7 @@ from pathlib import Path
 from podrun.core.cluster_file import load_cluster
 from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, PODRUN_RUNTIME_DIR, pass_on
 from podrun.core.errors import DeadlineError, PodrunError, ServiceError
-from podrun.core.telemetry import MachineReport
+from podrun.core.telemetry import ControlEvent, MachineReport
 from podrun.drill.scenario import JOBS, DrillJob, DrillScenario
 from podrun.faults import FaultSpec, PlanOfALaunch
 from podrun.partition.client.vipu_client import VipuClient
@@ -150,14 +150,14 @@ class DrillPod:
         return all(
             self.service.strikes(partition)
             or partition in ended
-            or any(event["did"] == "machine lost" for event in changes[partition])
+            or any(event.did == "machine lost" for event in changes[partition])
             for partition, _ in self.scenario.faults
         )
 
-    def _events(self, partition: str) -> tuple[Mapping[str, object], ...]:
+    def _events(self, partition: str) -> tuple[ControlEvent, ...]:
         return self.service.control_log.of(partition)
 
-    def changes(self) -> dict[str, list[Mapping[str, object]]]:
+    def changes(self) -> dict[str, list[ControlEvent]]:
         """What was done to each partition since `break_it`."""
         return {name: list(self._events(name)[begun:]) for name, begun in self._begun.items()}
 

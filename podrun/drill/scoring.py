@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from podrun.core.telemetry import ControlEvent
 from podrun.drill.scenario import DrillScenario, normal_answer
 
 FULL = 100
@@ -79,15 +80,15 @@ def score_drill(
 
 def collateral_damage(
     scenario: DrillScenario,
-    events: Mapping[str, Iterable[Mapping[str, Any]]],
+    events: Mapping[str, Iterable[ControlEvent]],
     ended_jobs: Iterable[str],
 ) -> list[str]:
     """Changes of partitions after the drill began that its file does not allow. ``events``: of the control log, by
     partition; ``ended_jobs``: partitions whose job ended although no fault ends it."""
     changes = [
-        f"{event['did']} {event['what']}".strip() + f" (partition {partition})"
+        f"{event.did} {event.what}".strip() + f" (partition {partition})"
         for partition, told in events.items()
         for event in told
-        if event["did"] not in (*scenario.allowed, "machine lost")
+        if event.did not in (*scenario.allowed, "machine lost")
     ]
     return [*changes, *(f"the job of partition {partition} ended" for partition in ended_jobs)]

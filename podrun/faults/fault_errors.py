@@ -19,8 +19,8 @@ from podrun.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from podrun.faults.spec import FaultSpec
-from podrun.faults.effects import EFFECTS
+    from podrun.core.fault_spec import FaultSpec
+from podrun.core.fault_effects import EFFECTS
 
 NOTHING_BROKEN = (
     "Nothing stays broken: start the program again, or let podrun do it (podrun --max-restarts 3)."
@@ -74,7 +74,7 @@ def cause_of(spec: FaultSpec, batch: int | None = None) -> ErrorCause:
     """The cause of an error that a fault raised in ``batch``."""
     target = spec.target.value
     return ErrorCause(
-        fault=spec.text,
+        fault=replace(spec, launch=""),
         batch=batch,
         ipus=spec.indices if target in ("ipu", "link") else (),
         machine=spec.indices[0] if target == "machine" else None,

@@ -25,9 +25,9 @@ from podrun.core.environment import (
     PODRUN_RESTART_COUNT,
     environment,
 )
+from podrun.core.fault_forms import parse_fault
+from podrun.core.fault_spec import FaultSpec, FaultTarget
 from podrun.faults.plan_file import process_plan
-from podrun.faults.short_form import parse_fault
-from podrun.faults.spec import FaultSpec, FaultTarget
 
 log = logging.getLogger("podrun.faults")
 

@@ -10,7 +10,7 @@
         settings: {lanes: 4}
         optional: true
 
-An entry is a short form (`podrun.faults.spec`) or a mapping that says the same. ``fault-plan.schema.json`` in this
+An entry is a short form (`podrun.core.fault_spec`) or a mapping that says the same. ``fault-plan.schema.json`` in this
 package is `plan_schema`, for editors and other tools.
 
 `ProcessPlan` holds the faults that ``PODRUN_FAULTS`` and the SDK's ``GCDA_OPTIONS`` plan for a program that runs
@@ -31,9 +31,10 @@ from typing import Any
 from podrun.core.documents import Document, parse_document, parse_json, read_document
 from podrun.core.environment import GCDA_OPTIONS, PODRUN_FAULTS, environment
 from podrun.core.errors import UsageError
-from podrun.faults.kinds import EVENTS, PROGRAM_EVENTS, REQUESTS, WHERE, kinds_of
-from podrun.faults.short_form import make_fault, parse_fault, parse_faults
-from podrun.faults.spec import MOST_REPEATS, FaultSpec
+from podrun.core.fault_effects import kinds_of
+from podrun.core.fault_forms import make_fault, parse_fault, parse_faults
+from podrun.core.fault_kinds import EVENTS, PROGRAM_EVENTS, REQUESTS, WHERE
+from podrun.core.fault_spec import MOST_REPEATS, FaultSpec
 
 VERSION = 1
 HINT = "As in: {version: 1, faults: [{target: {ipu: 5}, when: {batch: 17}, effect: tile-parity}]} (podrun help faults)."

@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from podrun.core.errors import PoplarError
-from podrun.faults.short_form import is_strike_of
-from podrun.faults.spec import OF_INSTANCES, PAIRS, FaultSpec, FaultTarget
+from podrun.core.fault_spec import OF_INSTANCES, PAIRS, FaultSpec, FaultTarget, Struck
 from podrun.faults.validity import WHOLE_MACHINES, ListPlaces, check_places, check_variable
 
 
@@ -47,21 +45,6 @@ class _Planned:
         if self.spec.seconds is None:
             return self.spec.moment(self.strikes)
         return math.ceil(self.spec.seconds / places.batch_seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Struck:
-    """A fault that struck, its job (a launch or a process), the batch, and seconds since 1970."""
-
-    fault: FaultSpec
-    job: str
-    batch: int
-    time_s: float
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """For machines' reports."""
-        return {"fault": self.fault.text, "job": self.job, "batch": self.batch, "time_s": self.time_s}
 
 
 HISTORY = 1000
@@ -214,12 +197,12 @@ class FaultPoint:
         A link breaks at both ends, though the machine at this end may be stopped before it reaches the fault.
         """
         cause = error.cause
-        if cause is None or not cause.fault or cause.batch is None:
+        if cause is None or cause.fault is None or cause.batch is None:
             return None
         with self._lock:
             for entry in self._planned:
                 spec = entry.spec
-                if spec.target not in PAIRS or not spec.raises or not is_strike_of(spec, cause):
+                if spec.target not in PAIRS or not spec.raises or not spec.is_same_fault(cause.fault):
                     continue
                 counted_in_batches = spec.seconds is None and not spec.during
                 if not counted_in_batches or spec.moment(entry.strikes) == cause.batch:

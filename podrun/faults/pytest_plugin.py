@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from podrun.core.errors import PodrunError
+from podrun.core.fault_forms import parse_fault
+from podrun.core.fault_spec import FaultSpec
 from podrun.faults.plan_file import ProcessPlan, plan_in_process, read_plan, report_unstruck
-from podrun.faults.short_form import parse_fault
-from podrun.faults.spec import FaultSpec
 
 FRONT_ENDS = ("popart", "poptorch", "popdist")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from podrun.core.cluster import IPUS_PER_MACHINE, LinkTopology, ladder_links
 from podrun.core.errors import UsageError
-from podrun.faults.spec import OF_INSTANCES, FaultSpec, FaultTarget
+from podrun.core.fault_spec import OF_INSTANCES, FaultSpec, FaultTarget
 
 
 def validate(

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import PodrunError, UsageError
+from podrun.core.ipu_states import MachineState
 from podrun.core.layout import IpuRange
-from podrun.core.telemetry import MachineReport
+from podrun.core.telemetry import MachineReport, planned_in
 from podrun.faults import (
     OF_INSTANCES,
     WHOLE_MACHINES,
     FaultSpec,
     FaultTarget,
-    planned_in,
-    struck_in,
     validate,
 )
 from podrun.launcher.own_streams import Log
@@ -46,7 +45,7 @@ class LaunchFaults:
         planned = planned_on(
             report
             if any(ipu.partition_ipu in ipus for ipu in report.ipus)
-            else replace(report, planned_faults=tuple(map(str, _of_machines(report))))
+            else replace(report, planned_faults=_of_machines(report))
             for report in reports
         )
         return [spec for spec in self.planned if spec.experiment in planned]
@@ -64,9 +63,9 @@ class LaunchFaults:
             log.debug(f"faults were not cancelled: {error.message}")
 
 
-def _of_machines(report: MachineReport) -> list[FaultSpec]:
+def _of_machines(report: MachineReport) -> tuple[FaultSpec, ...]:
     """The planned faults of a report that hit no instance."""
-    return [spec for spec in planned_in([report]) if spec.target not in OF_INSTANCES]
+    return tuple(spec for spec in report.planned_faults if spec.target not in OF_INSTANCES)
 
 
 def planned_on(reports: Iterable[MachineReport]) -> dict[FaultSpec, FaultSpec]:
@@ -97,10 +96,10 @@ def not_planned(
 def _strikes(spec: FaultSpec, reports: Iterable[MachineReport], agent: str | None = None) -> int:
     """How often a fault struck, as one machine tells it."""
     return sum(
-        replace(struck, launch=spec.launch).experiment == spec.experiment
+        spec.is_same_fault(struck.fault)
         for report in reports
         if agent in (None, report.agent_id)
-        for struck, _ in struck_in(report)
+        for struck in report.struck_faults
     )
 
 
@@ -109,7 +108,9 @@ def remaining(faults: Iterable[FaultSpec], reports: Sequence[MachineReport]) -> 
     after the fault that took the machine.
     """
     planned = planned_on(reports)
-    lost = {report.machine_index for report in reports if not report.pid or report.state != "up"}
+    lost = {
+        report.machine_index for report in reports if not report.pid or report.state is not MachineState.UP
+    }
     all_faults = list(faults)
     taken: dict[int, FaultSpec] = {}
     for spec in all_faults:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from podrun.core.errors import PodrunError, ServiceError
+from podrun.core.ipu_states import MachineState
 from podrun.core.layout import IpuRange
-from podrun.core.telemetry import NO_ANSWER, MachineReport
+from podrun.core.telemetry import MachineReport
 from podrun.launcher.own_streams import Log
 
 Number = TypeVar("Number", int, float)
@@ -85,7 +86,7 @@ def reports_of_all(
 
 def silent_machines(reports: Iterable[MachineReport], ipus: IpuRange | None = None) -> list[MachineReport]:
     """The reports of machines that do not answer, of those that hold some of ``ipus`` of the partition (None: all)."""
-    silent = [report for report in reports if report.state == NO_ANSWER]
+    silent = [report for report in reports if report.state is MachineState.NO_ANSWER]
     return [r for r in silent if ipus is None or any(ipu.partition_ipu in ipus for ipu in r.ipus)]
 
 
@@ -139,5 +140,5 @@ def done_by_all(
     """The batches that all of a launch's machines which answer have done since ``before``: when one fails in a batch,
     others may have finished their part of it. None if no machine answers: nobody knows.
     """
-    here = [report for report in now if report.machine_index in machines and report.state == "up"]
+    here = [report for report in now if report.machine_index in machines and report.state is MachineState.UP]
     return min((work_since(before, report).batches_done for report in here), default=None)

@@ -18,7 +18,7 @@ from typing import Any
 
 from podrun.core.errors import NotFoundError
 from podrun.core.telemetry import MachineReport
-from podrun.faults import FaultSpec, struck_in
+from podrun.faults import FaultSpec
 from podrun.launcher.option_table import BY_NAME
 from podrun.launcher.process import Ended
 from podrun.launcher.recovery import (
@@ -145,8 +145,15 @@ class LaunchRecording:
         """
         self._notes.close()
         control = [event for report in reports for event in report.control_events]
-        since = [entry for entry in control if float(entry["time_s"]) >= self._since]
-        told = [*inside, *((r.agent_id, FaultTime(*strike)) for r in reports for strike in struck_in(r))]
+        since = [entry for entry in control if entry.time_s >= self._since]
+        told = [
+            *inside,
+            *(
+                (r.agent_id, FaultTime(strike.fault, strike.time_s))
+                for r in reports
+                for strike in r.struck_faults
+            ),
+        ]
         recent = [(by, strike) for by, strike in told if strike.seconds >= self._since]
         times = strikes_of(recent, self._header.faults)
         known = {strike.fault for strike in times}

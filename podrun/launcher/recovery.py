@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from podrun.core.documents import Document, load_schema, read_document
-from podrun.core.errors import ErrorCode, RecoveryAction
-from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, NOT_READY, IpuReport, MachineReport
+from podrun.core.errors import RecoveryAction
+from podrun.core.ipu_states import IpuErrorState
+from podrun.core.telemetry import IpuReport, MachineReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def damage_of(reports: Iterable[MachineReport]) -> Damage:
     """What the machines of a partition report as broken."""
     damage, words = Damage(), []
     for report in reports:
-        if report.state in ("lost", NO_ANSWER):
+        if report.state.is_silent:
             damage = replace(damage, lost=(*damage.lost, report.agent_id))
             words.append(f"machine {report.agent_id} lost")
             continue
@@ -162,10 +163,10 @@ def _with_ipu(damage: Damage, agent: str, ipu: IpuReport, words: list[str]) -> D
         ends = (min(number, other), max(number, other))
         words.append(f"IPU-Link {ends[0]}-{ends[1]} down")
         damage = replace(damage, links=tuple(sorted({*damage.links, ends})))
-    if ipu.error_state in (NO_ERRORS, NOT_READY):
+    if ipu.error_state in (IpuErrorState.NO_ERRORS, IpuErrorState.NOT_READY):
         return damage
-    resets = ipu.recovery_action == RecoveryAction.PARTITION_RESET.value
-    whole = resets or ipu.recovery_action in (None, RecoveryAction.FULL_RESET.value)
+    resets = ipu.recovery_action is RecoveryAction.PARTITION_RESET
+    whole = resets or ipu.recovery_action in (None, RecoveryAction.FULL_RESET)
     words.append(f"{ipu.error_state} of {f'machine {agent}' if whole else f'IPU {number}'}")
     if ipu.recovery_action is None:
         return replace(damage, lost=tuple(dict.fromkeys((*damage.lost, agent))))
@@ -173,8 +174,7 @@ def _with_ipu(damage: Damage, agent: str, ipu: IpuReport, words: list[str]) -> D
         return replace(damage, partition=True)
     if whole:
         return replace(damage, power=tuple(dict.fromkeys((*damage.power, agent))))
-    code = ErrorCode.__members__.get(ipu.error_code, ErrorCode.UNKNOWN)
-    if code.is_tile_exception:
+    if ipu.error_code.is_tile_exception:
         return replace(damage, tile_exceptions=(*damage.tile_exceptions, number))
     return replace(damage, ipus=(*damage.ipus, number))
 

@@ -123,8 +123,8 @@ def _ipu(partition: str, device: Device) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "id": device.id,
         "ipu_number": device.number,
-        "error_state": diagnosis.state if diagnosis else ipu.error_state,
-        "recovery_action": diagnosis.action if diagnosis else None,
+        "error_state": diagnosis.state if diagnosis else ipu.error_state.value,
+        "recovery_action": diagnosis.action.value if diagnosis and diagnosis.action else None,
         "remedy": diagnosis.remedy if diagnosis else None,
         "links_down": list(ipu.links_down),
         "clock_mhz": ipu.clock_mhz,

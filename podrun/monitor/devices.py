@@ -19,9 +19,11 @@ from podrun.core.errors import (
     DeniedError,
     NotFoundError,
     PodrunError,
+    RecoveryAction,
     ServiceError,
 )
-from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, UNRECOVERABLE, IpuReport, MachineReport
+from podrun.core.ipu_states import IpuErrorState, MachineState
+from podrun.core.telemetry import IpuReport, MachineReport
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
@@ -95,8 +97,8 @@ def attributes_of_ipus(view: View) -> list[dict[str, str]]:
     for device in view.devices:
         values = hardware_attributes(device.machine, device.number) | live_attributes(device.ipu)
         values |= partition_attributes(view.info, device.ipu.partition_ipu, device.host)
-        if device.machine.state == "lost":
-            values["ipu error state"] = "machine lost"
+        if device.machine.state is MachineState.LOST:
+            values["ipu error state"] = IpuErrorState.MACHINE_LOST
         result.append({"id": str(device.id), "target": "Fabric"} | dict(sorted(values.items())))
     return result
 
@@ -111,7 +113,7 @@ class Diagnosis:
     """
 
     state: str
-    action: str | None
+    action: RecoveryAction | None
     remedy: str
 
 
@@ -119,30 +121,30 @@ def diagnose_device(partition: str, device: Device) -> Diagnosis | None:
     """The diagnosis of a device of a partition; None if it is usable."""
     ipu, agent = device.ipu, device.machine.agent_id
     replace_machine = f"vipu-admin restart agent {agent}, then vipu reset partition {partition}"
-    if device.machine.state in ("lost", NO_ANSWER):
+    if device.machine.state.is_silent:
         return Diagnosis(f"machine {device.machine.state}", None, replace_machine)
     if not ipu.has_error:
         return None
-    if ipu.error_state == UNRECOVERABLE:
-        return Diagnosis(ipu.error_state, None, replace_machine)
-    if ipu.error_state == NO_ERRORS:
+    if ipu.error_state is IpuErrorState.UNRECOVERABLE:
+        return Diagnosis(ipu.error_state.value, None, replace_machine)
+    if ipu.error_state is IpuErrorState.NO_ERRORS:
         state = f"link down to {', '.join(map(str, ipu.links_down))}"
-        action: str | None = ipu.recovery_action or "PARTITION_RESET"
+        action: RecoveryAction | None = ipu.recovery_action or RecoveryAction.PARTITION_RESET
     else:
-        state, action = ipu.error_state, ipu.recovery_action
+        state, action = ipu.error_state.value, ipu.recovery_action
     return Diagnosis(state, action, _remedy(action, partition, device))
 
 
-def _remedy(action: str | None, partition: str, device: Device) -> str:
+def _remedy(action: RecoveryAction | None, partition: str, device: Device) -> str:
     """The recovery action with the command to type."""
     commands = {
-        "IPU_RESET": f"gc-reset -d {device.id}, or load the program again",
-        "PARTITION_RESET": f"vipu reset partition {partition}",
-        "FULL_RESET": f"vipu-admin power-cycle agent {device.machine.agent_id}",
+        RecoveryAction.IPU_RESET: f"gc-reset -d {device.id}, or load the program again",
+        RecoveryAction.PARTITION_RESET: f"vipu reset partition {partition}",
+        RecoveryAction.FULL_RESET: f"vipu-admin power-cycle agent {device.machine.agent_id}",
     }
     if action is None:
         return "see the application's error"
-    return f"{action}: {commands[action]}" if action in commands else action
+    return f"{action.value}: {commands[action]}" if action in commands else action.value
 
 
 TIMEOUT_S = 10.0

@@ -18,10 +18,11 @@ from __future__ import annotations
 import enum
 import json
 
+from podrun.core import ipu_states
 from podrun.core.environment import environment
 from podrun.core.errors import NotFoundError, PodrunError, UsageError
 from podrun.core.event_record import EVENT_PATH, read_event_record
-from podrun.core.telemetry import ATTRIBUTES, NO_ANSWER, NO_ERRORS
+from podrun.core.telemetry import ATTRIBUTES
 from podrun.monitor.devices import attributes_of_ipus, connect_monitor, views
 
 
@@ -109,8 +110,8 @@ class gcipuinfo:
         hosts: dict[str, list[dict[str, str]]] = {}
         for view in shown:
             for device in view.devices:
-                unreachable = device.machine.state in ("lost", NO_ANSWER)
-                if unreachable or device.ipu.error_state != NO_ERRORS:
+                unreachable = device.machine.state.is_silent
+                if unreachable or device.ipu.error_state is not ipu_states.IpuErrorState.NO_ERRORS:
                     entry = {
                         "error": "connection" if unreachable else "device",
                         "id": str(device.id),

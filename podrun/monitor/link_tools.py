@@ -300,7 +300,10 @@ def _down(partition: ToolPartition, ends: tuple[int, int]) -> str:
     for end, other in (ends, ends[::-1]):
         device = partition.view.devices[end]
         if other in device.ipu.links_down:
-            return f"IPU-Link down ({device.ipu.recovery_action or 'PARTITION_RESET'} needed)"
+            from podrun.core.errors import RecoveryAction
+
+            action = device.ipu.recovery_action or RecoveryAction.PARTITION_RESET
+            return f"IPU-Link down ({action.value} needed)"
     return ""
 
 

@@ -22,6 +22,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from podrun.core.ipu_states import MachineState
 from podrun.partition.state.values import PartitionState
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def partition_families(
         if report.agent_id not in described:  # Partitions of one or two IPUs may share a machine.
             described.add(report.agent_id)
             info.add_metric([report.agent_id, report.serial, report.target], 1)
-        up.add_metric([report.agent_id, report.partition], float(report.state == "up"))
+        up.add_metric([report.agent_id, report.partition], float(report.state is MachineState.UP))
         readings = (report.board_power_w, report.board_temperature_c, report.stale_seconds or 0.0)
         for family, value in zip(chassis, readings, strict=True):
             if value is not None:

@@ -8,17 +8,18 @@ the JSON form.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.telemetry import NO_ANSWER
+from podrun.core.ipu_states import IpuErrorState
 from podrun.monitor.devices import Device, View, diagnose_device, views_of
 from podrun.partition.state.values import PartitionState
 
 if TYPE_CHECKING:
-    from podrun.core.telemetry import MachineReport
+    from podrun.core.fault_spec import Struck
+    from podrun.core.telemetry import ControlEvent, MachineReport
     from podrun.partition.client.vipu_client import VipuClient
     from podrun.partition.state.values import AgentInfo
 
@@ -107,12 +108,12 @@ def _of_view(view: View, now: float) -> Iterator[HealthProblem]:
     by_remedy: dict[tuple[str, str, str], list[Device]] = {}
     for device in view.devices:
         diagnosis = diagnose_device(name, device)
-        if diagnosis is not None and diagnosis.state != "not ready":
+        if diagnosis is not None and device.ipu.error_state is not IpuErrorState.NOT_READY:
             key = (device.machine.agent_id, diagnosis.state, _remedy_of_all(device, diagnosis.remedy))
             by_remedy.setdefault(key, []).append(device)
     for (agent, state, remedy), devices in by_remedy.items():
         machine = devices[0].machine
-        whole = machine.state in ("lost", NO_ANSWER)
+        whole = machine.state.is_silent
         ipus = () if whole else tuple(sorted(device.ipu.partition_ipu for device in devices))
         yield HealthProblem(
             Severity.BROKEN, state, name, agent, ipus, _machine_since(machine, now), hit, remedy
@@ -176,8 +177,8 @@ def _machine_since(machine: MachineReport, now: float) -> float | None:
     return _last_time(machine.struck_faults)
 
 
-def _last_time(entries: Any) -> float | None:
-    return max((float(entry["time_s"]) for entry in entries if "time_s" in entry), default=None)
+def _last_time(entries: Iterable[ControlEvent | Struck]) -> float | None:
+    return max((entry.time_s for entry in entries), default=None)
 
 
 def _processes(view: View) -> tuple[str, ...]:

@@ -30,8 +30,8 @@ from podrun.core.errors import (
     UnsupportedError,
 )
 from podrun.core.event_record import AttachedIpus, record_error
+from podrun.core.fault_kinds import COLLECTIVE
 from podrun.faults import cause_of, program_faults
-from podrun.faults.kinds import COLLECTIVE
 from podrun.popdist import core
 from podrun.popdist.core import popdist_error
 from podrun.record.recorder import array_digest, process_recorder

@@ -26,7 +26,7 @@ from typing import Any
 
 from podrun.core.documents import read_text
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
-from podrun.core.telemetry import PROCESS_ENDED
+from podrun.core.telemetry import PROCESS_ENDED, ControlEvent
 from podrun.faults import FaultSpec, parse_fault
 
 VERSION = 1
@@ -300,17 +300,17 @@ def _at(event: Event, clock: int) -> Event:
     return replace(event, clock=clock)
 
 
-def with_control(events: Sequence[TimedEvent], control: Iterable[Mapping[str, Any]]) -> list[TimedEvent]:
+def with_control(events: Sequence[TimedEvent], control: Iterable[ControlEvent]) -> list[TimedEvent]:
     """The events, with those of the service (`MachineReport.control_events`): each after the last event that was
     written before it. Machines that are lost at once come in the order of their names.
     """
     reported = []
     for entry in control:
-        seconds = float(entry["time_s"])
+        seconds = entry.time_s
         life, clock = operation_at(events, seconds)
-        data = {"did": str(entry["did"])}
-        for key in ("what", "why"):
-            text = normalised(str(entry.get(key) or ""))
+        data = {"did": entry.did}
+        for key, told in (("what", entry.what), ("why", entry.why)):
+            text = normalised(told)
             if text and text != PROCESS_ENDED:  # Chance decides when a process ended, not why.
                 data[key] = text
         reported.append(TimedEvent(Event(SERVICE, life, clock, "control", data), seconds))

@@ -276,7 +276,7 @@ def _ended_from_outside(events: Sequence[Event], first: Event) -> str:
     of their host that the service knows. Empty if there is no such thing.
     """
     cause = cause_from_dict(first.data.get("cause"))
-    if cause is None or cause.machine is None or cause.fault:
+    if cause is None or cause.machine is None or cause.fault is not None:
         return ""
     lost = [e for e in events if e.kind == "control" and "why" in e.data and e.life == first.life]
     ended: dict[str, list[str]] = {}

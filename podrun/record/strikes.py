@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from podrun.core.error_codec import cause_from_dict
-from podrun.faults import FaultSpec, FaultTarget, is_strike_of
+from podrun.faults import FaultSpec, FaultTarget
 from podrun.record.events import Event, TimedEvent, operation_at, ordered, strike_event
 
 
@@ -99,8 +99,8 @@ def explains(fault: FaultSpec, event: Event) -> bool:
     cause = cause_from_dict(event.data.get("cause"))
     if cause is None:
         return False
-    if cause.fault:
-        return is_strike_of(fault, cause)
+    if cause.fault is not None:
+        return fault.is_same_fault(cause.fault)
     if fault.target in _OF_ONE_INSTANCE or fault.target is FaultTarget.INSTANCE_NETWORK:
         return not set(fault.indices).isdisjoint(cause.instances)
     if fault.kind == "lost":  # The machine is gone and could not say what took it.

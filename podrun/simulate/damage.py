@@ -1,6 +1,6 @@
 """From a failure of a unit to what the machines would report broken, in the words of the launcher's recovery.
 
-The action that makes a target usable again is that of `podrun.faults.effects`, as for `--fault`.
+The action that makes a target usable again is that of `podrun.core.fault_effects`, as for `--fault`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podrun.core.errors import RecoveryAction
-from podrun.faults.effects import EFFECTS
-from podrun.faults.kinds import DISTURBANCES
+from podrun.core.fault_effects import EFFECTS
+from podrun.core.fault_kinds import DISTURBANCES
 from podrun.launcher.recovery import Damage
 from podrun.record.incidents import Incident
 from podrun.simulate.engine import SECOND

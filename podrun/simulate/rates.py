@@ -17,7 +17,7 @@ from typing import Any
 from podrun.core.cluster import Cluster, ladder_links
 from podrun.core.documents import Document, read_document
 from podrun.core.errors import NotFoundError
-from podrun.faults.kinds import kinds_of
+from podrun.core.fault_effects import kinds_of
 
 CHIPS_PER_NODE = 8
 """GPUs of the servers that published rates are about."""

@@ -9,13 +9,15 @@ import importlib
 import json
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 import pytest
 
 import podrun
 from podrun.core.error_codec import (
     RESERVED,
+    cause_from_dict,
+    cause_to_dict,
     copy_error,
     error_classes,
     error_from_dict,
@@ -23,9 +25,11 @@ from podrun.core.error_codec import (
     error_to_dict,
     error_to_json,
     fields_of,
+    value_hints,
 )
 from podrun.core.errors import (
     DeadlineError,
+    ErrorCause,
     ExistsError,
     GraphMemoryAllocationError,
     PodrunError,
@@ -35,6 +39,7 @@ from podrun.core.errors import (
     SystemRuntimeError,
     UsageError,
 )
+from podrun.faults import FaultSpec, parse_fault
 from tests.sources import syntax_nodes
 
 
@@ -76,8 +81,10 @@ def _sample(annotation: Any) -> Any:
         return list(annotation)[-1]
     if get_origin(annotation) is tuple:
         return (_sample(get_args(annotation)[0]), _sample(get_args(annotation)[0]))
+    if annotation is FaultSpec:
+        return parse_fault("link:2-3@batch=7,repeat=2:down")
     if isinstance(annotation, type) and is_dataclass(annotation):
-        return annotation(**{name: _sample(hint) for name, hint in get_type_hints(annotation).items()})
+        return annotation(**{name: _sample(hint) for name, hint in value_hints(annotation).items()})
     samples = {int: 7, str: "somewhere", float: 2.5, bool: True}
     if annotation in samples:
         return samples[annotation]
@@ -101,6 +108,14 @@ def test_every_error_class_arrives_as_itself_with_all_that_it_declares() -> None
         assert (arrived.exit_code, arrived.fault) == (error.exit_code, error.fault)
         for name, value in fields.items():
             assert getattr(arrived, name) == value, (kind, name)
+
+
+def test_a_cause_tells_its_fault_in_the_short_form_and_an_unknown_one_is_none() -> None:
+    assert cause_to_dict(ErrorCause())["fault"] == ""
+    plain = cause_to_dict(ErrorCause(fault=parse_fault("ipu:5@batch=17:tile-parity"), ipus=(5,)))
+    assert plain["fault"] == "ipu:5@batch=17:tile-parity"
+    assert cause_from_dict(plain | {"fault": "ipu:5@batch=17:of-the-next-release"}) == ErrorCause(ipus=(5,))
+    assert cause_from_dict(plain | {"fault": 3}) is None
 
 
 def test_class_names_of_errors_are_unique() -> None:

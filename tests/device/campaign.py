@@ -35,6 +35,8 @@ from podrun.core.errors import (
     RecoveryAction,
 )
 from podrun.core.executable import Executable, VariableRole
+from podrun.core.fault_kinds import strikes_in_batches
+from podrun.core.ipu_states import MachineState
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
 from podrun.device.connection import AttachRequest
@@ -43,7 +45,6 @@ from podrun.device.program.interpreter import batch_starts
 from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import EFFECTS, OF_INSTANCES, FaultPoint, FaultSpec, FaultTarget, parse_fault
-from podrun.faults.kinds import strikes_in_batches
 from podrun.launcher.recovery import (
     Answer,
     Attempt,
@@ -293,7 +294,7 @@ class Pod:
     def reports(self) -> list[MachineReport]:
         found = []
         for number, machine in enumerate(self.machines, 1):
-            state = "lost" if machine._context.lost is not None else "up"
+            state = MachineState.LOST if machine._context.lost is not None else MachineState.UP
             report = machine_report(machine, MachineReport(f"ipum{number}"))
             found.append(replace(report, state=state, agent_id=f"ipum{number}"))
         return found
@@ -311,8 +312,8 @@ class Pod:
                 case ReplaceMachine():
                     planned = [machine.planned_faults() for machine in self.machines]
                     self._pod = self._fresh()
-                    for machine, texts in zip(self.machines, planned, strict=True):
-                        machine.plan_faults([parse_fault(text) for text in texts])
+                    for machine, faults in zip(self.machines, planned, strict=True):
+                        machine.plan_faults(faults)
                 case _:
                     raise AssertionError(step)
 
@@ -347,7 +348,7 @@ def live_through(
         errors = [result for result in results if isinstance(result, BaseException)]
         if not errors:
             _check_results(results, wanted, faults)
-            left = {text for machine in pod.machines for text in machine.planned_faults()}
+            left = {fault for machine in pod.machines for fault in machine.planned_faults()}
             assert not left, f"faults are left: {left}"
             return met
         _check_errors(errors, results, faults)

@@ -21,9 +21,9 @@ import numpy as np
 from podrun.checkpoint import CheckpointError, Checkpoints
 from podrun.checkpoint.checkpoints import OneInstance
 from podrun.collectives import Communicator, create, join_group
+from podrun.core.fault_kinds import events_of, settings_of_kind, strikes_in_batches
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import DISTURBANCES, EFFECTS, FaultSpec, FaultTarget, PlanOfALaunch, ProgramFaults
-from podrun.faults.kinds import events_of, settings_of_kind, strikes_in_batches
 from podrun.launcher.launch_faults import planned_on
 from podrun.partition.server.request_faults import RequestFaults
 from podrun.popdist import collectives
@@ -282,7 +282,7 @@ def ask(spec: FaultSpec) -> int:
             assert pod.client.get_partition("p").generation == 1 + once
             reports = pod.client.machine_reports("p")
             assert not planned_on(reports)
-            assert [entry["fault"] for report in reports for entry in report.struck_faults] == [spec.text]
+            assert [strike.fault for report in reports for strike in report.struck_faults] == [spec]
         assert noted == {"slow": [spec.number("seconds")], "killed": ["ended"]}.get(spec.kind, [])
     finally:
         pod.stop()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from podrun.core.fault_kinds import WHERE, events_of, strikes_in_batches
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import FaultSpec, error_for, parse_fault
-from podrun.faults.kinds import WHERE, events_of, strikes_in_batches
 
 from .campaign import Training, digits, live_through, random_plan, small
 from .fault_kinds import KINDS, Trainings, errors_wanted, live_through_kind, plans

@@ -76,7 +76,7 @@ def test_a_flipped_bit_changes_results_and_nothing_else(pieces: PieceCache, undi
     assert not any(ipu.has_error for ipu in report.ipus)
     assert report.planned_faults == ()
     (struck,) = report.struck_faults
-    assert (struck["fault"], struck["batch"]) == ("ipu:1@batch=2:corrupt,bit=30,element=3,tensor=w", 2)
+    assert (struck.fault.text, struck.batch) == ("ipu:1@batch=2:corrupt,bit=30,element=3,tensor=w", 2)
 
 
 def test_a_replica_whose_memory_changed_has_a_copy_of_its_own(pieces: PieceCache) -> None:
@@ -218,7 +218,7 @@ def test_a_run_that_failed_counts_the_batches_that_it_did(pieces: PieceCache) ->
     with pytest.raises(RecoverableRuntimeError, match="in batch 5") as caught:
         connection.run(8, data(linear(4), 8))
     assert machine.work().batches == 5
-    assert caught.value.cause == ErrorCause("ipu:1@batch=5:tile-parity", 5, (1,))
+    assert caught.value.cause == ErrorCause(parse_fault("ipu:1@batch=5:tile-parity"), 5, (1,))
     connection.close()
 
 

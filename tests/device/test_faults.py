@@ -199,7 +199,7 @@ def test_loading_again_resets_an_ipu(pieces: PieceCache, fault: str) -> None:
     twin, connections, _ = fail(pieces, fault)
     state = machine_report(twin.machines[1], MachineReport("a")).ipus[1]
     assert state.error_state.startswith("tile")
-    assert state.recovery_action == "IPU_RESET"
+    assert state.recovery_action is RecoveryAction.IPU_RESET
     with pytest.raises(PoplarError, match=r"IPU 5"):
         connections[1].run(1, {n: a[:, :, 4:] for n, a in data(linear(8), 1).items()})
     assert reload_and_run(connections) == [1, 1], "batches count anew, and the fault has struck"
@@ -391,7 +391,7 @@ def test_a_fault_that_did_not_strike_its_job_does_not_strike_the_next(pieces: Pi
     machine = twin.machines[0]
     machine.plan_faults(parse_faults("ipu:2@batch=5:trap"))
     train(twin, 3, pid=1)
-    assert machine_report(machine, MachineReport("a")).planned_faults == ("ipu:2@batch=5:trap",)
+    assert machine_report(machine, MachineReport("a")).planned_faults == parse_faults("ipu:2@batch=5:trap")
     train(twin, 7, pid=2)
     assert machine_report(machine, MachineReport("a")).planned_faults == ()
     machine.plan_faults(parse_faults("ipu:2@batch=5:trap:launch=another"))

@@ -20,10 +20,12 @@ from podrun.core.errors import (
     ConflictError,
     PoplarError,
     RecoverableRuntimeError,
+    RecoveryAction,
     ServiceError,
     UnrecoverableRuntimeError,
     UsageError,
 )
+from podrun.core.ipu_states import IpuErrorState
 from podrun.core.layout import IpuRange
 from podrun.device.host import remote
 from podrun.device.host.client import InProcessMachines, PortConnection
@@ -198,7 +200,10 @@ def test_errors_cross_as_they_are(pod: Pod) -> None:
     with pytest.raises(RecoverableRuntimeError, match=r"CIUERRVR\.IPUSOFTERR error on IPU 6"):
         connection.run(1, data(executable, 1))
     state = pod.controls[1].telemetry().ipus[2]
-    assert (state.error_state, state.recovery_action) == ("SoC soft error", "IPU_RESET")
+    assert (state.error_state, state.recovery_action) == (
+        IpuErrorState.SOC_SOFT_ERROR,
+        RecoveryAction.IPU_RESET,
+    )
     pod.controls[1].reset_ipus([2])
     assert not pod.controls[1].telemetry().ipus[2].has_error
     with pytest.raises(PoplarError):

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError
+from podrun.core.telemetry import ControlEvent
 from podrun.drill.commands.drill import drill_verb
 from podrun.drill.play import ANSWERS, DrillGame, explained, send_answer
 from podrun.drill.scenario import built_in_drills, check_answer_form, load_scenario, normal_answer
@@ -65,8 +66,8 @@ def test_points(seconds: float | None, wrong: int, hints: int, damage: int, poin
 def test_damage_is_what_the_drill_does_not_allow() -> None:
     scenario = load_scenario("lost-machine", 1)
     events = {
-        "train": [{"did": "partition reset", "what": ""}, {"did": "machine lost", "what": "ipum1"}],
-        "other": [{"did": "partition removed", "what": ""}],
+        "train": [ControlEvent("partition reset", "", 1.0), ControlEvent("machine lost", "ipum1", 2.0)],
+        "other": [ControlEvent("partition removed", "", 3.0)],
     }
     damage = collateral_damage(scenario, events, ["other"])
     assert damage == ["partition removed (partition other)", "the job of partition other ended"]
@@ -85,7 +86,7 @@ class FakePod:
     def is_healthy(self) -> bool:
         return self.healthy
 
-    def changes(self) -> dict[str, list[dict[str, object]]]:
+    def changes(self) -> dict[str, list[ControlEvent]]:
         return {}
 
     def ended_jobs(self) -> list[str]:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.errors import ConfigError, UsageError
+from podrun.core.fault_spec import drawn_batch
 from podrun.faults import parse_fault, parse_plan, plan_schema, read_plan
-from podrun.faults.spec import drawn_batch
 
 PLAN = """version: 1
 faults:

@@ -18,7 +18,7 @@ from podrun.launcher.launch_faults import LaunchFaults
 ON_MACHINE, INSIDE = parse_fault("ipu:0@batch=3:trap"), parse_fault("instance:0@batch=2:killed")
 
 
-def ending(*, was_active: bool, planned: tuple[str, ...] = (), answers: bool = True) -> LaunchEnding:
+def ending(*, was_active: bool, planned: tuple[FaultSpec, ...] = (), answers: bool = True) -> LaunchEnding:
     wanted = SimpleNamespace(faults=(ON_MACHINE, INSIDE))
     spec = SimpleNamespace(partition=wanted, layout=SimpleNamespace(ipus=4))
     current: Any = SimpleNamespace(wanted=wanted, spec=spec)
@@ -53,7 +53,7 @@ def test_afterwards_the_machines_say_what_is_left() -> None:
     struck = ending(was_active=True)
     struck.unstruck_faults()
     assert struck._unstruck == {INSIDE}
-    left = ending(was_active=True, planned=(str(replace(ON_MACHINE, launch="4711-1")),))
+    left = ending(was_active=True, planned=(replace(ON_MACHINE, launch="4711-1"),))
     left.unstruck_faults()
     assert left._unstruck == {ON_MACHINE, INSIDE}
     assert "cannot tell" in ending(was_active=True, answers=False).unstruck_faults()
@@ -70,7 +70,7 @@ def test_a_fault_of_an_instance_is_not_awaited_where_no_instance_runs() -> None:
 
     def report(machine: int, *planned: FaultSpec) -> MachineReport:
         ipus = tuple(IpuReport(4 * machine + i, i) for i in range(4))
-        return MachineReport(f"ipum{machine + 1}", ipus=ipus, planned_faults=tuple(map(str, planned)))
+        return MachineReport(f"ipum{machine + 1}", ipus=ipus, planned_faults=tuple(planned))
 
     both = [report(0), report(1, killed, idle, other)]
     assert faults.unstruck(both, IpuRange(0, 4)) == [

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from podrun.core.errors import DeniedError, ExhaustedError, ServiceError, UsageError
+from podrun.core.ipu_states import MachineState
 from podrun.core.layout import IpuRange
-from podrun.core.telemetry import NO_ANSWER, AttachedProcess, IpuReport, MachineReport
+from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.launcher import machine_work, partition
 from podrun.launcher.launch_server import LaunchOverError, LaunchPauses, LaunchServer
 from podrun.launcher.machine_work import reports_of_all, work_since
@@ -199,7 +200,7 @@ def test_attempts_wait_for_a_partition_in_use(launch: Launches) -> None:
 
 
 def test_machines_that_do_not_answer_in_time_are_asked_again() -> None:
-    up, silent = MachineReport("ipum1"), MachineReport("ipum1", state=NO_ANSWER)
+    up, silent = MachineReport("ipum1"), MachineReport("ipum1", state=MachineState.NO_ANSWER)
     replies, pauses = iter([[silent, up], [up, silent], [up, up], [silent]]), list[float]()
     assert reports_of_all(lambda: next(replies), pauses.append) == [up, up]
     assert pauses == [machine_work.BETWEEN_REPORTS_SECONDS] * 2
@@ -208,12 +209,12 @@ def test_machines_that_do_not_answer_in_time_are_asked_again() -> None:
 
 
 def test_a_launch_is_refused_by_name_of_the_machine_that_is_silent() -> None:
-    def report(machine: int, state: str) -> MachineReport:
+    def report(machine: int, state: MachineState) -> MachineReport:
         ipus = tuple(IpuReport(4 * machine + i, i) for i in range(4))
         return MachineReport(f"ipum{machine + 1}", state=state, stale_seconds=12.4, ipus=ipus)
 
     pauses: list[float] = []
-    there = [report(0, "up"), report(1, NO_ANSWER)]
+    there = [report(0, MachineState.UP), report(1, MachineState.NO_ANSWER)]
     reports = machine_work.LaunchReports(lambda: there, pauses.append, Log(stream=io.StringIO()))
     with pytest.raises(
         ServiceError, match="machine ipum2 of partition p has not answered for 12 s"

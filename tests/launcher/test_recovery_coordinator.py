@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from podrun.core.errors import ConfigError, ServiceError
-from podrun.core.telemetry import NO_ANSWER, IpuReport, MachineReport
-from podrun.faults import parse_fault
+from podrun.core.errors import ConfigError, ErrorCode, RecoveryAction, ServiceError
+from podrun.core.ipu_states import IpuErrorState, MachineState
+from podrun.core.telemetry import IpuReport, MachineReport
+from podrun.faults import FaultSpec, Struck, parse_fault, parse_faults
 from podrun.launcher.launch_faults import not_planned, remaining
 from podrun.launcher.launch_server import LaunchPauses, LaunchServer
 from podrun.launcher.machine_work import done_by_all
@@ -64,8 +65,8 @@ def reports(**changed: IpuReport | str) -> list[MachineReport]:
             changed.get(f"ipu{4 * index + i}", IpuReport(4 * index + i, i))  # type: ignore[misc]
             for i in range(4)
         )
-        state = str(changed.get(agent, "up"))
-        found.append(MachineReport(agent, state=state, machine_index=index, pid=7, ipus=ipus))  # type: ignore[arg-type]
+        state = MachineState(changed.get(agent, "up"))
+        found.append(MachineReport(agent, state=state, machine_index=index, pid=7, ipus=ipus))
     return found
 
 
@@ -74,14 +75,18 @@ def reports(**changed: IpuReport | str) -> list[MachineReport]:
     [
         ({}, Damage(), FailureKind.PROGRAM),
         (
-            {"ipu5": IpuReport(5, 1, "tile parity error", "MEMORY_ERROR", "IPU_RESET")},
+            {
+                "ipu5": IpuReport(
+                    5, 1, IpuErrorState.TILE_PARITY, ErrorCode.MEMORY_ERROR, RecoveryAction.IPU_RESET
+                )
+            },
             Damage(ipus=(5,), words=("tile parity error of IPU 5",)),
             FailureKind.IPU,
         ),
         (
             {
                 "ipu5": IpuReport(
-                    5, 1, "floating-point exception (overflow)", "FLOATING_POINT_OVERFLOW", "IPU_RESET"
+                    5, 1, IpuErrorState.OVERFLOW, ErrorCode.FLOATING_POINT_OVERFLOW, RecoveryAction.IPU_RESET
                 )
             },
             Damage(tile_exceptions=(5,), words=("floating-point exception (overflow) of IPU 5",)),
@@ -93,23 +98,36 @@ def reports(**changed: IpuReport | str) -> list[MachineReport]:
             FailureKind.LINK,
         ),
         (
-            {f"ipu{i}": IpuReport(i, i % 4, "power fault", "UNKNOWN", "FULL_RESET") for i in range(4, 8)},
+            {
+                f"ipu{i}": IpuReport(
+                    i, i % 4, IpuErrorState.POWER, ErrorCode.UNKNOWN, RecoveryAction.FULL_RESET
+                )
+                for i in range(4, 8)
+            },
             Damage(power=("ipum2",), words=("power fault of machine ipum2",)),
             FailureKind.POWER,
         ),
         (
-            {"ipu1": IpuReport(1, 1, "unrecoverable error", "UNKNOWN", None)},
+            {"ipu1": IpuReport(1, 1, IpuErrorState.UNRECOVERABLE, ErrorCode.UNKNOWN, None)},
             Damage(lost=("ipum1",), words=("unrecoverable error of machine ipum1",)),
             FailureKind.LOST,
         ),
         (
-            {"ipu4": IpuReport(4, 0, "streaming memory error", "MEMORY_ERROR", "PARTITION_RESET")},
+            {
+                "ipu4": IpuReport(
+                    4,
+                    0,
+                    IpuErrorState.STREAMING_MEMORY,
+                    ErrorCode.MEMORY_ERROR,
+                    RecoveryAction.PARTITION_RESET,
+                )
+            },
             Damage(partition=True, words=("streaming memory error of machine ipum2",)),
             FailureKind.LINK,
         ),
         ({"ipum2": "lost"}, Damage(lost=("ipum2",), words=("machine ipum2 lost",)), FailureKind.LOST),
-        ({"ipum1": NO_ANSWER}, Damage(lost=("ipum1",), words=("machine ipum1 lost",)), FailureKind.LOST),
-        ({"ipu1": IpuReport(1, 1, "not ready")}, Damage(), FailureKind.PROGRAM),
+        ({"ipum1": "no answer"}, Damage(lost=("ipum1",), words=("machine ipum1 lost",)), FailureKind.LOST),
+        ({"ipu1": IpuReport(1, 1, IpuErrorState.NOT_READY)}, Damage(), FailureKind.PROGRAM),
     ],
 )
 def test_what_is_broken_is_read_from_reports(changed: Any, damage: Damage, kind: FailureKind) -> None:
@@ -384,8 +402,7 @@ def test_a_partition_that_was_there_before_is_kept(world: Callable[..., World]) 
 def test_fewer_replicas_go_on_where_asked(world: Callable[..., World]) -> None:
     here = world("--num-replicas 16 --num-instances 2 --fault ipu:0@batch=9:trap --fault ipu:9@batch=9:trap")
     for machine in here.pod.pool.started:
-        planned = ("ipu:0@batch=9:trap:launch=1-2", "ipu:9@batch=9:trap:launch=1-2")
-        machine.planned = planned
+        machine.planned = parse_faults("ipu:0@batch=9:trap:launch=1-2 ipu:9@batch=9:trap:launch=1-2")
     here.pod.pool.machine("ipum2", here.partition.name).die()
     policy = replace(TWICE, after={FailureKind.LOST: (Answer.FEWER,)})
     assert here.recover(policy)
@@ -412,36 +429,35 @@ def test_faults_that_have_still_to_strike() -> None:
     ]
     faults = [parse_fault(text) for text in texts]
     found = reports(ipum2="lost")
-    found[0] = replace(found[0], planned_faults=(texts[0],))
+    found[0] = replace(found[0], planned_faults=(faults[0],))
     assert [spec.text for spec in remaining(faults, found)] == [texts[0], texts[4]]
 
 
 def test_what_strikes_in_the_recovery_itself_is_not_planned_again() -> None:
-    def report(agent: str, planned: Sequence[str] = (), struck: Sequence[str] = ()) -> MachineReport:
-        history = tuple({"fault": text, "job": "l-1", "batch": 0, "time_s": 1.0} for text in struck)
+    def report(agent: str, planned: Sequence[FaultSpec] = (), struck: Sequence[str] = ()) -> MachineReport:
+        history = tuple(Struck(parse_fault(text), "l-1", 0, 1.0) for text in struck)
         return MachineReport(agent, planned_faults=tuple(planned), struck_faults=history)
 
     reset = "service:vipu@during=ResetPartition:slow"
     link = "link:2-4@during=partition-reset,repeat=2:flapping"
     there, lost = "ipu:9@batch=30:trap", "ipu:5@batch=40:trap"
     faults = [replace(parse_fault(text), launch="l-1") for text in (reset, link, there, lost)]
-    planned = [str(spec) for spec in faults]
     before = [
-        report("a1", planned[:2], ["ipu:0@batch=1:trap"]),
-        report("a2", planned[1:]),
-        report("a3", planned[2:3]),
+        report("a1", faults[:2], ["ipu:0@batch=1:trap"]),
+        report("a2", faults[1:]),
+        report("a3", faults[2:3]),
     ]
-    now = [report("a1", (), [reset, link]), report("a2", (), [link]), report("a3", planned[2:3])]
+    now = [report("a1", (), [reset, link]), report("a2", (), [link]), report("a3", faults[2:3])]
     found = not_planned(faults, before, now)
     assert [spec.text for spec in found] == ["link:2-4@during=partition-reset:flapping", lost]
 
 
 def test_a_batch_is_done_when_all_machines_of_the_launch_have_done_it() -> None:
-    def report(machine: int, batches: int, state: str = "up") -> MachineReport:
+    def report(machine: int, batches: int, state: MachineState = MachineState.UP) -> MachineReport:
         return MachineReport(f"a{machine}", machine_index=machine, batches_done=batches, state=state)
 
     before = [report(k, 30) for k in range(4)]
-    now = [report(0, 43), report(1, 42), report(2, 0, "lost"), report(3, 30)]
+    now = [report(0, 43), report(1, 42), report(2, 0, MachineState.LOST), report(3, 30)]
     assert done_by_all(before, now, {0, 1, 2}) == 12
     assert done_by_all(before, now, {2}) is None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from podrun.core.ipu_states import IpuErrorState
 from podrun.core.telemetry import AttachedProcess
 from podrun.monitor.live.sighting import PodSighting, look_at_pod
 from podrun.partition.host.discovery import LAUNCHER, Registry, ServiceEntry, own_process_id
@@ -32,7 +33,7 @@ def seen(pod: Pod) -> PodSighting:
     pod.active("p", 8)
     pod.active("q", 4)
     pod.pool.machine("ipum1", "p").process = AttachedProcess(4711, "justina", "python", 1.0)
-    pod.pool.machine("ipum2", "p").ipu_errors[0] = "tile parity"
+    pod.pool.machine("ipum2", "p").ipu_errors[0] = IpuErrorState.TILE_PARITY
     seen = look_at_pod(pod.client, 1000.0)
     first, *rest = seen.machines
     busy = replace(

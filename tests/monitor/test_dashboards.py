@@ -15,6 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from podrun.core.errors import ConflictError
+from podrun.core.ipu_states import IpuErrorState, MachineState
 from podrun.core.telemetry import AttachedProcess, MachineReport
 from podrun.monitor.commands.dashboards import dashboards_verb
 from podrun.monitor.dashboards import ALERTS, DASHBOARD_FILE, PANELS, RULES_FILE, SCRAPE_FILE
@@ -89,11 +90,11 @@ def lose_exporter(page: PodPage) -> None:
 
 
 def break_ipu(page: PodPage) -> None:
-    page.of_ipu(0, error_state="tile parity error")
+    page.of_ipu(0, error_state=IpuErrorState.TILE_PARITY)
 
 
 def lose_machine(page: PodPage) -> None:
-    page.of_machine(1, lambda report: replace(report, state="lost"))
+    page.of_machine(1, lambda report: replace(report, state=MachineState.LOST))
 
 
 def put_partition_in_error(page: PodPage) -> None:

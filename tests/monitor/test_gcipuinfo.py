@@ -15,6 +15,7 @@ import pytest
 
 from podrun.core.errors import ConfigError, IpusTakenError, UsageError
 from podrun.core.event_record import EVENT_FILE, EVENT_PATH, AttachedIpus, read_event_record, record_error
+from podrun.core.ipu_states import IpuErrorState
 from podrun.core.telemetry import AttachedProcess
 from podrun.device.error_messages import machine_lost
 from podrun.monitor import exporter, gcipuinfo
@@ -69,7 +70,7 @@ def test_health(pod: Pod) -> None:
     pod.active("p", 8)
     info = gcipuinfo.gcipuinfo()
     assert info.checkHealthOfDevices() == "{}"
-    pod.pool.machine("ipum1", "p").ipu_errors[2] = "tile parity error"
+    pod.pool.machine("ipum1", "p").ipu_errors[2] = IpuErrorState.TILE_PARITY
     entry = {"error": "device", "id": "2", "partition": "p", "board ipu index": "1"}
     assert json.loads(info.checkHealthOfDevices()) == {"hosts": {"10.1.1.1": [entry]}}
     pod.pool.machine("ipum2", "p").die()

@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podrun.core.documents import load_schema
+from podrun.core.ipu_states import IpuErrorState, MachineState
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
+from podrun.faults import Struck, parse_fault
 from podrun.monitor.commands.health import CANNOT_TELL, health_verb
 from podrun.monitor.devices import Device, View
 from podrun.monitor.pod_health import HealthProblem, Severity, problems_of
@@ -56,7 +58,7 @@ def test_a_pod_without_partitions_is_healthy(pod: Pod) -> None:
 def test_an_ipu_in_error_is_named_with_who_is_hit_and_the_reset(pod: Pod) -> None:
     pod.active("p", 8)
     pod.pool.machine("ipum1", "p").process = AttachedProcess(4711, "justina", "python", 1.0)
-    pod.pool.machine("ipum2", "p").ipu_errors[0] = "tile parity"
+    pod.pool.machine("ipum2", "p").ipu_errors[0] = IpuErrorState.TILE_PARITY
     done = run_health("--format", "json")
     assert done.return_value == 1
     (problem,) = problems(done)
@@ -68,14 +70,14 @@ def test_an_ipu_in_error_is_named_with_who_is_hit_and_the_reset(pod: Pod) -> Non
         problem["ipus"],
     ) == (
         "broken",
-        "tile parity",
+        "tile parity error",
         "p",
         "ipum2",
         [4],
     )
     assert problem["hit"] == ["4711 python (justina)"]
     text = run_health().stdout
-    assert "broken    partition p, ipum2, IPU 4: tile parity" in text
+    assert "broken    partition p, ipum2, IPU 4: tile parity error" in text
     assert "hits 4711 python (justina)" in text
 
 
@@ -118,7 +120,7 @@ def view_of(reports: Sequence[MachineReport], state: PartitionState = PartitionS
     return View(info, IpuofConfig("p", state, (), {}), tuple(reports), devices, active=True)
 
 
-def machine(index: int, state: str = "up", **options: object) -> MachineReport:
+def machine(index: int, state: MachineState = MachineState.UP, **options: object) -> MachineReport:
     clocks = options.pop("clocks", (1330.0,) * 4)
     assert isinstance(clocks, tuple)
     ipus = tuple(IpuReport(4 * index + i, i, clock_mhz=clock) for i, clock in enumerate(clocks))
@@ -126,7 +128,9 @@ def machine(index: int, state: str = "up", **options: object) -> MachineReport:
 
 
 def test_a_silent_machine_is_one_problem_since_its_last_answer() -> None:
-    (problem,) = problems_of([view_of([machine(0), machine(1, "no answer", stale_seconds=12.5)])], [], 1000.0)
+    (problem,) = problems_of(
+        [view_of([machine(0), machine(1, MachineState.NO_ANSWER, stale_seconds=12.5)])], [], 1000.0
+    )
     assert (problem.agent, problem.ipus, problem.since_s) == ("ipum2", (), 987.5)
     assert problem.severity is Severity.BROKEN
     assert problem.remedy == "vipu-admin restart agent ipum2, then vipu reset partition p"
@@ -136,7 +140,7 @@ def test_a_throttled_ipu_needs_attention_since_its_fault_struck() -> None:
     slow = machine(
         1,
         clocks=(1330.0, 665.0, 1330.0, 1330.0),
-        struck_faults=({"fault": "x", "job": "", "batch": 3, "time_s": 90.0},),
+        struck_faults=(Struck(parse_fault("ipu:5@batch=3:slow"), "", 3, 90.0),),
     )
     assert problems_of([view_of([machine(0), slow])], [], 100.0) == (
         HealthProblem(
@@ -153,6 +157,6 @@ def test_a_throttled_ipu_needs_attention_since_its_fault_struck() -> None:
 
 
 def test_machines_on_their_way_into_a_partition_are_no_problem() -> None:
-    ipus = tuple(IpuReport(i, i, error_state="not ready") for i in range(4))
+    ipus = tuple(IpuReport(i, i, error_state=IpuErrorState.NOT_READY) for i in range(4))
     report = MachineReport("ipum1", ipus=ipus)
     assert problems_of([view_of([report], PartitionState.PROVISIONING)], [], 0.0) == ()

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from podrun.core.ipu_states import IpuErrorState
 from podrun.core.telemetry import AttachedProcess, MachineReport
 from podrun.monitor.exporter import make_server
 from podrun.monitor.metric_families import MetricsPage, agent_families, partition_families, service_families
@@ -28,7 +29,7 @@ NO_BASE_UNITS = re.compile(
 def test_the_metrics_page(pod: Pod) -> None:
     pod.active("p", 8)
     pod.pool.machine("ipum1", "p").process = AttachedProcess(4711, "me", "python", 1.0)
-    pod.pool.machine("ipum2", "p").ipu_errors[0] = "tile parity"
+    pod.pool.machine("ipum2", "p").ipu_errors[0] = IpuErrorState.TILE_PARITY
     with make_server(pod.client, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -63,7 +64,7 @@ def test_every_sample_of_the_metrics_page_is_unique_and_its_labels_stay(pod: Pod
     pod.active("q", 1)
     before = samples()
     assert len(set(before)) == len(before)
-    pod.pool.machine("ipum1", "p").ipu_errors[0] = "tile parity"
+    pod.pool.machine("ipum1", "p").ipu_errors[0] = IpuErrorState.TILE_PARITY
     pod.client.power_cycle_agent("ipum1")
     assert pod.client.get_partition("p").state.name == "ERROR"
     assert samples() == before

@@ -10,8 +10,10 @@ import pytest
 
 from podrun.core.cluster_file import load_cluster
 from podrun.core.command_line import run_command
-from podrun.core.telemetry import ATTRIBUTES, UNRECOVERABLE, AttachedProcess, IpuReport, MachineReport
-from podrun.faults.effects import EFFECTS
+from podrun.core.errors import RecoveryAction
+from podrun.core.fault_effects import EFFECTS
+from podrun.core.ipu_states import IpuErrorState, MachineState
+from podrun.core.telemetry import ATTRIBUTES, AttachedProcess, IpuReport, MachineReport
 from podrun.monitor.device_listing import gc_info_command, gc_info_main, gc_inventory_command
 from podrun.monitor.device_tools import gc_monitor_command, gc_reset_command
 from podrun.monitor.devices import Device, View, device_sets, diagnose_device
@@ -39,7 +41,7 @@ def view(ipus: int = 4, *, attached: int = 0, gcds: int = 1, lost: bool = False)
             MachineReport(
                 agent.id,
                 serial=agent.serial,
-                state="lost" if lost else "up",
+                state=MachineState.LOST if lost else MachineState.UP,
                 versions=VERSIONS,
                 ipus=tuple(
                     IpuReport(
@@ -157,7 +159,7 @@ def test_a_second_terminal_sees_partitions_and_processes(
     assert "no active partition" in capsys.readouterr().err
     pod.active("p", 8, reconfigurable=True)
     pod.pool.machine("ipum2", "p").process = AttachedProcess(77, "me", "python", 1.0)
-    pod.pool.machine("ipum2", "p").ipu_errors[1] = "tile parity error"
+    pod.pool.machine("ipum2", "p").ipu_errors[1] = IpuErrorState.TILE_PARITY
     assert run_command(gc_monitor_command, []) == 0
     out = capsys.readouterr().out
     assert "Partition: p [active] has 8 reconfigurable IPUs" in out
@@ -329,18 +331,31 @@ def test_registers_are_refused_by_name(
     ("state", "action", "links", "shown"),
     [
         (
-            "tile parity error",
-            "IPU_RESET",
+            IpuErrorState.TILE_PARITY,
+            RecoveryAction.IPU_RESET,
             (),
-            ("tile parity error", "IPU_RESET", "IPU_RESET: gc-reset -d 2"),
+            ("tile parity error", RecoveryAction.IPU_RESET, "IPU_RESET: gc-reset -d 2"),
         ),
-        ("no errors", None, (3,), ("link down to 3", "PARTITION_RESET", "vipu reset partition p")),
-        ("unrecoverable error", None, (), ("unrecoverable error", None, "vipu-admin restart agent ipum1")),
-        ("tile exception", None, (), ("tile exception", None, "see the application's error")),
+        (
+            IpuErrorState.NO_ERRORS,
+            None,
+            (3,),
+            ("link down to 3", RecoveryAction.PARTITION_RESET, "vipu reset partition p"),
+        ),
+        (
+            IpuErrorState.UNRECOVERABLE,
+            None,
+            (),
+            ("unrecoverable error", None, "vipu-admin restart agent ipum1"),
+        ),
+        (IpuErrorState.TILE_EXCEPTION, None, (), ("tile exception", None, "see the application's error")),
     ],
 )
 def test_every_kind_of_fault_has_a_remedy(
-    state: str, action: str | None, links: tuple[int, ...], shown: tuple[str, str | None, str]
+    state: IpuErrorState,
+    action: RecoveryAction | None,
+    links: tuple[int, ...],
+    shown: tuple[str, RecoveryAction | None, str],
 ) -> None:
     ipu = IpuReport(2, 2, error_state=state, recovery_action=action, links_down=links)
     machine = MachineReport(agent_id="ipum1", partition="p", ipus=(ipu,))
@@ -351,4 +366,4 @@ def test_every_kind_of_fault_has_a_remedy(
 
 
 def test_the_state_of_a_machine_to_replace_is_that_of_its_fault() -> None:
-    assert EFFECTS["machine", "unrecoverable"].state == UNRECOVERABLE
+    assert EFFECTS["machine", "unrecoverable"].state is IpuErrorState.UNRECOVERABLE

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from podrun.collectives.perf import perf_command
 from podrun.compat.__main__ import compat_command
+from podrun.core.ipu_states import IpuErrorState
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.core.terminal import text_table
 from podrun.estimate.command import estimate_command
@@ -161,7 +162,7 @@ def test_processes_and_errors_of_gc_monitor(pod: Pod) -> None:
     pod.active("p", 8)
     command = "python /home/somebody/a/long/path/to/the/program/train.py"
     pod.pool.machine("ipum1", "p").process = AttachedProcess(4194304, "somebody", command, 1.0)
-    pod.pool.machine("ipum2", "p").ipu_errors[0] = "tile parity"
+    pod.pool.machine("ipum2", "p").ipu_errors[0] = IpuErrorState.TILE_PARITY
     (view,) = views(pod.client)
     processes = monitor_tables.process_table(view, 1000.0, COLUMNS)
     assert too_wide(processes) == []

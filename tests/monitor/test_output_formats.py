@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from podrun.core.ipu_states import IpuErrorState
 from podrun.core.machine_output import csv_lines, schema_names, schema_text
 from podrun.core.telemetry import AttachedProcess
 from podrun.monitor.commands.health import health_verb
@@ -63,7 +64,7 @@ def busy(pod: Pod) -> Pod:
     pod.active("p", 8, reconfigurable=True)
     pod.active("q", 4)
     pod.pool.machine("ipum1", "p").process = AttachedProcess(4711, "justina", 'a "command", with commas', 1.0)
-    pod.pool.machine("ipum2", "p").ipu_errors[0] = "tile parity"
+    pod.pool.machine("ipum2", "p").ipu_errors[0] = IpuErrorState.TILE_PARITY
     return pod
 
 
@@ -71,7 +72,7 @@ def test_gc_monitor_has_a_row_for_each_ipu(busy: Pod) -> None:
     document, rows = check_formats("gc-monitor", gc_monitor_command, "--all-partitions")
     assert len(rows) == sum(len(card["ipus"]) for card in document["cards"]) == 12
     assert (rows[0]["PID"], rows[0]["command"]) == ("4711", 'a "command", with commas')
-    assert rows[4]["error_state"] == "tile parity"
+    assert rows[4]["error_state"] == "tile parity error"
 
 
 def test_gc_info_and_gc_inventory(busy: Pod) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from podrun.core.errors import ServiceError
+from podrun.core.ipu_states import IpuErrorState
 from podrun.core.telemetry import AttachedProcess
 from podrun.monitor.live.sighting import PodSighting, look_at_pod
 from podrun.monitor.web.serving import COOKIE, LISTENERS, SightingFeed, make_web_server, new_token
@@ -77,7 +78,7 @@ def seen(pod: Pod) -> PodSighting:
     pod.active("q", 4)
     name = "<script>alert(1)</script>"
     pod.pool.machine("ipum1", "p").process = AttachedProcess(4711, "justina", name, 1.0)
-    pod.pool.machine("ipum2", "p").ipu_errors[0] = "tile parity"
+    pod.pool.machine("ipum2", "p").ipu_errors[0] = IpuErrorState.TILE_PARITY
     return look_at_pod(pod.client, 1000.0)
 
 

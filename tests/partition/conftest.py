@@ -12,6 +12,7 @@ import pytest
 from podrun.core.cluster import Cluster
 from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import SilentMachineError, TakenBy
+from podrun.core.ipu_states import IpuErrorState
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import FaultSpec
 from podrun.partition.client.vipu_client import VipuClient
@@ -32,11 +33,11 @@ class FakeMachine:
         self.agent, self.endpoint = agent, endpoint
         self.calls: list[tuple[str, Any]] = []
         self.configured: dict[str, Any] = {}
-        self.ipu_errors: dict[int, str] = {}
+        self.ipu_errors: dict[int, IpuErrorState] = {}
         self.links_down: set[int] = set()
         self.process: AttachedProcess | None = None
         self.alive = True
-        self.planned: tuple[str, ...] = ()
+        self.planned: tuple[FaultSpec, ...] = ()
         self.fail = ""
         self.taken_by: list[TakenBy] = []
         self.gone: Callable[[], None] = lambda: None
@@ -83,7 +84,7 @@ class FakeMachine:
             IpuReport(
                 partition_ipu=-1,
                 ipu=i,
-                error_state=self.ipu_errors.get(i, "no errors"),
+                error_state=self.ipu_errors.get(i, IpuErrorState.NO_ERRORS),
                 links_down=tuple(sorted(self.links_down)),
                 process=self.process,
                 clock_mhz=1330.0,

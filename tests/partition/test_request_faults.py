@@ -56,7 +56,7 @@ def test_a_fault_of_a_partitions_creation_strikes_it_and_no_other(pod16: Pod) ->
     spec = parse_fault("service:vipu@during=CreatePartition,repeat=2:answer-lost")
     pod16.active("p", 16, faults=(spec,))
     (entry,) = pod16.client.machine_reports("p")[0].struck_faults
-    assert entry["fault"] == spec.text
+    assert entry.fault == spec
     with pytest.raises(ExhaustedError):
         pod16.client.create_partition(Requirements("q", 16, faults=(replace(spec, repeat=1),)))
     assert pod16.service.request_faults.planned("q") == ()
@@ -71,7 +71,7 @@ def test_a_request_that_arrives_twice_has_one_effect_with_a_generation(pod16: Po
     assert generation(pod16) == 3
     reports = pod16.client.machine_reports("p")
     assert not any(report.planned_faults for report in reports)
-    assert [entry["fault"] for entry in reports[0].struck_faults] == [
+    assert [entry.fault.text for entry in reports[0].struck_faults] == [
         "service:vipu@during=ResetPartition,repeat=2:twice"
     ] * 2
 
@@ -85,7 +85,7 @@ def test_the_server_ends_after_the_commit(pod16: Pod) -> None:
 def test_faults_are_cancelled_by_name_or_all(pod16: Pod) -> None:
     faults_of(pod16, "service:vipu@during=ResetPartition:twice", "service:vipu@during=GetPartition:slow")
     machine = pod16.pool.machine("ipum1", "p")
-    machine.planned = ("ipu:1@batch=3:trap:launch=7-8",)
+    machine.planned = (parse_fault("ipu:1@batch=3:trap:launch=7-8"),)
     with pytest.raises(NotFoundError, match="no fault ipu:9@batch=3:trap is planned on partition p"):
         pod16.client.cancel_faults("p", ["ipu:9@batch=3:trap"])
     assert pod16.client.cancel_faults("p", ["ipu:1@batch=3:trap"]) == ("ipu:1@batch=3:trap",)
@@ -112,7 +112,7 @@ def test_what_is_done_to_a_partition_is_told_for_records(pod16: Pod) -> None:
     pod16.client.restart_agent("ipum2")
     assert pod16.service.wait_idle(5)
     reports = pod16.client.machine_reports("p")
-    told = [(event["did"], event["what"]) for event in reports[0].control_events]
+    told = [(event.did, event.what) for event in reports[0].control_events]
     assert told == [
         ("partition created", ""),
         ("IPUs reset", "IPU 5 IPU 6"),
@@ -121,9 +121,9 @@ def test_what_is_done_to_a_partition_is_told_for_records(pod16: Pod) -> None:
         ("machine lost", "ipum2"),
         ("machine replaced", "ipum2"),
     ]
-    (lost,) = (event for event in reports[0].control_events if event["did"] == "machine lost")
-    assert lost["why"]
-    times = [event["time_s"] for event in reports[0].control_events]
+    (lost,) = (event for event in reports[0].control_events if event.did == "machine lost")
+    assert lost.why
+    times = [event.time_s for event in reports[0].control_events]
     assert times == sorted(times)
     assert not any(report.control_events for report in reports[1:])
 

@@ -11,6 +11,7 @@ import pytest
 from podrun.core.errors import DeniedError, ExhaustedError
 from podrun.core.identity import Caller
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
+from podrun.faults import parse_fault
 from podrun.partition.server.sharing import CALLS_OF_OTHERS, RIGHTS, CallRoom, Right, Sharing
 from podrun.partition.state.values import NO_USER
 from podrun.protos import vipu_pb2
@@ -47,7 +48,11 @@ def test_every_call_for_every_caller(method: str) -> None:
 def test_reports_of_others_say_that_they_are_busy_and_nothing_more() -> None:
     process = AttachedProcess(77, "alice", "train.py --key=secret", 1.0, "host")
     report = MachineReport(
-        "a", endpoint="127.0.0.1:1", pid=5, planned_faults=("f",), ipus=(IpuReport(0, 0, process=process),)
+        "a",
+        endpoint="127.0.0.1:1",
+        pid=5,
+        planned_faults=(parse_fault("ipu:0@batch=3:trap"),),
+        ipus=(IpuReport(0, 0, process=process),),
     )
     assert SHARING.visible(ALICE, report, ALICE.uid) == report
     seen = SHARING.visible(BOB, report, ALICE.uid)

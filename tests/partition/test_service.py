@@ -24,6 +24,7 @@ from podrun.core.errors import (
     TakenBy,
     UsageError,
 )
+from podrun.core.ipu_states import IpuErrorState
 from podrun.core.proven_channel import open_channel
 from podrun.core.telemetry import AttachedProcess, MachineReport, this_process
 from podrun.partition.client.vipu_client import VipuClient
@@ -154,7 +155,7 @@ def test_wait_for_state_names_the_state_it_waited_for(pod16: Pod) -> None:
 def test_ipu_error_is_cleared_by_ipu_reset_only_on_that_ipu(pod16: Pod) -> None:
     pod16.active("p", 8)
     machine = pod16.pool.machine("ipum2", "p")
-    machine.ipu_errors.update({1: "tile parity error", 2: "tile parity error"})
+    machine.ipu_errors.update(dict.fromkeys((1, 2), IpuErrorState.TILE_PARITY))
     machine.links_down.add(3)
     pod16.client.reset_ipus("p", [5])
     reports = pod16.client.machine_reports("p")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from podrun.core.error_codec import cause_to_dict
 from podrun.core.errors import ErrorCause
+from podrun.core.telemetry import ControlEvent
 from podrun.faults import cause_of, error_for, parse_fault
 from podrun.record.events import (
     AT_END,
@@ -355,7 +357,7 @@ def test_each_fault_is_an_incident_where_it_struck() -> None:
         (LATE, 8.5),
     }
     events = with_faults(ordered(launch_of(range(8)).found), faults, times)
-    events = with_control(events, [{"did": "partition reset", "what": "", "time_s": 8.6}])
+    events = with_control(events, [ControlEvent("partition reset", "", 8.6)])
     record = record_of(without_ends_after_errors(events))
     found = incidents_of(record)
     assert [(incident.faults, incident.batch) for incident in found] == [
@@ -400,8 +402,8 @@ def test_each_strike_of_a_fault_that_repeats_is_an_incident() -> None:
 
 
 def test_what_the_service_did_stands_where_it_happened() -> None:
-    def at(seconds: float, did: str, what: str = "") -> dict[str, object]:
-        return {"did": did, "what": what, "time_s": seconds}
+    def at(seconds: float, did: str, what: str = "") -> ControlEvent:
+        return ControlEvent(did, what, seconds)
 
     events = [
         TimedEvent(Event("launch", 0, 0, "start"), 1.0),
@@ -440,15 +442,15 @@ def test_what_ended_machines_from_outside_is_the_suspect() -> None:
     """Ray's memory monitor ends the machines of all hosts that are short of memory: no machine is at fault."""
     monitor = "Ray's memory monitor ended its process when 5.9GB of 6.0GB were used on 10.0.0.1"
 
-    def lost(agent: str, why: str) -> dict[str, object]:
-        return {"did": "machine lost", "what": agent, "why": why, "time_s": 9.9}
+    def lost(agent: str, why: str) -> ControlEvent:
+        return ControlEvent("machine lost", agent, 9.9, why)
 
-    def incident_of(control: Sequence[Mapping[str, object]]) -> Incident:
+    def incident_of(control: Sequence[ControlEvent]) -> Incident:
         writer = Writer()
         writer.runs(range(3), 1)
         cause = {"machine": 0}
         writer.all("error", 1, error="E", where="machine 0", message="unreachable", cause=cause)
-        events = with_control(ordered(writer.found), [{**entry, "time_s": writer.now} for entry in control])
+        events = with_control(ordered(writer.found), [replace(event, time_s=writer.now) for event in control])
         (incident,) = incidents_of(record_of(events))
         return incident
 

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from podrun.core.telemetry import NO_ERRORS, AttachedProcess, IpuReport, MachineReport
+from podrun.core.errors import ErrorCode
+from podrun.core.ipu_states import IpuErrorState
+from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.costmodel.power import BoardHeat, modelled_ipu_watts
 from podrun.device.activity import ACTIVITIES, WINDOW_S, TrafficCounters
 from podrun.device.owners import MachineMoment
@@ -61,7 +63,7 @@ def report_and_heat(
         modelled_s=work.modelled_s,
         emulation_s=work.emulation_s,
         planned_faults=machine.planned_faults(),
-        struck_faults=tuple(strike.plain for strike in struck),
+        struck_faults=struck,
         partition=place.partition,
         machine_index=place.machine,
         endpoint=place.endpoint,
@@ -140,9 +142,9 @@ def _ipu(moment: MachineMoment, ipu: int, local: int, clock_mhz: float | None, p
     return IpuReport(
         partition_ipu=ipu,
         ipu=local,
-        error_state=NO_ERRORS if condition is None else condition.state,
-        error_code="NONE" if condition is None else condition.error.code.name,
-        recovery_action=None if condition is None or condition.action is None else condition.action.value,
+        error_state=IpuErrorState.NO_ERRORS if condition is None else condition.state,
+        error_code=ErrorCode.NONE if condition is None else condition.error.code,
+        recovery_action=None if condition is None else condition.action,
         process=process,
         clock_mhz=clock_mhz,
         utilisation_percent=0.0 if owner is None else owner.usage.recent_percent(now),

@@ -31,7 +31,7 @@ def faults_verb() -> None:
 @_JSON
 def list_faults(job: str, api_host: str | None, api_port: int | None, as_json: bool) -> None:
     """List the faults that have still to strike. JOB is a partition or a process id."""
-    from podrun.faults import planned_in
+    from podrun.core.telemetry import planned_in
 
     with job_at(job, api_host, api_port) as (client, name):
         planned = planned_in(client.machine_reports(name))
@@ -82,7 +82,13 @@ def fault_history(job: str, api_host: str | None, api_port: int | None, as_json:
 
 def history_of(reports: Sequence[MachineReport]) -> list[dict[str, Any]]:
     """The faults that struck the machines of a partition, by time."""
-    strikes = [{**entry, "machine": report.agent_id} for report in reports for entry in report.struck_faults]
+    from podrun.core.telemetry import strike_in_words
+
+    strikes = [
+        {**strike_in_words(entry), "machine": report.agent_id}
+        for report in reports
+        for entry in report.struck_faults
+    ]
     return sorted(strikes, key=lambda entry: (entry["time_s"], entry["machine"]))
 
 

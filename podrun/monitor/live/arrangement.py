@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from podrun.core.telemetry import NOT_READY
+from podrun.core.ipu_states import IpuErrorState, MachineState
 from podrun.monitor.live.sighting import IpuSight, JobSight, MachineSight, PodSighting
 from podrun.monitor.pod_health import HealthProblem, Severity
 
@@ -53,10 +53,10 @@ def totals_of(seen: PodSighting) -> PodTotals:
     watts = [ipu.power_w for ipu in ipus if ipu.power_w is not None]
     return PodTotals(
         machines=len(machines),
-        machines_answering=sum(machine.state == "up" for machine in machines),
+        machines_answering=sum(machine.state == MachineState.UP for machine in machines),
         ipus=len(ipus),
         ipus_held=len(held),
-        ipus_in_error=sum(ipu.error not in ("", NOT_READY) for ipu in ipus),
+        ipus_in_error=sum(ipu.error not in ("", IpuErrorState.NOT_READY) for ipu in ipus),
         busy_percent=sum(busy) / len(busy) if busy else None,
         power_w=sum(watts) if watts else None,
     )
@@ -71,7 +71,7 @@ def bar(percent: float | None) -> str:
 
 def ipu_cell(ipu: IpuSight) -> str:
     """An IPU in eight columns: ``ERROR``, ``starts``, ``free``, or how busy it is."""
-    if ipu.error == NOT_READY:
+    if ipu.error == IpuErrorState.NOT_READY:
         return "starts"
     if ipu.error:
         return "ERROR"
@@ -104,7 +104,7 @@ def shown_machines(seen: PodSighting, order: SortKey, words: str) -> list[Machin
         SortKey.NAME: lambda machine: 0.0,
         SortKey.BUSY: lambda machine: -sum(ipu.busy_percent or 0.0 for ipu in machine.ipus),
         SortKey.ERRORS: lambda machine: (
-            -float(sum(bool(ipu.error) for ipu in machine.ipus) + (machine.state != "up"))
+            -float(sum(bool(ipu.error) for ipu in machine.ipus) + (machine.state != MachineState.UP))
         ),
         SortKey.POWER: lambda machine: -(machine.power_w or 0.0),
     }

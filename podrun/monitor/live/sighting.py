@@ -151,7 +151,7 @@ def _machine(report: MachineReport, health: str) -> MachineSight:
         report.stale_seconds,
         tuple(_ipu(ipu) for ipu in report.ipus),
         report.board_temperature_c,
-        tuple(str(entry.get("fault", "")) for entry in report.struck_faults[-RECENT_FAULTS:]),
+        tuple(strike.fault.text for strike in report.struck_faults[-RECENT_FAULTS:]),
     )
 
 

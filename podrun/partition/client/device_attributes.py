@@ -69,7 +69,7 @@ def live_attributes(ipu: IpuReport) -> dict[str, str]:
     """Attributes that change: readings of an IPU, and the process that holds it."""
     values = {
         "average die temp": reading(ipu.die_temperature_c, "{:.1f} C"),
-        "ipu error state": ipu.error_state,
+        "ipu error state": ipu.error_state.value,
         "ipu power": reading(ipu.power_w, "{:.1f} W"),
         "ipu utilisation": reading(ipu.utilisation_percent, "{:.2f}%"),
         "ipu utilisation (session)": reading(ipu.utilisation_session_percent, "{:.2f}%"),

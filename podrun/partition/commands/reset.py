@@ -9,7 +9,6 @@ import click
 
 from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, environment
 from podrun.core.errors import ConflictError
-from podrun.core.telemetry import NO_ANSWER
 from podrun.partition.commands.context import CliContext, partition_names, without_suggestions
 from podrun.partition.commands.create import ipuof_files, service_of, write_ipuof_files
 from podrun.partition.state.codec import value_to_json
@@ -59,7 +58,7 @@ def check_not_in_use(
     can be reset.
     """
     ipus = [ipu for report in reports for ipu in report.ipus]
-    lost = any(report.state in ("lost", NO_ANSWER) for report in reports)
+    lost = any(report.state.is_silent for report in reports)
     if lost or any(ipu.has_error for ipu in ipus):
         return
     chosen = range(len(ipus)) if chosen is None else chosen

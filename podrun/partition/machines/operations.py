@@ -24,7 +24,8 @@ from podrun.core.errors import (
     TakenBy,
     UsageError,
 )
-from podrun.core.telemetry import NO_ANSWER, NOT_READY, AttachedProcess, IpuReport, MachineReport
+from podrun.core.ipu_states import IpuErrorState, MachineState
+from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.partition.machines.pool import SILENT, MachinePool
 from podrun.partition.state import events as ev
 from podrun.partition.state.records import MachineUse, Maintenance, Partition
@@ -243,18 +244,16 @@ class Reporter:
         use, first, count = machine.use, machine.first_ipu, machine.count
         agent = self.cluster.agents_by_id[use.agent_id]
         where = self._pool.endpoints().get(use, "")
+        error = IpuErrorState.MACHINE_LOST if agent.id in lost else IpuErrorState.NOT_READY
         known = MachineReport(
             agent_id=agent.id,
-            state="lost" if agent.id in lost else "standby",
+            state=MachineState.LOST if agent.id in lost else MachineState.STANDBY,
             endpoint=where,
             partition=use.partition,
             machine_index=machine.index,
             serial=agent.serial,
             target=self.cluster.target,
-            ipus=tuple(
-                IpuReport(first + i, i, error_state="machine lost" if agent.id in lost else NOT_READY)
-                for i in range(count)
-            ),
+            ipus=tuple(IpuReport(first + i, i, error_state=error) for i in range(count)),
         )
         if agent.id in lost or not where:
             return known
@@ -270,7 +269,7 @@ class Reporter:
         whole = replace(
             report,
             agent_id=agent.id,
-            state="up",
+            state=MachineState.UP,
             endpoint=where,
             partition=use.partition,
             machine_index=machine.index,
@@ -292,10 +291,10 @@ class Reporter:
         self._silent.add(use)
         stale = self._clock() - at
         ipus = tuple(
-            replace(ipu, error_state=NO_ANSWER, process=self._still_there(ipu.process, stale))
+            replace(ipu, error_state=IpuErrorState.NO_ANSWER, process=self._still_there(ipu.process, stale))
             for ipu in last.ipus
         )
-        return replace(last, state=NO_ANSWER, ipus=ipus, stale_seconds=stale)
+        return replace(last, state=MachineState.NO_ANSWER, ipus=ipus, stale_seconds=stale)
 
     def _still_there(self, process: AttachedProcess | None, stale: float) -> AttachedProcess | None:
         """The process that held an IPU when its machine answered last; None if it has ended, or must have noticed by
@@ -354,7 +353,8 @@ class Reporter:
             by_agent.setdefault(report.agent_id, []).append(report)
         result: list[MachineReport] = []
         for agent in self.cluster.agents:
-            state = "lost" if agent.id in lost else "up" if agent.id in running else "standby"
+            state = MachineState.UP if agent.id in running else MachineState.STANDBY
+            state = MachineState.LOST if agent.id in lost else state
             bare = MachineReport(agent.id, state=state, serial=agent.serial, target=self.cluster.target)
             result += by_agent.get(agent.id) or [bare]
         return result

@@ -16,8 +16,8 @@ from typing import Any
 
 from podrun.core.cluster import Cluster
 from podrun.core.errors import LostAnswerError, NotFoundError, UsageError
-from podrun.core.telemetry import MachineReport
-from podrun.faults import FaultSpec, FaultTarget, partition_links, planned_in, validate
+from podrun.core.telemetry import ControlEvent, MachineReport, planned_in
+from podrun.faults import FaultSpec, FaultTarget, Struck, partition_links, validate
 from podrun.partition.state.placement import routing_of
 
 log = logging.getLogger("podrun.partition")
@@ -95,14 +95,13 @@ class ControlLog:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._events: dict[str, list[dict[str, Any]]] = {}
+        self._events: dict[str, list[ControlEvent]] = {}
 
     def note(self, partition: str, did: str, what: str = "", why: str = "") -> None:
         """Note a change of a partition. ``why``: what ended a machine, as far as that is known."""
         with self._lock:
             known = self._events.setdefault(partition, [])
-            entry = {"did": did, "what": what, "time_s": self._clock()}
-            known.append(entry | ({"why": why} if why else {}))
+            known.append(ControlEvent(did, what, self._clock(), why))
             del known[:-REMEMBERED]
 
     def note_request(self, method: str, partitions: Iterable[str], request: Any) -> None:
@@ -117,7 +116,7 @@ class ControlLog:
         for partition in partitions:
             self.note(partition, did, " ".join(part for part in parts if part))
 
-    def of(self, partition: str) -> tuple[dict[str, Any], ...]:
+    def of(self, partition: str) -> tuple[ControlEvent, ...]:
         """The events of a partition, oldest first."""
         with self._lock:
             return tuple(self._events.get(partition, ()))
@@ -135,7 +134,7 @@ class RequestFaults:
         self._end = end
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
-        self._struck: list[dict[str, Any]] = []
+        self._struck: list[Struck] = []
 
     def plan(self, partition: str, specs: Iterable[FaultSpec]) -> None:
         """Plan faults for requests about a partition."""
@@ -152,15 +151,15 @@ class RequestFaults:
                 or (texts and not {entry.spec.text, str(entry.spec)} & set(texts))
             ]
 
-    def planned(self, partition: str) -> tuple[str, ...]:
-        """The texts of faults that have still to strike."""
+    def planned(self, partition: str) -> tuple[FaultSpec, ...]:
+        """The faults that have still to strike."""
         with self._lock:
-            return tuple(str(entry.spec) for entry in self._waiting if entry.partition == partition)
+            return tuple(entry.spec for entry in self._waiting if entry.partition == partition)
 
-    def struck(self, partition: str) -> tuple[dict[str, Any], ...]:
-        """The faults that struck, in the form of machines' reports."""
+    def struck(self, partition: str) -> tuple[Struck, ...]:
+        """The faults that struck."""
         with self._lock:
-            return tuple(entry for entry in self._struck if entry["partition"] == partition)
+            return tuple(entry for entry in self._struck if entry.partition == partition)
 
     def answer(self, request: str, partition: str, work: Callable[[], Any]) -> Any:
         """The answer to a request. A fault may delay it, lose it, or have the request carried out twice. Raises
@@ -193,15 +192,7 @@ class RequestFaults:
                     entry.left -= 1
                     if not entry.left:
                         self._waiting.remove(entry)
-                    self._struck.append(
-                        {
-                            "fault": entry.spec.text,
-                            "job": entry.spec.launch,
-                            "batch": None,
-                            "time_s": time.time(),
-                            "partition": partition,
-                        }
-                    )
+                    self._struck.append(Struck(entry.spec, entry.spec.launch, None, time.time(), partition))
                     return entry.spec
         return None
 

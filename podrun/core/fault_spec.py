@@ -1,4 +1,4 @@
-"""A fault as data: what is hit, when, and how. `podrun.faults.short_form` reads the texts that it writes."""
+"""A fault as data: what is hit, when, and how. `podrun.core.fault_forms` reads the texts that it writes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import random
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from podrun.faults.effects import EFFECTS
-from podrun.faults.kinds import (
+from podrun.core.fault_kinds import (
+    DISTURBANCES,
     PROGRAM_EVENTS,
     WHERE,
     settings_of_kind,
@@ -113,7 +113,7 @@ class FaultSpec:
     @property
     def raises(self) -> bool:
         """True iff the fault raises an error by itself."""
-        return (self.target.value, self.kind) in EFFECTS
+        return (self.target.value, self.kind) not in DISTURBANCES
 
     @property
     def in_program(self) -> bool:
@@ -130,6 +130,10 @@ class FaultSpec:
     def experiment(self) -> FaultSpec:
         """The part of a fault that stays the same while it strikes again and again."""
         return replace(self, repeat=1, every=0, batch=0 if self.every else self.batch, relative=False)
+
+    def is_same_fault(self, other: FaultSpec) -> bool:
+        """True iff both are one fault, in whichever launch and however often it strikes."""
+        return replace(self, launch="").experiment == replace(other, launch="").experiment
 
     @property
     def place(self) -> str:
@@ -163,6 +167,19 @@ class FaultSpec:
     def __str__(self) -> str:
         """The fault in the form that processes exchange: `parse_fault` returns an equal value."""
         return self.text + (f":launch={self.launch}" if self.launch else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault that struck, its job (a launch or a process), the batch, and seconds since 1970. Of a fault of the
+    partition service: no batch, and the partition whose request it struck.
+    """
+
+    fault: FaultSpec
+    job: str
+    batch: int | None
+    time_s: float
+    partition: str = ""
 
 
 def drawn_batch(rate: float, key: str, strikes: int) -> int:

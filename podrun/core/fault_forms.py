@@ -11,25 +11,19 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 from urllib.parse import unquote
 
-from podrun.core.errors import ErrorCause, UsageError
-from podrun.faults.effects import EFFECTS
-from podrun.faults.kinds import (
+from podrun.core.errors import UsageError
+from podrun.core.fault_effects import EFFECTS, kinds_of
+from podrun.core.fault_kinds import (
     DISTURBANCES,
     Setting,
     events_of,
-    kinds_of,
     settings_of_kind,
     strikes_in_batches,
 )
-from podrun.faults.spec import MOST_REPEATS, PAIRS, FaultSpec, FaultTarget, SettingValue
-
-if TYPE_CHECKING:
-    from podrun.core.telemetry import MachineReport
+from podrun.core.fault_spec import MOST_REPEATS, PAIRS, FaultSpec, FaultTarget, SettingValue
 
 _FORM = re.compile(
     r"(?P<target>[a-z-]+):(?P<where>\d{1,9}(?:-\d{1,9})?|vipu)@(?P<when>[^:\s]{1,400})"
@@ -109,28 +103,6 @@ def make_fault(
 def parse_faults(text: str) -> tuple[FaultSpec, ...]:
     """Faults separated by semicolons or white space; empty for empty text."""
     return tuple(parse_fault(part) for part in re.split(r"[;\s]+", text) if part)
-
-
-def planned_in(reports: Iterable[MachineReport]) -> tuple[FaultSpec, ...]:
-    """The faults that machines report as still planned, each once. Reports carry texts; this is where they are read."""
-    texts = dict.fromkeys(text for report in reports for text in report.planned_faults)
-    return tuple(dict.fromkeys(map(parse_fault, texts)))
-
-
-def struck_in(report: MachineReport) -> list[tuple[FaultSpec, float]]:
-    """The strikes that a machine tells of: the fault, and seconds since 1970. Reports carry texts, as above."""
-    return [(parse_fault(str(entry["fault"])), float(entry["time_s"])) for entry in report.struck_faults]
-
-
-def is_strike_of(spec: FaultSpec, cause: ErrorCause) -> bool:
-    """True iff an error's cause is a strike of this fault, in whichever launch and however often it strikes."""
-    if not cause.fault:
-        return False
-    try:
-        struck = parse_fault(cause.fault)
-    except UsageError:  # The cause came from another process, which may run another release.
-        return False
-    return replace(struck, launch="").experiment == replace(spec, launch="").experiment
 
 
 _WITH_WHEN = ("instruction", "for", "repeat", "every")

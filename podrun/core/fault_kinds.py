@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podrun.faults.effects import EFFECTS
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -122,11 +120,6 @@ def settings_of_kind(target: str, kind: str) -> Mapping[str, Setting]:
     """The parameters of a kind."""
     disturbance = DISTURBANCES.get((target, kind))
     return {} if disturbance is None else disturbance.settings
-
-
-def kinds_of(target: str) -> tuple[str, ...]:
-    """The kinds of faults of a target."""
-    return tuple(kind for where, kind in (*EFFECTS, *DISTURBANCES) if where == target)
 
 
 WHERE: Mapping[str, str] = {

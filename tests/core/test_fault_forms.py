@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from podrun.core.error_codec import error_from_dict, error_to_dict
 from podrun.core.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction, UsageError
+from podrun.core.fault_kinds import strikes_in_batches
+from podrun.core.fault_spec import PAIRS
 from podrun.faults import (
     EFFECTS,
     FaultSpec,
@@ -19,8 +21,6 @@ from podrun.faults import (
     parse_faults,
     validate,
 )
-from podrun.faults.kinds import strikes_in_batches
-from podrun.faults.spec import PAIRS
 
 small = st.integers(0, 99)
 
@@ -127,8 +127,9 @@ def test_what_can_happen_is_not_refused() -> None:
 
 @pytest.mark.parametrize(("target", "kind"), sorted(EFFECTS))
 def test_every_kind_has_an_error_that_crosses_processes(target: str, kind: str) -> None:
-    spec = FaultSpec(FaultTarget(target), (2, 3) if FaultTarget(target) in PAIRS else (2,), 17, kind)
-    error = error_for(spec, partition="p16")
+    during = "" if strikes_in_batches(target, kind) else "load"
+    indices = (2, 3) if FaultTarget(target) in PAIRS else (2,)
+    error = error_for(FaultSpec(FaultTarget(target), indices, 17, kind, during=during), partition="p16")
     effect = EFFECTS[target, kind]
     assert type(error) is effect.error
     assert ("17" in error.message) is strikes_in_batches(target, kind)
