@@ -228,7 +228,7 @@ class Communicator:
         self.group.abort(error)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group, and release what it holds."""
         self.group.close()
 
     def _result(self, array: Array, shape: tuple[int, ...], out: Array | None) -> Array:

@@ -93,7 +93,7 @@ class RankLink:
         self._sender.start()
 
     def keep_in_caches(self) -> None:
-        """Prepare for much data: where the rank is near, keep little data in transit at any time.
+        """Prepare for much data: if the rank is on this host, keep little data in transit at any time.
 
         By default the kernel lets megabytes wait to be received, which then come from memory and another core: three
         times slower than from the cache of a core on which sender and receiver take turns.

@@ -232,7 +232,7 @@ def _reads(equation: JaxprEqn) -> Counter[Any]:
 
 
 def wall(value: jax.Array) -> Any:
-    """The value, materialised."""
+    """The value itself, behind a function that XLA does not inline: it is computed and kept before what reads it."""
     with set_xla_metadata(inlineable="false"):  # type: ignore[no-untyped-call]
         return _same(value)
 

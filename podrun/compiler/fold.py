@@ -108,7 +108,7 @@ class Folded:
         return {name: None if name in self.broadcast and self.micro_batches == 1 else 0 for name in names}
 
     def keys(self, seed: jax.Array, replica_offset: jax.Array) -> Any:
-        """Key data ``[size, 2]``."""
+        """Data of the random keys of all folded micro-batches and replicas, ``[size, 2]``."""
         return extra_state.folded_keys(seed, replica_offset, self.micro_batches, self.replicas)
 
     def tokens(self) -> Any:

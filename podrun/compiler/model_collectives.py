@@ -36,7 +36,7 @@ CollectiveGroups = tuple[tuple[int, ...], ...]
 
 
 class ExchangeKind(enum.Enum):
-    """See the module docstring."""
+    """Which collective of the program's own an equation is (see the module docstring)."""
 
     SUM = "sum"
     GATHER = "gather"

@@ -80,7 +80,7 @@ class AllocationModel(_Strict):
 
 
 class ClusterModel(_Strict):
-    """The whole file."""
+    """The whole content of a cluster file."""
 
     schema_version: Literal[1]
     name: Annotated[str, Field(pattern=ID_PATTERN)]

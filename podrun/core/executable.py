@@ -313,7 +313,7 @@ class SyncScope(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A barrier."""
+    """A barrier: the IPUs of a scope wait for each other."""
 
     scope: SyncScope
 

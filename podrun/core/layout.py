@@ -187,7 +187,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 class GroupKind(enum.Enum):
-    """CommGroupType, by its meaning."""
+    """How replicas are grouped, as PopART's ``CommGroupType`` says it."""
 
     ALL = "all"
     """One group of all."""

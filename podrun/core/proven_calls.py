@@ -169,7 +169,7 @@ class ProvenStream:
                 return
 
     def cancel(self) -> Any:
-        """End the stream."""
+        """End the stream, as `grpc.Call.cancel` does."""
         with self._lock:
             self._cancelled = True
             call = self._call

@@ -45,7 +45,7 @@ LOG_AFTER = 5.0
 
 
 class Output(Protocol):
-    """A text stream."""
+    """What is written to: a text stream."""
 
     def write(self, text: str, /) -> object:
         """Write."""

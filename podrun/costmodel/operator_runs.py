@@ -195,7 +195,7 @@ class RunWriter:
         self.tensors, self.scope, self.into = tensors, scope, into
 
     def new(self, shape: Sequence[int], dtype: str) -> int:
-        """A fresh value."""
+        """Add a value of a shape and type; returns its number."""
         number = len(self.tensors)
         while number in self.tensors:
             number += 1

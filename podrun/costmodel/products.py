@@ -40,7 +40,7 @@ class Product:
 
     @property
     def macs(self) -> float:
-        """Multiply-adds."""
+        """How many multiply-adds the product takes."""
         return float(self.groups) * self.m * self.k * self.n * self.kernel
 
 

@@ -81,7 +81,7 @@ class LoopBody:
     flat: FlatJaxpr = field(default_factory=FlatJaxpr)
 
     def value(self, shape: Sequence[int], dtype: str) -> int:
-        """A new value."""
+        """Add a value of a shape and type; returns its number."""
         number = len(self.flat.tensors)
         self.flat.tensors[number] = FlatTensor(tuple(shape), dtype)
         return number

@@ -89,7 +89,7 @@ class Demand:
 
     @property
     def always(self) -> int:
-        """Always-live bytes, without code."""
+        """Bytes that are live all the time, code not counted."""
         return sum(self.lasting.values())
 
     def by_content(self) -> dict[str, int]:

@@ -59,7 +59,7 @@ class ProgressSlot:
         return self._places.get(key, 0)
 
     def set_batch(self, number: int) -> None:
-        """A batch begins."""
+        """Note that a batch begins, for the record of a crash."""
         self._cells[1] = number
 
     def begin(self, place: int) -> None:

@@ -144,7 +144,7 @@ class JobMachines:
     instance_ipus: int = 0
 
     def name(self, rank: int) -> str:
-        """A machine in words."""
+        """The machine of a rank, in words: ``machine 3 (ENDPOINT)``."""
         return f"machine {self.first + rank} ({self.endpoints[rank]})"
 
     def instances_on(self, rank: int) -> tuple[int, ...]:

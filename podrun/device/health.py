@@ -98,7 +98,7 @@ class Health:
         return tuple(sorted(a + b - ipu for a, b in self._links if ipu in (a, b)))
 
     def reset_ipus(self, ipus: Iterable[int]) -> None:
-        """IPU_RESET."""
+        """Clear the errors of these IPUs that an IPU_RESET clears."""
         for ipu in ipus:
             if ipu in self._ipus and self._ipus[ipu].action is RecoveryAction.IPU_RESET:
                 del self._ipus[ipu]

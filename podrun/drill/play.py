@@ -81,7 +81,7 @@ class DrillGame:
         return "Right."
 
     def score(self) -> DrillScore:
-        """The result."""
+        """What the player has reached so far."""
         seconds = self._diagnosed
         ended = [] if "job ended" in self._scenario.allowed else self._pod.ended_jobs()
         damage = collateral_damage(self._scenario, self._pod.changes(), ended)

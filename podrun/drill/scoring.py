@@ -18,7 +18,7 @@ LATE = 60
 
 
 class Judgement(enum.StrEnum):
-    """What an answer is."""
+    """How far an answer names what broke and where."""
 
     RIGHT = "right"
     PLACE = "right place, wrong kind"
@@ -54,7 +54,7 @@ class DrillScore:
     points: int
 
     def plain(self) -> dict[str, Any]:
-        """The JSON form."""
+        """The score as values of JSON."""
         return asdict(self)
 
 

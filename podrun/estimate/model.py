@@ -79,7 +79,7 @@ class Estimate:
         return max(self.seconds, key=lambda cause: self.seconds[cause])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for machines."""
+        """The estimate as values of JSON."""
         return {
             "micro_batch": self.layout.micro_batch,
             "accumulation": self.layout.accumulation,

@@ -46,7 +46,7 @@ class IpuReservation:
             os.close(file)  # Another launch has removed it since it was opened: others lock the next one.
 
     def release(self) -> None:
-        """Release the place. Idempotent."""
+        """Give the reserved IPUs up. Idempotent."""
         file, self._file = self._file, -1
         if file < 0:
             return

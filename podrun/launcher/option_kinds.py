@@ -30,7 +30,7 @@ class ValueKind(enum.Enum):
 
 
 class Section(enum.Enum):
-    """Heading in ``--help``."""
+    """The headings under which ``--help`` lists options."""
 
     GENERAL = "General"
     LAYOUT = "Replicas, instances, hosts"

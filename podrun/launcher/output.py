@@ -51,7 +51,7 @@ class LineAssembler:
         self._limit = limit
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Lines that ``chunk`` completes."""
+        """The lines that ``chunk`` completes; the rest waits for the next one."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         while len(self._rest) > self._limit:
             lines.append(self._rest[: self._limit])

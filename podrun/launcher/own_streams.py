@@ -97,12 +97,12 @@ class Log:
         self._warned: set[str] = set()
 
     def debug(self, text: str) -> None:
-        """A line for -vv."""
+        """Write a line that only ``-vv`` shows."""
         if self.verbosity >= 2:
             self._line("D", text)
 
     def info(self, text: str) -> None:
-        """A line for -v."""
+        """Write a line that ``-v`` shows."""
         if self.verbosity >= 1:
             self._line("I", text)
 

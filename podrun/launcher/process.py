@@ -50,7 +50,7 @@ LINGER_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """An instance printed something."""
+    """Event: an instance printed something."""
 
     instance: int
     channel: OutputChannel
@@ -67,7 +67,7 @@ class Ended:
 
     @property
     def in_words(self) -> str:
-        """How it ended, in words."""
+        """How the instance ended, in words."""
         if self.signal is None:
             return f"exit code {self.code}"
         return f"signal {signal.Signals(self.signal).name} (exit code {self.code})"

@@ -191,14 +191,14 @@ def without_partition(damage: Damage, what: str) -> Damage:
 
 @dataclass(frozen=True, slots=True)
 class ResetTheseIpus:
-    """IPU_RESET."""
+    """Recovery step IPU_RESET: reset the IPUs that the error names."""
 
     ipus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ResetThePartition:
-    """PARTITION_RESET."""
+    """Recovery step PARTITION_RESET: reset all IPUs of the partition."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class LaunchLayout:
 
     @property
     def ipus(self) -> int:
-        """Size of the partition."""
+        """How many IPUs the launch's partition has."""
         return self.replicas * self.ipus_per_replica
 
     @property

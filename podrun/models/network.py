@@ -205,11 +205,11 @@ class Network:
         return str(self.builder.reshape_const(self.builder.aiOnnx, [x], list(shape)))
 
     def transpose(self, x: str, order: Sequence[int]) -> str:
-        """Dimensions in another order."""
+        """The tensor with its dimensions in another order."""
         return str(self.builder.aiOnnx.transpose([x], perm=list(order)))
 
     def split(self, x: str, parts: int, axis: int) -> list[str]:
-        """Equal parts along ``axis``."""
+        """The tensor in equal parts along ``axis``."""
         size = self.shape(x)[axis] // parts
         return [
             str(y) for y in self.builder.aiOnnx.split([x], num_outputs=parts, axis=axis, split=[size] * parts)
@@ -222,7 +222,7 @@ class Network:
         return str(ai.slice([x, *bounds]))
 
     def concat(self, parts: Sequence[str], axis: int) -> str:
-        """Joined along ``axis``."""
+        """Tensors one behind the other along ``axis``."""
         return str(self.builder.aiOnnx.concat(list(parts), axis=axis))
 
     # -- element-wise -----------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class Network:
         return str(self.builder.aiOnnx.softmax([x], axis=len(self.shape(x)) - 1))
 
     def log_softmax(self, x: str) -> str:
-        """Its logarithm."""
+        """The logarithm of `softmax`."""
         return str(self.builder.aiOnnx.logsoftmax([x], axis=len(self.shape(x)) - 1))
 
     def dropout(self, x: str, ratio: float = 0.1) -> str:

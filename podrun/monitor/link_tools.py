@@ -112,7 +112,7 @@ def _pair(partition: ToolPartition, first: int, second: int | None) -> tuple[int
 def measure_pairs(
     partition: ToolPartition, pairs: Sequence[tuple[int, int]], options: dict[str, Any]
 ) -> list[PairTraffic]:
-    """Attach, send, compare."""
+    """Send data between each pair of IPUs and compare what arrives: traffic, time and errors of each."""
     from podrun.core.layout import IpuRange
     from podrun.monitor.tool_partition import STREAM_BYTES, STREAM_TILES, attach, route, route_seconds
     from podrun.monitor.tool_programs import LinkCheck

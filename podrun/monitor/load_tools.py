@@ -248,7 +248,7 @@ def header(boards: list[PowerBoard], ipus: list[int]) -> Iterator[str]:
 def readings_row(
     number: int, boards: list[PowerBoard], ipus: list[int], reports: dict[int, IpuReport], heat: BoardHeats
 ) -> str:
-    """One row of readings."""
+    """One row of the table of readings, as text."""
     cells = []
     for board in boards:
         watts = heat.watts[board.serial]

@@ -41,7 +41,7 @@ class MetricsPage(Collector):
     families: tuple[Metric, ...]
 
     def collect(self) -> Iterable[Metric]:
-        """The families."""
+        """The families of metrics, as `prometheus_client` asks a collector for them."""
         return self.families
 
     def text(self) -> str:
@@ -125,7 +125,7 @@ def agent_families(agents: Mapping[str, Mapping[str, Any]], incidents: int) -> I
 
 
 def service_families(service: ServiceMetrics) -> Iterator[Metric]:
-    """The partition service itself."""
+    """Metrics of the partition service itself."""
     calls = HistogramMetricFamily(
         "podrun_vipu_call_seconds", "Duration of calls at the partition service.", labels=["call"]
     )

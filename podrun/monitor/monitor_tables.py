@@ -73,7 +73,7 @@ def partition_mark(view: View) -> str:
 
 
 def machines(devices: Iterable[Device]) -> list[list[Device]]:
-    """Devices by IPU-Machine."""
+    """Devices grouped by the IPU-Machine that has them."""
     groups: dict[str, list[Device]] = {}
     for device in devices:
         groups.setdefault(device.machine.agent_id, []).append(device)

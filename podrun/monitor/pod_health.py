@@ -71,7 +71,7 @@ class PodHealth:
         return not any(problem.severity is Severity.BROKEN for problem in self.problems)
 
     def plain(self) -> dict[str, Any]:
-        """The JSON form."""
+        """The health as values of JSON."""
         return asdict(self) | {"healthy": self.healthy}
 
 

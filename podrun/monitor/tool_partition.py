@@ -42,7 +42,7 @@ class ToolPartition:
 
     @property
     def chip(self) -> Chip:
-        """The kind of IPU."""
+        """The kind of IPU that the partition has."""
         from podrun.costmodel.target import chip
 
         return chip(self.view.config.attributes["Target"])

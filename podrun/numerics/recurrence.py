@@ -159,7 +159,7 @@ class Cell:
     apart: bool = False
 
     def bounded(self, x: Array) -> Array:
-        """x within ``clip``."""
+        """``x`` cut to the range from ``-clip`` to ``clip``; ``x`` itself without a clip."""
         return x if self.clip is None else jnp.clip(x, -self.clip, self.clip)
 
     def parts(self, values: Array) -> dict[str, Array]:

@@ -174,27 +174,27 @@ class NodeAttributes:
         )
 
     def getInt64NodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> int:
-        """An integer attribute."""
+        """The value of an attribute that is an integer. popart_exception for one of another kind."""
         return int(self._attribute(attributeName, nodeOutputNames, "INT"))
 
     def getInt64VectorNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> list[int]:
-        """A list of integers."""
+        """The value of an attribute that is a list of integers. popart_exception for one of another kind."""
         return list(self._attribute(attributeName, nodeOutputNames, "INTS"))
 
     def getFloatNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> float:
-        """A float attribute."""
+        """The value of an attribute that is a float. popart_exception for one of another kind."""
         return float(self._attribute(attributeName, nodeOutputNames, "FLOAT"))
 
     def getFloatVectorNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> list[float]:
-        """A list of floats."""
+        """The value of an attribute that is a list of floats. popart_exception for one of another kind."""
         return list(self._attribute(attributeName, nodeOutputNames, "FLOATS"))
 
     def getStringNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> str:
-        """A string attribute."""
+        """The value of an attribute that is a string. popart_exception for one of another kind."""
         return str(self._attribute(attributeName, nodeOutputNames, "STRING").decode())
 
     def getStringVectorNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> list[str]:
-        """A list of strings."""
+        """The value of an attribute that is a list of strings. popart_exception for one of another kind."""
         return [value.decode() for value in self._attribute(attributeName, nodeOutputNames, "STRINGS")]
 
     # -- scopes -----------------------------------------------------------------------------------

@@ -243,19 +243,19 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         return id in self._scope.initializers
 
     def getInputTensorIds(self) -> list[str]:
-        """Inputs, variables among them."""
+        """Names of the model's inputs, variables among them."""
         return list(self._scope.inputs)
 
     def getOutputTensorIds(self) -> list[str]:
-        """Outputs."""
+        """Names of the model's outputs."""
         return list(self._scope.outputs)
 
     def getValueTensorIds(self) -> list[str]:
-        """Tensors that nodes make, outputs of the model among them."""
+        """Names of the tensors that nodes make, outputs of the model among them."""
         return list(self._scope.producers)
 
     def getTrainableTensorIds(self) -> list[str]:
-        """Variables."""
+        """Names of the model's variables."""
         return list(self._scope.initializers)
 
     def embedReplicationFactor(self, replicationFactor: int) -> None:

@@ -93,7 +93,7 @@ def operators_of(sources: Sequence[Path]) -> list[Operator]:
 
 
 def listed_operators(operators: Sequence[Operator]) -> str:
-    """Operators in words."""
+    """Operators as a text: domain, name and version of each."""
     return ", ".join(f"{domain}.{name} version {version}" for domain, name, version in operators)
 
 

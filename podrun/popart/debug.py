@@ -105,7 +105,7 @@ class DebugInfo:
         return True
 
     def getId(self) -> int:
-        """A unique number."""
+        """The number of this object, counted from `initializePoplarDebugInfo`."""
         return self._id
 
 

@@ -49,7 +49,7 @@ class DeviceInfo:
 
     @property
     def connectionType(self) -> DeviceConnectionType:
-        """When it is attached."""
+        """When the device takes its IPUs."""
         return self._connection_type
 
     @property
@@ -64,7 +64,7 @@ class DeviceInfo:
 
     @property
     def tilesPerIPU(self) -> int:
-        """Tiles of each."""
+        """How many tiles each IPU has."""
         return self._tiles
 
     tilesPerIpu = tilesPerIPU
@@ -126,11 +126,11 @@ class DeviceInfo:
         self.device.attach_seconds = float(attachTimeout)
 
     def getOnDemandAttachTimeout(self) -> int:
-        """Seconds set."""
+        """Seconds that an OnDemand device waits for its IPUs."""
         return int(self.device.attach_seconds)
 
     def detach(self) -> None:
-        """Release the IPUs."""
+        """Release the IPUs. What they held is gone."""
         with surfaced():
             self.device.detach()
 

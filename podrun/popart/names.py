@@ -139,7 +139,7 @@ class Formerly:
 
 
 class FormerSession(Formerly):
-    """Former names and arguments of sessions."""
+    """The names and arguments that sessions had in earlier PopARTs: using one says what to write instead."""
 
     _FORMERLY = _SESSION
 
@@ -152,7 +152,7 @@ class FormerSession(Formerly):
 
 
 class FormerBuilder(Formerly):
-    """Former names of builders."""
+    """The names that builders had in earlier PopARTs: asking for one says what to write instead."""
 
     __slots__ = ()
     _FORMERLY = _BUILDER

@@ -116,7 +116,7 @@ class Session(FormerSession):
 
     @property
     def accumulationFactor(self) -> int:
-        """Micro-batches in a batch."""
+        """Micro-batches whose gradients one weight update adds up."""
         return self._options.micro_batches
 
     def _getDataFlow(self) -> DataFlow:

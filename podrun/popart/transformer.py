@@ -56,11 +56,11 @@ class GraphTransformer:
         self._convert(DataType.FLOAT, DataType.FLOAT16)
 
     def convertDoublesToFloats(self) -> None:
-        """DOUBLE becomes FLOAT."""
+        """Tensors of type DOUBLE become FLOAT, everywhere in the model."""
         self._convert(DataType.DOUBLE, DataType.FLOAT)
 
     def convertDoublesToHalfs(self) -> None:
-        """DOUBLE becomes FLOAT16."""
+        """Tensors of type DOUBLE become FLOAT16, everywhere in the model."""
         self._convert(DataType.DOUBLE, DataType.FLOAT16)
 
     def convertBFloats16ToFloat32(self) -> None:

@@ -138,7 +138,7 @@ class VariableSettings:
             self._stride, self._group_size = numbers
 
     def getSharedVariableDomain(self) -> CommGroup:
-        """The CommGroup."""
+        """The CommGroup whose replicas share the variable's value."""
         return self._domain
 
     def getRetrievalMode(self) -> VariableRetrievalMode:
@@ -150,7 +150,7 @@ class VariableSettings:
         return self._stride is None
 
     def getCommGroupType(self) -> CommGroupType:
-        """The CommGroup's type."""
+        """The type of the CommGroup whose replicas share the variable's value."""
         return self._domain.type
 
     def getStride(self) -> int:

@@ -25,7 +25,7 @@ def init(*args: object, **kwargs: object) -> None:
 
 
 def shutdown() -> None:
-    """End."""
+    """End: the calls below raise ValueError again."""
     _State.up = False
 
 
@@ -35,7 +35,7 @@ def is_initialized() -> bool:
 
 
 def check_started() -> None:
-    """ValueError before `init`."""
+    """Raise ValueError before `init`."""
     if not _State.up:
         raise ValueError("Horovod has not been initialized; use hvd.init().")
 

@@ -237,12 +237,12 @@ def Finalize() -> None:
 
 
 def Is_initialized() -> bool:
-    """True."""
+    """True: instances need no MPI to be started."""
     return True
 
 
 def Is_finalized() -> bool:
-    """False."""
+    """False: nothing ends before the process does."""
     return False
 
 

@@ -90,7 +90,7 @@ class FileSection:
 
     @property
     def label(self) -> str:
-        """The section for messages."""
+        """The section's kind and name, for messages."""
         return f"{self.kind} {self.name!r}"
 
 
@@ -105,7 +105,7 @@ class NewSection:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """How many bytes the section takes."""
         return sum(len(part) for part in self.parts)
 
 

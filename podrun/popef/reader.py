@@ -63,7 +63,7 @@ class StoredBlob:
     section: FileSection
 
     def data(self) -> bytes:
-        """The bytes."""
+        """The blob's bytes."""
         return bytes(self.file.data(self.section))
 
 
@@ -89,15 +89,15 @@ class PopefReader:
         return list(self._metadata)
 
     def executables(self) -> list[StoredExecutable]:
-        """All executables."""
+        """The executables of all files that were read."""
         return [StoredExecutable(s.name, f, s) for f, s in self._sections("executable")]
 
     def tensors(self) -> list[StoredTensor]:
-        """All values of tensors."""
+        """The values of tensors of all files that were read."""
         return list(self._tensors)
 
     def feeds(self) -> list[StoredTensor]:
-        """All input data."""
+        """The input data of all files that were read."""
         return list(self._feeds)
 
     def opaqueBlobs(self) -> list[StoredBlob]:

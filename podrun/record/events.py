@@ -86,7 +86,7 @@ class LaunchHeader:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A whole record."""
+    """The record of one launch: its header and its events, in causal order."""
 
     header: LaunchHeader
     events: tuple[Event, ...]

@@ -107,7 +107,7 @@ class Goodput:
 
     @property
     def text(self) -> str:
-        """In one sentence."""
+        """The share of useful time and what took the rest, in one sentence."""
         share = self.useful_seconds / self.total_seconds if self.total_seconds > 0 else 0.0
         again = f" ({self.recomputed_batches} batches)" if self.recomputed_batches else ""
         return (
@@ -119,7 +119,7 @@ class Goodput:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The same as values of JSON."""
         return {"schema_version": SCHEMA, **asdict(self)}
 
 

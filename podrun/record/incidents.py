@@ -46,7 +46,7 @@ class Incident:
 
     @property
     def text(self) -> str:
-        """In one sentence."""
+        """The incident in one sentence."""
         error = dict(self.error)
         cause = f" (fault {', '.join(self.faults)})" if self.faults else ""
         batches = f"{self.lost_batches} batch{'' if self.lost_batches == 1 else 'es'} lost"
@@ -59,7 +59,7 @@ class Incident:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The incident as values of JSON."""
         return {
             "id": self.id,
             "faults": list(self.faults),

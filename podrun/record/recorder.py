@@ -40,7 +40,7 @@ class EventRecorder:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def note(self, kind: str, **data: Any) -> None:
-        """Write an event."""
+        """Write an event of this kind, with these facts."""
         self._refusal = None
         self.note_at(self._done, kind, data)
 
@@ -65,7 +65,7 @@ class EventRecorder:
         self._done += 1
 
     def close(self) -> None:
-        """End the file."""
+        """End the record's file."""
         os.close(self._file)
 
 

@@ -34,7 +34,7 @@ class Report:
 
     @cached_property
     def execution(self) -> Execution:
-        """One modelled run."""
+        """The modelled time of one run, as the SDK's analysis library shows it."""
         return execution(self.profile)
 
 
@@ -44,7 +44,7 @@ class AnalysisProfile(Profile):
 
     @staticmethod
     def of(profile: Profile) -> AnalysisProfile:
-        """The same values, with views."""
+        """An `AnalysisProfile` with the values of a plain profile."""
         return AnalysisProfile(**{field.name: getattr(profile, field.name) for field in fields(profile)})
 
     def show(self, *, height: int = 700) -> None:

@@ -306,7 +306,7 @@ class Graph:
 
     @property
     def title(self) -> str:
-        """Name and unit."""
+        """The graph's name, with its unit."""
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def addSeries(self, name: str) -> Series:
@@ -324,7 +324,7 @@ class Heatmap:
         self._title, self._edges = (f"{name} ({unit})" if unit else name), [float(edge) for edge in edges]
 
     def add(self, values: Sequence[float]) -> None:
-        """Count these values."""
+        """Count these values, each in the bucket that it falls into."""
         if not recorder().on:
             return
         import numpy as np
@@ -367,7 +367,7 @@ class Tracepoint:
 
     @staticmethod
     def event(channel: TraceChannel, name: str) -> None:
-        """Note a moment."""
+        """Note that something happens now."""
         recorder().note(channel, name, "i")
 
 

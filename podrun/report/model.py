@@ -37,7 +37,7 @@ class BspStep:
 
     @property
     def total_cycles(self) -> int:
-        """All phases."""
+        """Cycles of all phases."""
         return self.sync_cycles + self.exchange_cycles + self.compute_cycles
 
 

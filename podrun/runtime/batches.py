@@ -16,7 +16,7 @@ from podrun.runtime.words import SessionCall
 
 
 def ignored(name: str, value: np.ndarray) -> None:
-    """Results that nobody wants."""
+    """Takes a result and drops it, where the program asks for none."""
 
 
 class BatchRunner:

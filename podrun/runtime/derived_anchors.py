@@ -175,7 +175,7 @@ class Derived(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """``Accum___w``."""
+    """The anchor ``Accum___<weight>``: gradients added up over micro-batches."""
 
     weight: TensorSpec
 
@@ -245,7 +245,7 @@ class CombinedVelocity:
 
 @dataclass(frozen=True, slots=True)
 class FinalLossScale:
-    """``finalLossScale``."""
+    """The anchor ``finalLossScale``: the loss scale of the batch."""
 
     @property
     def sources(self) -> tuple[str, ...]:

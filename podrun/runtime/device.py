@@ -35,7 +35,7 @@ _ATTACH_POLL_SECONDS = 1.0
 
 
 class DeviceKind(Enum):
-    """What a device is."""
+    """What kind of device a session runs on."""
 
     IPU = "ipu"
     OFFLINE = "offline-ipu"

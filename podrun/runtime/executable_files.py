@@ -58,7 +58,7 @@ class ExecutableFiles:
     def exported(
         self, name: str, blobs: Mapping[str, bytes] = MappingProxyType({}), *, variables: bool = True
     ) -> ExportedProgram:
-        """What `save` writes."""
+        """The executable that `save` writes, with blobs and variables of the program."""
         executable = self._program.prepared(SessionCall.SAVE_PROGRAM)
         values: dict[str, np.ndarray] = {}
         if variables:

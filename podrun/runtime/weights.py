@@ -86,11 +86,11 @@ class HostWeights:
         target[name] = np.ascontiguousarray(array).reshape(-1).view(held.dtype).reshape(held.shape).copy()
 
     def device_values(self) -> dict[str, np.ndarray]:
-        """Weights to send."""
+        """The weights as the device takes them, by name."""
         return {name: self._from_host(name, value, "program") for name, value in self._weights.items()}
 
     def state_values(self) -> dict[str, np.ndarray]:
-        """Optimizer state to send."""
+        """The optimizer's state as the device takes it, by name."""
         return dict(self._state)
 
     def take_device(self, values: Mapping[str, np.ndarray]) -> None:

@@ -67,7 +67,7 @@ class ServedModel:
             )
 
     def program(self) -> Executable:
-        """The program."""
+        """The compiled program."""
         return self.reader.executables()[0].program()
 
     def variables(self) -> dict[str, np.ndarray]:

@@ -142,7 +142,7 @@ class BackendSettings:
         )
 
     def runtime_config(self) -> RuntimeConfig:
-        """The runner's settings."""
+        """The settings of the runner that stand for these parameters."""
         return RuntimeConfig(
             batching_dim=0,
             auto_reset=self.auto_reset,

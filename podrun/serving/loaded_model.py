@@ -84,7 +84,7 @@ class StartedSize:
 
 
 class StartedBatches:
-    """Micro-batches in flight."""
+    """Micro-batches that have been started and whose results are still to be waited for."""
 
     def __init__(self, loaded: LoadedModel, run: RunInFlight, size: StartedSize) -> None:
         self._loaded, self._run, self._size = loaded, run, size

@@ -51,7 +51,7 @@ def shapes_of(words: Sequence[str]) -> dict[str, list[int]]:
 
 
 def listed(text: str | None) -> list[str]:
-    """Words between commas."""
+    """The words of a text that stand between commas."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 

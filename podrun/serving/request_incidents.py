@@ -38,7 +38,7 @@ class ServingIncident:
 
     @property
     def text(self) -> str:
-        """In one sentence."""
+        """The incident in one sentence."""
         named = ", ".join(self.requests[:_MOST_NAMED])
         more = f" and {len(self.requests) - _MOST_NAMED} more" if len(self.requests) > _MOST_NAMED else ""
         noun = "request" if len(self.requests) == 1 else "requests"
@@ -50,7 +50,7 @@ class ServingIncident:
 
     @property
     def plain(self) -> dict[str, object]:
-        """For JSON."""
+        """The incident as values of JSON."""
         action = getattr(self.error, "recovery_action", None)
         return {
             "schema": SCHEMA,

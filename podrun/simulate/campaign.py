@@ -114,7 +114,7 @@ class Campaign:
     # --- running --------------------------------------------------------------------------------------------
 
     def run(self) -> CampaignResult:
-        """Run to the end."""
+        """Run for the days that the setup asks for; returns what happened."""
         self.run_to(self.setup.days)
         self.job.finish(self.engine.now)
         self.shop.note(self.engine.now)
@@ -132,7 +132,7 @@ class Campaign:
         )
 
     def run_to(self, days: float) -> None:
-        """Run to a time."""
+        """Run until so many days of virtual time have passed."""
         self.engine.run(until=nanoseconds(days * 86_400))
 
     def fork(self) -> Campaign:

@@ -26,7 +26,7 @@ COLOURS = (
 
 
 def chaos_page(report: Mapping[str, Any]) -> str:
-    """The page."""
+    """The report as a page of HTML."""
     inputs = report["inputs"]
     title = f"{inputs['ipus']:,} IPUs of {inputs['pod']} for {inputs['days']:g} days"
     parts = [f"<p>{escape(_origin(inputs))}</p>"]

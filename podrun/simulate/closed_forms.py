@@ -79,7 +79,7 @@ def erlang_c(servers: int, rho: float) -> float:
 
 
 def wait_mmc(servers: int, rho: float) -> float:
-    """Mean wait in M/M/c."""
+    """The mean wait in a queue with ``servers`` servers (M/M/c) at load ``rho``, in mean service times."""
     return erlang_c(servers, rho) / (servers * (1 - rho))
 
 

@@ -38,7 +38,7 @@ class RuleVerdict:
     broken: str
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The verdict as values of JSON."""
         return {"workload": self.workload, "rule": self.rule, "kept": not self.broken, "broken": self.broken}
 
 

@@ -51,7 +51,7 @@ class FailureProcess:
         return np.asarray(factors / (1 + lemons.share * (lemons.factor - 1)))
 
     def start(self) -> None:
-        """Plan the first failure."""
+        """Plan the first failure of every unit."""
         if self.source.shape != 1.0 and self.source.per_hour:
             for unit in range(self._count):
                 heapq.heappush(self._ages, (self._first_of(unit, 0.0), unit))

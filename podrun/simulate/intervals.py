@@ -22,7 +22,7 @@ class ConfidenceInterval:
     replications: int
 
     def as_json(self) -> dict[str, Any]:
-        """For JSON."""
+        """The interval as values of JSON."""
         return {"mean": self.mean, "low": self.low, "high": self.high, "replications": self.replications}
 
 

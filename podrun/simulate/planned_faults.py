@@ -73,7 +73,7 @@ class PlannedStrikes:
         self._events.clear()
 
     def strike(self, text: object) -> None:
-        """A fault strikes."""
+        """Let the planned fault with this text strike now."""
         campaign = self._campaign
         fault = next(entry for entry in self._left if entry.text == text)
         self._left.remove(fault)

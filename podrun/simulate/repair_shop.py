@@ -50,7 +50,7 @@ class RepairShop:
         self.engine.after(nanoseconds(hours * 3600), Order.END, "repaired")
 
     def repaired(self) -> None:
-        """A machine comes back."""
+        """Note that a machine is repaired, and begin with the next one that waits."""
         self.note(self.engine.now)
         self.away -= 1
         self._at_work -= 1

@@ -77,7 +77,7 @@ def read_scale_plan(path: Path) -> tuple[BatchWork, int]:
 
 
 def write_scale_plan(path: Path, work: BatchWork, micro_batch: int) -> None:
-    """Keep a plan."""
+    """Write a plan to a file."""
     plan = {"micro_batch": micro_batch, "work": asdict(work)}
     write_output(path, json.dumps(plan, indent=1) + "\n")
 
@@ -132,7 +132,7 @@ def _ettr(ipus: int, costs: FailureCosts) -> float:
 
 
 def points_json(points: list[ScalePoint], costs: FailureCosts) -> dict[str, Any]:
-    """For JSON."""
+    """The points of a scaling curve as values of JSON."""
     return {"schema_version": 1, "failure_costs": asdict(costs), "pods": [asdict(point) for point in points]}
 
 

@@ -232,5 +232,5 @@ class ServerPool:
 
 
 def minutes_in_days(minutes: float) -> float:
-    """Minutes as days."""
+    """Minutes as a text in days."""
     return minutes / 1440.0

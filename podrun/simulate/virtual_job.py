@@ -36,7 +36,7 @@ class RunRhythm:
 
     @property
     def cycle(self) -> int:
-        """Work and write."""
+        """Time from one checkpoint to the next: work, and writing."""
         return self.work + self.hold
 
     def worked(self, elapsed: int) -> int:
@@ -78,7 +78,7 @@ class VirtualJob:
         self.phase, self.since = phase, now
 
     def begin(self, now: int, factor: float = 1.0) -> None:
-        """The job runs."""
+        """Let the job run from ``now`` on, slower by ``factor``."""
         self.enter("running", now)
         self._slow = [(0, factor)]
 

@@ -48,7 +48,7 @@ class TraceGenerator:
             raise UsageError(f"there is no size from {self.smallest} to {self.largest}", hint="1 or more")
 
     def expected(self) -> dict[str, float]:
-        """The stated moments."""
+        """The means and medians that generated traces should have."""
         sizes = self._sizes()
         return {
             "mean_gap_s": self.mean_gap_s,

@@ -48,7 +48,7 @@ class Cache:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files."""
+        """How many bytes all files of the cache take."""
         return sum(_size(file) for file in self.files)
 
 

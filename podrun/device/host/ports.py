@@ -94,11 +94,11 @@ class RunArrays:
 
 
 class Port(Protocol):
-    """See the module docstring."""
+    """One machine, as the host talks to it (see the module docstring)."""
 
     @property
     def site(self) -> Site:
-        """The machine."""
+        """The machine that the port leads to."""
 
     def attach(self, request: AttachRequest) -> Refusal | None:
         """None if attached; otherwise the reason for the refusal."""
@@ -107,10 +107,10 @@ class Port(Protocol):
         """Load a program; ``timeout``: target.hostSyncTimeout, seconds."""
 
     def write(self, values: Mapping[str, Array]) -> Wait[None]:
-        """Write variables."""
+        """Write variables of the loaded program, by name."""
 
     def read(self, names: Iterable[str]) -> Wait[dict[str, Array]]:
-        """Copies of variables."""
+        """Copies of variables of the loaded program, by name."""
 
     def run(self, arrays: RunArrays) -> Wait[RunOutcome]:
         """Run. Outputs are filled when the wait returns."""

@@ -166,7 +166,7 @@ def unpaired(instructions: Sequence[Sequence[Instruction]]) -> list[tuple[int, i
 
 
 def parts_by_position(executable: Executable) -> Mapping[int, Executable]:
-    """`at_position` of every position."""
+    """The parts of an executable for each position of a machine: `at_position` of all."""
     return {p: at_position(executable, p) for p in range(executable.layout.machines_per_replica)}
 
 

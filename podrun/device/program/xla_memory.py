@@ -296,7 +296,7 @@ def in_shape(flat: Array, shape: Shape) -> Array:
 
 
 def member_of(arena: Arena, member: ArenaMember) -> Member:
-    """Where a member lies."""
+    """Where a member of an arena lies in it, in bytes."""
     size = int(np.prod(member.shape, dtype=np.int64))
     return Member(arena.name, member.offset, member.offset + size, member.shape)
 

@@ -192,7 +192,7 @@ class MachineHolder:
                 self._machine.move(place)
 
     def report(self) -> MachineReport:
-        """The machine's report."""
+        """The machine's own report of itself."""
         if self._machine is None:
             return self._bare
         with self._reporting:

@@ -221,7 +221,7 @@ class MemorySender:
         return None
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection over which memory is handed."""
         self._socket.close()
 
 

@@ -349,7 +349,7 @@ class Patience:
         self._timer.start()
 
     def stop(self) -> None:
-        """Expect nothing more. Idempotent."""
+        """Expect nothing more: the time limit no longer runs. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -217,7 +217,7 @@ def empty_tensors(messages: Iterable[pb.Tensor]) -> dict[str, Array]:
 
 
 def inline_tensors(values: Mapping[str, Array]) -> list[pb.Tensor]:
-    """Tensors with their bytes."""
+    """Tensors as messages that hold their bytes."""
     return [tensor_to_wire(name, value) for name, value in values.items()]
 
 

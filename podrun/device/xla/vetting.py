@@ -62,7 +62,7 @@ class Vetter:
         executable_file.note_exported_piece(computation.stablehlo)
 
     def close(self) -> None:
-        """End the child. Idempotent."""
+        """End the child process. Idempotent."""
         with self._lock:
             self._end()
 
@@ -130,7 +130,7 @@ class Vetter:
 
 @functools.cache
 def vetter(directory: Path | None) -> Vetter:
-    """That of this process."""
+    """The `Vetter` of this process for a folder."""
     return Vetter(directory)
 
 

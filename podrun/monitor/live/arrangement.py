@@ -18,7 +18,7 @@ NARROW = 60
 
 
 class SortKey(enum.StrEnum):
-    """Orders of machines."""
+    """By what machines are sorted."""
 
     NAME = "name"
     BUSY = "busy"

@@ -90,7 +90,7 @@ class MachineDetails(ModalScreen[None]):
                 yield Sparkline(list(self._history.get(ipu.partition_ipu, ())) or [0.0])
 
     async def action_dismiss(self, result: None = None) -> None:
-        """Back to the POD."""
+        """Leave the details and show the POD again."""
         self.dismiss(result)
 
 
@@ -115,7 +115,7 @@ class JobDetails(ModalScreen[None]):
             yield Static("\n".join(self._lines[1:]), markup=False)
 
     async def action_dismiss(self, result: None = None) -> None:
-        """Back to the POD."""
+        """Leave the details and show the POD again."""
         self.dismiss(result)
 
 
@@ -174,7 +174,7 @@ class PodTop(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Start to look."""
+        """Set up the tables, and look at the POD at the chosen interval."""
         self._set_columns()
         self._table("jobs").add_columns(
             "Partition and processes", "State", "IPUs", "Batches/s", "Owner", "Since"
@@ -306,7 +306,7 @@ class PodTop(App[None]):
         self._show()
 
     def action_jump(self, seconds: int) -> None:
-        """Move in a recording."""
+        """Move by so many seconds in a recording."""
         self._source.jump(seconds)
         self.run_worker(self._look, thread=True, exclusive=True, group="look")
 
@@ -317,7 +317,7 @@ class PodTop(App[None]):
         field.focus()
 
     def action_unfilter(self) -> None:
-        """All machines again."""
+        """Show all machines again."""
         field = self.query_one("#filter", Input)
         field.value, field.display = "", False
         self._words = ""
@@ -334,7 +334,7 @@ class PodTop(App[None]):
         self._table("machines").focus()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Enter on a machine."""
+        """Show the details of the machine or job on whose row Enter was pressed."""
         if event.data_table.id == "machines" and event.cursor_row < len(self._shown):
             machine = self._shown[event.cursor_row]
             history = {

@@ -107,7 +107,7 @@ class PodSighting:
     problems: tuple[HealthProblem, ...]
 
     def plain(self) -> dict[str, Any]:
-        """JSON data."""
+        """What was seen, as values of JSON."""
         return asdict(self)
 
 

@@ -61,7 +61,7 @@ class ServiceSource:
         """The present cannot be moved."""
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection to the partition service."""
         with self._lock:
             if self._client is not None:
                 self._client.close()

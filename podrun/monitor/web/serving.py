@@ -85,7 +85,7 @@ class SightingFeed:
 
     @property
     def stopped(self) -> bool:
-        """Whether it has ended."""
+        """Whether the feed has ended."""
         return self._stop.is_set()
 
     def join(self) -> bool:
@@ -98,7 +98,7 @@ class SightingFeed:
             return True
 
     def leave(self) -> None:
-        """End listening."""
+        """Note that a listener has gone."""
         with self._changed:
             self._listeners -= 1
 

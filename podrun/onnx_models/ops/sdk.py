@@ -44,7 +44,7 @@ class Sdk:
             rule(node, forms)
 
     def check_training(self, nodes: Iterable[Node], differentiated: set[str]) -> None:
-        """See the function `detached_or_training`."""
+        """See `detached_or_training`, whose limits these are."""
         detached_or_training(nodes, differentiated, self.has)
 
     def unknown_value(self, node: Node, index: int) -> UsageError | None:

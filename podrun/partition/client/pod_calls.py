@@ -114,7 +114,7 @@ class PodCalls(ServiceConnection):
         self._call(self._admin.CreateReservation, request)
 
     def remove_reservation(self, name: str) -> None:
-        """End a reservation."""
+        """End a reservation of agents."""
         self._call(self._admin.RemoveReservation, self._pb.RemoveReservationRequest(reservation_id=name))
 
     def power_cycle_agent(self, agent: str, generation: int = 0) -> None:

@@ -168,7 +168,7 @@ class PublishedServer:
             self._publication.update(processes=session.processes, directories=directories)
 
     def withdraw(self) -> None:
-        """Remove the entry."""
+        """Remove the entry by which clients of this host find the server."""
         with self._lock:
             self._publication.withdraw()
 

@@ -170,7 +170,7 @@ class Publication:
             ) from error
 
     def withdraw(self) -> None:
-        """Remove the entry. Idempotent."""
+        """Remove the entry by which clients of this host find the server. Idempotent."""
         self.path.unlink(missing_ok=True)
 
 
@@ -225,7 +225,7 @@ def remove_scratch(path: Path) -> None:
 
 
 def own_process_id() -> ProcessId:
-    """The calling process."""
+    """The calling process, as a `ProcessId` identifies it."""
     return present(ProcessId.of(os.getpid()), "the calling process runs")
 
 

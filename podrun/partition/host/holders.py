@@ -52,7 +52,7 @@ class Holder:
 
 
 def this_holder() -> Holder:
-    """The calling process."""
+    """The calling process as the holder of a partition."""
     return Holder(*here(), own_process_id())
 
 
@@ -121,7 +121,7 @@ class Rounds:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin with the rounds."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -89,22 +89,22 @@ class BasePool:
         """Called with the lock after machines have been taken into use or given back."""
 
     def settle(self) -> None:
-        """See MachinePool."""
+        """See `MachinePool.settle`."""
 
     def _watch(self, machine: PooledMachine) -> Callable[[], None]:
         """Call `_gone` when the machine ends; returns a function that stops watching."""
         return self._watcher.watch(machine.endpoint, partial(self._gone, machine))
 
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
-        """See MachinePool."""
+        """See `MachinePool.open`."""
         self._on_lost, self.lease = on_lost, lease
 
     def arrange(self, pod: Cluster) -> None:
-        """See MachinePool."""
+        """See `MachinePool.arrange`."""
         self.cluster = pod
 
     def adopt(self, wanted: Collection[MachineUse]) -> dict[MachineUse, int] | None:
-        """See MachinePool."""
+        """See `MachinePool.adopt`."""
         left = self._find_left() if self.lease.epoch else None
         if left is None:
             return None
@@ -151,7 +151,7 @@ class BasePool:
         machine.stop_watching = self._watch(machine)
 
     def prestart(self, agents: Sequence[str]) -> None:
-        """See MachinePool."""
+        """See `MachinePool.prestart`."""
         with self._lock:
             missing = [agent for agent in agents if agent not in self._spares]
             self._starting.update(missing)
@@ -166,7 +166,7 @@ class BasePool:
                 self._start_ended.notify_all()
 
     def acquire(self, uses: Sequence[MachineUse]) -> dict[MachineUse, str]:
-        """See MachinePool."""
+        """See `MachinePool.acquire`."""
         missing: list[MachineUse] = []
         with self._lock:
             wanted = {use.agent_id for use in uses if use not in self._in_use}
@@ -186,12 +186,12 @@ class BasePool:
             return {use: self._in_use[use].endpoint for use in uses}
 
     def endpoints(self) -> dict[MachineUse, str]:
-        """See MachinePool."""
+        """See `MachinePool.endpoints`."""
         with self._lock:
             return {use: machine.endpoint for use, machine in self._in_use.items()}
 
     def control(self, use: MachineUse) -> Control:
-        """See MachinePool."""
+        """See `MachinePool.control`."""
         with self._lock:
             machine = self._in_use.get(use)
         if machine is None:
@@ -202,7 +202,7 @@ class BasePool:
         return machine.control
 
     def release(self, uses: Iterable[MachineUse], taken_by: TakenBy = TakenBy.REMOVAL) -> None:
-        """See MachinePool."""
+        """See `MachinePool.release`."""
         for use in uses:
             with self._lock:
                 machine = self._in_use.pop(use, None)
@@ -220,7 +220,7 @@ class BasePool:
             self._note_machines()
 
     def stop_agent(self, agent: str) -> None:
-        """See MachinePool."""
+        """See `MachinePool.stop_agent`."""
         with self._lock:
             gone = [use for use in self._in_use if use.agent_id == agent]
             machines = [self._in_use.pop(use) for use in gone]
@@ -230,12 +230,12 @@ class BasePool:
             self._end(machine)
 
     def running_agents(self) -> set[str]:
-        """See MachinePool."""
+        """See `MachinePool.running_agents`."""
         with self._lock:
             return {machine.agent_id for machine in self._in_use.values()} | set(self._spares)
 
     def close(self, *, leave: bool = False) -> None:
-        """See MachinePool."""
+        """See `MachinePool.close`."""
         with self._lock:
             self._closed = True
             machines = [*self._in_use.values(), *self._spares.values()]
@@ -260,7 +260,7 @@ class BasePool:
         return machines
 
     def check(self, use: MachineUse) -> None:
-        """See MachinePool."""
+        """See `MachinePool.check`."""
         with self._lock:
             machine = self._in_use.get(use)
         if machine is not None and not self._listens(machine):

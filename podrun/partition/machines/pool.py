@@ -58,7 +58,7 @@ class Control(Protocol):
         """Forget everything, as after a power cut. ``taken_by``: what attached processes read."""
 
     def inject(self, faults: Iterable[FaultSpec]) -> None:
-        """Plan faults."""
+        """Let these faults strike at their time."""
 
     def cancel_faults(self, texts: Iterable[str] = ()) -> None:
         """Take faults off the plan: those of these texts, or all."""

@@ -75,7 +75,7 @@ class HeadWatch:
         threading.Thread(target=self._watch, name="podrun-ray-head", daemon=True).start()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching the head."""
         self._closed.set()
 
     @property

@@ -111,7 +111,7 @@ class RayMachinePool(BasePool):
             return self._session
 
     def close(self, *, leave: bool = False) -> None:
-        """See MachinePool."""
+        """See `MachinePool.close`."""
         self._closing.set()
         super().close(leave=leave)
         with self._idle:

@@ -93,7 +93,7 @@ class EventLog:
             return dict(self._told.get(kind, {}))
 
     def close(self) -> None:
-        """End all watchers."""
+        """End all streams of watchers."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

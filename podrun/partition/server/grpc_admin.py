@@ -20,7 +20,7 @@ pb: Any = messages
 
 
 class AdminServicer(Servicer):
-    """podrun.vipu.v1.AdminService."""
+    """The service ``podrun.vipu.v1.AdminService``: each method answers the call of that name."""
 
     @answers
     def ListAgents(self, request: messages.ListAgentsRequest, caller: Caller) -> Any:

@@ -33,7 +33,7 @@ pb: Any = messages
 
 
 class UserServicer(Servicer):
-    """podrun.vipu.v1.UserService."""
+    """The service ``podrun.vipu.v1.UserService``: each method answers the call of that name."""
 
     @answers
     def GetServerVersion(self, request: messages.GetServerVersionRequest, caller: Caller) -> Any:

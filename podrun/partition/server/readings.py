@@ -105,7 +105,7 @@ class ServiceReadings:
         return self._allocator.cluster
 
     def version(self) -> ServerVersion:
-        """Release, address and process."""
+        """The server's release, address and process."""
         host = self._address[0]
         shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
         return ServerVersion(__version__, shown, self._address[1], os.getpid())

@@ -222,7 +222,7 @@ class Service(ServiceReadings):
         self.handle(ev.CreateReservation(Reservation(name, agents, start, start + for_s), now), asker)
 
     def remove_reservation(self, name: str, *, asker: Asker = ITSELF) -> None:
-        """End a reservation."""
+        """End a reservation of agents."""
         self.handle(ev.RemoveReservation(name, self._clock()), asker)
 
     def look_around(self) -> None:

@@ -72,7 +72,7 @@ class CapturedPod:
     state: StoredState
 
     def since_capture(self) -> CapturedPod:
-        """The same with times that count from the capture. What was over its limit ends now."""
+        """The same POD with times that count from the capture; time limits that had passed by then end at once."""
 
         def earlier(partition: Partition) -> Partition:
             ends = max(partition.ends - self.taken, 1e-6) if partition.ends else 0.0

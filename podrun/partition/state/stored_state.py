@@ -137,7 +137,7 @@ def entry_of(kind: type, name: str, data: str) -> Any:
 
 
 def partition_of(name: str, data: str) -> Partition:
-    """The partition of a row. Raises ValueError if the row is none."""
+    """The partition that a row of the stored state holds: its name, and JSON. ValueError for a row that holds none."""
     partition: Partition = checked(Partition, parse_row(data), "")
     if partition.holder:
         parse_holder(partition.holder)

@@ -67,11 +67,11 @@ class Adam(Optimizer):
         )
 
     def learningRates(self) -> OptimizerValueMap:
-        """Learning rates."""
+        """The learning rates of all weights."""
         return self._maps["learningRate"]
 
     def weightDecays(self) -> OptimizerValueMap:
-        """Weight decays."""
+        """The weight decays of all weights."""
         return self._maps["weightDecay"]
 
     def beta1s(self) -> OptimizerValueMap:
@@ -83,7 +83,7 @@ class Adam(Optimizer):
         return self._maps["beta2"]
 
     def epss(self) -> OptimizerValueMap:
-        """Stability terms."""
+        """The ``eps`` (stability term) of all weights."""
         return self._maps["eps"]
 
     def maxWeightNorms(self) -> OptimizerValueMap:

@@ -75,21 +75,21 @@ class Adaptive(Optimizer):
         return AdaptiveRule(self, context, form)
 
     def learningRates(self) -> OptimizerValueMap:
-        """Learning rates."""
+        """The learning rates of all weights."""
         return self._maps["learningRate"]
 
     def weightDecays(self) -> OptimizerValueMap:
-        """Weight decays."""
+        """The weight decays of all weights."""
         return self._maps["weightDecay"]
 
     def alphas(self) -> OptimizerValueMap:
-        """Smoothing constants."""
+        """The smoothing constants of all weights."""
         return self._maps["alpha"]
 
     def momentums(self) -> OptimizerValueMap:
-        """Momenta."""
+        """The momenta of all weights."""
         return self._maps["momentum"]
 
     def epss(self) -> OptimizerValueMap:
-        """Stability terms."""
+        """The ``eps`` (stability term) of all weights."""
         return self._maps["eps"]

@@ -43,7 +43,7 @@ class OptimizerValue:
         self._value, self._const = float(val), bool(isConst)
 
     def val(self) -> float:
-        """The value."""
+        """The number."""
         return self._value
 
     def isConst(self) -> bool:

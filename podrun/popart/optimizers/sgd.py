@@ -61,23 +61,23 @@ class SGD(Optimizer):
         return SgdForm(combined, gradient_type=gradients, state_type=velocity)
 
     def learningRates(self) -> OptimizerValueMap:
-        """Learning rates."""
+        """The learning rates of all weights."""
         return self._maps["learningRate"]
 
     def weightDecays(self) -> OptimizerValueMap:
-        """Weight decays."""
+        """The weight decays of all weights."""
         return self._maps["weightDecay"]
 
     def momentums(self) -> OptimizerValueMap:
-        """Momenta."""
+        """The momenta of all weights."""
         return self._maps["momentum"]
 
     def dampenings(self) -> OptimizerValueMap:
-        """Dampenings."""
+        """The dampenings of all weights."""
         return self._maps["dampening"]
 
     def velocityScalings(self) -> OptimizerValueMap:
-        """Velocity scalings."""
+        """The velocity scalings of all weights."""
         return self._maps["velocityScaling"]
 
     def nesterov(self) -> OptimizerValueMap:

@@ -38,7 +38,7 @@ class CaptureAnnotations:
     multi_convolution: torch.nn.Module | None = None
 
     def enter(self, user_id: object, ipu_id: int | None) -> None:
-        """Begin a block."""
+        """Begin a block: operators from here on belong to it."""
         if user_id is None:
             self.automatic += 1
             user_id = str(self.automatic)
@@ -47,7 +47,7 @@ class CaptureAnnotations:
         self.ended = ""
 
     def leave(self, name: str) -> None:
-        """End a block."""
+        """End a block: operators from here on belong to none."""
         self.current, self.ended = None, name
 
     def placement(self) -> BlockPlacement:

@@ -106,7 +106,7 @@ class Options(OptionGroup):
 
     @property
     def Jit(self) -> JitOptions:
-        """Deprecated."""
+        """Options of tracing, all deprecated: modules are always captured by running them."""
         return self._parts["_jit"]  # type: ignore[no-any-return]
 
     @property

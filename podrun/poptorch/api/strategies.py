@@ -29,7 +29,7 @@ class Stage:
         return self._blocks
 
     def ipu(self, ipu: int) -> Stage:
-        """Run on this IPU."""
+        """Run the stage's blocks on this IPU."""
         self._ipu = int(ipu)
         return self
 

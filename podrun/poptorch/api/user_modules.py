@@ -80,7 +80,7 @@ def check_wrappable(module: object) -> None:
 
 
 def wrap(module: torch.nn.Module, executor: Trainer) -> None:
-    """Give the module the class of wrapped ones."""
+    """Give the module the class ``Poptorch<Class>``, whose methods reach the executor that trains it."""
     plain = type(module)
     module.__dict__[EXECUTOR] = executor
     names = {

@@ -27,7 +27,7 @@ class ValuesToCompute:
 
     @property
     def all(self) -> list[GraphValue]:
-        """All of them."""
+        """All values that are to be computed."""
         unseen = () if self.unseen is None else (self.unseen,)
         return [*self.outputs, *self.updates.values(), *unseen, *self.checks]
 

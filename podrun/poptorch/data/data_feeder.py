@@ -45,7 +45,7 @@ class TensorForm:
 
     @property
     def elements(self) -> int:
-        """Numbers in the tensor."""
+        """How many numbers the tensor has."""
         count = 1
         for size in self.shape:
             count *= size

@@ -33,7 +33,7 @@ class CallArguments:
 
     @property
     def tensors(self) -> dict[int, torch.Tensor]:
-        """Tensors by position."""
+        """The call's tensors by their position among the flattened arguments."""
         return {place: leaf for place, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)}
 
     def replaced(self, tensors: dict[int, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -195,7 +195,7 @@ class CompiledModel:
             self.session.parts.loader.load()
 
     def detach(self) -> None:
-        """Release the IPUs."""
+        """Release the IPUs. The executable stays."""
         with translated("detaching from the device"):
             self.session.device.detach()
 

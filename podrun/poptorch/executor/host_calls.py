@@ -182,7 +182,7 @@ class ChainedModel:
             model.attach()
 
     def detach(self) -> None:
-        """Release the IPUs."""
+        """Release the IPUs of all parts. Their executables stay."""
         for model in self.models:
             model.detach()
 

@@ -24,7 +24,7 @@ def zeros(call: Call, *rest: object, **keywords: object) -> Array:
 
 @aten("full", "full_like", "fill", "fill_", kind="Constant")
 def full(call: Call, like: Array | Sizes, value: Operand, **keywords: object) -> Array:
-    """One value everywhere."""
+    """One value in all elements."""
     return jnp.broadcast_to(jnp.asarray(value).astype(call.dtype), call.shape)
 
 
@@ -122,7 +122,7 @@ def standard_uniform(call: Call, *rest: object, **keywords: object) -> Array:
 
 @aten("uniform", "uniform_", kind="RandomUniform")
 def uniform(call: Call, x: Array, low: float = 0.0, high: float = 1.0, **keywords: object) -> Array:
-    """Numbers between two bounds."""
+    """Random numbers between two bounds."""
     return jax.random.uniform(call.key(), call.shape, jnp.float32, low, high).astype(call.dtype)
 
 
@@ -140,7 +140,7 @@ def normal(call: Call, mean: Operand, deviation: Operand = 1.0, *rest: object, *
 
 @aten("exponential", "exponential_")
 def exponential(call: Call, x: Array, rate: float = 1.0, **keywords: object) -> Array:
-    """Exponentially distributed numbers."""
+    """Random numbers, exponentially distributed with this rate."""
     return jax.random.exponential(call.key(), call.shape, jnp.float32) / rate
 
 

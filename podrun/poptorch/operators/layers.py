@@ -96,7 +96,7 @@ def transposed_convolution(
     groups: int = 1,
     dilation: PerDimension = (1,),
 ) -> Array:
-    """The transpose of convolution."""
+    """The transpose of a convolution: each input element adds the kernel to the result."""
     return convolution(call, x, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 

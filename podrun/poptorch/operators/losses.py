@@ -99,7 +99,7 @@ def _soft_cross_entropy(
 
 @aten("mse_loss")
 def mean_squared_error(call: Call, a: Array, b: Array, reduction: int = MEAN) -> Array:
-    """Squares of differences."""
+    """Squares of differences; by default their mean."""
     return by_reduction(jnp.square(widen(a) - widen(b)), reduction)
 
 

@@ -246,7 +246,7 @@ def pixel_unshuffle(call: Call, x: Array, factor: int) -> Array:
 
 @aten("meshgrid", "meshgrid.indexing")
 def mesh_grid(call: Call, tensors: Sequence[Array], indexing: str = "ij") -> tuple[Array, ...]:
-    """Coordinates of a grid."""
+    """Coordinates of the points of a grid: a tensor for each axis, in the grid's shape."""
     return tuple(jnp.meshgrid(*[tensor.reshape(-1) for tensor in tensors], indexing=indexing))
 
 

@@ -79,7 +79,7 @@ class Target(Partial):
 
 @dataclass(frozen=True, slots=True)
 class LibraryGraph(Partial):
-    """Sizes of the graph."""
+    """How many compute sets the compiled graph has; counts that podrun does not make are refused."""
 
     refused = refusing(
         ("numVertices numEdges", VERTICES),
@@ -106,7 +106,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """Bytes of one category."""
+    """Bytes of one category of memory."""
 
     total: int
 

@@ -284,7 +284,7 @@ class TotalCycles:
 
 @dataclass(frozen=True, slots=True)
 class Execution(Partial):
-    """One modelled run."""
+    """The modelled time of one run."""
 
     steps: Sequence[ExecutionStep]
     runs: Sequence[LibraryRun]

@@ -52,7 +52,7 @@ _SCALARS = (
 
 
 class AdamRule(Rule):
-    """See the module docstring."""
+    """The update rule of Adam and its relatives (see the module docstring)."""
 
     def __init__(self, values: Hyperparameters, context: UpdateContext, options: AdamForm) -> None:
         super().__init__(values, context)

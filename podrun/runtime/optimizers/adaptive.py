@@ -60,7 +60,7 @@ _SCALARS = (
 
 
 class AdaptiveRule(Rule):
-    """See the module docstring."""
+    """The update rule of AdaGrad, RMSProp and AdaDelta (see the module docstring)."""
 
     def __init__(self, values: Hyperparameters, context: UpdateContext, options: AdaptiveForm) -> None:
         super().__init__(values, context)

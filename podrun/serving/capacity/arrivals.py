@@ -38,7 +38,7 @@ class ArrivalProcess:
 
     @property
     def label(self) -> str:
-        """As it is typed."""
+        """The process as it is typed on a command line."""
         details = {
             "burst": f":cv={self.cv:g}",
             "trace": f":{self.path}",

@@ -159,7 +159,7 @@ class PlannedService:
         return open_loop(times, plan.rule, plan.replicas, plan.run.run_seconds, demand.rows)
 
     def plans(self, ipus: int) -> Iterator[ServingPlan]:
-        """Plans for a partition."""
+        """The plans of this service for a partition of so many IPUs."""
         replicas = ipus // self.costs.ipus_per_replica
         choices = self.demand.batcher
         for run in self.costs.fitting:

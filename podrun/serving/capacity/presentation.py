@@ -13,7 +13,7 @@ from podrun.serving.capacity.planning import PlanResult
 
 
 def answer_text(answer: CapacityAnswer) -> str:
-    """For people."""
+    """The answer as text for people."""
     parts = [_verdict(answer)]
     for one in answer.services:
         parts += ["", _service_text(one, answer)]
@@ -91,7 +91,7 @@ def _ms(seconds: float) -> str:
 
 
 def capacity_page(answer: CapacityAnswer) -> str:
-    """The page."""
+    """The answer as a page of HTML."""
     models = ", ".join(one.service.costs.name for one in answer.services)
     parts = []
     for one in answer.services:

@@ -109,7 +109,7 @@ def load_verb(**options: object) -> int:
 
 
 def measuring_of(request: LoadRequest) -> Measuring:
-    """How long is measured."""
+    """How to measure, from the command's options: intervals, warm-up, and when figures are stable."""
     from podrun.serving.load.generator import Measuring
 
     return Measuring(

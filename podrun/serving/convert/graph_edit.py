@@ -81,7 +81,7 @@ class ModelEditor:
 
 
 class GraphEditor:
-    """One graph in change. ``nodes`` stay sorted: a tensor is made before it is used."""
+    """One graph while passes change it. ``nodes`` stay sorted: a tensor is made before it is used."""
 
     def __init__(self, owner: ModelEditor, graph: GraphProto, parent: GraphEditor | None) -> None:
         self.owner, self.graph, self.parent = owner, graph, parent
@@ -239,19 +239,19 @@ class GraphEditor:
         self.touch()
 
     def insert_before(self, node: NodeProto, new: Sequence[NodeProto]) -> None:
-        """Put nodes before another."""
+        """Put nodes in front of another node."""
         at = next(index for index, one in enumerate(self.nodes) if one is node)
         self.nodes[at:at] = new
         self.touch()
 
     def insert_after(self, node: NodeProto, new: Sequence[NodeProto]) -> None:
-        """Put nodes behind another."""
+        """Put nodes behind another node."""
         at = next(index for index, one in enumerate(self.nodes) if one is node) + 1
         self.nodes[at:at] = new
         self.touch()
 
     def remove(self, gone: Iterable[NodeProto]) -> None:
-        """Take nodes away."""
+        """Take nodes out of the graph."""
         ids = {id(node) for node in gone}
         self.nodes = [node for node in self.nodes if id(node) not in ids]
         self.touch()

@@ -48,7 +48,7 @@ class LoadLevel:
 
     @property
     def label(self) -> str:
-        """In words."""
+        """The level of load in words."""
         return f"{self.concurrency} in flight" if self.concurrency else f"{self.rate:g}/s"
 
 

@@ -64,7 +64,7 @@ class LoadWindow:
     span_s: float = 0.0
 
     def count(self, latency_ns: int, answer: ServerAnswer) -> None:
-        """Enter an answer."""
+        """Count an answer: its latency, or its error."""
         if answer.error:
             self.errors[answer.error] += 1
             return

@@ -100,7 +100,7 @@ class RequestPart:
 
     @property
     def rows(self) -> int:
-        """How many they are."""
+        """How many rows of the batch the part has."""
         return self.end - self.begin
 
     @property

@@ -45,7 +45,7 @@ class DeviceWaitConfig:
     sleepTime: timedelta = timedelta(seconds=6)
 
     def wait(self) -> DeviceWait:
-        """The same in seconds."""
+        """The strategy as the runtime takes it: the longest wait, and the pause between two looks, in seconds."""
         seconds = {
             DeviceWaitStrategy.NO_WAIT: 0.0,
             DeviceWaitStrategy.WAIT_WITH_TIMEOUT: self.timeout.total_seconds(),
@@ -71,7 +71,7 @@ class ViewRunnerConfig:
     is_batch_size_timeout_enabled: bool = False
 
     def runtime_config(self) -> RuntimeConfig:
-        """The runtime's settings."""
+        """The settings of the runner that stand for these options."""
         timeout = self.timeout_ns
         if isinstance(timeout, timedelta):
             timeout = int(timeout.total_seconds() * 1e9)
@@ -113,7 +113,7 @@ class TensorDescription:
 
     @staticmethod
     def of(description: DataDescription) -> TensorDescription:
-        """From the runtime's description."""
+        """What the runtime knows of a tensor, under PopRT's names."""
         kind = next(t for t in ElementType if t.numpy_dtype == description.dtype)
         return TensorDescription(description.name, list(description.shape), kind, description.size_in_bytes)
 
@@ -144,7 +144,7 @@ class OutputViews(Mapping[str, np.ndarray]):
 
 
 class CallableRunner(ClosedAtEnd):
-    """See the module docstring."""
+    """A runner that is called with arrays, as PopRT's are (see the module docstring)."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class TensorFlowFront:
         self._versions = versions
 
     def predict(self, request: pb.PredictRequest, seconds: float | None) -> pb.PredictResponse:
-        """PredictionService.Predict."""
+        """Answer the call PredictionService.Predict."""
         inputs = {name: array_from_wire(name, value) for name, value in request.inputs.items()}
         version, outputs = predict(
             self._versions, _choice(request.model_spec), inputs, request.output_filter, seconds
@@ -93,7 +93,7 @@ class TensorFlowFront:
         return pb.GetModelMetadataResponse(model_spec=_spec(version), metadata={"signature_def": packed})
 
     def status(self, request: pb.GetModelStatusRequest, seconds: float | None) -> pb.GetModelStatusResponse:
-        """ModelService.GetModelStatus."""
+        """Answer the call ModelService.GetModelStatus."""
         choice = _choice(request.model_spec)
         choice.check()
         return status_message(self._versions, choice)

@@ -238,7 +238,7 @@ class RestServer(ThreadingHTTPServer):
 
 
 class RestHandler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Answers the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
     server_version = "podrun"
@@ -246,11 +246,11 @@ class RestHandler(BaseHTTPRequestHandler):
     server: RestServer
 
     def do_GET(self) -> None:
-        """Status and metadata."""
+        """Answer a request for the status or the metadata of a model."""
         self._reply("GET", b"")
 
     def do_POST(self) -> None:
-        """Predict."""
+        """Answer a request to predict; those to classify or regress are refused."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MOST_BYTES:
             self.close_connection = True

@@ -110,7 +110,7 @@ class ServedVersions:
         return sorted(held, key=lambda v: -v.number)
 
     def close(self) -> None:
-        """Unload everything."""
+        """Unload all versions of all models."""
         with self._looking:
             for name in list(self._versions):
                 self._retire(name, list(self._versions[name]))

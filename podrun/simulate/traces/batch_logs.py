@@ -28,7 +28,7 @@ SWF_COLUMNS = 18
 
 
 def read_swf(trace: JobLog, text: str) -> None:
-    """The Standard Workload Format."""
+    """The jobs of a log in the Standard Workload Format."""
     last = float("-inf")
     for line, row in enumerate(text.splitlines(), 1):
         if row.startswith(";"):

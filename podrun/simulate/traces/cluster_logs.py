@@ -31,7 +31,7 @@ ClusterRow = tuple[str, float | None, float | None, float, str, str]
 
 
 def read_philly(trace: JobLog, text: str) -> None:
-    """Philly's ``cluster_job_log``."""
+    """The jobs of Philly's ``cluster_job_log``."""
     try:
         jobs = json.loads(text)
     except ValueError as error:
@@ -65,7 +65,7 @@ def _philly_job(job: object) -> ClusterRow:
 
 
 def read_helios(trace: JobLog, text: str) -> None:
-    """``cluster_log.csv`` of Helios."""
+    """The jobs of Helios's ``cluster_log.csv``."""
     _rows(trace, text, _gpu_row)
 
 

@@ -75,7 +75,9 @@ def cut_gradients(
     incoming: Sequence[Any] | None = None,
     stops: Sequence[Any] = (),
 ) -> list[Any]:
-    """The gradients of the sum of ``targets`` with respect to ``sources``: outputs of a marker, None without a path."""
+    """The gradients of the sum of ``targets`` with respect to ``sources``, as operations that the importer
+    differentiates; None for a source without a path to them.
+    """
     graph = tf.compat.v1.get_default_graph()
     targets = [graph.capture(tf.convert_to_tensor(target)) for target in targets]
     stopped = [_anchor(graph, stop) for stop in stops]

@@ -44,7 +44,7 @@ class SlotRule(Rule):
         self.slots = values.slots
 
     def form_key(self) -> tuple[Any, ...]:
-        """The number of slots."""
+        """What rules must have in common to replace each other: the number of slots."""
         return (self.slots,)
 
     def compounds(self, weight: str) -> Sequence[Compound]:
@@ -83,7 +83,7 @@ class SlotUpdate:
     clipping: tuple[Clipping, ...] = ()
 
     def hyperparameter(self, name: str, weight: str) -> Hyperparameter:
-        """Nothing depends on values."""
+        """0: the update is the program's own, and the model of it depends on no value."""
         return Hyperparameter(0.0)
 
     def is_specific(self, name: str, weight: str) -> bool:

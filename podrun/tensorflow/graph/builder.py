@@ -116,7 +116,7 @@ class GraphBuilder:
         initial: Mapping[str, Any],
         types: Mapping[str, Any],
     ) -> OperatorGraph:
-        """The finished graph."""
+        """The finished graph. ``initial``: values of variables by name; ``types``: of inputs by name."""
         return OperatorGraph(
             self.name, tuple(self.nodes), tuple(inputs), tuple(outputs), dict(initial), dict(types)
         )
