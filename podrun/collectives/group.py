@@ -170,7 +170,7 @@ class Movement:
 
     @property
     def text(self) -> str:
-        """Text of the call, for messages."""
+        """The call as it stands in messages."""
         root = (
             f", root {self.root}"
             if self.kind in (MovementKind.BROADCAST, MovementKind.GATHER, MovementKind.SCATTER)

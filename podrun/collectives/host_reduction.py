@@ -40,7 +40,7 @@ class HostLanes:
 
     @classmethod
     def from_names(cls, names: Sequence[str]) -> HostLanes:
-        """From the name of each rank's host."""
+        """The lanes of a group, from the name of each rank's host."""
         order = list(dict.fromkeys(names))
         return cls(tuple(order.index(name) for name in names))
 

@@ -296,7 +296,7 @@ SECONDS_PER_HOP = 2 * 15e-9
 
 
 def broadcast_time(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:
-    """From one rank to all: a stream in pieces in both directions of the ring."""
+    """Time to send data from one rank to all: a stream in pieces in both directions of the ring."""
     if ranks == 1:
         return _estimate("broadcast", Method.NONE, 1, nbytes, fabric)
     steps = ranks // 2
@@ -305,7 +305,7 @@ def broadcast_time(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTi
 
 
 def gather_time(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:
-    """To one rank, which receives ``nbytes`` in all: bound by the links into it. A scatter takes as long."""
+    """Time to collect ``nbytes`` in all on one rank: bound by the links into it. A scatter takes as long."""
     if ranks == 1:
         return _estimate("gather", Method.NONE, 1, nbytes, fabric)
     steps = ranks // 2

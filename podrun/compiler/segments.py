@@ -59,7 +59,7 @@ class Placement:
         return self.spot_of("/".join(jaxprs.name_scopes(equation)))
 
     def spot_of(self, scope: str) -> Spot | None:
-        """The same, of an equation in ``scope``."""
+        """`spot` of an equation in ``scope``."""
         said = parse_scope(scope)
         if not self.stages:
             return None if said.ipu is None else Spot(said.ipu)

@@ -114,7 +114,9 @@ class Places:
 
 @jax.jit
 def tables(state: jax.Array, places: jax.Array) -> tuple[Any, Any, Any, Any]:
-    """For each of the places: its state, that of its gradient, that of its first result, and of this one's gradient."""
+    """For each of the places four states of the random generator: its own, its gradient's, its first result's, and that
+    result's gradient's.
+    """
     rows = jax.vmap(_below, in_axes=(None, 0))(state, places)
     first = _below(rows, np.uint32(0))
     return rows, _below(rows, np.uint32(_BACK)), first, _below(first, np.uint32(_BACK))

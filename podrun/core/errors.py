@@ -114,7 +114,7 @@ class UnsupportedError(PodrunError):
 
 
 class UnimplementedError(PodrunError):
-    """Not implemented yet; the message names what is missing."""
+    """What podrun does not do yet; the message names what is missing."""
 
     fault = Fault.UNIMPLEMENTED
     exit_code = 2

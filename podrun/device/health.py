@@ -132,7 +132,9 @@ class WorkDone:
     emulation_s: float = 0.0
 
     def of_a_new_job(self) -> WorkDone:
-        """The same work; samples are counted again if the previous job did not say how many there were."""
+        """The counts with which a new job begins: those so far, and 0 samples where it was not known how many there
+        were.
+        """
         return self if self.samples is not None else replace(self, samples=0)
 
     def and_a_run(

@@ -114,7 +114,7 @@ class JobProgram:
     # --- Reports ----------------------------------------------------------------------------------------------
 
     def activity(self) -> dict[int, BatchActivity]:
-        """Of a batch of the loaded program, for each of the job's IPUs on this machine; empty without a model."""
+        """What each of the job's IPUs on this machine does in a batch of the loaded program; empty without a model."""
         split = self._activity
         if split is None or self.engine is None:
             return {}

@@ -92,7 +92,7 @@ class gcipuinfo:
         return [dict(device) for device in self._devices]
 
     def getDevicesAsJSON(self) -> str:
-        """The same as JSON."""
+        """`getDevices` as a text in JSON."""
         return json.dumps(self.getDevices())
 
     def getNamedAttributeForAll(self, label: str) -> list[str]:
@@ -127,7 +127,7 @@ class gcipuinfo:
         return read_event_record(directory) if directory else {}
 
     def getLastAppEventRecordAsJSON(self, path: str = "") -> str:
-        """The same as JSON."""
+        """`getLastAppEventRecord` as a text in JSON."""
         return json.dumps(self.getLastAppEventRecord(path))
 
     def _refresh(self) -> None:

@@ -266,7 +266,9 @@ def readings_row(
 def readings_values(
     number: int, boards: list[PowerBoard], ipus: list[int], reports: dict[int, IpuReport], heat: BoardHeats
 ) -> dict[str, Any]:
-    """The same as plain data. IPUs and boards by name, so that each has columns of its own in a table."""
+    """The readings of `readings_row` as values of JSON. IPUs and boards by name, so that each has columns of its own in
+    a table.
+    """
     return {
         "number": number,
         "boards": {

@@ -58,7 +58,7 @@ class ToolPartition:
         return LinkTopology(self.view.config.attributes["IPU-Link Topology"])
 
     def links(self) -> list[tuple[int, int]]:
-        """Its IPU-Links, as pairs of IPUs in the partition, lower first."""
+        """The partition's IPU-Links, as pairs of its IPUs, lower first."""
         size = self.domain_ipus
         return [
             link
@@ -136,7 +136,7 @@ def _user() -> str:
 
 
 def strings(value: Any) -> Any:
-    """The same JSON with every number and truth value as a string, as the SDK's test tools print it."""
+    """A value of JSON with every number and truth value as a string, as the SDK's test tools print it."""
     if isinstance(value, dict):
         return {key: strings(item) for key, item in value.items()}
     if isinstance(value, list):

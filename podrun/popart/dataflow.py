@@ -116,7 +116,7 @@ class AnchorReturnType:
         return self._exchange_strategy
 
     def returned(self) -> Returned:
-        """This return type, as the runtime takes it."""
+        """The return type in the form that the runtime takes."""
         return Returned(_RETRIEVALS[self._id], self._period, BESIDE[self._exchange_strategy])
 
     def leading_dims(self, batches: int, accumulation: int, replicas: int) -> tuple[int, ...]:

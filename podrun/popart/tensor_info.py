@@ -200,7 +200,7 @@ class TensorInfo:
         return np.dtype(object) if self._dtype is DataType.STRING else numpy_dtype(numpy_name(self._dtype))
 
     def spec(self, name: str) -> TensorSpec:
-        """This information as lower rooms take it."""
+        """Type and shape in the form that the runtime takes, for the tensor ``name``."""
         self._must_be_static()
         return TensorSpec(name, numpy_name(self._dtype), tuple(int(dim) for dim in self._shape))
 

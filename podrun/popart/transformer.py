@@ -132,7 +132,7 @@ class GraphTransformer:
                 )
 
     def convertInitializersToConstants(self, ids: Iterable[str]) -> None:
-        """These initializers become Constant nodes. popart_exception for a name that is no initializer."""
+        """Turn these initializers into Constant nodes. popart_exception for a name that is no initializer."""
         from onnx import helper
 
         graph = self._model.graph

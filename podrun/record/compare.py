@@ -27,7 +27,7 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """In words, on several lines."""
+        """The difference in words, on several lines."""
         lines = [f"event {self.number} differs" + (f" in {', '.join(self.fields)}" if self.fields else "")]
         for name, event in (("A", self.ours), ("B", self.theirs)):
             lines.append(f"  {name}: {'(the record ends)' if event is None else event.text}")

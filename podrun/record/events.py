@@ -70,7 +70,7 @@ class Event:
 
     @property
     def text(self) -> str:
-        """In words, for people: ``instance 1, after 17 joint operations: run batch=17 ...``."""
+        """The event in words, for people: ``instance 1, after 17 joint operations: run batch=17 ...``."""
         said = " ".join(f"{name}={_short(value)}" for name, value in self.data.items())
         return f"{self.actor}, start {self.life}, after {self.clock} joint operations: {self.kind} {said}".rstrip()
 

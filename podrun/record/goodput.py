@@ -119,7 +119,7 @@ class Goodput:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """The same as values of JSON."""
+        """The shares of time as values of JSON."""
         return {"schema_version": SCHEMA, **asdict(self)}
 
 

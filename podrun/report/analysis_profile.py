@@ -70,25 +70,25 @@ class AnalysisProfile(Profile):
 
     @property
     def compilation(self) -> Compilation:
-        """As the SDK's analysis library has it: see `podrun.report.analysis`."""
+        """The compiled program as the SDK's analysis library shows it: see `podrun.report.analysis`."""
         return compilation(self)
 
     @property
     def execution(self) -> Execution:
-        """As the SDK's analysis library has it: see `podrun.report.analysis`."""
+        """The run as the SDK's analysis library shows it: see `podrun.report.analysis`."""
         return execution(self)
 
     @property
     def poplarVersion(self) -> PoplarVersion:
-        """As the SDK's analysis library has it."""
+        """The version of Poplar as the SDK's analysis library shows it."""
         return Report(self).poplarVersion
 
     @property
     def version(self) -> ReportVersion:
-        """As the SDK's analysis library has it."""
+        """The version of the report's format as the SDK's analysis library shows it."""
         return Report(self).version
 
     @property
     def instrumentationSettings(self) -> InstrumentationSettings:
-        """As the SDK's analysis library has it."""
+        """What was counted, as the SDK's analysis library shows it."""
         return Report(self).instrumentationSettings

@@ -221,7 +221,7 @@ class CombinedVelocity:
 
     @property
     def name(self) -> str:
-        """Its own name, under which the program returns the value at the start of the batch."""
+        """The name under which the program returns the value at the start of the batch."""
         return ACCL + self.weight.name
 
     @property

@@ -160,7 +160,9 @@ class StepRunner:
         return self._settings.micro_batches * self._settings.local_replicas
 
     def whole(self, batches: int) -> int:
-        """As many of so many batches as the program can run at once."""
+        """The most of ``batches`` batches that the program can run at once: a multiple of those of one run where they
+        overlap.
+        """
         return (
             batches // self._plan.batches * self._plan.batches if self._settings.overlaps_batches else batches
         )

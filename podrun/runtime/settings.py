@@ -28,7 +28,7 @@ class PipelineSchedule(IntEnum):
 
     @property
     def order(self) -> PipelineOrder | None:
-        """As the compiler calls it; None: stages do not overlap."""
+        """The schedule as the compiler calls it; None: stages do not overlap."""
         return None if self is PipelineSchedule.Sequential else PipelineOrder(self.name.lower())
 
 

@@ -43,7 +43,7 @@ class IncidentNote:
         return f"{self.unit}-{self.unit + 1}" if linked else str(self.unit)
 
     def plain(self, number: int, step_s: float) -> dict[str, Any]:
-        """In the form of a launch's incidents, with the time."""
+        """The failure as values of JSON, in the form of a launch's incidents, with the time."""
         target, kind = self.source.target, self.source.kind
         effect = EFFECTS.get((target, kind))
         error = {
@@ -68,7 +68,7 @@ class IncidentNote:
 
 
 def slowdown_by(source: FailureSource) -> tuple[float, float] | None:
-    """By what factor and for how long a source slows the job down; None if it stops it."""
+    """The factor by which a source of failures slows the job down, and for how long; None if it stops it."""
     if (source.target, source.kind) in DISTURBANCES and source.kind in _SLOW_KINDS:
         return _SLOW_KINDS[source.kind], SLOW_S if not source.detect_s else max(source.detect_s, 60.0)
     return None

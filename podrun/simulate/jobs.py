@@ -38,7 +38,7 @@ class JobOutcome:
 
     @property
     def wait(self) -> int:
-        """From the request to the start."""
+        """Time from the request to the start."""
         return self.start - self.job.submit
 
 

@@ -96,7 +96,7 @@ def queue_figures(outcomes: Sequence[JobOutcome], processors: int) -> QueueFigur
 
 
 def users_of(outcomes: Sequence[JobOutcome]) -> Mapping[str, dict[str, float]]:
-    """By user: jobs, mean wait, mean bounded slowdown, processor-seconds; the heaviest users first."""
+    """Figures of each user: jobs, mean wait, mean bounded slowdown, processor-seconds; the heaviest users first."""
     entries: dict[str, list[int]] = defaultdict(list)
     for index, outcome in enumerate(outcomes):
         entries[outcome.job.user].append(index)

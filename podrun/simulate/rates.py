@@ -112,7 +112,7 @@ class FailureRates:
     notes: tuple[str, ...] = field(default=())
 
     def scaled(self, factor: float) -> FailureRates:
-        """The same with all rates times a factor."""
+        """Failure rates of which each is ``factor`` times this one."""
         from dataclasses import replace
 
         return replace(self, sources=tuple(replace(s, per_hour=s.per_hour * factor) for s in self.sources))

@@ -64,7 +64,7 @@ class HostSession:
         return self._owner is not None
 
     def answer(self, request: pb.HostRequest) -> pb.MachineReply:
-        """The reply, or the error in its place."""
+        """Answer one request of the host: its reply, or an error in the reply's place. Raises nothing."""
         kind = request.WhichOneof("request")
         try:
             handler = None if kind is None else getattr(self, f"_{kind}")

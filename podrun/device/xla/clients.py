@@ -272,7 +272,7 @@ _MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 @functools.cache
 def instruction_set() -> str:
-    """This process's, as it is when first asked for: XLA and oneDNN read their limits once, too."""
+    """The instruction set that XLA and oneDNN use in this process. It is read once, as they read their limits."""
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

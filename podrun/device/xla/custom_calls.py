@@ -93,7 +93,7 @@ def check_operations(name: str, module: MlirModule) -> None:
 
 
 def check_calls(name: str, module: MlirModule) -> None:
-    """The same for custom calls alone, for a module of podrun's own compiler."""
+    """`check_operations` for a module of podrun's own compiler, in which only custom calls have to be looked at."""
     for op, _ in _operations(module.operation):
         if op.name == "stablehlo.custom_call":
             check_call(name, op)

@@ -18,7 +18,7 @@ NARROW = 60
 
 
 class SortKey(enum.StrEnum):
-    """By what machines are sorted."""
+    """What machines are sorted by."""
 
     NAME = "name"
     BUSY = "busy"

@@ -64,7 +64,7 @@ class Control(Protocol):
         """Take faults off the plan: those of these texts, or all."""
 
     def telemetry(self, timeout: float | None = None) -> MachineReport:
-        """Its report of this moment; ``timeout``: seconds it may take, if not the connection's own."""
+        """The machine's report of this moment; ``timeout``: seconds it may take, if not the connection's own."""
 
     def stop(self) -> None:
         """End the machine's server."""

@@ -60,8 +60,9 @@ class Partition:
         return result
 
     def epoch(self, service: str) -> str:
-        """This life of the partition: no other one has it, also none of the same name. ``service``: the service's
-        id."""
+        """The id of this life of the partition: no other partition has it, not even one of the same name. ``service``:
+        the service's id.
+        """
         return f"{service}/{self.created:.6f}"
 
     def moved(self, state: PartitionState, why: str, *, error: str = "") -> Partition:

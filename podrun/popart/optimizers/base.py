@@ -51,7 +51,7 @@ class OptimizerValue:
         return self._const
 
     def plain(self) -> Hyperparameter:
-        """This value, as update rules read it."""
+        """The value in the form that update rules read."""
         return Hyperparameter(self._value, self._const)
 
     def __eq__(self, other: object) -> bool:

@@ -120,8 +120,9 @@ Layout = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class FeederPlan:
-    """The task of the process. ``rebatched``: elements of dimension 0 that it joins to one element; None: elements are
-    passed on unchanged. ``random_state``: torch's, so that samplers draw the same numbers as in the caller.
+    """What the process that loads data is to do. ``rebatched``: elements of dimension 0 that it joins to one element;
+    None: elements are passed on unchanged. ``random_state``: torch's, so that samplers draw the same numbers as in the
+    caller.
     """
 
     dataset: ProgramDataset

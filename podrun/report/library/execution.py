@@ -179,7 +179,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class CycleInterval:
-    """From when to when, in cycles since the run began."""
+    """An interval of time, in cycles since the run began."""
 
     cyclesFrom: Bounds
     cyclesTo: Bounds

@@ -135,7 +135,7 @@ def _on_partition(
 
 
 def answer_json(answer: CapacityAnswer) -> dict[str, Any]:
-    """For JSON: units in key names, null for unknown or without end."""
+    """The answer as values of JSON: units in key names, null for unknown or without end."""
     return {
         "schema_version": SCHEMA_VERSION,
         "target": answer.target,

@@ -24,7 +24,7 @@ class Objective:
 
     @property
     def name(self) -> str:
-        """As people write it: ``p99``, ``p99.9``."""
+        """The quantile as people write it: ``p99``, ``p99.9``."""
         return f"p{self.percentile:g}"
 
 

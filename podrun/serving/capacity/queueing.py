@@ -63,7 +63,9 @@ class _Takes:
 def open_loop(
     arrivals: np.ndarray, rule: BatchingRule, replicas: int, run_seconds: RunSeconds, rows: int = 1
 ) -> QueueOutcome:
-    """Requests of ``rows`` rows at times that do not depend on the answers. ``arrivals``: seconds, ascending."""
+    """Simulate requests of ``rows`` rows that come at times independent of the answers. ``arrivals``: seconds,
+    ascending; ``run_seconds``: how long a run of so many rows takes.
+    """
     takes, times, count = _Takes(rule, rows), arrivals.tolist(), len(arrivals)
     free = [0.0] * replicas
     begins: list[float] = []

@@ -281,7 +281,7 @@ class FuseBnIntoConv(Pass):
     """A BatchNormalization behind a Conv becomes the Conv's weights and bias."""
 
     def run(self, model: ModelProto) -> ModelProto:
-        """The changed model."""
+        """Apply the pass; returns the changed model."""
         owner = ModelEditor(model)
         for graph in owner.graphs():
             for node in list(graph.nodes):
@@ -364,7 +364,7 @@ class ApplyIrPass(Pass):
         self.rounds = rounds
 
     def run(self, model: ModelProto) -> ModelProto:
-        """The changed model."""
+        """Apply the pass; returns the changed model."""
         library = [LIBRARY_PASSES[name] for name in self.passes if name in LIBRARY_PASSES]
         own = [Pass.get_pass(name) for name in self.passes if name not in LIBRARY_PASSES]
         for _ in range(self.rounds):

@@ -23,7 +23,9 @@ DAMPING = 0.01
 
 
 def gptq_weight(weight: np.ndarray, x: np.ndarray, chosen: Float8Format) -> np.ndarray:
-    """Weights ``[rows, columns]`` whose numbers are all of a format; ``x [samples, rows]`` are what they multiply."""
+    """Round weights ``[rows, columns]`` to a format by GPTQ (Frantar et al., 2022): row by row, the error of each row
+    moved to the rows after it. ``x [samples, rows]`` is what the weights multiply.
+    """
     w = weight.astype(np.float64).copy()
     rows = x.reshape(-1, w.shape[0]).astype(np.float64)
     h = rows.T @ rows

@@ -57,7 +57,7 @@ class Pass:
     before: ClassVar[tuple[str, ...]] = ()
 
     def run(self, model: ModelProto) -> ModelProto:
-        """The changed model."""
+        """Apply the pass; returns the changed model."""
         raise NotImplementedError
 
     def __call__(self, model: ModelProto) -> ModelProto:

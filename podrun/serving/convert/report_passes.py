@@ -96,7 +96,7 @@ class FinalCheck(Pass):
     """The converted model is one: ONNX's checker takes it, shapes are known, every operator exists in podrun."""
 
     def run(self, model: ModelProto) -> ModelProto:
-        """The same model. UsageError or UnimplementedError naming what is wrong."""
+        """Check the model, which stays the same. UsageError or UnimplementedError naming what is wrong."""
         from podrun.onnx_models.graph_reader import read_graph
         from podrun.onnx_models.ops.registry import lookup
 
@@ -160,7 +160,7 @@ class CheckWithFakeData(Pass):
         self.worst = 0.0
 
     def run(self, model: ModelProto) -> ModelProto:
-        """The same model. CallError naming the output that differs most."""
+        """Check the model, which stays the same. CallError naming the output that differs most."""
         from podrun.onnx_backend import prepare
         from podrun.serving.convert.reference_runs import run_onnxruntime
 
@@ -205,7 +205,7 @@ class LayerPrecisionCompare(Pass):
         self.origin, self.data, self.output_dir = origin, data, output_dir
 
     def run(self, model: ModelProto) -> ModelProto:
-        """The same model."""
+        """Compare layer by layer; the model stays the same."""
         if self.origin is None:
             _log.warning("layer_precision_compare: no original model to compare with")
             return model

@@ -23,7 +23,7 @@ class PassOptimizer:
         self._manager = PassManager(passes)
 
     def run(self, model: ModelProto) -> ModelProto:
-        """The changed model."""
+        """Apply the pass; returns the changed model."""
         return self._manager.run(model)
 
 

@@ -159,7 +159,7 @@ class CheckUnsupportedAttribute(Pass):
     """Attributes that PopART does not have are refused by name; the model stays as it is."""
 
     def run(self, model: ModelProto) -> ModelProto:
-        """The same model. UnsupportedError naming node and attribute."""
+        """Check the model, which stays the same. UnsupportedError naming node and attribute."""
         for graph in graphs_within(model.graph):
             for node in graph.node:
                 self._check(node)

@@ -15,7 +15,7 @@ PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 def load_json(
     url: str, model: str, batch: int, measuring: Measuring, levels: Sequence[Measured]
 ) -> dict[str, Any]:
-    """For JSON: units in key names, null for unknown."""
+    """The figures of a measurement as values of JSON: units in key names, null for unknown."""
     return {
         "schema_version": SCHEMA_VERSION,
         "url": url,

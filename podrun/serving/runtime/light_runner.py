@@ -123,7 +123,7 @@ class LightRunner(ClosedAtEnd):
                 self._loaded.write_variables(self._updated)
 
     def close(self) -> None:
-        """The same as `stop`."""
+        """`stop` under another name."""
         self.stop()
 
     @property

@@ -228,7 +228,7 @@ class PopefSession(ClosedAtEnd):
             loaded.close()
 
     def close(self) -> None:
-        """The same as `unload`."""
+        """`unload` under another name."""
         self.unload()
 
     stop = unload

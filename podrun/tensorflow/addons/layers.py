@@ -264,7 +264,7 @@ class SerialDense(tf_keras.layers.Dense):  # type: ignore[misc]
 
 
 class RecomputationCheckpoint(tf_keras.layers.Layer):  # type: ignore[misc]
-    """Its inputs: where recomputed activations begin."""
+    """A layer that gives its inputs: recomputed activations begin there."""
 
     def call(self, inputs: tf.Tensor, **kwargs: object) -> tf.Tensor:
         """The inputs."""
@@ -272,7 +272,7 @@ class RecomputationCheckpoint(tf_keras.layers.Layer):  # type: ignore[misc]
 
 
 class AssumeEqualAcrossReplicas(tf_keras.layers.Layer):  # type: ignore[misc]
-    """Its inputs, which are the same in all replicas."""
+    """A layer that gives its inputs, which the program knows to be the same in all replicas."""
 
     def __init__(self, inplace: bool = False, **kwargs: object) -> None:
         super().__init__(**kwargs)

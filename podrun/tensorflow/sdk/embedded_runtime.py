@@ -131,5 +131,5 @@ def embedded_runtime_start_and_call(
 
 
 def embedded_runtime_stop(context: EmbeddedContext) -> NoReturn:
-    """Not in the SDK either."""
+    """Refused: the SDK does not have it either."""
     raise NotImplementedError("embedded_runtime_stop is not implemented, in the SDK neither.")

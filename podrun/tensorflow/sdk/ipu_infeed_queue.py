@@ -208,7 +208,7 @@ class IPUOwnedIterator(IPUInfeedQueue):
         return next(self)
 
     def get_next_as_optional(self) -> Any:
-        """Not possible."""
+        """Refused with NotImplementedError, as in the SDK."""
         raise NotImplementedError("`get_next_as_optional` is not supported by IPUIterator.")
 
 

@@ -23,7 +23,7 @@ def cross_replica_mean(x: Any, replica_group_size: int | None = None, name: str 
 
 
 def assume_equal_across_replicas(tensors: Any, inplace: bool = False) -> Any:
-    """The tensors."""
+    """The tensors themselves; the program says that they are equal in all replicas."""
     return tensors
 
 
