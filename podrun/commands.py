@@ -154,6 +154,16 @@ class Outlet(io.FileIO):
             return memoryview(data).nbytes
 
 
+class UnheldWriter(io.BufferedWriter):
+    """Writes at once all that it gets: for programs that want no buffers (``python -u``, PYTHONUNBUFFERED)."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write the data whole, also where the system takes them in parts."""
+        count = super().write(data)
+        self.flush()
+        return count
+
+
 def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
     """Replace standard output and error by an `Outlet` each, and return the two."""
     outlets = []
@@ -163,12 +173,13 @@ def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
         outlet = Outlet(number, "w", closefd=False)
         outlet.command = command
         outlets.append(outlet)
+        unheld = getattr(old, "write_through", False)
         stream = io.TextIOWrapper(
-            io.BufferedWriter(outlet),
+            UnheldWriter(outlet) if unheld else io.BufferedWriter(outlet),
             encoding=old.encoding,
             errors=old.errors,
             line_buffering=old.line_buffering,
-            write_through=getattr(old, "write_through", False),
+            write_through=unheld,
         )
         setattr(sys, name, stream)
     return outlets[0], outlets[1]

@@ -19,7 +19,7 @@ import click
 from podrun import commands
 from podrun.collectives import timing
 from podrun.collectives.measurement import OPERATIONS, MeasuredSize, Measurement, measure_collectives
-from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.command_line import HELP_OPTIONS, FiniteRange, run_command
 from podrun.core.errors import UsageError
 from podrun.core.executable import Reduction, numpy_dtype
 
@@ -29,7 +29,7 @@ _UNITS = {"K": 1024, "M": 1024**2, "G": 1024**3}
 def parse_size(text: str) -> int:
     """``8``, ``64K``, ``16M``, ``1G`` in bytes. Raises UsageError for anything else."""
     digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    if not digits.isdigit() or (unit and unit not in _UNITS) or int(digits) < 1:
+    if not digits.isdecimal() or (unit and unit not in _UNITS) or int(digits) < 1:
         raise UsageError(
             f"{text!r} is not a size", hint="Write a number of bytes, or one with K, M or G: 64K."
         )
@@ -143,7 +143,7 @@ def render(rows: list[dict[str, Any]], job: Measurement, target: str) -> str:
 @click.option("-c", "--check/--no-check", default=True, show_default=True, help="Count wrong values.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=0.05,
     show_default=True,
     help="Seconds of one loop of one size.",

@@ -264,6 +264,6 @@ def cluster_names() -> list[str]:
 
 
 def _natural(name: str) -> tuple[bool, int, str]:
-    digits = "".join(c for c in name if c.isdigit())
+    digits = "".join(c for c in name if c.isdecimal())
     number = int(digits or 0)
     return (name.startswith("bow"), 4 if number >= 1000 else number, name)

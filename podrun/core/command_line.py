@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import select
 import signal
@@ -162,6 +163,26 @@ def run_command(
 def json_text(key: str, value: object) -> str:
     """One JSON object with the schema version and ``value`` under ``key``."""
     return json.dumps({"schema_version": JSON_SCHEMA_VERSION, key: value}, indent=2)
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds, neither infinite nor NaN, which `click.FloatRange` takes."""
+
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Fails as click's types do."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
+
+
+MOST_SECONDS = 9_999_999
+"""Longest time that an option takes: four months. Clocks and waits of the system overflow far above."""
+
+
+def seconds_range(least: float = 0.0) -> FiniteRange:
+    """Seconds from a least number on."""
+    return FiniteRange(least, MOST_SECONDS)
 
 
 class PodName(click.ParamType[str]):

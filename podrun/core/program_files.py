@@ -140,7 +140,7 @@ def parse_input(text: str) -> tuple[tuple[int, ...], str]:
     """Shape and type of an input like ``8x3x32x32`` or ``4x128:int64``. UsageError for other texts."""
     shape, _, kind = text.partition(":")
     sizes = shape.split("x")
-    if not all(size.isdigit() and int(size) for size in sizes) or (kind or "float32") not in INPUT_TYPES:
+    if not all(size.isdecimal() and int(size) for size in sizes) or (kind or "float32") not in INPUT_TYPES:
         raise UsageError(
             f"--input {text} is no shape",
             hint=f"As in 8x3x32x32 or 4x128:int64. Types: {', '.join(INPUT_TYPES)}.",

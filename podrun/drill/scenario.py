@@ -85,7 +85,7 @@ def load_scenario(name: str, seed: int) -> DrillScenario:
         raise NotFoundError(
             f"there is no drill {name!r}", hint=f"Drills: {', '.join(built_in_drills())}. Or name a file."
         )
-    document = read_document(path)
+    document = read_document(path, hint="podrun help drills")
     document.check(load_schema("podrun.drill", "scenario.schema.json"), hint="podrun help drills")
     return _drawn(path.name.removesuffix(ENDING).removesuffix(".yaml"), document, random.Random(seed))
 
@@ -161,7 +161,7 @@ def normal_answer(answer: str) -> str:
     parts = [part.strip().lower() for part in answer.split(":")]
     if len(parts) == 3 and parts[0].endswith("link") and "-" in parts[1]:
         ends = parts[1].split("-")
-        if all(end.isdigit() for end in ends):
+        if all(end.isdecimal() for end in ends):
             parts[1] = "-".join(sorted(ends, key=int))
     return ":".join(parts)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.command_line import HELP_OPTIONS, run_command, seconds_range
 from podrun.core.environment import IPUOF_CONFIG_PATH, IPUOF_VIPU_API_GCD_ID
 from podrun.core.machine_output import output_options, print_output
 from podrun.partition.commands.shared_options import server_options
@@ -47,7 +47,7 @@ class GatewayTraffic:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(1),
+    type=seconds_range(1),
     default=60.0,
     metavar="SECONDS",
     help="Wait for other GCDs' instances [60].",
@@ -147,7 +147,7 @@ def own_ipus(partition: ToolPartition) -> IpuRange:
             ) from error
     if not text:
         return IpuRange(0, info.size)
-    if not text.isdigit() or int(text) >= info.num_gcds:
+    if not text.isdecimal() or int(text) >= info.num_gcds:
         raise UsageError(
             f"{name} says GCD {text!r}; partition {info.name} has GCDs 0 to {info.num_gcds - 1}",
             hint=f"vipu get partition {info.name}",

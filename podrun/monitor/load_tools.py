@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.command_line import HELP_OPTIONS, run_command, seconds_range
 from podrun.core.environment import IPUOF_VIPU_API_HOST, IPUOF_VIPU_API_PORT
 from podrun.core.machine_output import (
     format_option,
@@ -132,11 +132,9 @@ class PowerBoard:
 @click.option(
     "-d", "--device-id", "device", type=click.IntRange(0), default=0, metavar="ID", help="Device [0]."
 )
+@click.option("--time", "seconds", type=seconds_range(), metavar="SECONDS", help="How long [until Ctrl-C].")
 @click.option(
-    "--time", "seconds", type=click.FloatRange(0), metavar="SECONDS", help="How long [until Ctrl-C]."
-)
-@click.option(
-    "--interval", type=click.FloatRange(0), default=1.0, metavar="SECONDS", help="Between two rows [1]."
+    "--interval", type=seconds_range(), default=1.0, metavar="SECONDS", help="Between two rows [1]."
 )
 @format_option
 @server_options

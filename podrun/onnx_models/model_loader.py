@@ -20,6 +20,7 @@ from podrun.onnx_models.external_data import ExternalPlace, entries_of, external
 from podrun.onnx_models.light_model import MOST_HELD, LightModel, lightened
 from podrun.onnx_models.tensor_proto import set_apart, unpack
 
+_ONNX_FILES = "Check the path: ONNX models are what torch.onnx.export and session.modelToHost write."
 MOST_MODEL_BYTES = 2**31 - 1
 """Protobuf's own limit on one message; larger models keep their weights in external files."""
 MOST_DEPTH = 16
@@ -72,9 +73,9 @@ def read_light_onnx_model(
     try:
         model.ParseFromString(data)
     except (DecodeError, RuntimeError) as error:
-        raise UsageError(f"{label} is not an ONNX model: {error}") from error
+        raise UsageError(f"{label} is not an ONNX model: {error}", hint=_ONNX_FILES) from error
     if not model.HasField("graph"):
-        raise UsageError(f"{label} is not an ONNX model: it holds no graph")
+        raise UsageError(f"{label} is not an ONNX model: it holds no graph", hint=_ONNX_FILES)
     light = LightModel(model, values)
     with light.checkable():
         check_tensors(model, folder, label, trusted)

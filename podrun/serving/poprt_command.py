@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.command_line import HELP_OPTIONS, FiniteRange, run_command
 from podrun.core.errors import UsageError
 from podrun.serving.poprt_words import ManyWords
 
@@ -99,7 +99,7 @@ _PLACES = (
     _flag("--only_manual_sharding", "Shard, and nothing else."),
     click.option(
         "--available_memory_proportion",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=FiniteRange(0, 1, min_open=True),
         help="Share of tile memory for products.",
     ),
     _number("--batches_per_step", 1, "Iterations in a run.", 1),

@@ -106,7 +106,7 @@ class VirtualPodClient(VipuClient):
 def virtual_pod_at(address: str) -> VirtualPodClient:
     """A client of the virtual POD at host:port, as `ADDRESS_VARIABLE` has it. Raises UsageError."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise UsageError(
             f"{address!r} is no address of a virtual POD",
             hint=f"podrun simulate --serve says it ({ADDRESS_VARIABLE}).",

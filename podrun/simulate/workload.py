@@ -19,6 +19,8 @@ from podrun.simulate.jobs import TraceJob
 from podrun.simulate.streams import RandomStreams
 
 DAY_S = 86_400.0
+MOST_JOBS = 10_000_000
+"""Jobs of a log that is drawn: each takes some hundred bytes of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class TraceGenerator:
     users: int = 50
 
     def __post_init__(self) -> None:
+        if self.jobs > MOST_JOBS:
+            raise UsageError(f"a log of {self.jobs} jobs is too long", hint=f"{MOST_JOBS} jobs at the most.")
         if self.jobs < 1 or self.mean_gap_s <= 0 or self.users < 1 or not 0 <= self.daily_swing < 1:
             raise UsageError("a log needs jobs, a gap between them and users", hint="podrun help simulate")
         if not 0 < self.median_run_s <= self.mean_run_s <= self.longest_run_s:

@@ -216,7 +216,7 @@ def find_run(runs: Sequence[Run], name: str) -> Run:
         )
     own = [run.name for run in runs if run.is_launch]
     raise NotFoundError(
-        f"no run of yours is called {name}",
+        f"no run of yours is called {name!r}",
         hint=f"Yours: {', '.join(own)}." if own else "None of yours is running: podrun ps shows all.",
     )
 

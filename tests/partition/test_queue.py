@@ -184,6 +184,11 @@ def test_a_reservation_is_kept_free_and_used_by_name(core: Allocator) -> None:
 # --- agents out of service ----------------------------------------------------------------------------------------
 
 
+def test_a_reason_that_fills_screens_is_refused(core: Allocator) -> None:
+    with pytest.raises(UsageError, match="too long"):
+        core.handle(ev.SetMaintenance("ipum1", False, NOW, reason="a" * 501))
+
+
 def test_a_cordoned_agent_gets_nothing_new_and_keeps_what_it_has(core: Allocator) -> None:
     make(core, "p", 4)
     core.handle(ev.SetMaintenance("ipum1", False, NOW, reason="fan"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION, run_while_read
+from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION, FiniteRange, run_while_read
 from podrun.core.errors import NotFoundError, PodrunError, ServiceError, UsageError
 from podrun.core.machine_output import format_option, is_for_people, machine_lines, print_output
 from podrun.core.terminal import show_error
@@ -38,7 +38,7 @@ SCONTROL_S = 30.0
 @click.option("--webhook", metavar="URL", help="With --watch: POST each change there as JSON.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
+    type=FiniteRange(0.1, 3600),
     default=1.0,
     metavar="S",
     help="With --watch: between looks [1].",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS
+from podrun.core.command_line import HELP_OPTIONS, FiniteRange, seconds_range
 from podrun.core.errors import ConflictError, PodrunError
 from podrun.partition.commands.shared_options import server_options
 
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 @click.command("podrun record", context_settings=HELP_OPTIONS)
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--for", "seconds", type=seconds_range(), metavar="S", help="End after S seconds [at Ctrl-C].")
 @click.option(
-    "--for", "seconds", type=click.FloatRange(0), metavar="S", help="End after S seconds [at Ctrl-C]."
-)
-@click.option(
-    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, metavar="S", help="Between two looks [1]."
+    "--interval", type=FiniteRange(0.1, 3600), default=1.0, metavar="S", help="Between two looks [1]."
 )
 @server_options
 def record_verb(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION
+from podrun.core.command_line import HELP_OPTIONS, JSON_SCHEMA_VERSION, FiniteRange
 from podrun.core.errors import ConflictError, PodrunError, UsageError
 from podrun.core.machine_output import format_option, is_for_people, print_output
 from podrun.partition.commands.shared_options import server_options
@@ -30,11 +30,9 @@ if TYPE_CHECKING:
 @click.option(
     "--replay", type=click.Path(path_type=Path), metavar="FILE", help="Show a recording of podrun record."
 )
+@click.option("--speed", type=FiniteRange(0.01, 10_000), default=1.0, metavar="X", help="Of the replay [1].")
 @click.option(
-    "--speed", type=click.FloatRange(0.01, 10_000), default=1.0, metavar="X", help="Of the replay [1]."
-)
-@click.option(
-    "--interval", type=click.FloatRange(0.1, 60), default=0.5, metavar="S", help="Between two looks [0.5]."
+    "--interval", type=FiniteRange(0.1, 60), default=0.5, metavar="S", help="Between two looks [0.5]."
 )
 @click.option(
     "--filter", "words", default="", metavar="WORDS", help="With --once: rows with all of these words."

@@ -4,13 +4,21 @@ call means: who is at fault, and what to do next.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from podrun.core.access import account_of, make_token, quiet_grpc, why_unreachable, with_account
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.error_codec import error_from_json
-from podrun.core.errors import DeadlineError, DeniedError, LostAnswerError, PodrunError, ServiceError
+from podrun.core.errors import (
+    DeadlineError,
+    DeniedError,
+    LostAnswerError,
+    PodrunError,
+    ServiceError,
+    UsageError,
+)
 from podrun.core.known_servers import KnownServers
 from podrun.partition.host.discovery import DEFAULT_PORT, listens
 from podrun.partition.state.codec import ERROR_METADATA_KEY
@@ -79,6 +87,22 @@ class ServiceConnection:
                 if not left or not isinstance(known, LostAnswerError):
                     raise known from None
         raise AssertionError
+
+    def _ask(self, method: str, *, again: bool = False, **fields: object) -> Any:
+        """Make a call by its name, with a request of these fields. Raises UsageError for one that a message cannot
+        hold. ``again``: see `_call`."""
+        stub = self._user if hasattr(self._user, method) else self._admin
+        return self._call(getattr(stub, method), self._request(f"{method}Request", fields), again=again)
+
+    def _request(self, kind: str, fields: Mapping[str, object]) -> Any:
+        request = getattr(self._pb, kind)()
+        for name, value in fields.items():
+            try:
+                request.MergeFrom(type(request)(**{name: value}))
+            except ValueError:
+                text = name.replace("_", "-")
+                raise UsageError(f"{text} {value} is out of range", hint="Use a smaller number.") from None
+        return request
 
     def _translate(self, error: object) -> PodrunError:
         return call_error(error, f"{self.host}:{self.port}", self.timeout)

@@ -47,27 +47,24 @@ class PartitionCalls(ServiceConnection):
         has the name, ExhaustedError if other partitions hold the IPUs.
         """
         request = to_message(needs, self._pb.CreatePartitionRequest)
-        request.wait, request.priority = wait, priority
+        request.MergeFrom(self._request("CreatePartitionRequest", {"wait": wait, "priority": priority}))
         with contextlib.suppress(LostAnswerError):  # Whether it was carried out is seen at once.
             self._call(self._user.CreatePartition, request)
         return self.get_partition(needs.name)
 
     def get_partition(self, name: str) -> PartitionInfo:
         """One partition. Raises NotFoundError, which lists the partitions."""
-        request = self._pb.GetPartitionRequest(partition_id=name)
-        reply = self._call(self._user.GetPartition, request, again=True)
+        reply = self._ask("GetPartition", partition_id=name, again=True)
         return from_message(PartitionInfo, reply.partition)
 
     def list_partitions(self) -> list[PartitionInfo]:
         """All partitions, by name."""
-        reply = self._call(self._user.ListPartitions, self._pb.ListPartitionsRequest())
+        reply = self._ask("ListPartitions")
         return [from_message(PartitionInfo, entry) for entry in reply.partitions]
 
     def partition_state(self, name: str) -> tuple[PartitionState, str]:
         """State of a partition, and its error in state ERROR: cheap, for polling."""
-        reply = self._call(
-            self._user.GetPartitionStatus, self._pb.GetPartitionStatusRequest(partition_id=name)
-        )
+        reply = self._ask("GetPartitionStatus", partition_id=name)
         status = from_message(PartitionStatus, reply.status)
         return status.state, status.error
 
@@ -76,23 +73,20 @@ class PartitionCalls(ServiceConnection):
 
         ``generation``: the generation to end; a partition that has been reset since is left alone. 0: any.
         """
-        request = self._pb.ResetPartitionRequest(partition_id=name, generation=generation)
-        self._call(self._user.ResetPartition, request, again=generation > 0)
+        self._ask("ResetPartition", partition_id=name, generation=generation, again=generation > 0)
 
     def remove_partition(self, name: str, *, force: bool = False) -> None:
         """Give the IPUs back; returns at once (``wait_for_state(name, {REMOVED}, ...)`` waits for that). A queued
         request is given up. Raises ConflictError if a process is attached, unless ``force``."""
-        request = self._pb.RemovePartitionRequest(partition_id=name, force=force)
         try:
-            self._call(self._user.RemovePartition, request)
+            self._ask("RemovePartition", partition_id=name, force=force)
         except LostAnswerError:
             with contextlib.suppress(NotFoundError):  # It was carried out.
-                self._call(self._user.RemovePartition, request)
+                self._ask("RemovePartition", partition_id=name, force=force)
 
     def hold_partition(self, name: str, holder: str, *, keep: bool = False) -> None:
         """Tell the server that a partition's holder (`partition.host.holders`) lives. ``keep``: end that bond."""
-        request = self._pb.HoldPartitionRequest(partition_id=name, holder=holder, keep=keep)
-        self._call(self._user.HoldPartition, request, again=True)
+        self._ask("HoldPartition", partition_id=name, holder=holder, keep=keep, again=True)
 
     def wait_in_queue(
         self, name: str, deadline: float = math.inf, *, sleep: Callable[[float], None] = time.sleep
@@ -112,20 +106,20 @@ class PartitionCalls(ServiceConnection):
 
     def list_queue(self) -> list[QueueInfo]:
         """Requests that wait for IPUs, in the order in which they are served."""
-        reply = self._call(self._user.ListQueue, self._pb.ListQueueRequest())
+        reply = self._ask("ListQueue")
         return [from_message(QueueInfo, entry) for entry in reply.requests]
 
     def plan_partition(self, needs: Requirements, *, priority: int = 0) -> PlannedInfo:
         """When and where a partition would start, were it asked for now; changes nothing. Raises UsageError for a
         request that can never be met."""
-        request = self._pb.PlanPartitionRequest(request=to_message(needs, self._pb.CreatePartitionRequest))
-        request.request.priority = priority
-        reply = self._call(self._user.PlanPartition, request)
+        request = to_message(needs, self._pb.CreatePartitionRequest)
+        request.MergeFrom(self._request("CreatePartitionRequest", {"priority": priority}))
+        reply = self._ask("PlanPartition", request=request)
         return from_message(PlannedInfo, reply.planned)
 
     def capture(self) -> str:
         """Agents, partitions, queue and reservations as JSON, for `podrun simulate --start`."""
-        json_text: str = self._call(self._user.CaptureState, self._pb.CaptureStateRequest()).json
+        json_text: str = self._ask("CaptureState").json
         return json_text
 
     def wait_for_state(
@@ -185,37 +179,29 @@ class PartitionCalls(ServiceConnection):
 
     def ipuof_config(self, name: str, gcd: int = 0) -> IpuofConfig:
         """How to reach the IPUs of GCD ``gcd`` of the partition."""
-        request = self._pb.GetPartitionIpuofConfigRequest(
-            partition_id=name, gcd_id=self._pb.GcdId(id=unsigned(gcd, "gcd"))
-        )
-        config = self._call(self._user.GetPartitionIpuofConfig, request).ipuof_config
+        config = self._ask(
+            "GetPartitionIpuofConfig", partition_id=name, gcd_id=self._pb.GcdId(id=unsigned(gcd, "gcd"))
+        ).ipuof_config
         return from_message(IpuofConfig, config)
 
     def machine_reports(self, partition: str | None = None) -> list[MachineReport]:
         """Reports of machines: those of ``partition`` in partition order, or all agents of the POD."""
-        reply = self._call(
-            self._user.ListMachineReports, self._pb.ListMachineReportsRequest(partition_id=partition or "")
-        )
+        reply = self._ask("ListMachineReports", partition_id=partition or "")
         return [MachineReport.from_json_dict(json.loads(text)) for text in reply.reports_json]
 
     def reset_ipus(self, partition: str, ipus: Iterable[int]) -> None:
         """Reset IPUs (recovery action IPU_RESET) by their index in the partition. Links are not touched."""
-        request = self._pb.ResetIpusRequest(
-            partition_id=partition, partition_ipus=[unsigned(ipu, "ipu") for ipu in ipus]
-        )
-        self._call(self._user.ResetIpus, request)
+        self._ask("ResetIpus", partition_id=partition, partition_ipus=[unsigned(ipu, "ipu") for ipu in ipus])
 
     def inject_faults(self, partition: str, specs: Iterable[FaultSpec | str]) -> None:
         """Plan faults, or their texts, on the machines of a partition. Raises UsageError for one that cannot strike."""
-        self._call(
-            self._admin.InjectFaults,
-            self._pb.InjectFaultsRequest(partition_id=partition, faults=[str(fault) for fault in specs]),
-        )
+        self._ask("InjectFaults", partition_id=partition, faults=[str(fault) for fault in specs])
 
     def cancel_faults(self, partition: str, texts: Iterable[str] = ()) -> tuple[str, ...]:
         """Take faults of a partition off the plan: those of these texts, or all. Returns the cancelled ones.
 
         Raises NotFoundError for a text that is not planned.
         """
-        request = self._pb.InjectFaultsRequest(partition_id=partition, faults=list(texts), cancel=True)
-        return tuple(self._call(self._admin.InjectFaults, request).cancelled)
+        return tuple(
+            self._ask("InjectFaults", partition_id=partition, faults=list(texts), cancel=True).cancelled
+        )

@@ -43,7 +43,7 @@ class VipuClient(PartitionCalls, PodCalls):
 
     def server_version(self) -> ServerVersion:
         """Version, address and process id of the server."""
-        reply = self._call(self._user.GetServerVersion, self._pb.GetServerVersionRequest())
+        reply = self._ask("GetServerVersion")
         return from_message(ServerVersion, reply)
 
     def create_user(
@@ -51,21 +51,21 @@ class VipuClient(PartitionCalls, PodCalls):
     ) -> str:
         """Add a user of a server that was started with --secure; returns the access key, which cannot be read again."""
         user = to_message(UserInfo(name, role, tuple(allocations), may_inject), self._pb.User)
-        reply = self._call(self._admin.CreateUser, self._pb.CreateUserRequest(user=user))
+        reply = self._ask("CreateUser", user=user)
         return str(reply.access_key)
 
     def remove_user(self, name: str) -> None:
         """Remove a user; its key is invalid from then on."""
-        self._call(self._admin.RemoveUser, self._pb.RemoveUserRequest(user_id=name))
+        self._ask("RemoveUser", user_id=name)
 
     def list_users(self) -> list[UserInfo]:
         """The users, by name."""
-        reply = self._call(self._admin.ListUsers, self._pb.ListUsersRequest())
+        reply = self._ask("ListUsers")
         return [from_message(UserInfo, user) for user in reply.users]
 
     def service_metrics(self) -> ServiceMetrics:
         """Figures of the service itself."""
-        reply = self._call(self._user.GetServiceMetrics, self._pb.GetServiceMetricsRequest())
+        reply = self._ask("GetServiceMetrics")
         return from_message(ServiceMetrics, reply)
 
     def watch(self, kinds: Iterable[str] = (), *, token: str = "") -> Iterator[WatchedChange]:

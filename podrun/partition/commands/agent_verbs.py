@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from podrun.core.command_line import seconds_range
 from podrun.partition.commands.context import CliContext
 from podrun.partition.commands.shared_options import command_on_agent, command_on_name
 
@@ -26,7 +27,7 @@ def cordon_agent(cli: CliContext, name: str, reason: str) -> None:
 @click.argument("name")
 @click.option(
     "--deadline",
-    type=click.FloatRange(0),
+    type=seconds_range(),
     metavar="SECONDS",
     help="Then remove the partitions on it, or move them if they are relocatable [never].",
 )

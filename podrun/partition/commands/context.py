@@ -129,6 +129,8 @@ def without_suggestions(name: str) -> Iterator[None]:
     try:
         yield
     except NotFoundError as error:
+        if not name:
+            raise
         raise NotFoundError(
             error.message,
             hint=f"If a run or a server made {name}, it went with it, and there is nothing to do. vipu list partitions "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from podrun.core.command_line import seconds_range
 from podrun.core.errors import PodrunError, UsageError
 from podrun.faults import parse_fault
 from podrun.partition.commands.context import CliContext
@@ -51,9 +52,7 @@ if TYPE_CHECKING:
 @click.option("--relocatable", is_flag=True, help="May be moved to other IPUs when a machine fails.")
 @click.option("--wait", is_flag=True, help="Wait in the queue until IPUs are free.")
 @click.option("--priority", type=int, default=0, help="In the queue: higher goes first [0].")
-@click.option(
-    "--time-limit", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Remove it then."
-)
+@click.option("--time-limit", type=seconds_range(), default=0.0, metavar="SECONDS", help="Remove it then.")
 @click.option("--reservation", default="", metavar="NAME", help="Use the IPUs of this reservation.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the partition is active.")
 @click.option("--no-ipuof-files", is_flag=True, help="Write no file into ~/.ipuof.conf.d.")
@@ -118,10 +117,8 @@ def _wait_in_queue(client: VipuClient, name: str) -> None:
 @click.command("reservation")
 @click.argument("name")
 @click.option("--agents", required=True, metavar="A,B,...", help="Agents, separated by commas.")
-@click.option("--begin-in", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="From now [0].")
-@click.option(
-    "--for", "seconds", type=click.FloatRange(1), required=True, metavar="SECONDS", help="How long."
-)
+@click.option("--begin-in", type=seconds_range(), default=0.0, metavar="SECONDS", help="From now [0].")
+@click.option("--for", "seconds", type=seconds_range(1), required=True, metavar="SECONDS", help="How long.")
 @click.pass_obj
 def create_reservation_verb(cli: CliContext, name: str, agents: str, begin_in: float, seconds: float) -> None:
     """Keep agents for partitions created with --reservation NAME."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -160,7 +161,7 @@ def asked_for(text: str) -> tuple[Requirements, int]:
             limit = _seconds(value)
         elif key in names and value:
             names_given[names[key]] = value
-        elif key in numbers and value.lstrip("-").isdigit():
+        elif key in numbers and re.fullmatch(r"-?\d{1,18}", value):
             numbers_given[numbers[key]] = int(value)
         else:
             known = ", ".join(["limit", *numbers, *names])

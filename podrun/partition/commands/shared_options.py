@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from podrun.core.command_line import seconds_range
 from podrun.core.machine_output import FORMATS
 from podrun.partition.commands.context import CliContext
 
@@ -56,7 +57,7 @@ def global_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="vipu-cli.hcl file."),
         click.option(
             "--timeout",
-            type=click.FloatRange(0.1),
+            type=seconds_range(0.1),
             default=120.0,
             metavar="SECONDS",
             help="How long a request may take [120].",

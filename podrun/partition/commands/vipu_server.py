@@ -108,8 +108,9 @@ for _verb in (stop_server, check_state, repair_state):
 def main() -> None:
     """Entry point of `vipu-server`."""
     code = run_command(vipu_server_command)
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     # Everything has ended by now. Ray's exit handler can wait a minute for processes that have ended.
     os._exit(code)
 

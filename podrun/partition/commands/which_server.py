@@ -43,6 +43,8 @@ def find_server(
     Environment: VIPU_CLI_API_HOST and _PORT, then IPUOF_VIPU_API_HOST and _PORT, which `podrun` gives its instances.
     """
     env = environment(environ)
+    if host == "":
+        raise UsageError("--api-host is empty", hint="As in: --api-host 127.0.0.1")
     if host is not None:
         return Endpoint(host, port or 8090, "the command line")
     for prefix in ("VIPU_CLI_API", "IPUOF_VIPU_API"):

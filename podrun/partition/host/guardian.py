@@ -145,7 +145,7 @@ def writers(directory: str) -> list[int]:
     This finds helper processes that were not recorded: they write logs there.
     """
     prefix = directory.rstrip("/") + "/"
-    others = (name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid())
+    others = (name for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid())
     return [int(name) for name in others if _writes_under(name, prefix)]
 
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from podrun.partition.state.allocator import Allocator
 
 S = PartitionState
+LONGEST_REASON = 500
+"""Characters of a reason, which is shown in one line."""
 
 
 def begin(draft: Allocator, event: ev.SetMaintenance) -> list[MachineOrder]:
@@ -46,6 +48,10 @@ def begin(draft: Allocator, event: ev.SetMaintenance) -> list[MachineOrder]:
     if event.deadline_s < 0:
         raise UsageError(
             f"a drain cannot end {-event.deadline_s:g} s ago", hint="Use --deadline SECONDS, from now."
+        )
+    if len(event.reason) > LONGEST_REASON:
+        raise UsageError(
+            f"a reason of {len(event.reason)} characters is too long", hint=f"{LONGEST_REASON} at the most."
         )
     deadline = event.now + event.deadline_s if event.deadline_s else 0.0
     entry = Maintenance(event.agent, event.draining, event.now, deadline, event.reason)

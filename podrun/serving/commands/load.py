@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS
+from podrun.core.command_line import HELP_OPTIONS, FiniteRange, seconds_range
 from podrun.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,19 +65,15 @@ class LoadRequest:
     help="Times between requests of a rate [constant].",
 )
 @click.option(
-    "--measurement-interval", type=click.FloatRange(1), default=5000.0, metavar="MS", help="A window [5000]."
+    "--measurement-interval", type=FiniteRange(1), default=5000.0, metavar="MS", help="A window [5000]."
 )
-@click.option(
-    "--warm-up", type=click.FloatRange(0), default=1000.0, metavar="MS", help="Before the first [1000]."
-)
+@click.option("--warm-up", type=FiniteRange(0), default=1000.0, metavar="MS", help="Before the first [1000].")
 @click.option("--max-trials", type=click.IntRange(3), default=10, metavar="N", help="Windows at most [10].")
 @click.option(
-    "--stability-percentage", type=click.FloatRange(0.1, 100), default=10.0, metavar="P", help="Spread [10]."
+    "--stability-percentage", type=FiniteRange(0.1, 100), default=10.0, metavar="P", help="Spread [10]."
 )
-@click.option(
-    "--percentile", type=click.FloatRange(1, 99.99), default=99.0, metavar="P", help="Held stable [99]."
-)
-@click.option("--timeout", type=click.FloatRange(0.001), default=30.0, metavar="S", help="Of a request [30].")
+@click.option("--percentile", type=FiniteRange(1, 99.99), default=99.0, metavar="P", help="Held stable [99].")
+@click.option("--timeout", type=seconds_range(0.001), default=30.0, metavar="S", help="Of a request [30].")
 @click.option("--input-data", default="random", metavar="random|zero|FILE.npz", help="What is sent [random].")
 @click.option("--shape", multiple=True, metavar="NAME:N,N", help="Dimensions that a model leaves open.")
 @click.option("--seed", type=int, default=1, metavar="N", help="Of random data and times [1].")

@@ -31,7 +31,10 @@ class OnnxFrontend:
         files = sorted(self.path.glob("*.onnx"))
         if len(files) != 1:
             named = ", ".join(file.name for file in files) or "none"
-            raise UsageError(f"{str(self.path)!r} holds {len(files)} ONNX files ({named}); one is wanted")
+            raise UsageError(
+                f"{str(self.path)!r} holds {len(files)} ONNX files ({named}); one is wanted",
+                hint="Name a file: poprt -i MODEL.onnx",
+            )
         return files[0]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, PodName
+from podrun.core.command_line import HELP_OPTIONS, FiniteRange, PodName
 from podrun.core.documents import write_output
 from podrun.core.errors import UsageError
 
@@ -51,7 +51,7 @@ class ChaosRequest:
       podrun chaos --pod pod256 --rates rates.yaml --tornado --html campaign.html""",
 )
 @click.option("--pod", type=PodName(), default="pod64", metavar="NAME", help="The POD; pod64k too [pod64].")
-@click.option("--days", type=float, default=30.0, metavar="N", help="How long [30].")
+@click.option("--days", type=FiniteRange(), default=30.0, metavar="N", help="How long [30].")
 @click.option("--rates", default="llama3", metavar="NAME|FILE", help="A preset or a rates.yaml [llama3].")
 @click.option("--policy", type=click.Path(path_type=Path), metavar="FILE", help="Restarts and checkpoints.")
 @click.option("--ipus", type=int, metavar="N", help="IPUs of the job [all].")

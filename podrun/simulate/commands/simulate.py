@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, PodName
+from podrun.core.command_line import HELP_OPTIONS, FiniteRange, PodName, seconds_range
 from podrun.core.documents import write_output
 from podrun.core.errors import UsageError
 from podrun.simulate.counted_pool import POLICIES
@@ -52,19 +52,21 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--patience",
-    type=click.FloatRange(0.1),
+    type=seconds_range(0.1),
     default=30.0,
     metavar="SECONDS",
     help="How long your scheduler may be silent [30].",
 )
-@click.option("--scale", type=float, default=1.0, metavar="S", help="Arrivals in S of their time [1].")
+@click.option(
+    "--scale", type=FiniteRange(), default=1.0, metavar="S", help="Arrivals in S of their time [1]."
+)
 @click.option("--format", type=click.Choice(list(READERS)), help="Of JOBS [by its name and first line].")
 @click.option("--clairvoyant", is_flag=True, help="As if everybody asked for the time that the job takes.")
 @click.option("--generate", metavar="KEY=VALUE,...", help="Draw jobs instead of reading them.")
 @click.option("--write-swf", type=click.Path(path_type=Path), metavar="FILE", help="Write the jobs drawn.")
 @click.option(
     "--max-broken",
-    type=float,
+    type=FiniteRange(),
     default=MAX_BROKEN,
     metavar="SHARE",
     help=f"Most lines that may make no sense [{MAX_BROKEN}].",
