@@ -228,7 +228,7 @@ class KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def serve_keras_names() -> None:
-    """Let programs import these names, and read ``ipu`` of Keras itself."""
+    """Let programs import the SDK's names of Keras, and read ``ipu`` of Keras itself."""
     if not any(isinstance(finder, KerasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, KerasFinder())
     ipu = importlib.import_module("keras.ipu") if "keras" in sys.modules else own_module("keras.ipu")

@@ -66,7 +66,9 @@ class KnownServers:
 
 
 def only_of(users: Collection[int]) -> AdmitServer:
-    """Lets servers pass that these users run, this user or root: machines of a partition service that they share."""
+    """A check that admits servers which these users run, this user or root: machines of a partition service that they
+    share.
+    """
     allowed = {os.getuid(), 0, *users}
 
     def admit(where: str, uid: int) -> None:

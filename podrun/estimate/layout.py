@@ -212,8 +212,7 @@ def check_layout(system: System, layout: ProgramLayout) -> None:
     """Check that ``system`` can run ``layout``, before anything is traced.
 
     Raises:
-        InvalidOptionError: IPUs per replica that the system cannot hold or divide, an unknown optimizer, or
-        a memory
+        InvalidOptionError: IPUs per replica that the system cannot hold or divide, an unknown optimizer, or a memory
             proportion outside (0, 1].
         UsageError: a micro-batch or accumulation below one.
     """

@@ -170,7 +170,9 @@ def _lines(partition: ToolPartition, outcome: GatewayTraffic) -> Iterator[str]:
 
 
 def gateway_traffic_json(partition: ToolPartition, outcome: GatewayTraffic) -> dict[str, Any]:
-    """The JSON object, in podrun's own shape: no sample is published."""
+    """What was measured, as values of JSON. The shape is podrun's own, because no output of the SDK's tool is
+    published.
+    """
     from podrun.monitor.tool_partition import strings
 
     info = partition.view.info

@@ -40,7 +40,7 @@ def class_losses(
 
 
 def weighted_reduction(losses: Array, weights: Array, how: str) -> Array:
-    """`reduced`, but a mean is over the weights."""
+    """`reduced`, but a mean divides by the sum of the weights."""
     if how == "none":
         return losses
     return jnp.sum(losses) / jnp.sum(weights) if how == "mean" else jnp.sum(losses)

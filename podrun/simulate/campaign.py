@@ -42,7 +42,9 @@ JOB = "job"
 
 @dataclass(slots=True)
 class CampaignResult:
-    """What happened. ``bins``: nanoseconds; they sum up to ``wall``."""
+    """What happened in a simulated training campaign. ``bins``: nanoseconds by what they were spent on; they sum up to
+    ``wall``.
+    """
 
     wall: int
     bins: dict[str, int]

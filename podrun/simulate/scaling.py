@@ -137,7 +137,7 @@ def points_json(points: list[ScalePoint], costs: FailureCosts) -> dict[str, Any]
 
 
 def shown_points(points: list[ScalePoint]) -> str:
-    """The figures as a table."""
+    """The figures of a scaling curve as a table of text."""
     rows = [
         (
             point.pod,

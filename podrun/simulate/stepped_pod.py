@@ -78,7 +78,7 @@ class _WatchedService(Service):
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """What happened up to ``now`` nanoseconds."""
+    """What happened in a simulated POD up to ``now`` nanoseconds of virtual time."""
 
     now: int
     submitted: tuple[TraceJob, ...]

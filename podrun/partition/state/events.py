@@ -92,7 +92,7 @@ class PowerCycleAgent:
 
 @dataclass(frozen=True, slots=True)
 class CreateAllocation:
-    """Request: a new allocation."""
+    """Request: make an allocation of these agents."""
 
     name: str
     agents: tuple[str, ...]

@@ -33,13 +33,13 @@ class WrappedOptimizer(Optimizer):  # type: ignore[misc]
         self._opt.iterations = variable
 
     def variables(self) -> list[tf.Variable]:
-        """The wrapped optimizer's."""
+        """The result of the wrapped optimizer's method."""
         variables: list[tf.Variable] = self._opt.variables()
         return variables
 
     @property
     def weights(self) -> list[tf.Variable]:
-        """The wrapped optimizer's."""
+        """The result of the wrapped optimizer's method."""
         weights: list[tf.Variable] = self._opt.weights
         return weights
 
@@ -47,11 +47,11 @@ class WrappedOptimizer(Optimizer):  # type: ignore[misc]
         self._opt._create_all_weights(var_list)
 
     def get_slot_names(self) -> list[str]:
-        """The wrapped optimizer's."""
+        """The result of the wrapped optimizer's method."""
         return list(self._opt.get_slot_names())
 
     def get_slot(self, var: tf.Variable, slot_name: str) -> tf.Variable:
-        """The wrapped optimizer's."""
+        """The result of the wrapped optimizer's method."""
         return self._opt.get_slot(var, slot_name)
 
     def __getattribute__(self, name: str) -> object:

@@ -73,12 +73,12 @@ class Embedding(tf_keras.layers.Layer):  # type: ignore[misc]
     def call(
         self, inputs: tf.Tensor, inputs_are_sorted: bool = False, training: bool | None = None
     ) -> tf.Tensor:
-        """The rows of the ids."""
+        """The rows of the table that belong to the ids."""
         ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
         return tf.gather(tf.cast(self.embeddings, self.compute_dtype), ids)
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         return {
             **super().get_config(),
             "input_dim": self.input_dim,
@@ -106,7 +106,7 @@ class Dropout(tf_keras.layers.Layer):  # type: ignore[misc]
         return seeded_dropout(inputs, self.rate, self.noise_shape, self.seed) if training else inputs
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         return {**super().get_config(), "rate": self.rate, "noise_shape": self.noise_shape, "seed": self.seed}
 
 
@@ -167,7 +167,7 @@ class _ChannelNorm(tf_keras.layers.Layer):  # type: ignore[misc]
         return result
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         groups = {} if self.groups is None else {
             "groups": self.groups, "strided_channel_grouping": self.strided_channel_grouping,
         }  # fmt: skip
@@ -255,7 +255,7 @@ class SerialDense(tf_keras.layers.Dense):  # type: ignore[misc]
         return result if self.activation is None else self.activation(result)
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         return {
             **super().get_config(),
             "serialization_factor": self.serialization_factor,
@@ -283,7 +283,7 @@ class AssumeEqualAcrossReplicas(tf_keras.layers.Layer):  # type: ignore[misc]
         return tf.nest.map_structure(tf.identity, inputs)
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         return {**super().get_config(), "inplace": self._inplace}
 
 
@@ -307,7 +307,7 @@ class CTCLoss(tf_keras.layers.Layer):  # type: ignore[misc]
         return loss(labels, data, label_length, data_length, self.blank_index)
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         return {**super().get_config(), "blank_index": self.blank_index, "from_logits": self.from_logits}
 
 
@@ -337,7 +337,7 @@ class CTCInferenceLayer(tf_keras.layers.Layer):  # type: ignore[misc]
         return probabilities, lengths, labels
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         return {
             **super().get_config(), "blank_index": self.blank_index, "beam_width": self.beam_width,
             "top_paths": self.top_paths, "from_logits": self.from_logits,

@@ -151,7 +151,7 @@ class _PopnnLayer(tf_keras.layers.Layer):  # type: ignore[misc]
             state.assign(tf.zeros_like(state))
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         initializers = tf_keras.initializers
         cell = self.cell_of_layer
         own: dict[str, object] = {

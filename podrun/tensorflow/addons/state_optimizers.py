@@ -133,7 +133,7 @@ class AdamIpuOptimizer(IpuOptimizerBase):
         return self._update(var, rate * first / (tf.sqrt(most) + self.epsilon), slots)
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         return {
             **super().get_config(), "learning_rate": self._serialize_hyperparameter("learning_rate"),
             "decay": self._initial_decay, "beta_1": self._serialize_hyperparameter("beta_1"),
@@ -208,7 +208,7 @@ class LAMBIpuOptimizer(IpuOptimizerBase):
         return self._update(var, ratio * self._rate() * step, {"m": first, "v": second})
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         return {
             **super().get_config(), "learning_rate": self._serialize_hyperparameter("learning_rate"),
             "decay": self._initial_decay, "beta_1": self._serialize_hyperparameter("beta_1"),
@@ -261,7 +261,7 @@ class SGDIpuOptimizer(IpuOptimizerBase):
         return self._update(var, taken, {"momentum": speed})
 
     def get_config(self) -> dict[str, object]:
-        """The arguments."""
+        """The arguments that make an equal object, for files."""
         return {
             **super().get_config(), "learning_rate": self._serialize_hyperparameter("learning_rate"),
             "decay": self._initial_decay, "momentum": self._serialize_hyperparameter("momentum"),

@@ -37,23 +37,23 @@ class IpuOptimizer(_Optimizer):  # type: ignore[misc]
         self._opt = _checked_optimizer(opt)
 
     def compute_gradients(self, loss: Any, var_list: Any = None, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
+        """The result of the wrapped optimizer's method."""
         return self._opt.compute_gradients(loss, var_list=var_list, **kwargs)
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """The wrapped optimizer's."""
+        """The result of the wrapped optimizer's method."""
         return self._opt.apply_gradients(grads_and_vars, global_step, name)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
+        """The result of the wrapped optimizer's method."""
         return self._opt.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's."""
+        """The result of the wrapped optimizer's method."""
         return self._opt.get_slot_names(*args, **kwargs)
 
     def variables(self) -> Any:
-        """The wrapped optimizer's."""
+        """The result of the wrapped optimizer's method."""
         return self._opt.variables()
 
 
