@@ -112,9 +112,7 @@ class Communicator:
         return result
 
     def all_to_all(self, array: Array, *, out: Array | None = None) -> Array:
-        """Entry *k* of the result is entry ``rank`` of rank *k*'s array: the first axis has one entry for
-        each rank.
-        """
+        """Entry *k* of the result is entry ``rank`` of rank *k*'s array: the first axis has one entry for each rank."""
         self._check_leading_axis(array, "all_to_all")
         result = self._result(array, array.shape, out)
         self._move(MovementKind.ALL_TO_ALL, array, result, range(self.size))

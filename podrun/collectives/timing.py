@@ -38,8 +38,7 @@ gc-iputraffictest's published sample, 423.3 Gb/s both ways between IPUs 2 and 3 
 512. An IPU's ten links are six on its rung and two up and down each (block diagram of the IPU-M2000); the others are
 for traffic that crosses rungs."""
 LINK_LATENCY = 2040 / 1.6e9
-"""Seconds that a neighbour exchange costs before its bytes: 2,040 cycles of a 16-chip GC2 system.
-"""
+"""Seconds that a neighbour exchange costs before its bytes: 2,040 cycles of a 16-chip GC2 system."""
 SYNC_HOP = 15e-9
 """Seconds a sync signal takes over one hop; there and back over ``1 + ranks / 4`` hops. Source: that of
 `EFFICIENCY`."""
@@ -248,9 +247,7 @@ def _split(ranks: int, ipus_per_rank: int, fabric: LinkModel) -> tuple[int, int]
 def all_reduce_time(
     nbytes: float, ranks: int, fabric: LinkModel, *, ipus_per_rank: int = 1, method: Method | None = None
 ) -> CollectiveTime:
-    """All-reduce of ``nbytes`` on each IPU, in IPU-Link domains of ``fabric.ild_ipus``. ``method`` None: the
-    SDK's.
-    """
+    """All-reduce of ``nbytes`` on each IPU, in IPU-Link domains of ``fabric.ild_ipus``. ``method`` None: the SDK's."""
     inside, domains = _split(ranks, ipus_per_rank, fabric)
     scatter = method or choose_scatter(nbytes, inside, ipus_per_rank, fabric.twisted)
     gather = method or choose_gather(nbytes / inside, inside, ipus_per_rank, fabric.twisted)

@@ -36,8 +36,7 @@ from podrun.core.layout import Layout
 from podrun.core.names import REDUCED_ANCHOR, gradient_buffer
 
 ALIGNMENT = 64
-"""Elements. 64 bytes are what XLA:CPU wants to use host memory without a copy; elements have at least one
-byte."""
+"""Elements. 64 bytes are what XLA:CPU wants to use host memory without a copy; elements have at least one byte."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ same entry at the same time wait for the first, which compiles; a lock on a file
 the kernel drops it if its holder dies. A damaged entry is compiled again.
 
 Equal programs for one target have equal digests on every host of one instruction set, which decides the bits of what is
-computed while a program is compiled. A front end that knows what its forward function was
-made from (the model file, its options, the optimizer's constants) can give a digest of that, and nothing needs to be
-traced. Otherwise the StableHLO of the forward function and of the update rule, which depends only on what they compute,
-stands for them.
+computed while a program is compiled. A front end that knows what its forward function was made from (the model file,
+its options, the optimizer's constants) can give a digest of that, and nothing needs to be traced. Otherwise the
+StableHLO of the forward function and of the update rule, which depends only on what they compute, stands for them.
 """
 
 from __future__ import annotations

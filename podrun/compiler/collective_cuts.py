@@ -2,12 +2,11 @@
 
 On one machine all replicas of a group are on the folded axis, and an exchange is arithmetic on it. On several, each
 machine writes its replicas' operands to its slice of an arena, an AllGather gives every machine the whole arena, and
-each machine computes its replicas' results from it. So a piece is cut into Computations with AllGathers between them.
-A sum that replicas share (`podrun.compiler.model_collectives.total_p`) is added up by an AllReduce instead, together
-with all others that are known at the same time.
-Exchanges that do not depend on each other share a cut. Values that one Computation makes and a later one reads are
-temporaries. Buffers that the piece both reads and writes (accumulators, the seed) are written by the last Computation,
-so that all Computations read the same values.
+each machine computes its replicas' results from it. So a piece is cut into Computations with AllGathers between them. A
+sum that replicas share (`podrun.compiler.model_collectives.total_p`) is added up by an AllReduce instead, together with
+all others that are known at the same time. Exchanges that do not depend on each other share a cut. Values that one
+Computation makes and a later one reads are temporaries. Buffers that the piece both reads and writes (accumulators, the
+seed) are written by the last Computation, so that all Computations read the same values.
 
 Sums go from replica to replica in order of the replicas of the whole program, so results do not depend on how replicas
 are spread over machines. Only shared sums first go over a machine's replicas, in one product if products are added

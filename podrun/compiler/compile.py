@@ -92,9 +92,8 @@ def compile_program(
 
     The same Program, target and options give an Executable that is equal to the byte, on any host of the same
     instruction set: its metadata names that, since constants worked out on the way have its bits. The machine code of
-    pieces is no part of it; each machine compiles for its own processor.
-    Raises UsageError for a program that cannot be right, UnimplementedError for what is not there yet, and
-    what `podrun.compiler.cache.cached` raises.
+    pieces is no part of it; each machine compiles for its own processor. Raises UsageError for a program that cannot be
+    right, UnimplementedError for what is not there yet, and what `podrun.compiler.cache.cached` raises.
     """
     options = options or CompileOptions()
     compilation = _Compilation(program, target, options)

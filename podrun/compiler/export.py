@@ -257,8 +257,7 @@ def _ends_chains(equation: JaxprEqn) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PieceFunction:
-    """``function(buffers) -> buffers``, by name; ``inputs`` gives what each buffer it reads holds, in
-    order."""
+    """``function(buffers) -> buffers``, by name; ``inputs`` gives what each buffer it reads holds, in order."""
 
     name: str
     function: Callable[[Mapping[str, Any]], Mapping[str, Any]]

@@ -51,8 +51,7 @@ SEED_VARIABLE = "randomSeed___fromHost"
 """Name of the variable that holds the base seed, in every Executable that draws random numbers."""
 
 STRIDE = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio, odd: seeds of neighbouring micro-batches lie far from those of
-replicas."""
+"""2**64 divided by the golden ratio, odd: seeds of neighbouring micro-batches lie far from those of replicas."""
 
 
 def seed_words(seed: int) -> tuple[int, int]:
@@ -70,8 +69,7 @@ def advance(seed: jax.Array, micro_batches: int) -> jax.Array:
 
 
 def folded_keys(seed: jax.Array, replica_offset: jax.Array, micro_batches: int, replicas: int) -> jax.Array:
-    """Key data uint32 ``[micro_batches * replicas, 2]``, micro-batch major, for replicas from
-    ``replica_offset``."""
+    """Key data uint32 ``[micro_batches * replicas, 2]``, micro-batch major, for replicas from ``replica_offset``."""
     import jax.numpy as jnp
     import numpy as np
 

@@ -91,8 +91,7 @@ class Folded:
         return self.micro_batches * self.replicas
 
     def fold_inputs(self, buffers: Tensors) -> dict[str, Any]:
-        """Stream buffers ``[count, replicas, *shape]`` (broadcast: ``[count, *shape]``) on the folded
-        axis."""
+        """Stream buffers ``[count, replicas, *shape]`` (broadcast: ``[count, *shape]``) on the folded axis."""
         return {name: self._fold_input(name, buffer) for name, buffer in buffers.items()}
 
     def _fold_input(self, name: str, buffer: jax.Array) -> Any:
@@ -147,8 +146,7 @@ class Folded:
     def forward(
         self, parameters: Tensors, inputs: Tensors, keys: jax.Array | None, deltas: Tensors
     ) -> dict[str, Any]:
-        """Every result with the folded axis in front. ``inputs`` from `fold_inputs`, ``deltas`` ``[size,
-        ...]``."""
+        """Every result with the folded axis in front. ``inputs`` from `fold_inputs`, ``deltas`` ``[size, ...]``."""
         parameters, tokens = self.own_rows(parameters), self.tokens()
         if self.size == 1 and self.shared and tokens is None and not (self.batched or self.group_of):
             return self._forward_alone(parameters, inputs, keys)

@@ -278,8 +278,7 @@ def _check(traced: Trace, program: Program, anchors: Sequence[Anchor]) -> None:
         loss = traced.spec(program.loss)
         if loss.size != 1 or not _is_float(loss.dtype):
             raise UsageError(
-                f"the loss {program.loss!r} is {loss.dtype}{list(loss.shape)}; it must be "
-                f"a floating-point scalar",
+                f"the loss {program.loss!r} is {loss.dtype}{list(loss.shape)}; it must be a floating-point scalar",
                 hint="Reduce it, with identityloss for one, and cast it if it is of integers.",
             )
         for anchor in anchors:
@@ -289,8 +288,7 @@ def _check(traced: Trace, program: Program, anchors: Sequence[Anchor]) -> None:
         old, new = program.parameters[parameter].spec, traced.spec(value)
         if (old.dtype, old.shape) != (new.dtype, new.shape):
             raise UsageError(
-                f"{value!r} ({new.dtype}{list(new.shape)}) cannot replace {parameter!r} "
-                f"({old.dtype}{list(old.shape)})",
+                f"{value!r} ({new.dtype}{list(new.shape)}) cannot replace {parameter!r} ({old.dtype}{list(old.shape)})",
                 hint="Give the new value the type and shape of the old one.",
             )
         if program.parameters[parameter].trainable:

@@ -87,8 +87,7 @@ def read_arguments(jaxpr: Jaxpr) -> set[Any]:
 
 
 def name_scopes(equation: JaxprEqn) -> tuple[str, ...]:
-    """The name scopes of an equation from the outside in, with ``jvp(...)`` and ``transpose(...)`` left
-    on."""
+    """The name scopes of an equation from the outside in, with ``jvp(...)`` and ``transpose(...)`` left on."""
     return tuple(part for part in str(equation.source_info.name_stack).split("/") if part)
 
 

@@ -40,10 +40,9 @@ micro-batch. Operators placed on IPU *i* run under ``jax.named_scope("ipu:i")``,
 def tap(name: str, value: object) -> Any:
     """``value`` as the tensor ``name``, apart from every other tensor that has the same value.
 
-    An identity that costs nothing and is seen by the compiler: gradients are taken with respect to what
-    consumers of ``name`` read, so an operator that passes its input through (Identity, Reshape to the same
-    shape) does not make the gradients of its input and its output one. Cheap enough to use for every output
-    of every operator.
+    An identity that costs nothing and is seen by the compiler: gradients are taken with respect to what consumers of
+    ``name`` read, so an operator that passes its input through (Identity, Reshape to the same shape) does not make the
+    gradients of its input and its output one. Cheap enough to use for every output of every operator.
     """
     from jax.ad_checkpoint import checkpoint_name
 
@@ -94,8 +93,7 @@ class UpdateRule(Protocol):
         """Weights with equal keys share constant hyper-parameters and scalar names, and so one arena."""
 
     def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
-        """Lasting state by reserved-name prefix (``Accl___`` ...): spec (named prefix + weight) and initial
-        value."""
+        """Lasting state by reserved-name prefix (``Accl___`` ...): spec (named prefix + weight) and initial value."""
 
     def scalars(self, weight: str) -> dict[str, float]:
         """Streamed (non-const) hyper-parameters by full reserved name, with their current values."""
@@ -252,11 +250,10 @@ class Transfers:
 class Program:
     """See the module docstring.
 
-    ``replicas``: over the whole program (all instances); ``ipus_per_replica`` IPUs each; on machines of four
-    IPUs, or on one smaller partition. ``loss`` names a forward value with one element (None: inference).
-    ``state_updates`` maps a parameter to the forward value that replaces it after each micro-batch (running
-    statistics). ``loss_scaling`` multiplies the gradient that enters the backward pass; the update rule
-    divides it out.
+    ``replicas``: over the whole program (all instances); ``ipus_per_replica`` IPUs each; on machines of four IPUs, or
+    on one smaller partition. ``loss`` names a forward value with one element (None: inference). ``state_updates`` maps
+    a parameter to the forward value that replaces it after each micro-batch (running statistics). ``loss_scaling``
+    multiplies the gradient that enters the backward pass; the update rule divides it out.
     """
 
     name: str

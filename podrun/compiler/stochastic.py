@@ -11,8 +11,7 @@ same for any number of processes, others for each place, replica, micro-batch, i
 inside has no float32 form here (scatters, custom derivatives) round to nearest inside and stochastically at their edge.
 
 A result is rounded where its operator lies, and so is its gradient. What belongs to no operator (the states that bits
-come from, arguments in float32) is made anew by all that read it, wherever they are
-(`podrun.core.names.LOCAL`).
+come from, arguments in float32) is made anew by all that read it, wherever they are (`podrun.core.names.LOCAL`).
 
 Source: Graphcore's "AI-Float" white paper (stochastic rounding of every float16 result); hash: a 32-bit mixer of two
 multiplications (C. Wellons, "Prospecting for hash functions", 2018).
@@ -83,9 +82,8 @@ def _below(state: jax.Array, place: jax.Array | np.uint32) -> Any:
 class Places:
     """The states of ``count`` places below one state, made as a few tables.
 
-    Place ``i`` has the state ``state_at(state, i)``; the first result of an equation there,
-    ``state_at(state_at(state, i), 0)``; the
-    gradient of either, the state `_BACK` below. A hash for each would be half of a program's equations.
+    Place ``i`` has the state ``state_at(state, i)``; the first result of an equation there, ``state_at(state_at(state,
+    i), 0)``; the gradient of either, the state `_BACK` below. A hash for each would be half of a program's equations.
     """
 
     def __init__(self, state: jax.Array, count: int) -> None:

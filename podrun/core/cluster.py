@@ -95,8 +95,7 @@ class Agent:
     """One IPU-M2000.
 
     ``index`` counts agents of the POD, ``ild`` is its IPU-Link domain and ``position`` its place in it.
-    ``serial_pattern`` holds ``{board}`` where the number of the board stands: a machine has two boards of two
-    IPUs.
+    ``serial_pattern`` holds ``{board}`` where the number of the board stands: a machine has two boards of two IPUs.
     """
 
     id: str

@@ -62,8 +62,7 @@ class GatewayLinks(_Strict):
 
 
 class AgentGroup(_Strict):
-    """A row of agents. ``{n}``, ``{ild}``, ``{position}`` in a text stand for numbers; ``{n:3}`` pads with
-    zeros."""
+    """A row of agents. ``{n}``, ``{ild}``, ``{position}`` in a text stand for numbers; ``{n:3}`` pads with zeros."""
 
     count: Annotated[int, Field(ge=1, le=16384)]
     id: Annotated[str, Field(min_length=1)]

@@ -1,9 +1,8 @@
 """The application event record: the last warning or error that a program got from its IPUs, as a file for monitors.
 
-The SDK's rules: a program writes it only if ``IPU_APP_EVENT_RECORD_PATH`` names a directory it may write to; there
-is one record, and a new event takes its place if its severity is equal or higher. `gcipuinfo.getLastAppEventRecord`
-reads it.
-The name of the file and the words for severities are podrun's, since none are published.
+The SDK's rules: a program writes it only if ``IPU_APP_EVENT_RECORD_PATH`` names a directory it may write to; there is
+one record, and a new event takes its place if its severity is equal or higher. `gcipuinfo.getLastAppEventRecord` reads
+it. The name of the file and the words for severities are podrun's, since none are published.
 """
 
 from __future__ import annotations

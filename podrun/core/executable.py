@@ -1,10 +1,9 @@
 """What a machine runs: the Executable, podrun's PopEF.
 
-An Executable is data, not code to be trusted: typed instructions for each IPU of a replica, a table of
-streams (what crosses between host and IPUs), a table of variables (what lasts on the IPUs between runs),
-numerical pieces as StableHLO bytes made by ``jax.export``, and a report of what the tiles hold and how long
-they take. Machines interpret the instructions (``podrun.device.program``); compilers write them
-(``podrun.compiler``).
+An Executable is data, not code to be trusted: typed instructions for each IPU of a replica, a table of streams (what
+crosses between host and IPUs), a table of variables (what lasts on the IPUs between runs), numerical pieces as
+StableHLO bytes made by ``jax.export``, and a report of what the tiles hold and how long they take. Machines interpret
+the instructions (``podrun.device.program``); compilers write them (``podrun.compiler``).
 
 Vocabulary
     *batch*: what one weight update sees, ``accumulation_factor`` micro-batches on every replica. One weight update.
@@ -135,8 +134,7 @@ class VariableRole(enum.Enum):
     SCALAR = "scalar"
     """A streamed hyper-parameter (a non-const learning rate and the like). The host writes it between runs."""
     RANDOM_SEED = "random_seed"
-    """The base random seed, uint32 ``[2]`` (high word, low word); the program advances it with every
-    micro-batch."""
+    """The base random seed, uint32 ``[2]`` (high word, low word); the program advances it with every micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +180,14 @@ class ArenaMember:
 class Arena:
     """Tensors of one dtype end to end in one flat buffer of ``size`` elements (padding included).
 
-    ``size`` is a multiple of the number of machines, so that machine *m* of *M* owns the slice
-    ``[m*size//M, (m+1)*size//M)``. Weight, gradient and state arenas that are updated together share one
-    layout. ``shared``: after each update all machines hold the same bits, so machines on one host may keep a
-    single copy.
-    ``sliced`` (optimizer state): machine *m* reads and writes only its slice *m*, and no AllGather follows.
-    Whoever wants such an arena whole takes each slice from its owner; in a shared copy it simply is there.
-    ``position``: where a replica spans several machines, the one of its machines that holds the arena; then
-    the arena's collectives and slices are among the machines at that position, one for each replica, in order
-    of replicas, and ``size`` is a multiple of their number. None: every machine holds it.
+    ``size`` is a multiple of the number of machines, so that machine *m* of *M* owns the slice ``[m*size//M,
+    (m+1)*size//M)``. Weight, gradient and state arenas that are updated together share one layout. ``shared``: after
+    each update all machines hold the same bits, so machines on one host may keep a single copy. ``sliced`` (optimizer
+    state): machine *m* reads and writes only its slice *m*, and no AllGather follows. Whoever wants such an arena whole
+    takes each slice from its owner; in a shared copy it simply is there. ``position``: where a replica spans several
+    machines, the one of its machines that holds the arena; then the arena's collectives and slices are among the
+    machines at that position, one for each replica, in order of replicas, and ``size`` is a multiple of their number.
+    None: every machine holds it.
     """
 
     name: str
@@ -286,10 +283,9 @@ class AllReduce:
 class StoreStream:
     """Hand ``buffer`` (``[count, replicas, *shape]``) to the host as micro-batches ``[first, first+count)``.
 
-    The machine applies the stream's `Retrieval` as the micro-batches of a run pass by: ALL keeps each,
-    EVERY_N each ``period``-th of the run (counted from 1 over ``batches * accumulation_factor``), SUM adds
-    them in order in the tensor's own dtype, FINAL keeps the last one. For FINAL, compilers store only the
-    micro-batches that can be last.
+    The machine applies the stream's `Retrieval` as the micro-batches of a run pass by: ALL keeps each, EVERY_N each
+    ``period``-th of the run (counted from 1 over ``batches * accumulation_factor``), SUM adds them in order in the
+    tensor's own dtype, FINAL keeps the last one. For FINAL, compilers store only the micro-batches that can be last.
     """
 
     stream: str
@@ -341,11 +337,9 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Let temporary ``destination`` hold what temporary ``source`` holds now: a pipeline's stash and its
-    restoring.
+    """Let temporary ``destination`` hold what temporary ``source`` holds now: a pipeline's stash and its restoring.
 
-    Later writes to ``source`` do not reach ``destination``. Costs an emulator nothing: it may copy the
-    reference.
+    Later writes to ``source`` do not reach ``destination``. Costs an emulator nothing: it may copy the reference.
     """
 
     source: str

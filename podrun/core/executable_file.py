@@ -111,8 +111,7 @@ def description(executable: Executable) -> dict[str, Any]:
 def loads(data: bytes, *, where: str = "the received bytes") -> Executable:
     """The Executable in ``data``; ``where`` names its origin in errors.
 
-    Raises ConfigError for bytes that are not an Executable, are damaged or cut short, or are of a newer
-    podrun.
+    Raises ConfigError for bytes that are not an Executable, are damaged or cut short, or are of a newer podrun.
     """
     try:
         header, blobs = _split(data, where)

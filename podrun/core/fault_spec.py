@@ -59,15 +59,14 @@ class FaultSpec:
     """One planned fault. It strikes ``repeat`` times.
 
     ``indices``: one IPU, machine or instance, or the two ends of a link, lower first; empty for the service. ``batch``:
-    the number of batches that the program has completed since it was loaded when the fault strikes (0: during the
-    first batch); ``relative``: from the moment it is planned. ``instruction``: the index, within that batch's part of
-    the IPU's instruction list, of the instruction before which the fault strikes (None: the first). ``kind``: a key of
+    the number of batches that the program has completed since it was loaded when the fault strikes (0: during the first
+    batch); ``relative``: from the moment it is planned. ``instruction``: the index, within that batch's part of the
+    IPU's instruction list, of the instruction before which the fault strikes (None: the first). ``kind``: a key of
     `EFFECTS` or `DISTURBANCES`. ``optional``: the launch may succeed without the fault. ``launch``: the launch whose
     programs the fault may hit; empty: the next job that attaches. ``settings``: of the kind. ``during``: an event
     instead of a batch. ``seconds``: modelled time since the program was loaded, instead of a batch. ``rate`` and
-    ``seed``: probability per batch; the batch is drawn from them. ``every``: batches from one strike to the next
-    (0: at the same batch of the program that is loaded next). ``lasts``: batches (0: until the program is
-    loaded again).
+    ``seed``: probability per batch; the batch is drawn from them. ``every``: batches from one strike to the next (0: at
+    the same batch of the program that is loaded next). ``lasts``: batches (0: until the program is loaded again).
     """
 
     target: FaultTarget

@@ -1,13 +1,11 @@
 """What a machine reports: the one schema that machines write, the service passes on, and monitor tools read.
 
-A `MachineReport` is a snapshot of one IPU-M2000 as one partition sees it: who is attached, what state its
-IPUs are in, how busy they are. It crosses processes as a JSON object (`MachineReport.to_json_dict`) that
-carries `SCHEMA_VERSION`; keys end in their unit, numbers are numbers, and ``null`` means unknown, which is
-not the same as zero. Power, temperatures, shares of time and counters of links are modelled (`podrun.costmodel.power`,
-`podrun.device.activity`).
+A `MachineReport` is a snapshot of one IPU-M2000 as one partition sees it: who is attached, what state its IPUs are in,
+how busy they are. It crosses processes as a JSON object (`MachineReport.to_json_dict`) that carries `SCHEMA_VERSION`;
+keys end in their unit, numbers are numbers, and ``null`` means unknown, which is not the same as zero. Power,
+temperatures, shares of time and counters of links are modelled (`podrun.costmodel.power`, `podrun.device.activity`).
 
-`ATTRIBUTES` is the vocabulary of device attributes under the names that gc-info, gc-inventory and gcipuinfo
-print.
+`ATTRIBUTES` is the vocabulary of device attributes under the names that gc-info, gc-inventory and gcipuinfo print.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ PROCESS_ENDED = "its process ended"
 
 @dataclass(frozen=True, slots=True)
 class AttachedProcess:
-    """A host process that holds an IPU. ``start_time_s``: seconds since 1970, UTC, when the process
-    started."""
+    """A host process that holds an IPU. ``start_time_s``: seconds since 1970, UTC, when the process started."""
 
     pid: int
     user: str
@@ -121,11 +118,10 @@ class MachineReport:
     its IPUs in this partition. ``versions`` maps software to
     version; the known keys are "IPUoF server", "ICU firmware", "IPU-M software", "driver".
 
-    Work since the machine joined the partition, of training programs if any ran, else of inference:
-    ``batches_done`` weight updates (or inference batches),
-    ``samples_done`` samples on this machine's replicas (None if the program does not say how many a micro-batch
-    holds), ``modelled_s`` seconds the model gives for them on the IPUs, ``emulation_s`` seconds of wall clock in
-    runs. They outlive the process that attached.
+    Work since the machine joined the partition, of training programs if any ran, else of inference: ``batches_done``
+    weight updates (or inference batches), ``samples_done`` samples on this machine's replicas (None if the program does
+    not say how many a micro-batch holds), ``modelled_s`` seconds the model gives for them on the IPUs, ``emulation_s``
+    seconds of wall clock in runs. They outlive the process that attached.
     """
 
     agent_id: str

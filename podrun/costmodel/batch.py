@@ -1,5 +1,4 @@
-"""From one micro-batch to one batch: pipeline, accumulation, weight update, all-reduce, streamed state,
-host input.
+"""From one micro-batch to one batch: pipeline, accumulation, weight update, all-reduce, streamed state, host input.
 
 Every second of a batch has a named cause. A batch of G micro-batches on P IPUs per replica:
 

@@ -338,8 +338,7 @@ SCOPES = 8
 
 
 def check_planned(bounds: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
-    """Raise if any of several reports' ``bounds`` (by primitive: ``count``, ``cycles``, ``scopes``) is not
-    empty.
+    """Raise if any of several reports' ``bounds`` (by primitive: ``count``, ``cycles``, ``scopes``) is not empty.
 
     Raises:
         UnimplementedError: it lists all such primitives, how often they occur and where.

@@ -46,8 +46,7 @@ class Plan:
     bound: bool = False
 
     def overhead(self, chip: Chip) -> tuple[float, float]:
-        """Cycles of launches and of barriers: one barrier before each exchange, compute sets without one
-        fuse."""
+        """Cycles of launches and of barriers: one barrier before each exchange, compute sets without one fuse."""
         return self.compute_sets * launch_cycles(chip), max(self.exchanges, 0) * sync_cycles(chip)
 
     def cycles(self, chip: Chip) -> float:

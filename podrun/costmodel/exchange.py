@@ -1,8 +1,7 @@
 """What moving data costs: between tiles of one IPU, with the barriers; between IPUs on IPU-Links; to and from the host.
 
-An exchange phase lasts as long as its busiest tile: words received or sent, one per cycle, plus a latency;
-many fragments cost more than their words. Functions return cycles; those whose names end in ``_seconds`` return
-seconds.
+An exchange phase lasts as long as its busiest tile: words received or sent, one per cycle, plus a latency; many
+fragments cost more than their words. Functions return cycles; those whose names end in ``_seconds`` return seconds.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ COUNTER_READ = 14.0
 """Cycles between two counter reads beside the barrier itself. Derived: mean gap 90 against a barrier of
 76."""
 ARRANGE_PER_BYTE = 2.1
-"""Cycles per byte of element-wise rearrangement on a tile. Derived: GC2 stencil's pre- and post-arrange
-phases."""
+"""Cycles per byte of element-wise rearrangement on a tile. Derived: GC2 stencil's pre- and post-arrange phases."""
 
 
 GC2_NEIGHBOUR_BYTES = 8.9 * 1.6e9
@@ -162,8 +160,7 @@ PCIE_BYTES_PER_SECOND = 20e9
 hardware moves 40 MB in 2.64 M cycles of 1.33 GHz; PCIe 4 x16 peaks at 32e9.
 """
 REMOTE_ROUNDS = 5
-"""Gateway rounds per micro-batch of a program with remote variables: data in, weights in twice, state in
-and out.
+"""Gateway rounds per micro-batch of a program with remote variables: data in, weights in twice, state in and out.
 Assumed."""
 
 

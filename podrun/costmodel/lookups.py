@@ -162,9 +162,7 @@ rank it. Derived: one published search of 8 steps, 10 classes, 5 beams.
 BEAM_CYCLES = 26.0
 """Worker cycles of keeping one beam (the start of a one-worker operation)."""
 DEFAULT_TILES = 16
-"""Tiles of a loss whose partition is not given, as a square of partitions. Assumed; beam search is
-published on 16.
-"""
+"""Tiles of a loss whose partition is not given, as a square of partitions. Assumed; beam search is published on 16."""
 
 
 def wave_front(
@@ -185,18 +183,14 @@ def loss_reduction_cycles(steps: int, label: int, dtype: str) -> float:
 
 
 def beam_parts(classes: int, beams: int) -> dict[str, float]:
-    """Cycles of one time step of beam search by part: generate, merge, select (a third of a candidate
-    each), update.
-    """
+    """Cycles of one time step of beam search by part: generate, merge, select (a third of a candidate each), update."""
     candidates = WORKERS * CANDIDATE_CYCLES * beams * classes
     parts = dict.fromkeys(("generate", "merge", "select"), candidates / 3.0)
     return {**parts, "update": 20.0 + WORKERS * BEAM_CYCLES * beams}
 
 
 def plan_loss(chip: Chip, equation: Equation) -> Plan:
-    """Loss (and gradient) of a batch: each entry on tiles of its own, as many at a time as there are tiles
-    for.
-    """
+    """Loss (and gradient) of a batch: each entry on tiles of its own, as many at a time as there are tiles for."""
     steps, batch, classes = equation.operands[0].shape
     label, gradient = equation.params["label"], equation.params["gradient"]
     dtype = "float16" if equation.operands[0].dtype in ("float16", "bfloat16") else "float32"
@@ -224,9 +218,7 @@ def plan_loss(chip: Chip, equation: Equation) -> Plan:
 
 
 def plan_beam_search(chip: Chip, equation: Equation) -> Plan:
-    """Beam search over a batch: per time step its four compute sets, candidates and beams on tiles of the
-    entry.
-    """
+    """Beam search over a batch: per time step its four compute sets, candidates and beams on tiles of the entry."""
     steps, batch, classes = equation.operands[0].shape
     beams = equation.params["beams"]
     rounds, tiles = _rounds(chip, batch)

@@ -1,10 +1,9 @@
 """Planner for matrix products and convolutions: how the work is cut over tiles and which vertex does it.
 
-A product of G groups, [M, K] x [K, N] each, is cut into pm x pk x pn pieces per group. Every candidate split is
-priced (vertex cycles, operands in, partial sums out, reduction, cast) and the cheapest that stays within the memory
-proportion wins, as in the library's planner (graphcore/poplibs, lib/poplin/ConvModel.cpp). Convolutions add kernel
-positions: either each position is a pass over the field (AMP Nx1), or the field is expanded first so that K holds the
-positions.
+A product of G groups, [M, K] x [K, N] each, is cut into pm x pk x pn pieces per group. Every candidate split is priced
+(vertex cycles, operands in, partial sums out, reduction, cast) and the cheapest that stays within the memory proportion
+wins, as in the library's planner (graphcore/poplibs, lib/poplin/ConvModel.cpp). Convolutions add kernel positions:
+either each position is a pass over the field (AMP Nx1), or the field is expanded first so that K holds the positions.
 """
 
 from __future__ import annotations
@@ -164,8 +163,7 @@ ROW_CHANNELS = 4
 
 
 def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> ProductCandidate:
-    """Weight blocks of four kernel rows and four channels: the unit walks the field itself, nothing is
-    expanded.
+    """Weight blocks of four kernel rows and four channels: the unit walks the field itself, nothing is expanded.
 
     Source: poplin's estimator of the Nx1 vertex. It pays for a short kernel over few channels at stride one.
     """
@@ -192,8 +190,7 @@ def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> ProductCa
 
 
 EXPAND_CYCLES = 0.34
-"""Cycles per byte of expanding a field on its tile. Derived: the planner's figure for ResNet's first
-layer."""
+"""Cycles per byte of expanding a field on its tile. Derived: the planner's figure for ResNet's first layer."""
 
 
 def _slic_plan(chip: Chip, product: Product, tiles: int) -> ProductCandidate:
@@ -258,8 +255,7 @@ def _vector_plan(chip: Chip, product: Product, tiles: int) -> ProductCandidate:
 
 
 def _halo(product: Product, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Input pixels per output pixel of a piece of ``rows`` pixels: the stride's area and a rim of the
-    kernel."""
+    """Input pixels per output pixel of a piece of ``rows`` pixels: the stride's area and a rim of the kernel."""
     if product.kernel == 1:
         return np.ones_like(rows)
     side = np.sqrt(rows)

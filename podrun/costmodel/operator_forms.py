@@ -275,9 +275,7 @@ def _pointwise(forward: str, backward: str, *, keeps_output: bool) -> Template:
 
 
 def _dropout(op: TracedOperator) -> None:
-    """The generator runs inside the vertex; the backward pass runs it again from the same seed, so no mask
-    is kept.
-    """
+    """The generator runs inside the vertex; the backward pass runs it again from the same seed, so no mask is kept."""
     floating = [n for n in op.forward.reads if op.tensors[n].dtype.startswith(("float", "bfloat"))]
     if not floating:
         raise Unexpected

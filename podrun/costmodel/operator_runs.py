@@ -25,9 +25,7 @@ EXPLICIT = frozenset({"Cast", "CastLike"})
 
 @dataclass(frozen=True, slots=True)
 class OperatorScope:
-    """Where an equation comes from: an operator's ``label``, its ``kind`` (its ONNX type), forward or
-    backward.
-    """
+    """Where an equation comes from: an operator's ``label``, its ``kind`` (its ONNX type), forward or backward."""
 
     label: str
     kind: str

@@ -91,8 +91,7 @@ def plan_fill(chip: Chip, equation: Equation) -> Plan:
 
 
 def plan_scan_reduce(chip: Chip, equation: Equation) -> Plan:
-    """Running sums and maxima along one axis: log2(n) sweeps of element-wise steps with a neighbour
-    exchange."""
+    """Running sums and maxima along one axis: log2(n) sweeps of element-wise steps with a neighbour exchange."""
     source = equation.operands[0]
     axis = equation.params.get("axis", 0)
     sweeps = max(1, math.ceil(math.log2(max(2, source.shape[axis] if source.shape else 2))))
@@ -114,8 +113,7 @@ def plan_scan_reduce(chip: Chip, equation: Equation) -> Plan:
 def plan_sort(chip: Chip, equation: Equation) -> Plan:
     """Sort and top-k: a bitonic network of log2(n)(log2(n)+1)/2 compare-exchange steps over all tiles.
 
-    Top-k sorts runs of k and keeps the larger half of each pair of runs: log2(n/k) merges of log2(k) steps
-    more.
+    Top-k sorts runs of k and keeps the larger half of each pair of runs: log2(n/k) merges of log2(k) steps more.
     """
     source = equation.operands[0]
     axis = equation.params.get("dimension", -1)
@@ -176,9 +174,7 @@ product.
 
 
 def plan_factorisation(chip: Chip, equation: Equation) -> Plan:
-    """Cholesky, LU, QR, eigenvalues, singular values, triangular solve: one broadcast and one update a
-    step.
-    """
+    """Cholesky, LU, QR, eigenvalues, singular values, triangular solve: one broadcast and one update a step."""
     source = equation.operands[0]
     rows, columns = source.shape[-2:] if len(source.shape) > 1 else (1, source.size)
     steps = max(1, min(rows, columns))

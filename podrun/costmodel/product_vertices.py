@@ -15,8 +15,7 @@ def _ceil(a: ArrayLike, b: ArrayLike) -> Cycles:
 
 
 def in_group(input_type: str) -> int:
-    """Input channels of one AMP weight block: pipeline depth 4 times the elements taken per cycle and
-    unit."""
+    """Input channels of one AMP weight block: pipeline depth 4 times the elements taken per cycle and unit."""
     return {"float32": 8, "float8": 32}.get(input_type, 16)
 
 
@@ -62,10 +61,9 @@ def matmul_cycles(
 ) -> Cycles:
     """One AMP 1x1 vertex: ``groups`` products of [rows, in_channels] with [in_channels, out_channels].
 
-    ``units`` is the number of output channels side by side; a block of 16 output channels takes ``16 /
-    units`` passes. ``load_bytes`` is how fast weights are loaded: 8 (64 bits) matches the published
-    hardware points.
-    Source: poplin's estimators of the 1x1 vertices, held against 77 hardware points.
+    ``units`` is the number of output channels side by side; a block of 16 output channels takes ``16 / units`` passes.
+    ``load_bytes`` is how fast weights are loaded: 8 (64 bits) matches the published hardware points. Source: poplin's
+    estimators of the 1x1 vertices, held against 77 hardware points.
     """
     rows = np.asarray(rows, dtype=np.float64)
     groups = np.asarray(groups, dtype=np.float64)
@@ -98,12 +96,10 @@ def kernel_cycles(
     units: int = CONV_UNITS,
     groups: ArrayLike = 1,
 ) -> Cycles:
-    """One AMP vertex of a convolution with ``kernel`` positions: ``rows`` rows of ``row_length`` output
-    pixels.
+    """One AMP vertex of a convolution with ``kernel`` positions: ``rows`` rows of ``row_length`` output pixels.
 
-    Each weight block is used for all rows of one kernel position; workers take whole partitions (rows) in
-    turn.
-    Source: poplin's estimator of the Nx1 vertex.
+    Each weight block is used for all rows of one kernel position; workers take whole partitions (rows) in turn. Source:
+    poplin's estimator of the Nx1 vertex.
     """
     rows = np.asarray(rows, dtype=np.float64)
     kernel = np.asarray(kernel, dtype=np.float64)

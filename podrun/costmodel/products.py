@@ -17,10 +17,9 @@ DEFAULT_PROPORTION = 0.6
 class Product:
     """G products [M, K] x [K, N]; a convolution if ``kernel`` > 1 (K is then the channels of one position).
 
-    ``row_length``: output pixels side by side. ``stride``: how far apart the input pixels of neighbouring
-    outputs are. ``transposed``: the rows' operand must be regrouped first. ``reuse``: how often each input
-    element stands in the rows (kernel positions of a weight gradient), so that fewer bytes move than the
-    rows hold.
+    ``row_length``: output pixels side by side. ``stride``: how far apart the input pixels of neighbouring outputs are.
+    ``transposed``: the rows' operand must be regrouped first. ``reuse``: how often each input element stands in the
+    rows (kernel positions of a weight gradient), so that fewer bytes move than the rows hold.
     """
 
     groups: int
@@ -104,8 +103,7 @@ def of_sizes(equation: Equation, partials_type: str, proportion: float) -> Produ
 
 
 def of_convolution(equation: Equation, partials_type: str, proportion: float) -> Product:
-    """Forward and data-gradient convolutions keep kernel positions; a weight gradient becomes a plain
-    product.
+    """Forward and data-gradient convolutions keep kernel positions; a weight gradient becomes a plain product.
 
     A weight gradient is seen by its window being larger than its result's field: its contraction runs over
     the batch and the field, its rows are the kernel positions and input channels.

@@ -1,12 +1,11 @@
 """Recomputation: the backward pass computes forward values that it needs again instead of keeping them.
 
-A flat training step lists its forward equations, then its backward ones (scope ``transpose(...)``). Where a
-backward equation reads a value that is to be made again, copies of the forward equations that lead to it
-are put just before that reader, once, and read from there on; so the value lives from its maker to its last
-forward reader, and again from its copy to its last backward reader. Copies keep their layer and their IPU
-(``transpose(checkpoint(...))``) and so belong to the backward work of their own pipeline stage. Liveness and
-cycles of the changed step are then counted as usual: saving and price are both counted, neither is assumed. No bit of a
-result depends on it.
+A flat training step lists its forward equations, then its backward ones (scope ``transpose(...)``). Where a backward
+equation reads a value that is to be made again, copies of the forward equations that lead to it are put just before
+that reader, once, and read from there on; so the value lives from its maker to its last forward reader, and again from
+its copy to its last backward reader. Copies keep their layer and their IPU (``transpose(checkpoint(...))``) and so
+belong to the backward work of their own pipeline stage. Liveness and cycles of the changed step are then counted as
+usual: saving and price are both counted, neither is assumed. No bit of a result depends on it.
 
 A copy is like its original, on the same IPU, so outlining makes one function of the two: vertices, their state and the
 exchange's code are there once, and a run of copies is a call (`podrun.costmodel.equations.CALL_CODE`). A copy whose

@@ -287,9 +287,8 @@ KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FlatSegment:
-    """A part of a step: ``flat.arguments`` is all it reads of others, ``flat.outputs`` all that others
-    read, then the results of the whole step that it makes. ``crossing``: those outputs that other segments
-    read.
+    """A part of a step: ``flat.arguments`` is all it reads of others, ``flat.outputs`` all that others read, then the
+    results of the whole step that it makes. ``crossing``: those outputs that other segments read.
     """
 
     place: int

@@ -1,5 +1,4 @@
-"""Choosing how a product is cut over tiles: what each split moves and holds, and the cheapest that has the
-room.
+"""Choosing how a product is cut over tiles: what each split moves and holds, and the cheapest that has the room.
 
 The vertex cycles of every candidate split come from `matmul`. This module adds operands in, partial sums out,
 reduction, cast and the turns of a serial split, for all candidates at once.
@@ -37,8 +36,7 @@ BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "fl
 
 
 def splits(size: int, grain: int, most: int) -> Values:
-    """Ways to cut ``size`` into equal parts of whole grains: numbers of parts, without those that change
-    nothing."""
+    """Ways to cut ``size`` into equal parts of whole grains: numbers of parts, without those that change nothing."""
     blocks = math.ceil(size / grain)
     parts = {math.ceil(blocks / math.ceil(blocks / p)) for p in range(1, min(blocks, most) + 1)}
     ordered = sorted(parts)
@@ -50,9 +48,7 @@ def splits(size: int, grain: int, most: int) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class ProductCandidate:
-    """A way to compute a product; ``fits``: its temporary data stay within the proportion, serially if need
-    be.
-    """
+    """A way to compute a product; ``fits``: its temporary data stay within the proportion, serially if need be."""
 
     plan: Plan
     fits: bool

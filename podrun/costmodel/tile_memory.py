@@ -29,9 +29,8 @@ BANDS = 8
 WEIGHTS, STATE, ACCUMULATORS = "weights", "optimizer_state", "accumulators"
 STREAMS, STASH, CONSTANTS, ARGUMENTS = "streams", "stash", "constants", "arguments"
 LASTING = (WEIGHTS, STATE, ACCUMULATORS, STREAMS, STASH, CONSTANTS, ARGUMENTS)
-"""Names of contents that are always live, in the order they are shown. ``streams``: buffers of inputs and
-anchors. ``stash``: activations kept for micro-batches in flight. ``arguments``: of a function costed by
-itself.
+"""Names of contents that are always live, in the order they are shown. ``streams``: buffers of inputs and anchors.
+``stash``: activations kept for micro-batches in flight. ``arguments``: of a function costed by itself.
 """
 ACTIVATIONS, TEMPORARY = "activations", "temporary"
 
@@ -100,9 +99,7 @@ class Demand:
 
 
 def _on_tile(chip: Chip, demand: Demand, share: float) -> dict[str, int]:
-    """Bytes by category on a tile that has ``share`` of the mean. Whole bytes, so that sums agree
-    everywhere.
-    """
+    """Bytes by category on a tile that has ``share`` of the mean. Whole bytes, so that sums agree everywhere."""
     share_of_tile = share / chip.tiles
     spread: dict[str, float] = {"always_live": demand.always, "not_always_live": demand.activations}
     spread |= {TEMPORARY: demand.temporary, **demand.code}
@@ -121,9 +118,7 @@ def fits(chip: Chip, demand: Demand) -> bool:
 
 
 def by_tile(chip: Chip, demand: Demand) -> list[dict[str, Any]]:
-    """Tiles ``[first, last)`` and the bytes by category on each of them, all tiles in order, the fullest
-    first.
-    """
+    """Tiles ``[first, last)`` and the bytes by category on each of them, all tiles in order, the fullest first."""
     edges = [chip.tiles * band // BANDS for band in range(BANDS + 1)]
     ranges = []
     for band, (first, last) in enumerate(itertools.pairwise(edges)):
@@ -179,8 +174,7 @@ def thinned(curve: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class LiveBytes:
-    """Bytes on the chip. ``curve[i]`` holds not-always-live bytes while step ``i`` runs, ``peak`` its
-    largest.
+    """Bytes on the chip. ``curve[i]`` holds not-always-live bytes while step ``i`` runs, ``peak`` its largest.
 
     ``contents``: the largest values alive at the peak, (scope of the maker, bytes), largest first.
     """

@@ -103,8 +103,7 @@ def chain_cycles(elements: float, dtype: str, ops: tuple[tuple[str, str], ...], 
 
 
 def scaled_add_cycles(elements: float, dtype: str) -> float:
-    """``a += k * b``, the optimizer's workhorse: 21 to start, two cycles per vector (one when
-    interleaved)."""
+    """``a += k * b``, the optimizer's workhorse: 21 to start, two cycles per vector (one when interleaved)."""
     if elements <= 0:
         return 0.0
     return SUPERVISOR + WORKERS * (21.0 + 2.0 * per_worker_vectors(elements, dtype))
@@ -116,8 +115,7 @@ def fill_cycles(elements: float, dtype: str) -> float:
 
 
 def reduce_cycles(outputs: float, depth: float, dtype: str) -> float:
-    """Strided reduce of ``depth`` values into each of ``outputs``: accumulators two cycles per vector and
-    value."""
+    """Strided reduce of ``depth`` values into each of ``outputs``: accumulators two cycles per vector and value."""
     if outputs <= 0 or depth <= 0:
         return 0.0
     by_outputs = 33.0 + WORKERS * (20.0 + per_worker_vectors(outputs, dtype) * (REDUCE_CYCLES * depth + 9.0))
@@ -158,8 +156,7 @@ def multi_update_cycles(slices: ArrayLike, row_elements: ArrayLike, *, in_range:
 
 
 def pool_cycles(outputs: float, window: float, dtype: str, *, backward: bool = False) -> float:
-    """Pooling: 3 cycles per 64-bit vector and kernel position forward, 5 backward, + 20 per row of
-    positions."""
+    """Pooling: 3 cycles per 64-bit vector and kernel position forward, 5 backward, + 20 per row of positions."""
     per = 5.0 if backward else 3.0
     return 60.0 + WORKERS * (30.0 + window * 20.0 + per_worker_vectors(outputs, dtype) * window * per)
 

@@ -95,9 +95,7 @@ class Connection(Protocol):
         """True iff this process is attached. An `IpusTakenError` of any call ends that."""
 
     def load(self, executable: Executable) -> None:
-        """Put the program on the IPUs (an IPU reset: tile memory is lost). All owners of a job load the same
-        one.
-        """
+        """Put the program on the IPUs (an IPU reset: tile memory is lost). All owners of a job load the same one."""
 
     def write_variables(self, values: Mapping[str, np.ndarray]) -> None:
         """Write weights, optimizer state, scalars or the seed. Owners of one job must write equal values."""

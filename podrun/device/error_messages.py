@@ -55,10 +55,9 @@ def machine_lost(
     """
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
     return UnrecoverableRuntimeError(
-        "fabric_atomic_increment_hsp_register could not be completed: Fabric error: "
-        "connection not established "
-        f"({reason}), device {ipu}, IPU-M {endpoint} (machine {machine} of the partition): "
-        f"the IPUoF server is unreachable since {now}{doing and f', {doing}'}",
+        "fabric_atomic_increment_hsp_register could not be completed: Fabric error: connection not established "
+        f"({reason}), device {ipu}, IPU-M {endpoint} (machine {machine} of the partition): the IPUoF server is "
+        f"unreachable since {now}{doing and f', {doing}'}",
         code=ErrorCode.HOST_LINK_DOWN,
         where=f"machine {machine}",
         cause=ErrorCause(fault=fault, machine=machine, remains=Remains.LOST_MACHINE),

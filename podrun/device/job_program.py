@@ -62,8 +62,7 @@ class JobProgram:
         layout = executable.layout
         if layout.machines != machines or layout.ipus != self.range.count:
             raise ApplicationRuntimeError(
-                f"the program covers {layout.ipus} IPUs on {layout.machines} machine(s), but its "
-                "device is IPUs "
+                f"the program covers {layout.ipus} IPUs on {layout.machines} machine(s), but its device is IPUs "
                 f"{self.range.first}-{self.range.stop - 1} on {machines} machine(s)"
             )
         for owner in self.owners.values():

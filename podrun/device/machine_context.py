@@ -118,8 +118,7 @@ def owned_part(place: MachinePlace, request: AttachRequest) -> IpuRange:
     if not (0 <= job.first <= owned.first < owned.stop <= job.stop <= total) or not here.count:
         raise ApplicationRuntimeError(
             f"machine {place.machine} (IPUs {mine.first}-{mine.stop - 1}) cannot attach IPUs "
-            f"{owned.first}-"
-            f"{owned.stop - 1} of a job on IPUs {job.first}-{job.stop - 1}"
+            f"{owned.first}-{owned.stop - 1} of a job on IPUs {job.first}-{job.stop - 1}"
         )
     if len(job.machines(place.ipus)) > 1 and (job.first % place.ipus or job.count % place.ipus):
         raise ApplicationRuntimeError(

@@ -36,10 +36,7 @@ class Owner:
     @property
     def who(self) -> str:
         """The owner in words, for error messages."""
-        return (
-            f"process {self.request.pid} ({self.request.command or 'unknown command'}, user "
-            f"{self.request.user})"
-        )
+        return f"process {self.request.pid} ({self.request.command or 'unknown command'}, user {self.request.user})"
 
     @property
     def instance(self) -> int:

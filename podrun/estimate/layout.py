@@ -193,9 +193,7 @@ def _crossing(flat: FlatJaxpr, places: Sequence[int], layers: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ProgramLayout:
-    """How a program lies on the system: IPUs per replica, micro-batch, accumulation, and how it saves
-    memory.
-    """
+    """How a program lies on the system: IPUs per replica, micro-batch, accumulation, and how it saves memory."""
 
     micro_batch: int = 1
     accumulation: int = 1

@@ -18,8 +18,7 @@ def estimate_text(result: Estimate) -> str:
     unit, of = unit_of_time(total)
     lines = [
         f"{'Training' if result.training else 'Inference'}: {result.samples_per_second:,.0f} samples/s on "
-        f"{amount_of(result.replicas, 'replica')} of "
-        f"{amount_of(layout.ipus_per_replica, 'IPU')}",
+        f"{amount_of(result.replicas, 'replica')} of {amount_of(layout.ipus_per_replica, 'IPU')}",
         f"Micro-batch {layout.micro_batch}, accumulation {layout.accumulation}, batch of {result.samples:,} samples"
         + (", recomputing" if layout.recompute else ""),
         f"Fullest tile {byte_size(result.max_tile_bytes)} of {byte_size(result.tile_bytes)}: "

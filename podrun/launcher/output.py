@@ -1,8 +1,7 @@
 """What instances print: whole lines with mpirun's tags, ``[1,RANK]<stdout>:text``.
 
-`LineAssembler` turns chunks of bytes into lines; `OutputMixer` tags and writes them, keeps a copy in files if
-asked, and remembers the end of each instance's standard error, so that the traceback that matters can be
-shown last.
+`LineAssembler` turns chunks of bytes into lines; `OutputMixer` tags and writes them, keeps a copy in files if asked,
+and remembers the end of each instance's standard error, so that the traceback that matters can be shown last.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ def tag(instance: int, channel: OutputChannel, line: bytes) -> bytes:
 class OutputMixer:
     """Takes chunks from all instances and writes tagged lines.
 
-    ``write(channel, data)`` puts bytes on podrun's own standard output or error. ``only`` suppresses all
-    instances but one. ``directory``: copies, untagged, in ``DIR/1/rank.N/stdout`` and ``stderr`` as mpirun
-    writes them.
+    ``write(channel, data)`` puts bytes on podrun's own standard output or error. ``only`` suppresses all instances but
+    one. ``directory``: copies, untagged, in ``DIR/1/rank.N/stdout`` and ``stderr`` as mpirun writes them.
 
     A traceback is held back for a moment (`HOLD_SECONDS`): if its instance ends with it, and is the one
     that fails the launch, it comes last on the screen, once, instead of between what the others print. What another

@@ -69,8 +69,7 @@ def _check_size(layout: LaunchLayout) -> None:
 def fit_to_pod(
     spec: LaunchSpec, pod: PodFacts, pods: Callable[[], Mapping[str, int]] | None = None
 ) -> LaunchSpec:
-    """The launch with its IPU-Link domains settled on this POD. ``pods``: IPUs of the PODs one could ask for
-    instead.
+    """The launch with its IPU-Link domains settled on this POD. ``pods``: IPUs of the PODs one could ask for instead.
 
     Raises UsageError if the POD is too small, its IPU-Link domains do not hold whole instances, or it lacks what a
     planned fault hits.

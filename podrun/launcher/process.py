@@ -157,9 +157,7 @@ class ProcessRunner:
         return [index for index, child in self._children.items() if not child.reported]
 
     def signal(self, number: int, instances: Sequence[int] | None = None) -> None:
-        """Send a signal to the process groups of instances (default: all), whether or not their leader has
-        ended.
-        """
+        """Send a signal to the process groups of instances (default: all), whether or not their leader has ended."""
         for index, child in self._children.items():
             if instances is None or index in instances:
                 # The leader has not been reaped (see `_note_end`), so the number still names this group.
@@ -216,9 +214,7 @@ class ProcessRunner:
         pipe.close()
 
     def _note_end(self, child: _Child) -> None:
-        """See how the leader ended without reaping it: as long as it is a zombie, its group's number is not
-        reused.
-        """
+        """See how the leader ended without reaping it: as long as it is a zombie, its group's number is not reused."""
         result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if result is None:
             return

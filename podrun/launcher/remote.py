@@ -1,9 +1,7 @@
-"""Instances on other hosts: one Ray actor for each host runs the same `ProcessRunner` and hands its events
-back.
+"""Instances on other hosts: one Ray actor for each host runs the same `ProcessRunner` and hands its events back.
 
-Hosts are nodes of an existing Ray cluster (``ray start`` on each): the one of $RAY_ADDRESS, else
-the one this host belongs to. On this host instances are started directly: joining Ray costs seconds and would
-gain nothing.
+Hosts are nodes of an existing Ray cluster (``ray start`` on each): the one of $RAY_ADDRESS, else the one this host
+belongs to. On this host instances are started directly: joining Ray costs seconds and would gain nothing.
 
 `parse_hosts` and `read_hostfile` read the names of hosts.
 """

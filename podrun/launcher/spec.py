@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LaunchLayout:
-    """How replicas, instances, hosts and IPU-Link domains (ILDs) lie over each other; blocks in order at each
-    level.
+    """How replicas, instances, hosts and IPU-Link domains (ILDs) lie over each other; blocks in order at each level.
 
     Instance *i* owns replicas ``[i*L, (i+1)*L)`` with ``L = replicas // instances``; hosts and ILDs each hold
     a whole number of instances.

@@ -70,15 +70,12 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
         "swin_l": _vision(384, sequences.swin, "swin_l"),
     }
 )
-"""Networks of images by name. Text networks stand in `TRANSFORMERS`, ``lstm_network`` takes its sizes as
-arguments."""
+"""Networks of images by name. Text networks stand in `TRANSFORMERS`, ``lstm_network`` takes its sizes as arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A network as a model: ``weights`` are trained, ``state`` is kept by the forward pass (running
-    statistics).
-    """
+    """A network as a model: ``weights`` are trained, ``state`` is kept by the forward pass (running statistics)."""
 
     model: bytes
     inputs: tuple[str, ...]

@@ -235,9 +235,7 @@ def _swin_block(net: Network, x: str, name: str, heads: int, window: int, shift:
 
 
 def lstm_layers(net: Network, x: str, layers: int, hidden: int) -> str:
-    """The last layer's outputs, ``[time, batch, hidden]``; gates in one product per layer and step (PopART
-    LSTM).
-    """
+    """The last layer's outputs, ``[time, batch, hidden]``; gates in one product per layer and step (PopART LSTM)."""
     features = net.shape(x)[-1]
     for layer in range(layers):
         with net.scope(f"lstm{layer}"):

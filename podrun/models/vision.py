@@ -1,6 +1,4 @@
-"""Convolutional networks: ResNet, ResNeXt, EfficientNet, AlexNet, GoogLeNet, MobileNet; ``[batch, 3, side,
-side]``.
-"""
+"""Convolutional networks: ResNet, ResNeXt, EfficientNet, AlexNet, GoogLeNet, MobileNet; ``[batch, 3, side, side]``."""
 
 from __future__ import annotations
 
@@ -153,9 +151,7 @@ INCEPTION = (
     (256, 160, 320, 32, 128, 128),
     (384, 192, 384, 48, 128, 128),
 )
-"""Channels of 1x1; 3x3 reduced and out; 5x5 reduced and out; pooled projection (Szegedy et al. 2014, table
-1).
-"""
+"""Channels of 1x1; 3x3 reduced and out; 5x5 reduced and out; pooled projection (Szegedy et al. 2014, table 1)."""
 POOL_BEFORE = frozenset({2, 7})
 """Modules that follow a max-pool of stride two."""
 

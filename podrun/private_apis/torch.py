@@ -1,10 +1,9 @@
 """Uses of torch that torch does not promise to keep.
 
-Everything below a leading underscore is reached through this module alone. `REQUIRED` lists each use with its
-purpose; `missing_torch_names` names those that the installed torch no longer has, and
-`tests/private_apis/test_torch.py` fails with that list. Without any of them PyTorch programs cannot be captured, so
-the front end refuses to start and says which
-one is gone.
+Everything below a leading underscore is reached through this module alone. `REQUIRED` lists each use with its purpose;
+`missing_torch_names` names those that the installed torch no longer has, and `tests/private_apis/test_torch.py` fails
+with that list. Without any of them PyTorch programs cannot be captured, so the front end refuses to start and says
+which one is gone.
 """
 
 from __future__ import annotations

@@ -111,10 +111,9 @@ class Goodput:
         share = self.useful_seconds / self.total_seconds if self.total_seconds > 0 else 0.0
         again = f" ({self.recomputed_batches} batches)" if self.recomputed_batches else ""
         return (
-            f"goodput: {share:.1%} of {self.total_seconds:.2f} s: useful {self.useful_seconds:.2f} s "
-            f"({self.batches} batches), recomputed {self.recomputed_seconds:.2f} s{again}, "
-            f"detecting {self.detecting_seconds:.2f} s, recovering {self.recovering_seconds:.2f} s, "
-            f"waiting {self.waiting_seconds:.2f} s"
+            f"goodput: {share:.1%} of {self.total_seconds:.2f} s: useful {self.useful_seconds:.2f} s ({self.batches} "
+            f"batches), recomputed {self.recomputed_seconds:.2f} s{again}, detecting {self.detecting_seconds:.2f} s, "
+            f"recovering {self.recovering_seconds:.2f} s, waiting {self.waiting_seconds:.2f} s"
         )
 
     @property

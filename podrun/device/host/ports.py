@@ -60,8 +60,7 @@ def replica_slices(sites: Sequence[Site], owned: IpuRange, ipus_per_replica: int
         here = replicas_on(site.ipus, owned, ipus_per_replica)
         if here is None:
             raise ApplicationRuntimeError(
-                f"IPUs {owned.first}-{owned.stop - 1} are not whole replicas of {ipus_per_replica} "
-                "IPUs on each machine"
+                f"IPUs {owned.first}-{owned.stop - 1} are not whole replicas of {ipus_per_replica} IPUs on each machine"
             )
         slices.append(here)
     return slices

@@ -1,6 +1,4 @@
-"""The IPUoF client: ports to machines over gRPC, with tensors in shared memory where machines share
-the host.
-"""
+"""The IPUoF client: ports to machines over gRPC, with tensors in shared memory where machines share the host."""
 
 from __future__ import annotations
 

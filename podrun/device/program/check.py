@@ -83,8 +83,7 @@ def _check_layout(executable: Executable) -> None:
     _require(layout.is_consistent, f"its {layout.replicas} replicas do not lie on {layout.machines} machines")
     _require(
         len(executable.instructions) == layout.ipus_per_replica,
-        f"it has {len(executable.instructions)} instruction lists for "
-        f"{layout.ipus_per_replica} IPUs per replica",
+        f"it has {len(executable.instructions)} instruction lists for {layout.ipus_per_replica} IPUs per replica",
     )
 
 

@@ -75,9 +75,7 @@ def anchors_of(executable: Executable) -> dict[str, Stream]:
 def check_stream_arrays(
     executable: Executable, batches: int, replicas: int, inputs: Mapping[str, Array]
 ) -> None:
-    """Raises ApplicationRuntimeError that names the stream whose array is missing, unknown or of the wrong
-    form.
-    """
+    """Raises ApplicationRuntimeError that names the stream whose array is missing, unknown or of the wrong form."""
     if batches < 1:
         raise ApplicationRuntimeError(f"a run needs at least one batch, not {batches}")
     streams = inputs_of(executable)
@@ -93,8 +91,7 @@ def check_stream_arrays(
         array, shape = inputs[name], input_shape(executable, stream, batches, replicas)
         if array.shape != shape or array.dtype != numpy_dtype(stream.spec.dtype):
             raise ApplicationRuntimeError(
-                f"input {name!r} is {array.dtype}{list(array.shape)}; {stream.spec.dtype}{list(shape)} "
-                "was expected "
+                f"input {name!r} is {array.dtype}{list(array.shape)}; {stream.spec.dtype}{list(shape)} was expected "
                 f"([batches, accumulation factor, {'' if stream.broadcast else 'replicas, '}*shape])"
             )
 

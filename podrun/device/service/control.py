@@ -57,8 +57,7 @@ class MachineControl:
         operation: int = 0,
         epoch: str = "",
     ) -> None:
-        """Put the machine into a partition: its first IPU and its own index there, where all its machines
-        listen.
+        """Put the machine into a partition: its first IPU and its own index there, where all its machines listen.
 
         ``ipus``: how many IPUs this and every other machine of the partition has. ``owner``: the user id of who may
         attach; -1: only the user who runs the machine. ``operation``: the partition service's number for this, which

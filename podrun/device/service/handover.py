@@ -226,9 +226,7 @@ class MemorySender:
 
 
 def wire_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a tensor by its name; ApplicationRuntimeError for none of fixed size, such as Python
-    objects.
-    """
+    """The dtype of a tensor by its name; ApplicationRuntimeError for none of fixed size, such as Python objects."""
     try:
         kind = numpy_dtype(name)
     except (TypeError, AttributeError) as error:
@@ -239,9 +237,7 @@ def wire_dtype(name: str) -> np.dtype[Any]:
 
 
 def view(data: Array, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
-    """The tensor at ``offset`` of ``data`` (bytes). Raises ApplicationRuntimeError if it does not
-    lie inside.
-    """
+    """The tensor at ``offset`` of ``data`` (bytes). Raises ApplicationRuntimeError if it does not lie inside."""
     kind = wire_dtype(dtype)
     if any(size < 0 for size in shape):
         raise ApplicationRuntimeError(f"a tensor cannot have shape {list(shape)}")

@@ -1,5 +1,4 @@
-"""A machine's server for one host process: it answers the requests of the process's stream, and runs on its
-doorbell.
+"""A machine's server for one host process: it answers the requests of the process's stream, and runs on its doorbell.
 
 Limits: a session keeps a thread of the server as long as its stream lasts. So sessions are counted, for each user and
 in all, and one that attaches to nothing, or stops in the middle of a message, is ended with a line in the log. Before

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from podrun.device.machine import Machine
 
 CLOCK_MHZ = {"gc200": 1330.0, "bow": 1850.0}
-"""Tile clocks: GC200 1.33 GHz (Graphcore, IPU-M2000 datasheet), Bow 1.85 GHz (Graphcore, Bow-2000 datasheet).
-"""
+"""Tile clocks: GC200 1.33 GHz (Graphcore, IPU-M2000 datasheet), Bow 1.85 GHz (Graphcore, Bow-2000 datasheet)."""
 IPUS_PER_BOARD = 2
 PARITY_KINDS = ("tile-parity", "corrected-parity")
 

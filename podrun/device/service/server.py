@@ -31,12 +31,11 @@ log = logging.getLogger("podrun.device")
 class MachineServer:
     """One IPU-M2000 behind a gRPC server. It is in no partition until `MachineControl.configure`.
 
-    ``on_lost``: called for the fault ``machine:N@batch=S:lost``; by default this server ends and the process lives
-    on, for other machines in it. ``on_host_lost``: see `Machine`. ``own_process``: nothing but machines computes in
-    this process (see `podrun.device.xla.pieces.PieceCache`). ``environ``: names the cache directory. ``token``:
-    callers have to prove that they know it (`podrun.core.access`). ``shared``: users of this host may attach to
-    partitions of their own, and ``admins`` (user ids) to all. ``pieces``: compiled code shared with other machines of
-    this process.
+    ``on_lost``: called for the fault ``machine:N@batch=S:lost``; by default this server ends and the process lives on,
+    for other machines in it. ``on_host_lost``: see `Machine`. ``own_process``: nothing but machines computes in this
+    process (see `podrun.device.xla.pieces.PieceCache`). ``environ``: names the cache directory. ``token``: callers have
+    to prove that they know it (`podrun.core.access`). ``shared``: users of this host may attach to partitions of their
+    own, and ``admins`` (user ids) to all. ``pieces``: compiled code shared with other machines of this process.
     """
 
     def __init__(

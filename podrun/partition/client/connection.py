@@ -135,8 +135,7 @@ def call_error(error: Any, where: str, timeout: float) -> PodrunError:
         )
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return DeniedError(
-            f"the V-IPU server at {where} is another user's, or does not know this user's secret: "
-            f"{error.details()}",
+            f"the V-IPU server at {where} is another user's, or does not know this user's secret: {error.details()}",
             hint="Use a server of your own (vipu-server, or podrun --private yes), or ask that user to share it.",
         )
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:

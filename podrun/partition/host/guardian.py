@@ -5,9 +5,8 @@ a pipe to it and names processes and directories; if the pipe breaks before the 
 them at once. (If the guardian is killed too, `podrun.partition.host.discovery.Registry.sweep` does it at the next
 command.)
 
-This file is also what the guardian process runs, with nothing but the standard library:
-``python -I -S guardian.py``. Lines on its input: ``process PID START_TICKS``, ``directory PATH``,
-``mark NAME=VALUE``, ``done``.
+This file is also what the guardian process runs, with nothing but the standard library: ``python -I -S guardian.py``.
+Lines on its input: ``process PID START_TICKS``, ``directory PATH``, ``mark NAME=VALUE``, ``done``.
 """
 
 import contextlib

@@ -18,8 +18,7 @@ from podrun.partition.state.codec import spelled, value_to_json
 
 
 class PartitionState(enum.Enum):
-    """Life of a partition: PENDING -> PROVISIONING -> ACTIVE <-> RESETTING; REMOVING -> REMOVED; ERROR from
-    any."""
+    """Life of a partition: PENDING -> PROVISIONING -> ACTIVE <-> RESETTING; REMOVING -> REMOVED; ERROR from any."""
 
     PENDING = 1
     """IPUs are reserved; no machine has been started yet."""

@@ -98,8 +98,7 @@ def _positive(text: str, what: str) -> float:
 
 
 def read_request_times(path: Path) -> list[float]:
-    """Seconds from the first request of a table with a column of times (`_TIME_COLUMNS`; seconds or dates),
-    ascending.
+    """Seconds from the first request of a table with a column of times (`_TIME_COLUMNS`; seconds or dates), ascending.
 
     Raises ConfigError with file and line: no such column, no two requests, or more than `MOST_BROKEN` of the lines
     without a time or with a clock that runs backwards."""

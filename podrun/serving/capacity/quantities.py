@@ -52,8 +52,7 @@ def requests_per_second(text: str, option: str = "--rate") -> float:
 
 
 def read_objectives(text: str) -> tuple[Objective, ...]:
-    """Objectives of ``p50=5ms,p99=20ms``, by percentile. Raises UsageError for what is none, or contradicts
-    itself."""
+    """Objectives of ``p50=5ms,p99=20ms``, by percentile. Raises UsageError for what is none, or contradicts itself."""
     objectives = sorted(map(_objective, text.split(",")), key=lambda one: one.percentile)
     for lower, higher in itertools.pairwise(objectives):
         if lower.percentile == higher.percentile:

@@ -1,8 +1,7 @@
 """Another version of ONNX's operators: upwards by ONNX's own converter, downwards by the rules of `opset_down`.
 
 Operators that the wanted version does not have are written out first, by the bodies that ONNX publishes of them. Where
-a model still cannot go down, it keeps its version, with a warning that names the operator: podrun compiles all of
-them.
+a model still cannot go down, it keeps its version, with a warning that names the operator: podrun compiles all of them.
 """
 
 from __future__ import annotations

@@ -91,9 +91,8 @@ class RuntimeConfig(LightRunnerConfig):
     ``batch_size_timeout_ns``, where ``is_batch_size_timeout_enabled``: takes the place of ``timeout_ns`` while a
     replica's batch is incomplete; ``data_parallel_timeout_ns``: while batches of replicas are missing.
     ``validate_io_params``: refuse names that the model does not have, else they are passed over.
-    ``request_tracepoints_buffer_size``: of the last requests whose times are kept, 0 for all.
-    ``thread_safe`` and ``flush_by_name`` change nothing: runners are always thread-safe, and flush all inputs
-    together.
+    ``request_tracepoints_buffer_size``: of the last requests whose times are kept, 0 for all. ``thread_safe`` and
+    ``flush_by_name`` change nothing: runners are always thread-safe, and flush all inputs together.
     """
 
     timeout_ns: int = 10_000_000

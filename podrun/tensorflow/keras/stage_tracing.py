@@ -105,8 +105,7 @@ def checked_mapping(model: Model, stages: Sequence[int]) -> list[int]:
     empty = sorted(set(range(count)) - set(stages))
     if empty:
         raise RuntimeError(
-            f"Every pipeline stage must have at lease one layer assigned to it; stage {empty[0]} of {count} has "
-            "none."
+            f"Every pipeline stage must have at lease one layer assigned to it; stage {empty[0]} of {count} has none."
         )
     mapping = options_of(model).device_mapping
     if mapping is not None and len(mapping) != count:

@@ -64,9 +64,8 @@ def precompiled_user_op(
 def cpu_user_operation(*_: object, library_path: str = "", **__: object) -> NoReturn:
     """Refused: the host takes no part in the middle of a program."""
     raise NotImplementedError(
-        "podrun does not run functions of the host in the middle of a program: write what the library computes "
-        "as a JAX "
-        "function, and call custom_ops.precompiled_user_op."
+        "podrun does not run functions of the host in the middle of a program: write what the library computes as a "
+        "JAX function, and call custom_ops.precompiled_user_op."
     )
 
 
