@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -12,10 +13,46 @@ from podrun.core.terminal import text_table
 from podrun.partition.commands.context import CliContext
 from podrun.partition.commands.rows import PARTITION_COLUMNS, agent_row, moment, partition_row
 from podrun.partition.state.codec import value_to_json
-from podrun.partition.state.values import agent_json
+from podrun.partition.state.values import (
+    AllocationInfo,
+    ClusterInfo,
+    QueueInfo,
+    ReservationInfo,
+    UserInfo,
+    agent_json,
+)
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
+
+Entry = TypeVar("Entry")
+Row = Sequence[str]
+
+
+def _listing(
+    noun: str,
+    help_text: str,
+    kind: str,
+    ask: Callable[[VipuClient], list[Entry]],
+    table: tuple[Row, Callable[[Entry], Row]],
+    plain: Callable[[Entry], object] = value_to_json,
+) -> click.Command:
+    """A command that prints what ``ask`` answers: with ``table`` (the header, and the row of an entry), or ``plain`` in
+    a list under ``noun``. With --watch it does so after each change of a kind.
+    """
+    header, row = table
+
+    @click.command(noun, help=help_text)
+    @click.pass_obj
+    def command(cli: CliContext) -> None:
+        def once(client: VipuClient) -> None:
+            entries = ask(client)
+            plain_entries = [plain(entry) for entry in entries]
+            cli.show(noun, plain_entries, lambda: text_table(header, map(row, entries)))
+
+        cli.repeat((kind,), once)
+
+    return command
 
 
 @click.command("partitions")
@@ -36,48 +73,6 @@ def list_partitions(cli: CliContext) -> None:
         )
 
     cli.repeat(("partition",), once)
-
-
-@click.command("allocations")
-@click.pass_obj
-def list_allocations(cli: CliContext) -> None:
-    """List allocations: agents that users have access to."""
-
-    def once(client: VipuClient) -> None:
-        allocations = client.list_allocations()
-        cli.show(
-            "allocations",
-            [value_to_json(info) for info in allocations],
-            lambda: text_table(
-                ("Allocation ID", "Agents"), ((info.name, " ".join(info.agents)) for info in allocations)
-            ),
-        )
-
-    cli.repeat(("allocation",), once)
-
-
-@click.command("clusters")
-@click.pass_obj
-def list_clusters(cli: CliContext) -> None:
-    """List clusters: agents that links join."""
-
-    def once(client: VipuClient) -> None:
-        clusters = client.list_clusters()
-        rows = (
-            (
-                info.name,
-                str(info.num_ipus // info.ipu_link_domain_size),
-                str(info.num_ipus),
-                info.ipu_link_topology,
-                info.gateway_topology,
-                " ".join(info.agents),
-            )
-            for info in clusters
-        )
-        header = ("Cluster", "ILDs", "IPUs", "Topology", "GW Topology", "Agents")
-        cli.show("clusters", [value_to_json(info) for info in clusters], lambda: text_table(header, rows))
-
-    cli.repeat(("cluster",), once)
 
 
 @click.command("ipu-attrs")
@@ -108,89 +103,72 @@ def list_ipu_attrs(cli: CliContext) -> None:
     cli.repeat(("partition", "machine"), once)
 
 
-@click.command("queue")
-@click.pass_obj
-def list_queue(cli: CliContext) -> None:
-    """List requests that wait for IPUs, in the order in which they are served."""
-
-    def once(client: VipuClient) -> None:
-        requests = client.list_queue()
-        rows = (
-            (
-                str(info.position),
-                info.name,
-                str(info.size),
-                str(info.priority),
-                info.owner,
-                moment(info.since),
-                "-" if info.latest is None else moment(info.latest),
-                " ".join(info.blockers) or "-",
-            )
-            for info in requests
-        )
-        header = ("Position", "Partition", "Size", "Priority", "User", "Since", "Starts by", "Waits for")
-        cli.show("queue", [value_to_json(info) for info in requests], lambda: text_table(header, rows))
-
-    cli.repeat(("partition",), once)
+def _cluster_row(info: ClusterInfo) -> Row:
+    ilds = str(info.num_ipus // info.ipu_link_domain_size)
+    links = (info.ipu_link_topology, info.gateway_topology)
+    return (info.name, ilds, str(info.num_ipus), *links, " ".join(info.agents))
 
 
-@click.command("reservations")
-@click.pass_obj
-def list_reservations(cli: CliContext) -> None:
-    """List reservations of agents."""
-
-    def once(client: VipuClient) -> None:
-        reservations = client.list_reservations()
-        rows = ((r.name, " ".join(r.agents), moment(r.start), moment(r.end)) for r in reservations)
-        cli.show(
-            "reservations",
-            [value_to_json(entry) for entry in reservations],
-            lambda: text_table(("Reservation", "Agents", "From", "To"), rows),
-        )
-
-    cli.repeat(("reservation",), once)
+def _queue_row(info: QueueInfo) -> Row:
+    latest = "-" if info.latest is None else moment(info.latest)
+    numbers = (str(info.size), str(info.priority))
+    blockers = " ".join(info.blockers) or "-"
+    return (str(info.position), info.name, *numbers, info.owner, moment(info.since), latest, blockers)
 
 
-@click.command("agents")
-@click.pass_obj
-def list_agents(cli: CliContext) -> None:
-    """List agents, one for each IPU-M2000."""
-
-    def once(client: VipuClient) -> None:
-        agents = client.list_agents()
-        cli.show(
-            "agents",
-            [agent_json(info) for info in agents],
-            lambda: text_table(
-                ("Agent", "Host", "Serial", "Cluster", "ILD", "State", "Partitions", "Health"),
-                (agent_row(info) for info in agents),
-            ),
-        )
-
-    cli.repeat(("machine",), once)
+def _allocation_row(info: AllocationInfo) -> Row:
+    return (info.name, " ".join(info.agents))
 
 
-@click.command("users")
-@click.pass_obj
-def list_users(cli: CliContext) -> None:
-    """List the users of a server that was started with --secure."""
+def _reservation_row(info: ReservationInfo) -> Row:
+    return (info.name, " ".join(info.agents), moment(info.start), moment(info.end))
 
-    def once(client: VipuClient) -> None:
-        users = client.list_users()
-        rows = (
-            (
-                u.name,
-                u.role,
-                " ".join(u.allocations) or "all",
-                "yes" if u.may_inject else "no",
-                moment(u.created),
-            )
-            for u in users
-        )
-        cli.show(
-            "users",
-            [value_to_json(user) for user in users],
-            lambda: text_table(("User", "Role", "Allocations", "May inject", "Since"), rows),
-        )
 
-    cli.repeat(("user",), once)
+def _user_row(user: UserInfo) -> Row:
+    may_inject = "yes" if user.may_inject else "no"
+    return (user.name, user.role, " ".join(user.allocations) or "all", may_inject, moment(user.created))
+
+
+list_allocations = _listing(
+    "allocations",
+    "List allocations: agents that users have access to.",
+    "allocation",
+    lambda client: client.list_allocations(),
+    (("Allocation ID", "Agents"), _allocation_row),
+)
+list_clusters = _listing(
+    "clusters",
+    "List clusters: agents that links join.",
+    "cluster",
+    lambda client: client.list_clusters(),
+    (("Cluster", "ILDs", "IPUs", "Topology", "GW Topology", "Agents"), _cluster_row),
+)
+list_queue = _listing(
+    "queue",
+    "List requests that wait for IPUs, in the order in which they are served.",
+    "partition",
+    lambda client: client.list_queue(),
+    (("Position", "Partition", "Size", "Priority", "User", "Since", "Starts by", "Waits for"), _queue_row),
+)
+list_reservations = _listing(
+    "reservations",
+    "List reservations of agents.",
+    "reservation",
+    lambda client: client.list_reservations(),
+    (("Reservation", "Agents", "From", "To"), _reservation_row),
+)
+list_agents = _listing(
+    "agents",
+    "List agents, one for each IPU-M2000.",
+    "machine",
+    lambda client: client.list_agents(),
+    (("Agent", "Host", "Serial", "Cluster", "ILD", "State", "Partitions", "Health"), agent_row),
+    agent_json,
+)
+list_users = _listing(
+    "users",
+    "List the users of a server that was started with --secure.",
+    "user",
+    lambda client: client.list_users(),
+    (("User", "Role", "Allocations", "May inject", "Since"), _user_row),
+)

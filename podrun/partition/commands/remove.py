@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 
 from podrun.partition.commands.context import CliContext, partition_names, without_suggestions
 from podrun.partition.commands.create import ipuof_files, service_of
 from podrun.partition.commands.shared_options import command_on_name
+
+if TYPE_CHECKING:
+    from podrun.partition.client.vipu_client import VipuClient
 
 
 @click.command("partition")
@@ -34,46 +39,28 @@ def remove_partition(cli: CliContext, name: str, force: bool, no_wait: bool) -> 
     cli.show("removed", name, lambda: f"remove partition ({name}): success.")
 
 
-remove_user = command_on_name(
-    "remove",
-    "user",
-    "removed",
-    "Remove a user; its access key becomes invalid.",
-    lambda client, name: client.remove_user(name),
+def _removing(noun: str, help_text: str, ask: Callable[[VipuClient, str], None]) -> click.Command:
+    return command_on_name("remove", noun, "removed", help_text, ask)
+
+
+remove_user = _removing(
+    "user", "Remove a user; its access key becomes invalid.", lambda client, name: client.remove_user(name)
 )
-
-
-remove_agent_verb = command_on_name(
-    "remove",
-    "agent",
-    "removed",
-    "Remove an IPU-M2000 that is in no cluster.",
-    lambda client, name: client.remove_agent(name),
+remove_agent_verb = _removing(
+    "agent", "Remove an IPU-M2000 that is in no cluster.", lambda client, name: client.remove_agent(name)
 )
-
-
-remove_cluster_verb = command_on_name(
-    "remove",
+remove_cluster_verb = _removing(
     "cluster",
-    "removed",
     "Remove a cluster without partitions, and the allocation of its name.",
     lambda client, name: client.remove_cluster(name),
 )
-
-
-remove_reservation_verb = command_on_name(
-    "remove",
+remove_reservation_verb = _removing(
     "reservation",
-    "removed",
     "End a reservation; partitions in it stay.",
     lambda client, name: client.remove_reservation(name),
 )
-
-
-remove_allocation = command_on_name(
-    "remove",
+remove_allocation = _removing(
     "allocation",
-    "removed",
     "Remove an allocation that has no partitions.",
     lambda client, name: client.remove_allocation(name),
 )

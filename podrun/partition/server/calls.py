@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
@@ -36,6 +36,7 @@ from podrun.partition.state.accounts import Account, Role
 from podrun.partition.state.codec import ERROR_METADATA_KEY
 from podrun.partition.state.records import ITSELF, Asker
 from podrun.partition.state.values import AgentInfo, PartitionInfo
+from podrun.protos import vipu_pb2 as messages
 
 if TYPE_CHECKING:
     from podrun.partition.server.service import Service
@@ -76,9 +77,16 @@ def abort_with(context: grpc.ServicerContext, error: PodrunError) -> None:
     context.abort(_status(error), message)
 
 
-def answers(method: Callable[[Any, Any, Caller], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
-    """Make a gRPC handler from a method. It checks the caller and calls the method with it; errors become a status,
-    with podrun's error in the metadata.
+class Call(NamedTuple):
+    """Who makes a call, and what the service may do and show for it."""
+
+    caller: Caller
+    asker: Asker
+
+
+def answers(method: Callable[[Any, Any, Call], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
+    """Make a gRPC handler from a method, which gets the request and its `Call`. The handler checks the caller; none
+    as an answer is the empty message; errors become a status, with podrun's error in the metadata.
     """
 
     name = method.__name__
@@ -89,9 +97,10 @@ def answers(method: Callable[[Any, Any, Caller], Any]) -> Callable[[Any, Any, gr
         try:
             caller = self.admit(name, request, context)
             with self.desk.room.call(caller), self.desk.audit.call(name, who(caller), request):
-                reply = self.answer(name, request, lambda: method(self, request, caller))
+                call = Call(caller, self.asker(caller, name))
+                reply = self.answer(name, request, lambda: method(self, request, call))
             failed = False
-            return reply
+            return getattr(messages, f"{name}Response")() if reply is None else reply
         except PodrunError as error:
             abort_with(context, error)
         except Exception as error:

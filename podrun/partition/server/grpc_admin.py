@@ -7,9 +7,8 @@ from typing import Any
 
 from podrun.core.cluster import GatewayTopology, LinkTopology, named_topology
 from podrun.core.errors import ConflictError
-from podrun.core.identity import Caller
 from podrun.faults import parse_fault
-from podrun.partition.server.calls import Servicer, answers
+from podrun.partition.server.calls import Call, Servicer, answers
 from podrun.partition.server.views import user_info
 from podrun.partition.state import events as ev
 from podrun.partition.state.accounts import Account, Accounts, role_of
@@ -23,106 +22,92 @@ class AdminServicer(Servicer):
     """The service ``podrun.vipu.v1.AdminService``: each method answers the call of that name."""
 
     @answers
-    def ListAgents(self, request: messages.ListAgentsRequest, caller: Caller) -> Any:
+    def ListAgents(self, request: messages.ListAgentsRequest, call: Call) -> Any:
         messages = self._agents.all(
             (info.agent_id, info, partial(to_message, info, pb.Agent)) for info in self._service.agents()
         )
         reply = pb.ListAgentsResponse(agents=messages)
-        if not self.is_admin(caller):
+        if not self.is_admin(call.caller):
             for agent in reply.agents:
                 agent.ClearField("endpoints")
-        if not self.sees_all(caller):
+        if not self.sees_all(call.caller):
             for agent in reply.agents:
-                agent.partition_ids[:] = self.seen_names(caller, agent.partition_ids)
+                agent.partition_ids[:] = self.seen_names(call.caller, agent.partition_ids)
         return reply
 
     @answers
-    def SetMaintenance(self, request: messages.SetMaintenanceRequest, caller: Caller) -> Any:
+    def SetMaintenance(self, request: messages.SetMaintenanceRequest, call: Call) -> None:
         self._service.set_maintenance(
             request.agent_id, drain=request.drain, deadline_s=request.deadline_seconds, reason=request.reason
         )
-        return pb.SetMaintenanceResponse()
 
     @answers
-    def EndMaintenance(self, request: messages.EndMaintenanceRequest, caller: Caller) -> Any:
+    def EndMaintenance(self, request: messages.EndMaintenanceRequest, call: Call) -> None:
         self._service.end_maintenance(request.agent_id)
-        return pb.EndMaintenanceResponse()
 
     @answers
-    def CreateReservation(self, request: messages.CreateReservationRequest, caller: Caller) -> Any:
+    def CreateReservation(self, request: messages.CreateReservationRequest, call: Call) -> None:
         self._service.create_reservation(
             request.reservation_id,
             tuple(request.agent_ids),
             begin_in_s=request.begin_in_seconds,
             for_s=request.for_seconds,
-            asker=self.asker(caller, "CreateReservation"),
+            asker=call.asker,
         )
-        return pb.CreateReservationResponse()
 
     @answers
-    def RemoveReservation(self, request: messages.RemoveReservationRequest, caller: Caller) -> Any:
-        asker = self.asker(caller, "RemoveReservation")
-        self._service.remove_reservation(request.reservation_id, asker=asker)
-        return pb.RemoveReservationResponse()
+    def RemoveReservation(self, request: messages.RemoveReservationRequest, call: Call) -> None:
+        self._service.remove_reservation(request.reservation_id, asker=call.asker)
 
     @answers
-    def CreateAllocation(self, request: messages.CreateAllocationRequest, caller: Caller) -> Any:
+    def CreateAllocation(self, request: messages.CreateAllocationRequest, call: Call) -> None:
         allocation = request.allocation
         self._service.handle(ev.CreateAllocation(allocation.id, tuple(allocation.spec.agent_ids)))
-        return pb.CreateAllocationResponse()
 
     @answers
-    def RemoveAllocation(self, request: messages.RemoveAllocationRequest, caller: Caller) -> Any:
+    def RemoveAllocation(self, request: messages.RemoveAllocationRequest, call: Call) -> None:
         self._service.handle(ev.RemoveAllocation(request.allocation_id))
-        return pb.RemoveAllocationResponse()
 
     @answers
-    def CreateAgent(self, request: messages.CreateAgentRequest, caller: Caller) -> Any:
+    def CreateAgent(self, request: messages.CreateAgentRequest, call: Call) -> None:
         self._service.handle(ev.CreateAgent(request.agent_id, request.host, request.port))
-        return pb.CreateAgentResponse()
 
     @answers
-    def RemoveAgent(self, request: messages.RemoveAgentRequest, caller: Caller) -> Any:
+    def RemoveAgent(self, request: messages.RemoveAgentRequest, call: Call) -> None:
         self._service.handle(ev.RemoveAgent(request.agent_id))
-        return pb.RemoveAgentResponse()
 
     @answers
-    def CreateCluster(self, request: messages.CreateClusterRequest, caller: Caller) -> Any:
+    def CreateCluster(self, request: messages.CreateClusterRequest, call: Call) -> None:
         asked = request.cluster
         links = named_topology(LinkTopology, asked.ipu_link_topology or LinkTopology.MESH.value)
         gateway = named_topology(GatewayTopology, asked.gateway_topology) if asked.gateway_topology else None
         self._service.handle(
             ev.CreateCluster(asked.cluster_id, tuple(asked.agent_ids), asked.num_ilds or 1, links, gateway)
         )
-        return pb.CreateClusterResponse()
 
     @answers
-    def RemoveCluster(self, request: messages.RemoveClusterRequest, caller: Caller) -> Any:
+    def RemoveCluster(self, request: messages.RemoveClusterRequest, call: Call) -> None:
         self._service.handle(ev.RemoveCluster(request.cluster_id))
-        return pb.RemoveClusterResponse()
 
     @answers
-    def PowerCycleAgent(self, request: messages.PowerCycleAgentRequest, caller: Caller) -> Any:
+    def PowerCycleAgent(self, request: messages.PowerCycleAgentRequest, call: Call) -> None:
         self._service.handle(ev.PowerCycleAgent(request.agent_id, request.generation))
-        return pb.PowerCycleAgentResponse()
 
     @answers
-    def RestartAgent(self, request: messages.RestartAgentRequest, caller: Caller) -> Any:
+    def RestartAgent(self, request: messages.RestartAgentRequest, call: Call) -> None:
         self._service.handle(ev.RestartAgent(request.agent_id, request.generation))
-        return pb.RestartAgentResponse()
 
     @answers
-    def InjectFaults(self, request: messages.InjectFaultsRequest, caller: Caller) -> Any:
-        asker = self.asker(caller, "InjectFaults")
+    def InjectFaults(self, request: messages.InjectFaultsRequest, call: Call) -> Any:
         if request.cancel:
-            gone = self._service.cancel_faults(request.partition_id, list(request.faults), asker=asker)
+            gone = self._service.cancel_faults(request.partition_id, list(request.faults), asker=call.asker)
             return pb.InjectFaultsResponse(cancelled=gone)
         faults = [parse_fault(text) for text in request.faults]
-        self._service.inject_faults(request.partition_id, faults, asker=asker)
-        return pb.InjectFaultsResponse()
+        self._service.inject_faults(request.partition_id, faults, asker=call.asker)
+        return None
 
     @answers
-    def CreateUser(self, request: messages.CreateUserRequest, caller: Caller) -> Any:
+    def CreateUser(self, request: messages.CreateUserRequest, call: Call) -> Any:
         user = request.user
         for allocation in user.allocation_ids:
             self._service.check_allocation(allocation)
@@ -130,12 +115,11 @@ class AdminServicer(Servicer):
         return pb.CreateUserResponse(access_key=self._accounts().create(account))
 
     @answers
-    def RemoveUser(self, request: messages.RemoveUserRequest, caller: Caller) -> Any:
+    def RemoveUser(self, request: messages.RemoveUserRequest, call: Call) -> None:
         self._accounts().remove(request.user_id)
-        return pb.RemoveUserResponse()
 
     @answers
-    def ListUsers(self, request: messages.ListUsersRequest, caller: Caller) -> Any:
+    def ListUsers(self, request: messages.ListUsersRequest, call: Call) -> Any:
         return pb.ListUsersResponse(
             users=[to_message(user_info(account), pb.User) for account in self._accounts().all()]
         )

@@ -17,7 +17,7 @@ from podrun.core.errors import (
 from podrun.core.identity import Caller
 from podrun.core.telemetry import MachineReport
 from podrun.partition.server.access import AccountCaller
-from podrun.partition.server.calls import _ASK, Servicer, abort_with, answers, who
+from podrun.partition.server.calls import _ASK, Call, Servicer, abort_with, answers, who
 from podrun.partition.server.event_log import BOUNDS_S, SYNCED, Change
 from podrun.partition.server.sharing import Sharing
 from podrun.partition.server.views import (
@@ -36,11 +36,11 @@ class UserServicer(Servicer):
     """The service ``podrun.vipu.v1.UserService``: each method answers the call of that name."""
 
     @answers
-    def GetServerVersion(self, request: messages.GetServerVersionRequest, caller: Caller) -> Any:
+    def GetServerVersion(self, request: messages.GetServerVersionRequest, call: Call) -> Any:
         return to_message(self._service.version(), pb.GetServerVersionResponse)
 
     @answers
-    def GetCluster(self, request: messages.GetClusterRequest, caller: Caller) -> Any:
+    def GetCluster(self, request: messages.GetClusterRequest, call: Call) -> Any:
         pod = self._service.cluster
         cluster = max(pod.clusters, key=lambda one: one.ipu_count, default=pod)
         return pb.GetClusterResponse(
@@ -54,73 +54,76 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def ListClusters(self, request: messages.ListClustersRequest, caller: Caller) -> Any:
+    def ListClusters(self, request: messages.ListClustersRequest, call: Call) -> Any:
         return pb.ListClustersResponse(
             clusters=[to_message(info, pb.Cluster) for info in self._service.clusters()]
         )
 
     @answers
-    def CreatePartition(self, request: messages.CreatePartitionRequest, caller: Caller) -> Any:
-        if request.priority > 0 and not self.is_admin(caller):
+    def CreatePartition(self, request: messages.CreatePartitionRequest, call: Call) -> Any:
+        if request.priority > 0 and not self.is_admin(call.caller):
             raise DeniedError(
                 f"priority {request.priority} is for administrators of this server", hint="Use 0 or less."
             )
         self._service.create(
-            requirements_of(request, caller.uid),
+            requirements_of(request, call.caller.uid),
             wait=request.wait,
             priority=request.priority,
-            asker=self.asker(caller, "CreatePartition"),
+            asker=call.asker,
         )
         return pb.CreatePartitionResponse(partition_id=request.partition_id)
 
     @answers
-    def GetPartition(self, request: messages.GetPartitionRequest, caller: Caller) -> Any:
-        info = self._service.partition(request.partition_id, asker=self.asker(caller, "GetPartition"))
+    def GetPartition(self, request: messages.GetPartitionRequest, call: Call) -> Any:
+        info = self._service.partition(request.partition_id, asker=call.asker)
         return pb.GetPartitionResponse(partition=to_message(info, pb.Partition))
 
     @answers
-    def ListPartitions(self, request: messages.ListPartitionsRequest, caller: Caller) -> Any:
+    def ListPartitions(self, request: messages.ListPartitionsRequest, call: Call) -> Any:
         messages = self._partitions.all(
             (info.name, info, partial(to_message, info, pb.Partition)) for info in self._service.partitions()
         )
         seen = (
-            messages if self.sees_all(caller) else [m for m in messages if self.sees(caller, m.allocation_id)]
+            messages
+            if self.sees_all(call.caller)
+            else [m for m in messages if self.sees(call.caller, m.allocation_id)]
         )
         return pb.ListPartitionsResponse(partitions=seen)
 
     @answers
-    def GetPartitionStatus(self, request: messages.GetPartitionStatusRequest, caller: Caller) -> Any:
-        asker = self.asker(caller, "GetPartitionStatus")
-        info = self._service.partition(request.partition_id, asks_for_itself=True, asker=asker)
+    def GetPartitionStatus(self, request: messages.GetPartitionStatusRequest, call: Call) -> Any:
+        info = self._service.partition(request.partition_id, asks_for_itself=True, asker=call.asker)
         status = PartitionStatus(info.state, info.error, info.generation)
         return pb.GetPartitionStatusResponse(status=to_message(status, pb.PartitionStatus))
 
     @answers
-    def ListQueue(self, request: messages.ListQueueRequest, caller: Caller) -> Any:
+    def ListQueue(self, request: messages.ListQueueRequest, call: Call) -> Any:
         queue = self._service.queue()
-        seen = set(self.seen_names(caller, [info.name for info in queue]))
+        seen = set(self.seen_names(call.caller, [info.name for info in queue]))
         return pb.ListQueueResponse(
             requests=[
-                to_message(self._seen_request(caller, info), pb.QueuedRequest)
+                to_message(self._seen_request(call.caller, info), pb.QueuedRequest)
                 for info in queue
                 if info.name in seen
             ]
         )
 
     @answers
-    def PlanPartition(self, request: messages.PlanPartitionRequest, caller: Caller) -> Any:
+    def PlanPartition(self, request: messages.PlanPartitionRequest, call: Call) -> Any:
         planned = self._service.planned(
-            requirements_of(request.request, caller.uid),
+            requirements_of(request.request, call.caller.uid),
             priority=request.request.priority,
-            asker=self.asker(caller, "PlanPartition"),
+            asker=call.asker,
         )
-        told = replace(planned, request=self._seen_request(caller, planned.request))
+        told = replace(planned, request=self._seen_request(call.caller, planned.request))
         return pb.PlanPartitionResponse(planned=to_message(told, pb.PlannedPartition))
 
     @answers
-    def CaptureState(self, request: messages.CaptureStateRequest, caller: Caller) -> Any:
-        if not self.sees_all(caller):
-            raise DeniedError(f"{who(caller)} does not see the whole POD, which a capture shows", hint=_ASK)
+    def CaptureState(self, request: messages.CaptureStateRequest, call: Call) -> Any:
+        if not self.sees_all(call.caller):
+            raise DeniedError(
+                f"{who(call.caller)} does not see the whole POD, which a capture shows", hint=_ASK
+            )
         return pb.CaptureStateResponse(json=self._service.captured())
 
     def _seen_request(self, caller: Caller, info: QueueInfo) -> QueueInfo:
@@ -130,59 +133,49 @@ class UserServicer(Servicer):
         return replace(info, position=1 + len(ahead), ahead=ahead, blockers=blockers)
 
     @answers
-    def ListReservations(self, request: messages.ListReservationsRequest, caller: Caller) -> Any:
+    def ListReservations(self, request: messages.ListReservationsRequest, call: Call) -> Any:
         return pb.ListReservationsResponse(
             reservations=[
                 to_message(info, pb.Reservation)
                 for info in self._service.reservations()
-                if self.sees_agents(caller, info.agents)
+                if self.sees_agents(call.caller, info.agents)
             ]
         )
 
     @answers
-    def ResetPartition(self, request: messages.ResetPartitionRequest, caller: Caller) -> Any:
-        asker = self.asker(caller, "ResetPartition")
-        self._service.reset(request.partition_id, request.generation, asker=asker)
-        return pb.ResetPartitionResponse()
+    def ResetPartition(self, request: messages.ResetPartitionRequest, call: Call) -> None:
+        self._service.reset(request.partition_id, request.generation, asker=call.asker)
 
     @answers
-    def RemovePartition(self, request: messages.RemovePartitionRequest, caller: Caller) -> Any:
-        asker = self.asker(caller, "RemovePartition")
-        self._service.remove(request.partition_id, force=request.force, asker=asker)
-        return pb.RemovePartitionResponse()
+    def RemovePartition(self, request: messages.RemovePartitionRequest, call: Call) -> None:
+        self._service.remove(request.partition_id, force=request.force, asker=call.asker)
 
     @answers
-    def HoldPartition(self, request: messages.HoldPartitionRequest, caller: Caller) -> Any:
-        asker = self.asker(caller, "HoldPartition")
-        self._service.hold(request.partition_id, request.holder, keep=request.keep, asker=asker)
-        return pb.HoldPartitionResponse()
+    def HoldPartition(self, request: messages.HoldPartitionRequest, call: Call) -> None:
+        self._service.hold(request.partition_id, request.holder, keep=request.keep, asker=call.asker)
 
     @answers
-    def GetPartitionIpuofConfig(
-        self, request: messages.GetPartitionIpuofConfigRequest, caller: Caller
-    ) -> Any:
-        asker = self.asker(caller, "GetPartitionIpuofConfig")
-        config = self._service.ipuof_config(request.partition_id, request.gcd_id.id, asker=asker)
+    def GetPartitionIpuofConfig(self, request: messages.GetPartitionIpuofConfigRequest, call: Call) -> Any:
+        config = self._service.ipuof_config(request.partition_id, request.gcd_id.id, asker=call.asker)
         return pb.GetPartitionIpuofConfigResponse(ipuof_config=to_message(config, pb.PartitionConfig))
 
     @answers
-    def ListAllocations(self, request: messages.ListAllocationsRequest, caller: Caller) -> Any:
+    def ListAllocations(self, request: messages.ListAllocationsRequest, call: Call) -> Any:
         return pb.ListAllocationsResponse(
             allocations=[
                 to_message(info, pb.Allocation)
                 for info in self._service.allocations()
-                if self.sees(caller, info.name)
+                if self.sees(call.caller, info.name)
             ]
         )
 
     @answers
-    def ListMachineReports(self, request: messages.ListMachineReportsRequest, caller: Caller) -> Any:
-        asker = self.asker(caller, "ListMachineReports")
+    def ListMachineReports(self, request: messages.ListMachineReportsRequest, call: Call) -> Any:
         before = self._holders()
-        told = self._service.machine_reports(request.partition_id, asker=asker)
+        told = self._service.machine_reports(request.partition_id, asker=call.asker)
         # A partition that was made, or made anew, while machines answered is nobody's, so that nothing of it is told.
         holders = dict(before.items() & self._holders().items())
-        reports = [self._visible(caller, r, holders.get(r.partition, (NOBODY, ""))) for r in told]
+        reports = [self._visible(call.caller, r, holders.get(r.partition, (NOBODY, ""))) for r in told]
         return pb.ListMachineReportsResponse(
             reports_json=[json.dumps(report.to_json_dict()) for report in reports]
         )
@@ -248,7 +241,7 @@ class UserServicer(Servicer):
         return change.text
 
     @answers
-    def GetServiceMetrics(self, request: messages.GetServiceMetricsRequest, caller: Caller) -> Any:
+    def GetServiceMetrics(self, request: messages.GetServiceMetricsRequest, call: Call) -> Any:
         queued, free, largest = self._service.room()
         calls = tuple(
             CallInfo(name, f.count, f.errors, f.seconds, tuple(f.within)) for name, f in self.meter.all()
@@ -258,7 +251,5 @@ class UserServicer(Servicer):
         return to_message(metrics, pb.GetServiceMetricsResponse)
 
     @answers
-    def ResetIpus(self, request: messages.ResetIpusRequest, caller: Caller) -> Any:
-        asker = self.asker(caller, "ResetIpus")
-        self._service.reset_ipus(request.partition_id, list(request.partition_ipus), asker=asker)
-        return pb.ResetIpusResponse()
+    def ResetIpus(self, request: messages.ResetIpusRequest, call: Call) -> None:
+        self._service.reset_ipus(request.partition_id, list(request.partition_ipus), asker=call.asker)
