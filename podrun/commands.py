@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,12 +31,12 @@ def podrun() -> int:
 
 def vipu() -> int:
     """``vipu``."""
-    return _run("podrun.partition.commands.vipu")
+    return _run("podrun.partition.commands.vipu", "vipu_command")
 
 
 def vipu_admin() -> int:
     """``vipu-admin``."""
-    return _run("podrun.partition.commands.vipu_admin")
+    return _run("podrun.partition.commands.vipu_admin", "vipu_admin_command")
 
 
 def vipu_server() -> int:
@@ -49,67 +51,67 @@ def poprt() -> int:
 
 def poprt_exec() -> int:
     """``poprt_exec``."""
-    return _run("podrun.serving.run_popef_command")
+    return _run("podrun.serving.run_popef_command", "exec_command")
 
 
 def popef_dump() -> int:
     """``popef_dump``."""
-    return _run("podrun.popef.dump")
+    return _run("podrun.popef.dump", "dump_command")
 
 
 def gc_monitor() -> int:
     """``gc-monitor``."""
-    return _run("podrun.monitor.device_tools", "gc_monitor_main")
+    return _run("podrun.monitor.device_tools", "gc_monitor_command")
 
 
 def gc_reset() -> int:
     """``gc-reset``."""
-    return _run("podrun.monitor.device_tools", "gc_reset_main")
+    return _run("podrun.monitor.device_tools", "gc_reset_command")
 
 
 def gc_info() -> int:
     """``gc-info``."""
-    return _run("podrun.monitor.device_listing", "gc_info_main")
+    return _run("podrun.monitor.device_listing", "gc_info_command")
 
 
 def gc_inventory() -> int:
     """``gc-inventory``."""
-    return _run("podrun.monitor.device_listing", "gc_inventory_main")
+    return _run("podrun.monitor.device_listing", "gc_inventory_command")
 
 
 def gc_links() -> int:
     """``gc-links``."""
-    return _run("podrun.monitor.link_tools", "gc_links_main")
+    return _run("podrun.monitor.link_tools", "gc_links_command")
 
 
 def gc_flops() -> int:
     """``gc-flops``."""
-    return _run("podrun.monitor.load_tools", "gc_flops_main")
+    return _run("podrun.monitor.load_tools", "gc_flops_command")
 
 
 def gc_iputraffictest() -> int:
     """``gc-iputraffictest``."""
-    return _run("podrun.monitor.link_tools", "gc_iputraffictest_main")
+    return _run("podrun.monitor.link_tools", "gc_iputraffictest_command")
 
 
 def gc_hosttraffictest() -> int:
     """``gc-hosttraffictest``."""
-    return _run("podrun.monitor.host_tools", "gc_hosttraffictest_main")
+    return _run("podrun.monitor.host_tools", "gc_hosttraffictest_command")
 
 
 def gc_hostsynclatencytest() -> int:
     """``gc-hostsynclatencytest``."""
-    return _run("podrun.monitor.host_tools", "gc_hostsynclatencytest_main")
+    return _run("podrun.monitor.host_tools", "gc_hostsynclatencytest_command")
 
 
 def gc_gwlinkstraffictest() -> int:
     """``gc-gwlinkstraffictest``."""
-    return _run("podrun.monitor.gc_gwlinkstraffictest", "gc_gwlinkstraffictest_main")
+    return _run("podrun.monitor.gc_gwlinkstraffictest", "gc_gwlinkstraffictest_command")
 
 
 def gc_powertest() -> int:
     """``gc-powertest``."""
-    return _run("podrun.monitor.load_tools", "gc_powertest_main")
+    return _run("podrun.monitor.load_tools", "gc_powertest_command")
 
 
 def open_standard_streams() -> None:
@@ -186,12 +188,17 @@ def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
 
 
 def _run(module: str, name: str = "main") -> int:
+    """Import a module, and run a function or a command (of click) in it."""
     open_standard_streams()
     # Otherwise Python answers Ctrl-C with the traceback of an import. An ignored signal (nohup) stays ignored.
     quietly = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if quietly:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     main = getattr(importlib.import_module(module), name)
+    if not isinstance(main, FunctionType):
+        from podrun.core.command_line import run_command
+
+        main = partial(run_command, main)
     if quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # A launch ends with the exit code of its instances, even if their output could not be written.

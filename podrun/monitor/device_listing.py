@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.errors import UnsupportedError
 from podrun.core.machine_output import output_options, print_output
 from podrun.monitor.devices import View
@@ -168,11 +167,6 @@ def device_text(values: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def gc_info_main() -> None:
-    """Entry point of `gc-info`."""
-    sys.exit(run_command(gc_info_command))
-
-
 @click.command(context_settings=HELP_OPTIONS)
 @click.version_option(package_name="podrun", prog_name="gc-inventory")
 @output_options("-j", "--json")
@@ -193,8 +187,3 @@ def inventory_text(devices: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(
         "\n".join(["Device:", *(f"  {k}: {v}" for k, v in values.items())]) for values in devices
     )
-
-
-def gc_inventory_main() -> None:
-    """Entry point of `gc-inventory`."""
-    sys.exit(run_command(gc_inventory_command))

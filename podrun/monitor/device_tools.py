@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, environment
 from podrun.core.machine_output import format_option, is_for_people, output_options, print_output
 from podrun.core.terminal import terminal_columns
@@ -150,11 +150,6 @@ def _ipu(partition: str, device: Device) -> dict[str, Any]:
     return plain
 
 
-def gc_monitor_main() -> None:
-    """Entry point of `gc-monitor`."""
-    sys.exit(run_command(gc_monitor_command))
-
-
 @click.command(context_settings=HELP_OPTIONS)
 @click.version_option(package_name="podrun", prog_name="gc-reset")
 @click.option(
@@ -208,8 +203,3 @@ def _refuse_ambiguous(device: int, active: PartitionInfo, partitions: Sequence[P
                 hint=f"Name the partition, whose ids then count from 0: export IPUOF_VIPU_API_PARTITION_ID={info.name}",
             )
         first += info.size
-
-
-def gc_reset_main() -> None:
-    """Entry point of `gc-reset`."""
-    sys.exit(run_command(gc_reset_command))

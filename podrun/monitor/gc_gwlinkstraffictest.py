@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command, seconds_range
+from podrun.core.command_line import HELP_OPTIONS, seconds_range
 from podrun.core.environment import IPUOF_CONFIG_PATH, IPUOF_VIPU_API_GCD_ID
 from podrun.core.machine_output import output_options, print_output
 from podrun.partition.commands.shared_options import server_options
@@ -193,8 +192,3 @@ def gateway_traffic_json(partition: ToolPartition, outcome: GatewayTraffic) -> d
         "modelled": ["duration_sec", "gbps_each_way"],
         "emulated": ["bytes_per_link", "errors", "overall_result", "emulation_sec"],
     }
-
-
-def gc_gwlinkstraffictest_main() -> None:
-    """Entry point of `gc-gwlinkstraffictest`."""
-    sys.exit(run_command(gc_gwlinkstraffictest_command))

@@ -5,14 +5,13 @@ The first moves data between host and IPU through the gateway's buffer, both leg
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.machine_output import output_options, print_output
 from podrun.partition.commands.shared_options import server_options
 
@@ -210,11 +209,6 @@ def host_traffic_lines(outcomes: Sequence[HostTraffic]) -> list[str]:
     return lines
 
 
-def gc_hosttraffictest_main() -> None:
-    """Entry point of `gc-hosttraffictest`."""
-    sys.exit(run_command(gc_hosttraffictest_command))
-
-
 MARKS = 4095
 """Syncs of one iteration. Published: mark_count of the tool's sample."""
 EMULATED = 500
@@ -313,8 +307,3 @@ def _show(values: dict[str, Any], form: str) -> None:
     lines = [f"o {key.replace('_', ' ')}: {value}" for key, value in values.items()]
     lines.append("The time to sync is modelled; emulated syncs were timed on this host.")
     print_output(form, text=lambda: "\n".join(lines), document=document, rows=[document])
-
-
-def gc_hostsynclatencytest_main() -> None:
-    """Entry point of `gc-hostsynclatencytest`."""
-    sys.exit(run_command(gc_hostsynclatencytest_command))

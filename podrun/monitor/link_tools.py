@@ -6,14 +6,13 @@ the active partition are up and carry data.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.machine_output import is_for_people, output_options, print_output
 from podrun.partition.commands.shared_options import server_options
 
@@ -218,11 +217,6 @@ def link_traffic_lines(outcomes: Sequence[PairTraffic]) -> list[str]:
     return lines
 
 
-def gc_iputraffictest_main() -> None:
-    """Entry point of `gc-iputraffictest`."""
-    sys.exit(run_command(gc_iputraffictest_command))
-
-
 WARNING = "The links of this partition are trained already: no training was performed."
 WORDS = 16 * 1024
 """32-bit words that a link carries each way in one iteration."""
@@ -343,8 +337,3 @@ def links_text(partition: str, iterations: list[list[LinkResult]], failures: int
     if failures:
         lines.append(f"To train the links again: vipu reset partition {partition}")
     return lines
-
-
-def gc_links_main() -> None:
-    """Entry point of `gc-links`."""
-    sys.exit(run_command(gc_links_command))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command, seconds_range
+from podrun.core.command_line import HELP_OPTIONS, seconds_range
 from podrun.core.environment import IPUOF_VIPU_API_HOST, IPUOF_VIPU_API_PORT
 from podrun.core.machine_output import (
     format_option,
@@ -105,11 +104,6 @@ def _json(
         "modelled": ["teraflops_per_ipu", "duration_sec", "clock_mhz"],
         "emulated": ["result", "wrong_values", "emulation_sec"],
     }
-
-
-def gc_flops_main() -> None:
-    """Entry point of `gc-flops`."""
-    sys.exit(run_command(gc_flops_command))
 
 
 PASSES = 129
@@ -333,8 +327,3 @@ class BoardHeats:
 
 def _reading(value: float | None, form: str) -> str:
     return NOT_KNOWN if value is None else form.format(value)
-
-
-def gc_powertest_main() -> None:
-    """Entry point of `gc-powertest`."""
-    sys.exit(run_command(gc_powertest_command))

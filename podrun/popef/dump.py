@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.command_line import HELP_OPTIONS
 from podrun.popef.metadata import PopefAnchor, PopefMetadata, PopefTensor
 from podrun.popef.reader import PopefReader
 
@@ -101,8 +99,3 @@ def dump_command(files: tuple[Path, ...], metadata: bool, everything: bool, as_j
             texts.append(parts_text(reader))
         click.echo("\n".join(text for text in texts if text))
     return 0
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command ``popef_dump``; returns its exit code."""
-    return run_command(dump_command, list(sys.argv[1:] if arguments is None else arguments))

@@ -6,17 +6,16 @@ share. Times are those of the emulation; what is modelled of the IPUs stands bes
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, run_command
+from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -182,8 +181,3 @@ def run_popef_verb(
     finally:
         runner_of_file.close()
     return 0
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command ``poprt_exec``; returns its exit code."""
-    return run_command(exec_command, list(sys.argv[1:] if arguments is None else arguments))

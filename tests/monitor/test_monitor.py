@@ -14,7 +14,7 @@ from podrun.core.errors import RecoveryAction
 from podrun.core.fault_effects import EFFECTS
 from podrun.core.ipu_states import IpuErrorState, MachineState
 from podrun.core.telemetry import ATTRIBUTES, AttachedProcess, IpuReport, MachineReport
-from podrun.monitor.device_listing import gc_info_command, gc_info_main, gc_inventory_command
+from podrun.monitor.device_listing import gc_info_command, gc_inventory_command
 from podrun.monitor.device_tools import gc_monitor_command, gc_reset_command
 from podrun.monitor.devices import Device, View, device_sets, diagnose_device
 from podrun.monitor.monitor_tables import (
@@ -317,13 +317,8 @@ def test_inventory(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("Device:\n") == 4
 
 
-def test_registers_are_refused_by_name(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["gc-info", "--tile-status", "-"])
-    with pytest.raises(SystemExit) as ended:
-        gc_info_main()
-    assert ended.value.code == 2
+def test_registers_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(gc_info_command, ["--tile-status", "-"]) == 2
     assert "--tile-status reads registers" in capsys.readouterr().err
 
 

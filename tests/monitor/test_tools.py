@@ -286,7 +286,7 @@ def test_power_rows(pod: RealPod, tool: Tool) -> None:
 def test_a_second_terminal_sees_the_load_and_ctrl_c_ends_it(pod: RealPod) -> None:
     tool = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # Ours may ignore it.
-        "from podrun.monitor.load_tools import gc_powertest_main; gc_powertest_main()"
+        "from podrun.commands import gc_powertest; gc_powertest()"
     )
     process = subprocess.Popen([sys.executable, "-c", tool, "-d", "1"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

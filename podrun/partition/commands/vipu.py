@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, run_command
+from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup
 from podrun.partition.commands.context import open_context
 from podrun.partition.commands.create import create_partition
 from podrun.partition.commands.get import capture_state, explain, get_partition
@@ -77,12 +75,3 @@ def vipu_command(ctx: click.Context, /, **options: object) -> None:
 
 
 add_user_commands(vipu_command)
-
-
-def main() -> None:
-    """Entry point of `vipu_command`."""
-    sys.exit(run_command(vipu_command))
-
-
-if __name__ == "__main__":
-    main()

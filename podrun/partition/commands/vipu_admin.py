@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, run_command
+from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup
 from podrun.partition.commands.agent_verbs import (
     cordon_agent,
     drain_agent,
@@ -88,12 +86,3 @@ for _verb, _help, _command, _alias in (
     _group = SuggestingGroup(_verb, help=_help, aliases={_alias: _command.name or ""})
     _group.add_command(_command)
     vipu_admin_command.add_command(_group)
-
-
-def main() -> None:
-    """Entry point of `vipu-admin`."""
-    sys.exit(run_command(vipu_admin_command))
-
-
-if __name__ == "__main__":
-    main()
