@@ -17,14 +17,13 @@ import hmac
 import itertools
 import os
 import socket
-import sys
-import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.access import tls_asked_for
+from podrun.core.http_service import BoundedHTTPServer, QuietHandler
 from podrun.core.identity import user_of_peer
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class _MetricsSource:
         return MetricsPage(tuple(families)).text()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     """Answers one caller. ``page``: makes the text of /metrics."""
 
     timeout = PATIENCE_S
@@ -129,30 +128,20 @@ class _Handler(BaseHTTPRequestHandler):
         except PodrunError as error:
             self.send_error(503, error.message)
             return
-        self.send_response(200)
-        self.send_header("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: scrapes come every few seconds."""
+        self.answer(200, CONTENT_TYPE_PLAIN_0_0_4, body)
 
 
-class _Server(ThreadingHTTPServer):
-    """Speaks TLS where the environment asks for it; each caller's thread does its handshake. At most `CALLERS` have a
-    thread; further callers are dropped at once.
+class _Server(BoundedHTTPServer):
+    """Speaks TLS where the environment asks for it; each caller's thread does its handshake. More than `CALLERS` are
+    dropped at once.
     """
-
-    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], handler: Callable[..., BaseHTTPRequestHandler], followed: Followed
     ) -> None:
-        self._room = threading.BoundedSemaphore(CALLERS)
         self._followed = followed
         try:
-            super().__init__(address, handler)
+            super().__init__(address, handler, CALLERS)
         except OSError:
             followed.close()
             raise
@@ -161,20 +150,6 @@ class _Server(ThreadingHTTPServer):
         """See `socketserver.BaseServer`."""
         super().server_close()
         self._followed.close()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """See `socketserver.BaseServer`."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """See `socketserver.ThreadingMixIn`."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
 
     def get_request(self) -> tuple[Any, Any]:
         """See `socketserver.BaseServer`."""
@@ -187,8 +162,3 @@ class _Server(ThreadingHTTPServer):
                 raise OSError("TLS is asked for, and no certificate is there")
             sock = ours.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         return sock, peer
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore callers that go away, or that TLS refuses."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)

@@ -15,12 +15,13 @@ import secrets
 import threading
 from collections.abc import Callable
 from http.cookies import SimpleCookie
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from podrun.core.errors import PodrunError
+from podrun.core.http_service import QuietHandler
 from podrun.monitor.live.arrangement import batch_rates, changes_between, totals_of
 from podrun.monitor.live.sighting import PodSighting
 
@@ -122,7 +123,16 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-class _PageHandler(BaseHTTPRequestHandler):
+_SAFE = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Headers of all answers."""
+
+
+class _PageHandler(QuietHandler):
     """Answers one browser."""
 
     timeout = 30.0
@@ -164,31 +174,20 @@ class _PageHandler(BaseHTTPRequestHandler):
 
     def _page(self) -> None:
         body = (resources.files("podrun.monitor.web") / "page.html").read_bytes()
-        self._headers(200, "text/html; charset=utf-8", len(body))
-        self.wfile.write(body)
+        self.answer(200, "text/html; charset=utf-8", body, _SAFE)
 
     def _text(self, status: int, text: str) -> None:
-        body = f"{text}\n".encode()
-        self._headers(status, "text/plain; charset=utf-8", len(body))
-        self.wfile.write(body)
-
-    def _headers(self, status: int, kind: str, length: int | None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        if length is not None:
-            self.send_header("Content-Length", str(length))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", POLICY)
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.end_headers()
+        self.answer(status, "text/plain; charset=utf-8", f"{text}\n".encode(), _SAFE)
 
     def _events(self) -> None:
         if not self._feed.join():
             self._text(503, f"{LISTENERS} browsers look already.")
             return
         try:
-            self._headers(200, "text/event-stream", None)
+            self.send_response(200)
+            for name, value in ({"Content-Type": "text/event-stream"} | _SAFE).items():
+                self.send_header(name, value)
+            self.end_headers()
             number = 0
             while not self._feed.stopped:
                 event = self._feed.wait(number)
@@ -202,6 +201,3 @@ class _PageHandler(BaseHTTPRequestHandler):
             return  # The browser is gone.
         finally:
             self._feed.leave()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""

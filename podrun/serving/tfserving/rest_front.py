@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
 import numpy as np
 
 from podrun.core.errors import UsageError
+from podrun.core.http_service import BoundedHTTPServer, QuietHandler
 from podrun.serving.loaded_model import DataDescription
 from podrun.serving.tfserving.answers import METHOD, SIGNATURE, ModelChoice, predict, shape_for_clients
 from podrun.serving.tfserving.grpc_front import status_code, told_error
@@ -202,42 +201,21 @@ def rest_answer(versions: ServedVersions, method: str, path: str, body: bytes) -
     return json_of_outputs(outputs, rows)
 
 
-class RestServer(ThreadingHTTPServer):
+class RestServer(BoundedHTTPServer):
     """The HTTP server. At most `MOST_CONNECTIONS` at a time: others wait to be accepted."""
-
-    daemon_threads = True
-    request_queue_size = 128
 
     def __init__(self, versions: ServedVersions, address: tuple[str, int]) -> None:
         self.versions = versions
-        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         try:
-            super().__init__(address, RestHandler)
+            super().__init__(address, RestHandler, MOST_CONNECTIONS, waits=True)
         except OSError as error:
             raise UsageError(
                 f"{address[0]}:{address[1]} cannot be listened on: {error.strerror}",
                 hint="Name another port.",
             ) from error
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._room.acquire()
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._room.release()
-            raise
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no error of the server."""
-
-
-class RestHandler(BaseHTTPRequestHandler):
+class RestHandler(QuietHandler):
     """Answers the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
@@ -259,9 +237,6 @@ class RestHandler(BaseHTTPRequestHandler):
             )
         return self._reply("POST", self.rfile.read(int(length)))
 
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Requests are not logged."""
-
     def _reply(self, method: str, body: bytes) -> None:
         try:
             self._send(200, rest_answer(self.server.versions, method, self.path, body))
@@ -273,9 +248,4 @@ class RestHandler(BaseHTTPRequestHandler):
             self._send(501 if refused else http_code(error), {"error": told_error(error)})
 
     def _send(self, code: int, value: Mapping[str, Any]) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.answer(code, "application/json", json.dumps(value).encode())
