@@ -77,16 +77,18 @@ def abort_with(context: grpc.ServicerContext, error: PodrunError) -> None:
     context.abort(_status(error), message)
 
 
-class Call(NamedTuple):
+class ServiceCall(NamedTuple):
     """Who makes a call, and what the service may do and show for it."""
 
     caller: Caller
     asker: Asker
 
 
-def answers(method: Callable[[Any, Any, Call], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
-    """Make a gRPC handler from a method, which gets the request and its `Call`. The handler checks the caller; none
-    as an answer is the empty message; errors become a status, with podrun's error in the metadata.
+def answers(
+    method: Callable[[Any, Any, ServiceCall], Any],
+) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
+    """Make a gRPC handler from a method, which gets the request and a `ServiceCall`. The handler checks the caller. The
+    answer None is the empty message. Errors become a status, with podrun's error in the metadata.
     """
 
     name = method.__name__
@@ -97,7 +99,7 @@ def answers(method: Callable[[Any, Any, Call], Any]) -> Callable[[Any, Any, grpc
         try:
             caller = self.admit(name, request, context)
             with self.desk.room.call(caller), self.desk.audit.call(name, who(caller), request):
-                call = Call(caller, self.asker(caller, name))
+                call = ServiceCall(caller, self.asker(caller, name))
                 reply = self.answer(name, request, lambda: method(self, request, call))
             failed = False
             return getattr(messages, f"{name}Response")() if reply is None else reply

@@ -17,7 +17,7 @@ from podrun.core.errors import (
 from podrun.core.identity import Caller
 from podrun.core.telemetry import MachineReport
 from podrun.partition.server.access import AccountCaller
-from podrun.partition.server.calls import _ASK, Call, Servicer, abort_with, answers, who
+from podrun.partition.server.calls import _ASK, ServiceCall, Servicer, abort_with, answers, who
 from podrun.partition.server.event_log import BOUNDS_S, SYNCED, Change
 from podrun.partition.server.sharing import Sharing
 from podrun.partition.server.views import (
@@ -36,11 +36,11 @@ class UserServicer(Servicer):
     """The service ``podrun.vipu.v1.UserService``: each method answers the call of that name."""
 
     @answers
-    def GetServerVersion(self, request: messages.GetServerVersionRequest, call: Call) -> Any:
+    def GetServerVersion(self, request: messages.GetServerVersionRequest, call: ServiceCall) -> Any:
         return to_message(self._service.version(), pb.GetServerVersionResponse)
 
     @answers
-    def GetCluster(self, request: messages.GetClusterRequest, call: Call) -> Any:
+    def GetCluster(self, request: messages.GetClusterRequest, call: ServiceCall) -> Any:
         pod = self._service.cluster
         cluster = max(pod.clusters, key=lambda one: one.ipu_count, default=pod)
         return pb.GetClusterResponse(
@@ -54,13 +54,13 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def ListClusters(self, request: messages.ListClustersRequest, call: Call) -> Any:
+    def ListClusters(self, request: messages.ListClustersRequest, call: ServiceCall) -> Any:
         return pb.ListClustersResponse(
             clusters=[to_message(info, pb.Cluster) for info in self._service.clusters()]
         )
 
     @answers
-    def CreatePartition(self, request: messages.CreatePartitionRequest, call: Call) -> Any:
+    def CreatePartition(self, request: messages.CreatePartitionRequest, call: ServiceCall) -> Any:
         if request.priority > 0 and not self.is_admin(call.caller):
             raise DeniedError(
                 f"priority {request.priority} is for administrators of this server", hint="Use 0 or less."
@@ -74,12 +74,12 @@ class UserServicer(Servicer):
         return pb.CreatePartitionResponse(partition_id=request.partition_id)
 
     @answers
-    def GetPartition(self, request: messages.GetPartitionRequest, call: Call) -> Any:
+    def GetPartition(self, request: messages.GetPartitionRequest, call: ServiceCall) -> Any:
         info = self._service.partition(request.partition_id, asker=call.asker)
         return pb.GetPartitionResponse(partition=to_message(info, pb.Partition))
 
     @answers
-    def ListPartitions(self, request: messages.ListPartitionsRequest, call: Call) -> Any:
+    def ListPartitions(self, request: messages.ListPartitionsRequest, call: ServiceCall) -> Any:
         messages = self._partitions.all(
             (info.name, info, partial(to_message, info, pb.Partition)) for info in self._service.partitions()
         )
@@ -91,13 +91,13 @@ class UserServicer(Servicer):
         return pb.ListPartitionsResponse(partitions=seen)
 
     @answers
-    def GetPartitionStatus(self, request: messages.GetPartitionStatusRequest, call: Call) -> Any:
+    def GetPartitionStatus(self, request: messages.GetPartitionStatusRequest, call: ServiceCall) -> Any:
         info = self._service.partition(request.partition_id, asks_for_itself=True, asker=call.asker)
         status = PartitionStatus(info.state, info.error, info.generation)
         return pb.GetPartitionStatusResponse(status=to_message(status, pb.PartitionStatus))
 
     @answers
-    def ListQueue(self, request: messages.ListQueueRequest, call: Call) -> Any:
+    def ListQueue(self, request: messages.ListQueueRequest, call: ServiceCall) -> Any:
         queue = self._service.queue()
         seen = set(self.seen_names(call.caller, [info.name for info in queue]))
         return pb.ListQueueResponse(
@@ -109,7 +109,7 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def PlanPartition(self, request: messages.PlanPartitionRequest, call: Call) -> Any:
+    def PlanPartition(self, request: messages.PlanPartitionRequest, call: ServiceCall) -> Any:
         planned = self._service.planned(
             requirements_of(request.request, call.caller.uid),
             priority=request.request.priority,
@@ -119,7 +119,7 @@ class UserServicer(Servicer):
         return pb.PlanPartitionResponse(planned=to_message(told, pb.PlannedPartition))
 
     @answers
-    def CaptureState(self, request: messages.CaptureStateRequest, call: Call) -> Any:
+    def CaptureState(self, request: messages.CaptureStateRequest, call: ServiceCall) -> Any:
         if not self.sees_all(call.caller):
             raise DeniedError(
                 f"{who(call.caller)} does not see the whole POD, which a capture shows", hint=_ASK
@@ -133,7 +133,7 @@ class UserServicer(Servicer):
         return replace(info, position=1 + len(ahead), ahead=ahead, blockers=blockers)
 
     @answers
-    def ListReservations(self, request: messages.ListReservationsRequest, call: Call) -> Any:
+    def ListReservations(self, request: messages.ListReservationsRequest, call: ServiceCall) -> Any:
         return pb.ListReservationsResponse(
             reservations=[
                 to_message(info, pb.Reservation)
@@ -143,24 +143,26 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def ResetPartition(self, request: messages.ResetPartitionRequest, call: Call) -> None:
+    def ResetPartition(self, request: messages.ResetPartitionRequest, call: ServiceCall) -> None:
         self._service.reset(request.partition_id, request.generation, asker=call.asker)
 
     @answers
-    def RemovePartition(self, request: messages.RemovePartitionRequest, call: Call) -> None:
+    def RemovePartition(self, request: messages.RemovePartitionRequest, call: ServiceCall) -> None:
         self._service.remove(request.partition_id, force=request.force, asker=call.asker)
 
     @answers
-    def HoldPartition(self, request: messages.HoldPartitionRequest, call: Call) -> None:
+    def HoldPartition(self, request: messages.HoldPartitionRequest, call: ServiceCall) -> None:
         self._service.hold(request.partition_id, request.holder, keep=request.keep, asker=call.asker)
 
     @answers
-    def GetPartitionIpuofConfig(self, request: messages.GetPartitionIpuofConfigRequest, call: Call) -> Any:
+    def GetPartitionIpuofConfig(
+        self, request: messages.GetPartitionIpuofConfigRequest, call: ServiceCall
+    ) -> Any:
         config = self._service.ipuof_config(request.partition_id, request.gcd_id.id, asker=call.asker)
         return pb.GetPartitionIpuofConfigResponse(ipuof_config=to_message(config, pb.PartitionConfig))
 
     @answers
-    def ListAllocations(self, request: messages.ListAllocationsRequest, call: Call) -> Any:
+    def ListAllocations(self, request: messages.ListAllocationsRequest, call: ServiceCall) -> Any:
         return pb.ListAllocationsResponse(
             allocations=[
                 to_message(info, pb.Allocation)
@@ -170,7 +172,7 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def ListMachineReports(self, request: messages.ListMachineReportsRequest, call: Call) -> Any:
+    def ListMachineReports(self, request: messages.ListMachineReportsRequest, call: ServiceCall) -> Any:
         before = self._holders()
         told = self._service.machine_reports(request.partition_id, asker=call.asker)
         # A partition that was made, or made anew, while machines answered is nobody's, so that nothing of it is told.
@@ -241,7 +243,7 @@ class UserServicer(Servicer):
         return change.text
 
     @answers
-    def GetServiceMetrics(self, request: messages.GetServiceMetricsRequest, call: Call) -> Any:
+    def GetServiceMetrics(self, request: messages.GetServiceMetricsRequest, call: ServiceCall) -> Any:
         queued, free, largest = self._service.room()
         calls = tuple(
             CallInfo(name, f.count, f.errors, f.seconds, tuple(f.within)) for name, f in self.meter.all()
@@ -251,5 +253,5 @@ class UserServicer(Servicer):
         return to_message(metrics, pb.GetServiceMetricsResponse)
 
     @answers
-    def ResetIpus(self, request: messages.ResetIpusRequest, call: Call) -> None:
+    def ResetIpus(self, request: messages.ResetIpusRequest, call: ServiceCall) -> None:
         self._service.reset_ipus(request.partition_id, list(request.partition_ipus), asker=call.asker)
