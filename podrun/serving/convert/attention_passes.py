@@ -11,7 +11,7 @@ from podrun.serving.convert.graph_edit import GraphEditor
 from podrun.serving.convert.graph_walk import attribute
 from podrun.serving.convert.pass_manager import rewrite
 from podrun.serving.convert.product_passes import Pairs, merge_products
-from podrun.serving.convert.replacement_passes import number_like, onnx_nodes
+from podrun.serving.convert.replacement_passes import number_like
 
 
 def _with_bias(graph: GraphEditor, product: NodeProto) -> tuple[NodeProto, NodeProto | None]:
@@ -27,7 +27,7 @@ def _with_bias(graph: GraphEditor, product: NodeProto) -> tuple[NodeProto, NodeP
 def scores_of(graph: GraphEditor) -> list[NodeProto]:
     """Products of two computed tensors that lead to a Softmax."""
     scores = []
-    for node in onnx_nodes(graph, "MatMul"):
+    for node in graph.onnx_nodes("MatMul"):
         if any(graph.constant(name) is not None for name in node.input):
             continue
         user = graph.sole_user(node.output[0])
@@ -43,7 +43,7 @@ def _fused_attention(graph: GraphEditor) -> None:
     """The products that make queries, keys and values of one tensor become one, which is split."""
     if not scores_of(graph):
         return
-    for source in dict.fromkeys(node.input[0] for node in onnx_nodes(graph, "MatMul")):
+    for source in dict.fromkeys(node.input[0] for node in graph.onnx_nodes("MatMul")):
         products = [n for n in graph.consumers(source) if n.op_type == "MatMul" and n.input[0] == source]
         weights = [graph.constant(node.input[1]) for node in products]
         alike = {(w.shape, w.dtype) for w in weights if w is not None and w.ndim == 2}
@@ -109,7 +109,7 @@ def _attention_padding(graph: GraphEditor) -> None:
 @rewrite("matmul_rotary_embedding")
 def _rotary(graph: GraphEditor) -> None:
     """The half turn of a rotary embedding, (-second half, first half), becomes a product with a constant matrix."""
-    for node in onnx_nodes(graph, "Concat"):
+    for node in graph.onnx_nodes("Concat"):
         x = _half_turn(graph, node)
         sizes = graph.sizes(x) if x else None
         if x is None or sizes is None:

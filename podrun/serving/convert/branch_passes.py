@@ -9,7 +9,6 @@ from podrun.core.errors import UsageError
 from podrun.serving.convert.graph_edit import GraphEditor
 from podrun.serving.convert.graph_walk import attribute, inner_graphs, names_used, rename_in, sorted_nodes
 from podrun.serving.convert.pass_manager import rewrite
-from podrun.serving.convert.replacement_passes import onnx_nodes
 
 
 def _branches(node: NodeProto) -> tuple[GraphProto, GraphProto]:
@@ -83,7 +82,7 @@ def _same_condition(graph: GraphEditor) -> None:
     merging = True
     while merging:
         merging = False
-        conditions = onnx_nodes(graph, "If")
+        conditions = graph.onnx_nodes("If")
         for index, second in enumerate(conditions):
             same = [first for first in conditions[:index] if first.input[0] == second.input[0]]
             if any(_merge(graph, first, second, swapped=False) for first in same[:1]):
@@ -97,7 +96,7 @@ def _opposite_condition(graph: GraphEditor) -> None:
     merging = True
     while merging:
         merging = False
-        conditions = onnx_nodes(graph, "If")
+        conditions = graph.onnx_nodes("If")
         for index, second in enumerate(conditions):
             for first in conditions[:index]:
                 opposite = any(
@@ -114,7 +113,7 @@ def _opposite_condition(graph: GraphEditor) -> None:
 @rewrite("expand_if")
 def _expand_if(graph: GraphEditor) -> None:
     """Both branches of an If are computed, and Where takes the values of one. Branches of fixed, equal shapes only."""
-    for node in onnx_nodes(graph, "If"):
+    for node in graph.onnx_nodes("If"):
         if not _can_choose(graph, node):
             continue
         new: list[NodeProto] = []
@@ -157,7 +156,7 @@ def _post_expand(graph: GraphEditor) -> None:
         "Max",
         "Min",
     )
-    for node in onnx_nodes(graph, "Expand"):
+    for node in graph.onnx_nodes("Expand"):
         user = graph.sole_user(node.output[0])
         small = graph.sizes(node.input[0])
         if user is None or user.op_type not in operators or user.domain or small is None:

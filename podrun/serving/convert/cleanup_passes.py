@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from podrun.core.errors import UsageError
 from podrun.onnx_models.ops.registry import RANDOM
-from podrun.serving.convert.graph_edit import GraphEditor, ModelEditor
+from podrun.serving.convert.graph_edit import GraphEditor
 from podrun.serving.convert.graph_walk import ONNX_DOMAINS, attribute, graphs_within
 from podrun.serving.convert.pass_manager import Pass, pass_class, register, rewrite, run_pass
 from podrun.serving.convert.type_inference import MOST_VALUES, infer_types, value_of_type, without_weights
@@ -126,11 +126,10 @@ def _trains(graph: GraphEditor, node: NodeProto) -> bool:
 @rewrite("eliminate_nop_expand")
 def _nop_expand(graph: GraphEditor) -> None:
     """An Expand to the shape that a tensor has goes."""
-    for node in list(graph.nodes):
-        if node.op_type == "Expand" and not node.domain:
-            sizes = graph.sizes(node.output[0])
-            if sizes is not None and sizes == graph.sizes(node.input[0]):
-                graph.bypass(node)
+    for node in graph.onnx_nodes("Expand"):
+        sizes = graph.sizes(node.output[0])
+        if sizes is not None and sizes == graph.sizes(node.input[0]):
+            graph.bypass(node)
 
 
 def _digest(tensor: TensorProto) -> bytes:
@@ -166,8 +165,8 @@ def merge_equal_initializers(graph: GraphEditor) -> None:
 @rewrite("fuse_consecutive_cast", until_stable=True)
 def _consecutive_cast(graph: GraphEditor) -> None:
     """Cast(Cast(x)) becomes one Cast where the first loses nothing."""
-    for node in list(graph.nodes):
-        inner = graph.made_by(node.input[0], "Cast") if node.op_type == "Cast" and not node.domain else None
+    for node in graph.onnx_nodes("Cast"):
+        inner = graph.made_by(node.input[0], "Cast")
         if inner is None:
             continue
         source = graph.element(inner.input[0])
@@ -225,9 +224,7 @@ def _keeps_values(source: int, target: int) -> bool:
 def _consecutive_reshape(graph: GraphEditor) -> None:
     """Reshape(Reshape(x)) becomes one, to the shape that the second gives."""
     kinds = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-    for node in list(graph.nodes):
-        if node.op_type not in kinds or node.domain not in ONNX_DOMAINS:
-            continue
+    for node in graph.onnx_nodes(*kinds):
         inner, sizes = graph.made_by(node.input[0], *kinds), graph.sizes(node.output[0])
         if inner is None or sizes is None or 0 in sizes or "Reshape" not in (node.op_type, inner.op_type):
             continue
@@ -239,9 +236,7 @@ def _consecutive_reshape(graph: GraphEditor) -> None:
 @rewrite("fuse_consecutive_arithmetic", until_stable=True)
 def _consecutive_arithmetic(graph: GraphEditor) -> None:
     """(x + a) + b becomes x + (a + b) for constants a and b, and so do products."""
-    for node in list(graph.nodes):
-        if node.op_type not in ("Add", "Mul") or node.domain not in ONNX_DOMAINS:
-            continue
+    for node in graph.onnx_nodes("Add", "Mul"):
         outer = _constant_side(graph, node)
         inner = graph.made_by(node.input[1 - outer], node.op_type) if outer is not None else None
         side = _constant_side(graph, inner) if inner is not None else None
@@ -276,19 +271,12 @@ def _trace_folding(graph: GraphEditor) -> None:
     fold_constants(graph, most_bytes=1 << 12)
 
 
-@register("fuse_bn_into_conv")
-class FuseBnIntoConv(Pass):
+@rewrite("fuse_bn_into_conv")
+def _bn_into_conv(graph: GraphEditor) -> None:
     """A BatchNormalization behind a Conv becomes the Conv's weights and bias."""
-
-    def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
-        owner = ModelEditor(model)
-        for graph in owner.graphs():
-            for node in list(graph.nodes):
-                if node.op_type == "BatchNormalization" and not node.domain:
-                    _into_conv(graph, node)
-            graph.drop_dead()
-        return model
+    for node in graph.onnx_nodes("BatchNormalization"):
+        _into_conv(graph, node)
+    graph.drop_dead()
 
 
 def scale_and_shift(graph: GraphEditor, node: NodeProto) -> tuple[np.ndarray, np.ndarray] | None:
@@ -364,7 +352,6 @@ class ApplyIrPass(Pass):
         self.rounds = rounds
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         library = [LIBRARY_PASSES[name] for name in self.passes if name in LIBRARY_PASSES]
         own = [Pass.get_pass(name) for name in self.passes if name not in LIBRARY_PASSES]
         for _ in range(self.rounds):

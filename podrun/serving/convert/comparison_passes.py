@@ -8,13 +8,12 @@ from onnx import NodeProto, TensorProto, helper
 from podrun.serving.convert.graph_edit import GraphEditor
 from podrun.serving.convert.graph_walk import GRAPHCORE_DOMAIN
 from podrun.serving.convert.pass_manager import rewrite
-from podrun.serving.convert.replacement_passes import onnx_nodes
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
 def _or_equal(graph: GraphEditor, operator: str, strict: str) -> None:
-    for node in onnx_nodes(graph, operator):
+    for node in graph.onnx_nodes(operator):
         above = graph.node(strict, list(node.input))
         equal = graph.node("Equal", list(node.input))
         last = graph.node("Or", [above.output[0], equal.output[0]], node.output[0])
@@ -39,7 +38,7 @@ def _where_mask(graph: GraphEditor) -> None:
 
     What is masked has probability 0 either way; the numbers before the Softmax differ there.
     """
-    for node in onnx_nodes(graph, "Where"):
+    for node in graph.onnx_nodes("Where"):
         user = graph.sole_user(node.output[0])
         if user is None or user.op_type != "Softmax" or user.domain:
             continue
@@ -61,7 +60,7 @@ def _where_mask(graph: GraphEditor) -> None:
 @rewrite("replace_where_with_mul_add")
 def _where_with_mul_add(graph: GraphEditor) -> None:
     """Where of constant, finite numbers becomes ``b + condition * (a - b)``: one of the two must be a constant."""
-    for node in onnx_nodes(graph, "Where"):
+    for node in graph.onnx_nodes("Where"):
         element = graph.element(node.output[0])
         values = [graph.constant(name) for name in node.input[1:3]]
         if element not in _FLOATS or any(v is None or not np.isfinite(v).all() for v in values):
@@ -90,6 +89,6 @@ def _blended(graph: GraphEditor, node: NodeProto, element: int, values: list[np.
 @rewrite("replace_where_with_wherev2")
 def _wherev2(graph: GraphEditor) -> None:
     """Where becomes ai.graphcore.WhereV2."""
-    for node in onnx_nodes(graph, "Where"):
+    for node in graph.onnx_nodes("Where"):
         new = graph.node("WhereV2", list(node.input), node.output[0], domain=GRAPHCORE_DOMAIN)
         graph.replace([node], [new])

@@ -10,7 +10,6 @@ from onnx import NodeProto
 from podrun.serving.convert.graph_edit import GraphEditor
 from podrun.serving.convert.graph_walk import attribute
 from podrun.serving.convert.pass_manager import rewrite
-from podrun.serving.convert.replacement_passes import onnx_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def _letters(equation: str) -> tuple[str, str, _Letters] | None:
 @rewrite("replace_einsum_with_matmul")
 def _einsum_with_matmul(graph: GraphEditor) -> None:
     """Einsum of two tensors becomes a MatMul, with Transpose and Reshape where its axes lie otherwise."""
-    for node in onnx_nodes(graph, "Einsum"):
+    for node in graph.onnx_nodes("Einsum"):
         told = _letters(attribute(node, "equation", b"").decode()) if len(node.input) == 2 else None
         shapes = [graph.sizes(name) for name in node.input]
         if told is None or shapes[0] is None or shapes[1] is None:

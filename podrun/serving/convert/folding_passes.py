@@ -40,7 +40,6 @@ class ConstantFolding(Pass):
         self.max_tensor_size = max_tensor_size
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         owner = ModelEditor(model)
         for graph in owner.graphs():
             fold_constants(graph, self.max_tensor_size)

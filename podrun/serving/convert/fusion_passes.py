@@ -177,8 +177,8 @@ def _bn_into_gemm(graph: GraphEditor) -> None:
 @rewrite("fuse_cast_into_onehot")
 def _cast_into_onehot(graph: GraphEditor) -> None:
     """A Cast behind a OneHot becomes the type of the OneHot's values."""
-    for node in list(graph.nodes):
-        inner = graph.made_by(node.input[0], "OneHot") if node.op_type == "Cast" and not node.domain else None
+    for node in graph.onnx_nodes("Cast"):
+        inner = graph.made_by(node.input[0], "OneHot")
         if inner is None or graph.sole_user(inner.output[0]) is not node:
             continue
         values = graph.constant(inner.input[2])
@@ -195,9 +195,7 @@ def _cast_into_onehot(graph: GraphEditor) -> None:
 @rewrite("fuse_mul_into_matmul")
 def _mul_into_matmul(graph: GraphEditor) -> None:
     """A product with a number before or behind a MatMul of constant weights becomes part of the weights."""
-    for node in list(graph.nodes):
-        if node.op_type != "MatMul" or node.domain:
-            continue
+    for node in graph.onnx_nodes("MatMul"):
         weight = graph.constant(node.input[1])
         if weight is None or weight.dtype.kind != "f":
             continue
@@ -227,8 +225,8 @@ def _scale_weight(graph: GraphEditor, node: NodeProto, weight: np.ndarray, facto
 @rewrite("compress_pattern")
 def _compress_pattern(graph: GraphEditor) -> None:
     """Compress by a constant condition becomes a Gather of the places that it keeps."""
-    for node in list(graph.nodes):
-        condition = graph.constant(node.input[1]) if node.op_type == "Compress" and not node.domain else None
+    for node in graph.onnx_nodes("Compress"):
+        condition = graph.constant(node.input[1])
         if condition is None:
             continue
         places = graph.add_constant(np.flatnonzero(condition).astype(np.int64), f"{node.output[0]}_kept")

@@ -107,6 +107,10 @@ class GraphEditor:
         """The node of this graph that makes a tensor."""
         return self._indexed()[0].get(name)
 
+    def onnx_nodes(self, *operators: str) -> list[NodeProto]:
+        """ONNX's own nodes of these operators, as they are now."""
+        return [n for n in self.nodes if n.op_type in operators and n.domain in ONNX_DOMAINS]
+
     def consumers(self, name: str) -> list[NodeProto]:
         """Nodes that use a tensor, once for each use."""
         return self._indexed()[1].get(name, [])

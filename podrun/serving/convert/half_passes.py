@@ -202,7 +202,6 @@ class FloatToHalf(Pass):
         self.enable_avoid_overflow_patterns = enable_avoid_overflow_patterns
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         present = {node.op_type for graph in graphs_within(model.graph) for node in graph.node}
         for name in self.skip_op_types:
             if name not in present:
@@ -228,7 +227,6 @@ class FloatToMixed(Pass):
         self.skip_op_types = listed_names(skip_op_types, "fp16_skip_op_types")
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         owner = ModelEditor(model)
         types = dict(owner.types)
         for graph in owner.graphs():

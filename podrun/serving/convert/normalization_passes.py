@@ -166,9 +166,8 @@ def _fast_norm(graph: GraphEditor) -> None:
 @rewrite("replace_bn_with_mul_add")
 def _bn_with_mul_add(graph: GraphEditor) -> None:
     """A BatchNormalization of inference becomes a product and a sum by channel."""
-    for node in list(graph.nodes):
-        if node.op_type == "BatchNormalization" and not node.domain:
-            as_product_and_sum(graph, node)
+    for node in graph.onnx_nodes("BatchNormalization"):
+        as_product_and_sum(graph, node)
     graph.drop_dead()
 
 

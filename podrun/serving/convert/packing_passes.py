@@ -124,7 +124,6 @@ class InsertAttentionMask(Pass):
     """
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         owner = ModelEditor(model)
         graph = owner.main
         attentions = list(_attentions(graph))
@@ -177,7 +176,6 @@ class PackedTransformer(Pass):
         self.samples, self.longest = max_valid_num, int(segment_max_size or 0)
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         owner = ModelEditor(model)
         graph = owner.main
         attentions = list(_attentions(graph))

@@ -49,7 +49,6 @@ class ManualSharding(Pass):
             self.sharder = Sharder(sharding_info, pipelining_info)
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         return model if self.sharder is None else self.sharder.run(model)
 
 
@@ -60,7 +59,6 @@ class OverlapIo(Pass):
     """
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         set_metadata(model, TRANSFERS_KEY, json.dumps(dict.fromkeys(true_inputs(model), "OverlapInnerLoop")))
         return model
 
@@ -81,7 +79,6 @@ class AutoInsertRemap(Pass):
         return match[1], match[2].lower()
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         owner = ModelEditor(model)
         for graph in owner.graphs():
             for place, operator in self.modes:

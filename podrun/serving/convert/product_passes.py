@@ -77,7 +77,6 @@ class MergeMatmul(Pass):
         self.names = listed_names(merge_matmul, "merge_matmul")
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         for name in self.names:
             node_by_name(model, name, "merge_matmul")
         if len(self.names) == 1:
@@ -98,7 +97,6 @@ class MergeMatmulAdd(Pass):
         self.names = listed_names(merge_matmul_add, "merge_matmul_add")
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         if not self.names:
             return model
         if len(self.names) % 2 or len(self.names) < 4:
@@ -121,7 +119,6 @@ class MergeMoe(Pass):
         self.names = listed_names(merge_moe, "merge_moe")
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         if not self.names:
             return model
         if len(self.names) % 2 or len(self.names) < 4:

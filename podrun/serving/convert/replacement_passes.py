@@ -6,13 +6,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from podrun.serving.convert.graph_edit import GraphEditor
-from podrun.serving.convert.graph_walk import GRAPHCORE_DOMAIN, ONNX_DOMAINS, attribute
+from podrun.serving.convert.graph_walk import GRAPHCORE_DOMAIN, attribute
 from podrun.serving.convert.pass_manager import rewrite
-
-
-def onnx_nodes(graph: GraphEditor, *operators: str) -> list[NodeProto]:
-    """ONNX's nodes of these operators."""
-    return [n for n in graph.nodes if n.op_type in operators and n.domain in ONNX_DOMAINS]
 
 
 def number_like(graph: GraphEditor, value: float, like: str, base: str = "number") -> str | None:
@@ -26,7 +21,7 @@ def number_like(graph: GraphEditor, value: float, like: str, base: str = "number
 @rewrite("replace_castlike")
 def _castlike(graph: GraphEditor) -> None:
     """CastLike becomes a Cast to the type of its second input."""
-    for node in onnx_nodes(graph, "CastLike"):
+    for node in graph.onnx_nodes("CastLike"):
         element = graph.element(node.input[1])
         if element is not None:
             graph.replace([node], [graph.node("Cast", [node.input[0]], node.output[0], to=element)])
@@ -35,7 +30,7 @@ def _castlike(graph: GraphEditor) -> None:
 @rewrite("replace_clip_empty_inputs")
 def _clip_empty(graph: GraphEditor) -> None:
     """Limits that a Clip leaves out become the least and largest number of its type."""
-    for node in onnx_nodes(graph, "Clip"):
+    for node in graph.onnx_nodes("Clip"):
         element = graph.element(node.input[0])
         if element is None or graph.owner.opset < 11:
             continue
@@ -53,7 +48,7 @@ def _clip_empty(graph: GraphEditor) -> None:
 @rewrite("replace_consecutive_cast_with_notzero")
 def _notzero(graph: GraphEditor) -> None:
     """A Cast to BOOL that is cast again becomes "not equal to 0"."""
-    for node in onnx_nodes(graph, "Cast"):
+    for node in graph.onnx_nodes("Cast"):
         inner = graph.made_by(node.input[0], "Cast")
         if (
             inner is None
@@ -71,7 +66,7 @@ def _notzero(graph: GraphEditor) -> None:
 @rewrite("replace_div_with_mul")
 def _div_with_mul(graph: GraphEditor) -> None:
     """A division by constants becomes a product with their reciprocals."""
-    for node in onnx_nodes(graph, "Div"):
+    for node in graph.onnx_nodes("Div"):
         value = graph.constant(node.input[1])
         if (
             value is None
@@ -92,7 +87,7 @@ def _div_with_mul(graph: GraphEditor) -> None:
 @rewrite("replace_erf_with_erfv2")
 def _erfv2(graph: GraphEditor) -> None:
     """Erf becomes ai.graphcore.ErfV2, a polynomial that is right to 1.5e-7."""
-    for node in onnx_nodes(graph, "Erf"):
+    for node in graph.onnx_nodes("Erf"):
         new = graph.node("ErfV2", [node.input[0]], node.output[0], domain=GRAPHCORE_DOMAIN)
         graph.replace([node], [new])
 
@@ -100,7 +95,7 @@ def _erfv2(graph: GraphEditor) -> None:
 @rewrite("replace_gemm_with_matmul")
 def _gemm_with_matmul(graph: GraphEditor) -> None:
     """A Gemm becomes a MatMul, and an Add where it has a bias."""
-    for node in onnx_nodes(graph, "Gemm"):
+    for node in graph.onnx_nodes("Gemm"):
         alpha, beta = float(attribute(node, "alpha", 1.0)), float(attribute(node, "beta", 1.0))
         new: list[NodeProto] = []
         operands = [_operand(graph, node, index, new) for index in (0, 1)]
@@ -141,7 +136,7 @@ def _operand(graph: GraphEditor, node: NodeProto, index: int, new: list[NodeProt
 @rewrite("replace_half_reducemean")
 def _half_reducemean(graph: GraphEditor) -> None:
     """ReduceMean of half precision becomes a sum of the numbers times the reciprocal of their count."""
-    for node in onnx_nodes(graph, "ReduceMean"):
+    for node in graph.onnx_nodes("ReduceMean"):
         sizes = graph.sizes(node.input[0])
         if graph.element(node.input[0]) != TensorProto.FLOAT16 or sizes is None:
             continue
@@ -167,7 +162,7 @@ def _half_reducemean(graph: GraphEditor) -> None:
 @rewrite("replace_hardswish")
 def _hardswish(graph: GraphEditor) -> None:
     """HardSwish becomes x times HardSigmoid(x) with slope 1/6."""
-    for node in onnx_nodes(graph, "HardSwish"):
+    for node in graph.onnx_nodes("HardSwish"):
         gate = graph.node("HardSigmoid", [node.input[0]], alpha=1 / 6, beta=0.5)
         graph.replace([node], [gate, graph.node("Mul", [node.input[0], gate.output[0]], node.output[0])])
 
@@ -175,7 +170,7 @@ def _hardswish(graph: GraphEditor) -> None:
 @rewrite("replace_isinf")
 def _isinf(graph: GraphEditor) -> None:
     """IsInf becomes a comparison with infinity."""
-    for node in onnx_nodes(graph, "IsInf"):
+    for node in graph.onnx_nodes("IsInf"):
         positive, negative = attribute(node, "detect_positive", 1), attribute(node, "detect_negative", 1)
         limit = number_like(graph, -np.inf if not positive else np.inf, node.input[0], "infinity")
         if limit is None or not (positive or negative):
@@ -193,7 +188,7 @@ def _nonzero(graph: GraphEditor) -> None:
     """NonZero of a vector of which the model states that it finds one place becomes an ArgMax."""
     stated = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
               for v in (*graph.graph.value_info, *graph.graph.output)}  # fmt: skip
-    for node in onnx_nodes(graph, "NonZero"):
+    for node in graph.onnx_nodes("NonZero"):
         if stated.get(node.output[0]) != [1, 1] or len(graph.sizes(node.input[0]) or ()) != 1:
             continue
         zero = number_like(graph, 0, node.input[0], "zero")
@@ -211,7 +206,7 @@ def _nonzero(graph: GraphEditor) -> None:
 @rewrite("replace_pow")
 def _pow(graph: GraphEditor) -> None:
     """Powers of 1, 2, 3, 0.5, -1 and -0.5 become products, roots and reciprocals."""
-    for node in onnx_nodes(graph, "Pow"):
+    for node in graph.onnx_nodes("Pow"):
         x, y, exponent = node.input[0], node.output[0], graph.scalar(node.input[1])
         kind = graph.kind(x)
         if exponent is None or kind is None or kind.element not in (TensorProto.FLOAT, TensorProto.FLOAT16):
@@ -242,7 +237,7 @@ def _pow(graph: GraphEditor) -> None:
 @rewrite("replace_round")
 def _round(graph: GraphEditor) -> None:
     """Round, half to even, by Floor: for chips whose own rounding takes halves away from zero."""
-    for node in onnx_nodes(graph, "Round"):
+    for node in graph.onnx_nodes("Round"):
         element = graph.element(node.input[0])
         half, two = (number_like(graph, v, node.input[0]) for v in (0.5, 2.0))
         if element is None or half is None or two is None:
@@ -264,7 +259,7 @@ def _round(graph: GraphEditor) -> None:
 @rewrite("replace_softmax")
 def _softmax(graph: GraphEditor) -> None:
     """Softmax over a last axis of odd size becomes ai.graphcore.SoftmaxV2."""
-    for node in onnx_nodes(graph, "Softmax"):
+    for node in graph.onnx_nodes("Softmax"):
         sizes = graph.sizes(node.input[0])
         axis = attribute(node, "axis", -1 if graph.owner.opset >= 13 else 1)
         if sizes and axis in (-1, len(sizes) - 1) and sizes[-1] % 2:

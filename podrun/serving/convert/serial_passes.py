@@ -31,7 +31,6 @@ class SerializeMatmul(Pass):
         self.wanted = dict(serialize_matmul or {})
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         for name, text in self.wanted.items():
             node = node_by_name(model, name, "serialize_matmul")
             words = str(text).split("/")
@@ -76,7 +75,6 @@ class SerializeMatmulAdd(Pass):
         self.wanted = dict(serialize_matmul_add or {})
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         for names, text in self.wanted.items():
             product, slash, add = names.partition("/")
             if not slash:

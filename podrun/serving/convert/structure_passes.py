@@ -38,7 +38,6 @@ class AddCheckpoints(Pass):
         self.checkpoints = list(checkpoints)
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         owner = ModelEditor(model)
         types = owner.types if self.checkpoints else {}
         for name in self.checkpoints:
@@ -66,7 +65,6 @@ class RemoveOutputs(Pass):
         self.remove_outputs = list(remove_outputs)
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         names = [value.name for value in model.graph.output]
         for name in self.remove_outputs:
             if name not in names:
@@ -118,7 +116,6 @@ class ConstInputShape(Pass):
         self.input_shape = dict(input_shape or {})
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         inputs = true_inputs(model)
         for name, shape in self.input_shape.items():
             if name not in inputs:
@@ -157,7 +154,6 @@ class ConstBatchSize(Pass):
         self.batch_size, self.batch_axis = batch_size, batch_axis
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         changed = False
         for name, value in true_inputs(model).items():
             dims = value.type.tensor_type.shape.dim
@@ -196,7 +192,6 @@ class ShapeInference(Pass):
     """The model states the types and shapes of all tensors of the main graph."""
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         types = infer_types(model)
         stated = {v.name for v in (*model.graph.input, *model.graph.output)}
         stated |= {t.name for t in model.graph.initializer}
@@ -214,7 +209,6 @@ class RemoveInitializerFromInput(Pass):
     """Initializers are no inputs too, as in files of the first versions of ONNX."""
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         for graph in graphs_within(model.graph):
             held = {tensor.name for tensor in graph.initializer}
             for index in reversed([i for i, value in enumerate(graph.input) if value.name in held]):
@@ -228,7 +222,6 @@ class MoveSubgraphInitializer(Pass):
     """Initializers of inner graphs move to the main graph, where alone PopART looks for them."""
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         owner = ModelEditor(model)
         for node in owner.main.nodes:
             for inner in inner_graphs(node):
@@ -267,7 +260,6 @@ class UniqueNameForNodes(Pass):
     """Every node has a name of its own: ``Conv_0``, ``Conv_1`` where there was none."""
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         nodes = [node for graph in graphs_within(model.graph) for node in graph.node]
         taken: set[str] = set()
         nameless: list[NodeProto] = []

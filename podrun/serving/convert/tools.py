@@ -23,7 +23,6 @@ class PassOptimizer:
         self._manager = PassManager(passes)
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         return self._manager.run(model)
 
 

@@ -39,7 +39,6 @@ class Int64ToInt32(Pass):
     """
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         owner = ModelEditor(model)
         self._types = dict(owner.types)
         self._narrow: set[str] = set()
@@ -136,7 +135,6 @@ class DoubleToFloat(Pass):
     """Doubles are floats: weights, inputs, outputs, and what is computed of them."""
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         for graph in graphs_within(model.graph):
             self._graph(graph)
         return model
@@ -192,7 +190,6 @@ class EightBitsIo(Pass):
     """
 
     def run(self, model: ModelProto) -> ModelProto:
-        """Apply the pass; returns the changed model."""
         owner = ModelEditor(model)
         types = infer_types(model)
         held = {tensor.name for tensor in model.graph.initializer}

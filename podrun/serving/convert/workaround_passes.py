@@ -10,7 +10,6 @@ from podrun.serving.convert.graph_edit import GraphEditor
 from podrun.serving.convert.graph_walk import attribute, graphs_within, set_attribute
 from podrun.serving.convert.normalization_passes import as_product_and_sum
 from podrun.serving.convert.pass_manager import Pass, register, rewrite
-from podrun.serving.convert.replacement_passes import onnx_nodes
 
 
 @rewrite("batchnorm_workaround")
@@ -18,7 +17,7 @@ def _batchnorm(graph: GraphEditor) -> None:
     """Parameters of a BatchNormalization have the type of what it normalises; one of two axes becomes a product and a
     sum, because PopART's takes three axes or more.
     """
-    for node in onnx_nodes(graph, "BatchNormalization"):
+    for node in graph.onnx_nodes("BatchNormalization"):
         sizes = graph.sizes(node.input[0])
         if sizes is not None and len(sizes) < 3:
             as_product_and_sum(graph, node)
@@ -36,7 +35,7 @@ def _batchnorm(graph: GraphEditor) -> None:
 @rewrite("cumsum_workaround")
 def _cumsum(graph: GraphEditor) -> None:
     """The axis of a CumSum is a 32-bit number from 0 on."""
-    for node in onnx_nodes(graph, "CumSum"):
+    for node in graph.onnx_nodes("CumSum"):
         axis, sizes = graph.constant(node.input[1]), graph.sizes(node.input[0])
         if axis is not None and sizes is not None and (axis.dtype != np.int32 or axis.reshape(-1)[0] < 0):
             place = np.asarray(int(axis.reshape(-1)[0]) % len(sizes), np.int32)
@@ -47,7 +46,7 @@ def _cumsum(graph: GraphEditor) -> None:
 @rewrite("float_ops_workaround")
 def _float_ops(graph: GraphEditor) -> None:
     """Means and powers of 32-bit integers are computed in float32 and cast back."""
-    for node in onnx_nodes(graph, "ReduceMean", "Pow"):
+    for node in graph.onnx_nodes("ReduceMean", "Pow"):
         if graph.element(node.input[0]) != TensorProto.INT32:
             continue
         cast = graph.node("Cast", [node.input[0]], to=TensorProto.FLOAT)
@@ -66,7 +65,7 @@ def _float_ops(graph: GraphEditor) -> None:
 @rewrite("indices_workaround")
 def _indices(graph: GraphEditor) -> None:
     """Constant places that a Gather counts from the end are counted from the front."""
-    for node in onnx_nodes(graph, "Gather"):
+    for node in graph.onnx_nodes("Gather"):
         places, sizes = graph.constant(node.input[1]), graph.sizes(node.input[0])
         if places is None or sizes is None or not bool((places < 0).any()):
             continue
@@ -81,7 +80,7 @@ def _indices(graph: GraphEditor) -> None:
 @rewrite("onehot_workaround")
 def _onehot(graph: GraphEditor) -> None:
     """The places of a OneHot are 32-bit integers, and its depth is a scalar."""
-    for node in onnx_nodes(graph, "OneHot"):
+    for node in graph.onnx_nodes("OneHot"):
         if graph.element(node.input[0]) in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64):
             cast = graph.node("Cast", [node.input[0]], to=TensorProto.INT32)
             graph.insert_before(node, [cast])
@@ -96,7 +95,7 @@ def _onehot(graph: GraphEditor) -> None:
 @rewrite("topk_workaround")
 def _topk(graph: GraphEditor) -> None:
     """The least numbers of a TopK become the largest of the negated."""
-    for node in onnx_nodes(graph, "TopK"):
+    for node in graph.onnx_nodes("TopK"):
         kind = graph.element(node.input[0])
         if attribute(node, "largest", 1) or kind not in (TensorProto.FLOAT, TensorProto.FLOAT16):
             continue
@@ -112,7 +111,7 @@ def _topk(graph: GraphEditor) -> None:
 @rewrite("fill_squeeze_axes")
 def _squeeze_axes(graph: GraphEditor) -> None:
     """A Squeeze that names no axes names them."""
-    for node in onnx_nodes(graph, "Squeeze"):
+    for node in graph.onnx_nodes("Squeeze"):
         sizes = graph.sizes(node.input[0])
         if attribute(node, "axes") is not None or len(node.input) > 1 or sizes is None:
             continue
@@ -127,7 +126,7 @@ def _squeeze_axes(graph: GraphEditor) -> None:
 @rewrite("remove_empty_concat_inputs")
 def _empty_inputs(graph: GraphEditor) -> None:
     """Inputs of a Concat that hold nothing go."""
-    for node in onnx_nodes(graph, "Concat"):
+    for node in graph.onnx_nodes("Concat"):
         axis = attribute(node, "axis", 0)
         sizes = [graph.sizes(name) for name in node.input]
         kept = [n for n, s in zip(node.input, sizes, strict=True) if s is None or s[axis] != 0]
