@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
 
 Entry = TypeVar("Entry")
-Row = Sequence[str]
+_Row = Sequence[str]
 
 
 def _listing(
@@ -34,7 +34,7 @@ def _listing(
     help_text: str,
     kind: str,
     ask: Callable[[VipuClient], list[Entry]],
-    table: tuple[Row, Callable[[Entry], Row]],
+    table: tuple[_Row, Callable[[Entry], _Row]],
     plain: Callable[[Entry], object] = value_to_json,
 ) -> click.Command:
     """A command that prints what ``ask`` answers: with ``table`` (the header, and the row of an entry), or ``plain`` in
@@ -103,28 +103,28 @@ def list_ipu_attrs(cli: CliContext) -> None:
     cli.repeat(("partition", "machine"), once)
 
 
-def _cluster_row(info: ClusterInfo) -> Row:
+def _cluster_row(info: ClusterInfo) -> _Row:
     ilds = str(info.num_ipus // info.ipu_link_domain_size)
     links = (info.ipu_link_topology, info.gateway_topology)
     return (info.name, ilds, str(info.num_ipus), *links, " ".join(info.agents))
 
 
-def _queue_row(info: QueueInfo) -> Row:
+def _queue_row(info: QueueInfo) -> _Row:
     latest = "-" if info.latest is None else moment(info.latest)
     numbers = (str(info.size), str(info.priority))
     blockers = " ".join(info.blockers) or "-"
     return (str(info.position), info.name, *numbers, info.owner, moment(info.since), latest, blockers)
 
 
-def _allocation_row(info: AllocationInfo) -> Row:
+def _allocation_row(info: AllocationInfo) -> _Row:
     return (info.name, " ".join(info.agents))
 
 
-def _reservation_row(info: ReservationInfo) -> Row:
+def _reservation_row(info: ReservationInfo) -> _Row:
     return (info.name, " ".join(info.agents), moment(info.start), moment(info.end))
 
 
-def _user_row(user: UserInfo) -> Row:
+def _user_row(user: UserInfo) -> _Row:
     may_inject = "yes" if user.may_inject else "no"
     return (user.name, user.role, " ".join(user.allocations) or "all", may_inject, moment(user.created))
 
