@@ -32,7 +32,8 @@ class HostWeights:
     """Weights (whether or not the program uses them) and optimizer state on the host.
 
     ``constant``: weights that no run changes and the program starts with. ``device_is_ahead`` is True after a run,
-    until the host's copy is updated or sent again.
+    until the host's copy is updated or sent again. Values are replaced, never written over: their arrays are read-only,
+    so that a machine of this process keeps them without a copy until it runs.
     """
 
     def __init__(self, model: Model, built: BuiltModel, *, constant: bool = False) -> None:
@@ -40,8 +41,10 @@ class HostWeights:
         self.built = built
         self.constant = constant
         self._replica_state = built.replica_state
-        self._weights = {name: self._as_host(name, value, "model") for name, value in built.weights.items()}
-        self._state = self._first_state()
+        self._weights = _read_only(
+            {name: self._as_host(name, value, "model") for name, value in built.weights.items()}
+        )
+        self._state = _read_only(self._first_state())
         self.device_is_ahead = False
 
     def _first_state(self) -> dict[str, np.ndarray]:
@@ -83,7 +86,8 @@ class HostWeights:
                 f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes, the weight {held.nbytes}."
             )
         target = self._weights if name in self._weights else self._state
-        target[name] = np.ascontiguousarray(array).reshape(-1).view(held.dtype).reshape(held.shape).copy()
+        value = np.ascontiguousarray(array).reshape(-1).view(held.dtype).reshape(held.shape).copy()
+        target |= _read_only({name: value})
 
     def device_values(self) -> dict[str, np.ndarray]:
         """The weights as the device takes them, by name."""
@@ -98,7 +102,7 @@ class HostWeights:
         self.check_alike(values)
         for name, value in values.items():
             target = self._weights if name in self._weights else self._state
-            target[name] = np.array(self._as_host(name, value, "program"))
+            target |= _read_only({name: np.array(self._as_host(name, value, "program"))})
         self.device_is_ahead = False
 
     def check_alike(self, values: Mapping[str, np.ndarray]) -> None:
@@ -147,6 +151,13 @@ class HostWeights:
     def model(self) -> Model:
         """This session's model with the weights as they are."""
         return self._model.with_values(self.stored_values())
+
+
+def _read_only(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same arrays, which nobody may write from now on."""
+    for value in values.values():
+        value.flags.writeable = False
+    return values
 
 
 def _rows(rows: ReplicaStateRows, side: Side) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from podrun.compiler import cache as digests
-from podrun.device.xla import pieces
+from podrun.device.xla import kept_pieces, pieces
 from podrun.device.xla.clients import instruction_set, processor_name
 from podrun.device.xla.pieces import PieceCache
 
@@ -87,7 +87,7 @@ def test_xlas_cache_has_other_names_for_another_processor(tmp_path, monkeypatch)
     monkeypatch.setattr(jax._src.compiler, "compile_or_get_cached", recorded)
     a, b = operands(SMALL)
     for name in (instruction_set(), "avx512-another"):
-        for module in (pieces,):
+        for module in (pieces, kept_pieces):
             monkeypatch.setattr(module, "instruction_set", lambda name=name: name)
         np.testing.assert_array_equal(piece(SMALL, PieceCache(tmp_path)).call(a, b)[1], b * 2)
     assert len(asked) == len(set(asked)) == 2

@@ -249,3 +249,23 @@ def test_loading_again_begins_again(pieces: PieceCache) -> None:
         assert isinstance(losses, list), losses
         np.testing.assert_array_equal(losses[0], losses[2])
     close(connections)
+
+
+def test_a_machine_keeps_a_read_only_array_as_it_is_and_copies_any_other(pieces: PieceCache) -> None:
+    """Weights of a session are read-only: a network's need not be there twice until it runs."""
+    machines = InProcessMachines(4, pieces)
+    connection = machines.connect()
+    assert connection.try_attach(request(IpuRange(0, 4))) is None
+    connection.load(linear(4))
+    (machine,) = machines.machines
+    (owner,) = machine._owners
+    weights = first_weights()["w"]
+    view = weights.view()
+    view.flags.writeable = False  # Its memory can still be written.
+    for value in (weights, view):
+        connection.write_variables({"w": value})
+        assert not np.shares_memory(machine.read(owner, ["w"])["w"], weights)
+    weights.flags.writeable = False
+    connection.write_variables({"w": weights})
+    assert machine.read(owner, ["w"])["w"] is weights
+    connection.close()

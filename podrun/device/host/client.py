@@ -52,7 +52,8 @@ from podrun.device.owners import HOST_SYNC_TIMEOUT
 from podrun.device.program.fabric import LocalFabric, program_digest
 from podrun.device.program.machine_groups import home_of, parts_by_position
 from podrun.device.program.xla_memory import aligned_empty
-from podrun.device.xla.pieces import PieceCache, writable_cache
+from podrun.device.xla.kept_pieces import writable_cache
+from podrun.device.xla.pieces import PieceCache
 from podrun.faults import ProcessPlan, ends_with_launch, hint_in_launch, process_plan, recovery_hint, validate
 
 T = TypeVar("T")

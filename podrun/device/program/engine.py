@@ -162,7 +162,7 @@ class Engine:
         for name, value in values.items():
             self.buffers.check_write(name, value)
         for name, value in values.items():
-            self._pending[name] = np.array(value, copy=True)
+            self._pending[name] = _lasting(value)
             self._digests[name] = digests[name]
         self._replica_state.note_writes(self._pending)
 
@@ -323,6 +323,11 @@ class Engine:
             for position, name in enumerate(computation.inputs)
             if name in computation.donated and name in produced and self.buffers.is_temporary(name)
         )
+
+
+def _lasting(value: Array) -> Array:
+    """A value that stays as it is: the array itself if it is read-only and owns its memory, else a copy."""
+    return value if value.flags.owndata and not value.flags.writeable else np.array(value)
 
 
 def modelled_step_seconds(executable: Executable) -> float:

@@ -15,6 +15,7 @@ machine's slice. It lies in the group's per-rank buffers if it is reduced or gat
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ from podrun.device.xla.clients import one_thread_device, own_settings
 if TYPE_CHECKING:
     import jax
 
+LARGE = 1 << 20
+"""Bytes from which on zeros come from the kernel, not from the heap."""
 ALIGNMENT = 64
 """Bytes. XLA's CPU client reads a buffer in place only if its address is a multiple of this."""
 
@@ -51,7 +54,13 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An array of zeros whose address is a multiple of `ALIGNMENT`. Pages that are never written take no memory."""
-    return _aligned(np.zeros, shape, dtype)
+    return _aligned(_untouched if math.prod(shape) * dtype.itemsize >= LARGE else np.zeros, shape, dtype)
+
+
+def _untouched(size: int, dtype: type) -> Array:
+    """Bytes that are zero because the kernel gave them so. Where the process keeps freed memory, ``np.zeros`` clears
+    some of that."""
+    return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype)
 
 
 def _misaligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -127,7 +127,8 @@ class MachineServer:
     def _make(self, place: MachinePlace) -> Machine:
         from podrun.device.machine import Machine
         from podrun.device.service.servicer import GrpcFabric
-        from podrun.device.xla.pieces import MachinePieces, PieceCache, writable_cache
+        from podrun.device.xla.kept_pieces import writable_cache
+        from podrun.device.xla.pieces import MachinePieces, PieceCache
 
         fabric = GrpcFabric(lambda: machine.place, self._token)
         kind = MachinePieces if self._own_process else PieceCache
@@ -193,7 +194,8 @@ class MachineActor:
         """Start a server for each agent; their endpoints. ``joined``: this host joined the Ray cluster of
         the service, so that a fault may end it.
         """
-        from podrun.device.xla.pieces import MachinePieces, writable_cache
+        from podrun.device.xla.kept_pieces import writable_cache
+        from podrun.device.xla.pieces import MachinePieces
 
         alone = len(agent_ids) == 1
         pieces = None if alone else MachinePieces(writable_cache(options.get("environ", environment())))

@@ -4,24 +4,19 @@ One thread computes a small piece and two a large one, whatever the host (`podru
 numbers independent of where a machine runs: XLA divides some sums by the number of threads it has (docs/device.md says
 which).
 
-XLA's persistent cache, in podrun's cache directory, keeps compiled code. Machines of one job on one host ask for the
-same pieces at the same moment: the first compiles, the others wait for it and load.
+XLA's persistent cache keeps compiled code (`podrun.device.xla.kept_pieces`). Machines of one job on one host ask for
+the same pieces at the same moment: the first compiles, the others wait for it and load.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import importlib
-import json
 import logging
 import math
 import os
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from podrun.core import executable_file
-from podrun.core.environment import XLA_FLAGS, environment, podrun_cache_directory
+from podrun.core.environment import XLA_FLAGS, environment
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Computation
 from podrun.device.xla.clients import (
@@ -44,6 +39,7 @@ from podrun.device.xla.clients import (
 )
 from podrun.device.xla.convolutions import formulation
 from podrun.device.xla.custom_calls import check_calls, check_operations
+from podrun.device.xla.kept_pieces import KeptPieces, piece_name
 from podrun.device.xla.rewrite import rewrite_convolutions
 from podrun.device.xla.sums import simplify_sums
 from podrun.device.xla.vetting import vetter
@@ -70,35 +66,6 @@ WORTH_COMPILING = 1 << 27
 same on every host."""
 _CALL = b"custom_call"
 """In the bytes of every piece with a custom call: they hold the names of operations in full."""
-_NAMED = 32
-"""Digits of a piece's key in its name."""
-WAIT_FOR_COMPILE = 300.0
-"""Seconds to wait for another process's compile before compiling here too."""
-
-
-_PROBE_BYTES = 1 << 16
-
-
-def writable_cache(environ: Mapping[str, str]) -> Path | None:
-    """The cache directory; None if there is none (no HOME) or it cannot be written (a read-only home, a full disk).
-    Without it every process compiles for itself.
-    """
-    directory = podrun_cache_directory(environ)
-    if directory is None:
-        _log.warning("compiled programs cannot be kept: HOME is not set (export PODRUN_CACHE_DIR=DIRECTORY)")
-        return None
-    try:
-        (directory / "xla").mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory / "xla") as file:
-            file.write(bytes(_PROBE_BYTES))
-    except OSError as error:
-        _log.warning(
-            "compiled programs cannot be kept in %s: %s (export PODRUN_CACHE_DIR=DIRECTORY)",
-            directory,
-            error.strerror,
-        )
-        return None
-    return directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +93,7 @@ class PieceCache:
     """
 
     def __init__(self, directory: Path | None, *, own_process: bool = False, vets: bool = True) -> None:
-        self._directory = directory
+        self._kept = KeptPieces(directory)
         self._vets = vets
         if own_process:
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -160,8 +127,8 @@ class PieceCache:
     ) -> Piece:
         own = executable_file.is_own(computation.stablehlo)
         if self._vets and not own:
-            vetter(self._directory).check(computation, donated, in_place)
-        lowered, shared, in_place = _lower(key, computation, donated, in_place)
+            vetter(self._kept.directory).check(computation, donated, in_place)
+        lowered, shared, in_place = _lower(key, computation, donated, in_place, self._kept.threads(key))
         if not own:
             check_operations(computation.name, lowered.compiler_ir("stablehlo"))
         elif _CALL in computation.stablehlo:
@@ -169,7 +136,7 @@ class PieceCache:
         calls = rewrite_convolutions(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
         if calls:
             simplify_sums(lowered.compiler_ir("stablehlo"))
-        with self._first_on_host(key):
+        with self._kept.first_on_host(key):
             call = _compile(lowered, computation.name)
         if shared:
             call = callable_across_clients(call, in_place)
@@ -181,39 +148,6 @@ class PieceCache:
         with self._lock:
             self._pieces.clear()
             self._locks.clear()
-
-    @property
-    def _place(self) -> Path | None:
-        """Where machine code for this instruction set is kept: another processor's would end the process."""
-        return None if self._directory is None else self._directory / "xla" / instruction_set()
-
-    @contextlib.contextmanager
-    def _first_on_host(self, key: str) -> Iterator[None]:
-        """Hold back while another process compiles the same piece. Its marker says that it is in the cache, and with
-        which digest: an entry that differs is removed and compiled again."""
-        directory = self._place
-        if directory is None:
-            yield
-            return
-        marker, lock = directory / f"{key}.done", None
-        with _if_possible(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            _use_xla_cache(directory)
-            if not _is_whole(marker):
-                marker.unlink(missing_ok=True)
-                lock = (directory / f"{key}.lock").open("w")
-        if lock is None:
-            yield
-            return
-        with lock:
-            _wait_for_lock(lock.fileno(), marker)
-            with _if_possible(directory):
-                if not _is_whole(marker):  # a process that was killed as it wrote may have left a part
-                    for entry in _entries(directory, key):
-                        entry.unlink(missing_ok=True)
-            yield
-            with _if_possible(directory):
-                marker.write_text(json.dumps({e.name: _digest(e) for e in _entries(directory, key)}))
 
 
 _LAPACK = b"lapack"
@@ -240,15 +174,6 @@ class MachinePieces(PieceCache):
         return super().piece(computation, donated, in_place)
 
 
-@contextlib.contextmanager
-def _if_possible(directory: Path) -> Iterator[None]:
-    """Keep something in the cache; a disk that has filled up, or a home that went away, ends no program."""
-    try:
-        yield
-    except OSError as error:
-        _log.warning("compiled programs cannot be kept in %s: %s", directory, error.strerror)
-
-
 def _key(computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]) -> str:
     import jax
 
@@ -269,54 +194,15 @@ def _key(computation: Computation, donated: tuple[int, ...], in_place: Mapping[i
     return digest.hexdigest()
 
 
-def _entries(directory: Path, key: str) -> list[Path]:
-    """A piece's entries in XLA's cache: their names begin with the function's (`_lower`)."""
-    return [*directory.glob(f"*_{key[:_NAMED]}-*-cache")]
-
-
-def _digest(entry: Path) -> str:
-    return hashlib.sha256(entry.read_bytes()).hexdigest()
-
-
-def _is_whole(marker: Path) -> bool:
-    """Whether all entries that a marker names are as they were written."""
-    try:
-        digests = json.loads(marker.read_bytes())
-        return all(_digest(marker.with_name(name)) == digest for name, digest in digests.items())
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _wait_for_lock(fd: int, marker: Path) -> None:
-    end = time.monotonic() + WAIT_FOR_COMPILE
-    while not marker.exists() and time.monotonic() < end:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(0.02)
-
-
-def _use_xla_cache(directory: Path) -> None:
-    """Point JAX at the cache, unless this process (a script with machines inside it) has set one of its own.
-
-    Only pieces are written (`written_to_cache`): what a script computes with JAX has other threads, which the cache's
-    keys do not tell apart.
-    """
-    import jax
-
-    config: Any = jax.config
-    if config.jax_compilation_cache_dir is None:
-        config.update("jax_compilation_cache_dir", str(directory))
-        config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
-        config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
 def _lower(
-    key: str, computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]
+    key: str,
+    computation: Computation,
+    donated: tuple[int, ...],
+    in_place: Mapping[int, int],
+    threads: int | None = None,
 ) -> tuple[Any, bool, Mapping[int, int]]:
     """A piece ready to compile, whether two threads share it, and which operands it writes over: those that were asked
-    for and that JAX pairs with the same results."""
+    for and that JAX pairs with the same results. ``threads``: that compute it, if that is known."""
     jax: Any = importlib.import_module("jax")  # untyped here: jax's own annotations do not cover these calls
     export: Any = importlib.import_module("jax.export")
 
@@ -337,18 +223,19 @@ def _lower(
 
         def on(device: object, donations: set[int]) -> Any:
             one = jax.sharding.SingleDeviceSharding(device)
-            # the keys of XLA's cache know programs by their text alone, and the names of its entries begin with this
-            threads = SHARED_BY if device is not one_thread_device() else 1
-            flat.__name__ = f"piece_by_{threads}_{instruction_set()}_{key[:_NAMED]}"
+            flat.__name__ = piece_name(SHARED_BY if device is not one_thread_device() else 1, key)
             whole = jax.jit(flat, in_shardings=one, out_shardings=one, donate_argnums=sorted(donations))
             return whole.lower(*shapes)
 
-        lowered = on(one_thread_device(), {*donated, *in_place})
-        if shared := needs_two_threads(lowered):
+        shared = threads == SHARED_BY
+        if not shared:
+            lowered = on(one_thread_device(), {*donated, *in_place})
+            shared = threads is None and needs_two_threads(lowered)
+        if shared:
             lowered = on(two_thread_device(), set(in_place))
     aliased = aliased_outputs(lowered).items()
     if not in_place.items() <= aliased:
-        return _lower(key, computation, donated, dict(in_place.items() & aliased))
+        return _lower(key, computation, donated, dict(in_place.items() & aliased), threads)
     return lowered, shared, in_place
 
 
