@@ -146,8 +146,8 @@ class PodrunBackendRep(BackendRep):
                 device = device_for(split.operations)
                 key = jax.device_put(key, device)
                 one = jax.sharding.SingleDeviceSharding(device)
-                there: dict[str, Any] = {"in_shardings": one, "out_shardings": one}
-                kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS, **there)(lowered.initial)
+                shardings: dict[str, Any] = {"in_shardings": one, "out_shardings": one}
+                kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS, **shardings)(lowered.initial)
                 leaves, structure = jax.tree.flatten(kept)
                 room = WeightRoom.of(leaves)
                 leaves = room.widened(leaves)
@@ -155,7 +155,7 @@ class PodrunBackendRep(BackendRep):
                 def run(leaves: list[Any], free: Any, key: Any) -> Any:
                     return split.run(jax.tree.unflatten(structure, room.restored(leaves)), free, key)
 
-                traced = jax.jit(run, keep_unused=True, **there).lower(leaves, free, key)
+                traced = jax.jit(run, keep_unused=True, **shardings).lower(leaves, free, key)
                 rewrite_convolutions(traced, parts=SHARED_BY if split.operations >= WORTH_DIVIDING else 1)
                 packed = pack_weights(traced, room, leaves)
                 leaves = [jax.device_put(packed.get(i, leaf), device) for i, leaf in enumerate(leaves)]

@@ -326,13 +326,13 @@ def _check_module(name: str) -> None:
     if not name or name.startswith(".") or name in sys.builtin_module_names:
         raise missing
     try:
-        found = find_spec(name)
-        inner = find_spec(f"{name}.__main__") if found and found.submodule_search_locations else found
+        spec = find_spec(name)
+        inner = find_spec(f"{name}.__main__") if spec and spec.submodule_search_locations else spec
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             raise missing from None
         raise
-    if found is None:
+    if spec is None:
         raise missing
     if inner is None:
         raise _NoProgramError(

@@ -99,10 +99,10 @@ def _own_trace(trace: TracebackType | None) -> TracebackType | None:
         if not _is_hidden(file) and f"{os.sep}IPython{os.sep}" not in file:
             kept.append(trace)
         trace = trace.tb_next
-    made = None
+    own = None
     for one in reversed(kept):
-        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return made
+        own = TracebackType(own, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return own
 
 
 def report_of_thread(ended: threading.ExceptHookArgs) -> None:
@@ -189,7 +189,7 @@ def _guess(error: BaseException, trace: TracebackType | None) -> str:
         while trace.tb_next is not None:
             trace = trace.tb_next
         known = {*trace.tb_frame.f_locals, *trace.tb_frame.f_globals, *dir(builtins)}
-    near = difflib.get_close_matches(error.name, [each for each in known if isinstance(each, str)], 1, 0.75)
+    near = difflib.get_close_matches(error.name, [word for word in known if isinstance(word, str)], 1, 0.75)
     return near[0] if near else ""
 
 
@@ -235,10 +235,10 @@ def _is_library(filename: str) -> bool:
 
 def _hints(error: BaseException) -> str:
     """The hints of an error, its causes and the errors it groups, each once on a line of its own."""
-    found = dict.fromkeys(
+    hints = dict.fromkeys(
         hint for hint in (*_hints_of(error, set()), _of_numpy(error), _of_modules(error)) if hint
     )
-    return "".join(f"hint: {hint}\n" for hint in found)
+    return "".join(f"hint: {hint}\n" for hint in hints)
 
 
 def _hints_of(error: BaseException | None, seen: set[int]) -> Iterator[str | None]:
@@ -349,16 +349,16 @@ def give_back() -> None:
 
     if not getattr(np.fromstring, "_podrun", False):
         np.fromstring = _reading_binary(np.fromstring)
-    found = np.__dict__.get("__getattr__")
-    if found is not None and not getattr(found, "_podrun", False):
-        np.__dict__["__getattr__"] = _with_former_names(np, found)
+    lookup = np.__dict__.get("__getattr__")
+    if lookup is not None and not getattr(lookup, "_podrun", False):
+        np.__dict__["__getattr__"] = _with_former_names(np, lookup)
 
 
-def _with_former_names(np: Any, found: Callable[[str], Any]) -> Callable[[str], Any]:
-    @functools.wraps(found)
+def _with_former_names(np: Any, lookup: Callable[[str], Any]) -> Callable[[str], Any]:
+    @functools.wraps(lookup)
     def of_module(name: str) -> Any:
         if name not in _FORMER_NAMES:
-            return found(name)
+            return lookup(name)
         present = f"numpy.{_FORMER_NAMES[name]}".replace("numpy.builtins.", "").replace("numpy.-", "-numpy.")
         warnings.warn(
             f"numpy.{name} is NumPy 1's; podrun gives it back. Use {present}.",

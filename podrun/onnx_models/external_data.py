@@ -58,7 +58,7 @@ def external_file(
         )
     try:
         path = (folder / location).resolve()
-        there = path.is_file()
+        exists = path.is_file()
     except OSError as error:
         raise UsageError(f"{name} keeps its data in a file that cannot be: {error.strerror}") from error
     if not path.is_relative_to(folder.resolve()):
@@ -66,7 +66,7 @@ def external_file(
             f"{name} keeps its data in {location!r}, which leaves the model's folder",
             hint="Put the file beside the model.",
         )
-    if not there:
+    if not exists:
         raise UsageError(
             f"{name} keeps its data in {location}, but it doesn't exist or is not accessible",
             hint=f"Put that file beside the model, in {str(folder)!r}.",

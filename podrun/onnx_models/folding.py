@@ -141,8 +141,8 @@ def _known_operand(equation: Any, variable: Any, known: set[Any], channels: int)
         return None
     shape = operand.aval.shape
     fits = all(size == 1 or (axis == 1 and size == channels) for axis, size in enumerate(shape))
-    there = isinstance(operand, Literal) or operand in known
-    return operand if there and fits and equation.outvars[0].aval.shape == variable.aval.shape else None
+    is_known = isinstance(operand, Literal) or operand in known
+    return operand if is_known and fits and equation.outvars[0].aval.shape == variable.aval.shape else None
 
 
 def _value(environment: ConstantValues, variable: object) -> Any:

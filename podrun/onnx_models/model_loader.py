@@ -278,8 +278,8 @@ def _check_external(
     except ValueError as error:
         raise UsageError(f"{name} has a bad offset or length: {error}") from error
     wanted = -(-_claimed(tensor, label) * _element_bits(tensor, label) // 8)
-    there = path.stat().st_size - offset
-    if offset < 0 or there < 0 or (length is not None and length != wanted) or wanted > there:
+    available = path.stat().st_size - offset
+    if offset < 0 or available < 0 or (length is not None and length != wanted) or wanted > available:
         raise UsageError(
             f"{name} claims {wanted} bytes; its external data are {length if length is not None else 'all'} "
             f"bytes from {offset} of a file of {path.stat().st_size}",

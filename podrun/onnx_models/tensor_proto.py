@@ -101,10 +101,10 @@ def _varints(numbers: np.ndarray) -> bytes:
     """
     wide = numbers.astype(np.int64).view(np.uint64)
     parts = [(wide >> np.uint64(7 * k)).astype(np.uint8) for k in range(_LONGEST)]
-    there = np.stack([np.ones(len(wide), bool), *(wide >= 1 << 7 * k for k in range(1, _LONGEST))], axis=1)
-    more = np.concatenate([there[:, 1:], np.zeros((len(wide), 1), bool)], axis=1)
+    used = np.stack([np.ones(len(wide), bool), *(wide >= 1 << 7 * k for k in range(1, _LONGEST))], axis=1)
+    more = np.concatenate([used[:, 1:], np.zeros((len(wide), 1), bool)], axis=1)
     groups = (np.stack(parts, axis=1) & 0x7F) | more.astype(np.uint8) << 7
-    return bytes(groups[there])
+    return bytes(groups[used])
 
 
 ELEMENT_TYPES: dict[str, int] = {
@@ -205,8 +205,8 @@ def _small_varints(numbers: np.ndarray) -> bytes:
     wide = numbers.astype(np.uint32)
     more = np.stack([wide >= 1 << 7, wide >= 1 << 14, np.zeros(len(wide), bool)], axis=1)
     groups = np.stack([wide & 0x7F, wide >> 7 & 0x7F, wide >> 14], axis=1) | more.astype(np.uint32) << 7
-    there = np.concatenate([np.ones((len(wide), 1), bool), more[:, :2]], axis=1)
-    return bytes(groups[there].astype(np.uint8))
+    used = np.concatenate([np.ones((len(wide), 1), bool), more[:, :2]], axis=1)
+    return bytes(groups[used].astype(np.uint8))
 
 
 def to_array(proto: TensorProto, base_dir: str = "") -> np.ndarray:

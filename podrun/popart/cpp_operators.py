@@ -123,9 +123,9 @@ def _refuse(sources: Sequence[Path]) -> None:
         )
         return
     operators = operators_of(sources)
-    told = f"; it defines {listed_operators(operators)}." if operators else "."
+    defined = f"; it defines {listed_operators(operators)}." if operators else "."
     raise popart_unsupported(
-        f"{names}: C++ for the IPU cannot be compiled here{told}", hint=replacement(operators)
+        f"{names}: C++ for the IPU cannot be compiled here{defined}", hint=replacement(operators)
     )
 
 

@@ -56,16 +56,16 @@ class DeviceManager:
         tilesPerIpu: int = 0,
     ) -> DeviceInfo:
         """A free device with ``numIpus`` IPUs. popart_exception if there is none."""
-        answer = self._acquire(numIpus, connectionType, selectionCriterion)
-        if answer.device is None:
-            refusals = "; ".join(dict.fromkeys(answer.refusals))
+        acquisition = self._acquire(numIpus, connectionType, selectionCriterion)
+        if acquisition.device is None:
+            refusals = "; ".join(dict.fromkeys(acquisition.refusals))
             why = refusals or f"the partition has {self.total_ipus} IPUs"
             raise popart_exception(
                 f"Failed to acquire device with {numIpus} IPUs. Ensure that there are sufficient IPUs "
                 f"available: gc-monitor shows who uses them ({why}).",
                 hint="gc-monitor",
             )
-        return self._described(answer.device, connectionType, pattern, tilesPerIPU or tilesPerIpu)
+        return self._described(acquisition.device, connectionType, pattern, tilesPerIPU or tilesPerIpu)
 
     def tryAcquireAvailableDevice(
         self,

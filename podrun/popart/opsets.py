@@ -20,7 +20,7 @@ from podrun.popart.exceptions import incompatible, popart_exception
 from podrun.popart.graph_builder import BuilderModel
 from podrun.popart.graphcore_ops import NODE_NAMES, OPS, REQUIRED, GraphcoreOp, attribute_value
 from podrun.popart.node_inference import multi_convolution
-from podrun.popart.schemas import AUTO_PAD, Unfit, onnx_methods, onnx_parameters, onnx_value
+from podrun.popart.schemas import AUTO_PAD, Parameter, Unfit, onnx_methods, onnx_parameters, onnx_value
 
 if TYPE_CHECKING:
     from podrun.popart.builder import Builder
@@ -179,21 +179,27 @@ class AiOnnx(_OpFamily):
                 f"{_range(schema.min_output, schema.max_output)} possible (ai.onnx, opset {self.version})."
             )
         context = bound.pop("debugContext")
-        attributes = {}
-        for parameter in parameters:
-            if parameter.name == "is_value_sparse":
-                continue
-            try:
-                converted = onnx_value(op_type, parameter, bound[parameter.name])
-            except Unfit as why:
-                raise TypeError(_incompatible(method, signature, str(why))) from None
-            if converted is not None:
-                attributes[parameter.name] = converted
+        try:
+            attributes = _attributes(op_type, parameters, bound)
+        except Unfit as why:
+            raise TypeError(_incompatible(method, signature, str(why))) from None
         names = self._builder._add_onnx(
             op_type, self.version, inputs, outputs, attributes, debug_name(context)
         )
         note(context, method, names)
         return names if varies or outputs != 1 else names[0]
+
+
+def _attributes(op_type: str, parameters: Sequence[Parameter], bound: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a node, from a method's arguments; those without a value are left out. Unfit for a value of
+    another kind.
+    """
+    values = {
+        parameter.name: onnx_value(op_type, parameter, bound[parameter.name])
+        for parameter in parameters
+        if parameter.name != "is_value_sparse"
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _range(least: int, most: int) -> str:

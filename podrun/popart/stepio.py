@@ -69,15 +69,17 @@ def _extent(array: np.ndarray) -> tuple[int, int]:
 def _separate(inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> frozenset[str]:
     """The outputs that share no memory with an input or another output: the device may write to them during a run."""
     arrays = [*inputs.items(), *outputs.items()]
-    spans = sorted((a.ctypes.data, a.ctypes.data + a.nbytes, at) for at, (_, a) in enumerate(arrays))
+    spans = sorted((a.ctypes.data, a.ctypes.data + a.nbytes, index) for index, (_, a) in enumerate(arrays))
     shared: set[int] = set()
     end, last = 0, -1
-    for start, stop, at in spans:
+    for start, stop, index in spans:
         if start < end:
-            shared |= {at, last}
+            shared |= {index, last}
         if stop > end:
-            end, last = stop, at
-    return frozenset(name for at, (name, _) in enumerate(arrays) if at >= len(inputs) and at not in shared)
+            end, last = stop, index
+    return frozenset(
+        name for index, (name, _) in enumerate(arrays) if index >= len(inputs) and index not in shared
+    )
 
 
 class PyStepIO(IStepIO):

@@ -319,6 +319,6 @@ def info_from_type(proto: TypeProto) -> TensorInfo | None:
         return None
     dims: list[int | str] = []
     for dim in tensor.shape.dim:
-        which = dim.WhichOneof("value")
-        dims.append(dim.dim_value if which == "dim_value" else dim.dim_param if which == "dim_param" else -1)
+        kind = dim.WhichOneof("value")
+        dims.append(dim.dim_value if kind == "dim_value" else dim.dim_param if kind == "dim_param" else -1)
     return TensorInfo(data_type_from_onnx(tensor.elem_type), dims)

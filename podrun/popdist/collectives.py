@@ -208,9 +208,9 @@ def _in_words(call: str) -> Iterator[None]:
             f"popdist.{call}: {error.message}.", cause=error.cause, hint=error.hint
         ) from error
     except RankMissingError as error:
-        who = ", ".join(map(str, error.ranks)) or "unknown"
+        missing = ", ".join(map(str, error.ranks)) or "unknown"
         raise popdist_error(
-            f"popdist.{call}: instance {who} did not come within {instance_groups.timeout:g} s.",
+            f"popdist.{call}: instance {missing} did not come within {instance_groups.timeout:g} s.",
             cause=ErrorCause(instances=error.ranks),
             hint=f"All instances must make the same calls; {TIMEOUT} sets how long one waits.",
         ) from error

@@ -101,47 +101,47 @@ class Comm:
         """Combine all instances' arrays, for all. Halves are added in float32, in the order of instances."""
         from podrun.core.executable import Reduction
 
-        into = _array(recvbuf)
-        sent = into if sendbuf is IN_PLACE else _array(sendbuf)
+        received = _array(recvbuf)
+        sent = received if sendbuf is IN_PLACE else _array(sendbuf)
         if self.size == 1:
-            into[...] = sent.reshape(into.shape)
+            received[...] = sent.reshape(received.shape)
             return
         with collectives._named("mpi4py.Allreduce") as group:
-            into[...] = group.all_reduce(sent, Reduction(op.name)).reshape(into.shape)
+            received[...] = group.all_reduce(sent, Reduction(op.name)).reshape(received.shape)
 
     def Reduce(self, sendbuf: object, recvbuf: object, op: Op = SUM, root: int = 0) -> None:
         """Combine all instances' arrays, for the root alone."""
         import numpy as np
 
         sent = _array(recvbuf) if sendbuf is IN_PLACE else _array(sendbuf)
-        into = np.empty_like(sent)
-        self.Allreduce(sent, into, op)
+        received = np.empty_like(sent)
+        self.Allreduce(sent, received, op)
         if self.rank == root:
             target = _array(recvbuf)
-            target[...] = into.reshape(target.shape)
+            target[...] = received.reshape(target.shape)
 
     def Allgather(self, sendbuf: object, recvbuf: object) -> None:
         """Gather all instances' arrays in their order, for all."""
-        into = _array(recvbuf)
-        into[...] = self._gathered(_array(sendbuf)).reshape(into.shape)
+        received = _array(recvbuf)
+        received[...] = self._gathered(_array(sendbuf)).reshape(received.shape)
 
     def Gather(self, sendbuf: object, recvbuf: object, root: int = 0) -> None:
         """Gather all instances' arrays in their order, for the root alone (None elsewhere)."""
         gathered = self._gathered(_array(sendbuf))
         if self.rank == root:
-            into = _array(recvbuf)
-            into[...] = gathered.reshape(into.shape)
+            received = _array(recvbuf)
+            received[...] = gathered.reshape(received.shape)
 
     def Scatter(self, sendbuf: object, recvbuf: object, root: int = 0) -> None:
         """Give each instance its entry of the root's array, which is None elsewhere."""
-        into = _array(recvbuf)
+        received = _array(recvbuf)
         if self.size == 1:
-            into[...] = _array(sendbuf).reshape(into.shape)
+            received[...] = _array(sendbuf).reshape(received.shape)
             return
         sent = _array(sendbuf) if self.rank == root else None
         with collectives._named("mpi4py.Scatter") as group:
-            parts = None if sent is None else sent.reshape(self.size, *into.shape).astype(into.dtype)
-            group.scatter(parts, into, root)
+            parts = None if sent is None else sent.reshape(self.size, *received.shape).astype(received.dtype)
+            group.scatter(parts, received, root)
 
     def _gathered(self, array: np.ndarray) -> np.ndarray:
         return collectives.allGather(array) if self.size > 1 else array[None]

@@ -118,19 +118,18 @@ def _pass_steps(profile: Profile) -> Iterator[ExecutionStep]:
 
 
 def _target(profile: Profile) -> Target:
-    model = chip(profile.target)
-    count = profile.ipus_per_replica
+    model, ipus = chip(profile.target), profile.ipus_per_replica
     return Target(
-        TargetType.IpuModel,
-        ARCHITECTURES.get(model.base, IPU.Architecture.Unknown),
-        profile.replicas,
-        count,
-        model.tiles * count,
-        model.tiles,
-        model.tile_bytes,
-        model.sram_bytes,
-        model.sram_bytes * count,
-        profile.clock_hz,
+        type=TargetType.IpuModel,
+        architecture=ARCHITECTURES.get(model.base, IPU.Architecture.Unknown),
+        numReplicas=profile.replicas,
+        numIPUs=ipus,
+        numTiles=model.tiles * ipus,
+        tilesPerIpu=model.tiles,
+        bytesPerTile=model.tile_bytes,
+        bytesPerIpu=model.sram_bytes,
+        totalMemory=model.sram_bytes * ipus,
+        clockFrequency=profile.clock_hz,
     )
 
 
@@ -178,8 +177,8 @@ def _ipu(use: MemoryUse | None, ipu: int, target: Target) -> Ipu:
 def _tile_memory(content: Mapping[str, int], room: int) -> TileMemory:
     total = sum(content.values())
     temporary = content.get("not_always_live", 0) + content.get("temporary", 0)
-    over = max(0, total - room)
+    excess = max(0, total - room)
     categories = {name: Category(content.get(ours, 0)) for ours, name in CATEGORIES.items()}
     return TileMemory(
-        Total(total, total), Total(over, over), total - temporary, temporary, Categories(**categories)
+        Total(total, total), Total(excess, excess), total - temporary, temporary, Categories(**categories)
     )

@@ -70,11 +70,11 @@ def svg(height: float, content: Sequence[str], label: str) -> str:
 
 def striped(names: Iterable[str]) -> frozenset[str]:
     """The parts of a chart that share their colour with an earlier one: they are drawn with stripes."""
-    seen, again = set[str](), set[str]()
+    seen, repeated = set[str](), set[str]()
     for name in names:
         colour = COLOURS.get(name, OTHER)
-        (again if colour in seen else seen).add(name if colour in seen else colour)
-    return frozenset(again)
+        (repeated if colour in seen else seen).add(name if colour in seen else colour)
+    return frozenset(repeated)
 
 
 def key(names: Sequence[str]) -> str:

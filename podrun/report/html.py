@@ -41,9 +41,9 @@ def page(
     title = title or profile.name
     sections = [*_sections(profile, other)]
     links = _links([part[:2] for part in sections])
-    about = f"{_cards(profile)}{_verdict(profile)}<p>{escape(TRUST)}</p><nav>{links}</nav>"
+    description = f"{_cards(profile)}{_verdict(profile)}<p>{escape(TRUST)}</p><nav>{links}</nav>"
     body = "\n".join(f'<h2 id="{anchor}">{escape(name)}</h2>{body}' for anchor, name, body in sections)
-    return _document(_headline(title, origin), _origin(origin) + about + "\n" + body)
+    return _document(_headline(title, origin), _origin(origin) + description + "\n" + body)
 
 
 MANY = 4
@@ -80,9 +80,9 @@ def side_by_side(
         parts = "".join(
             f"<h3>{escape(name)}</h3>{body}" for _, name, body in _sections(profile, None, f"s{number}-")
         )
-        which = ("Before", "After")[number]
+        label = ("Before", "After")[number]
         columns.append(
-            f"<section><h2>{which}</h2>{_origin(origin)}{_cards(profile)}{_verdict(profile)}{parts}</section>"
+            f"<section><h2>{label}</h2>{_origin(origin)}{_cards(profile)}{_verdict(profile)}{parts}</section>"
         )
     return _document(title, f'{changes}<div class="sides">{"".join(columns)}</div>', "two")
 
@@ -142,14 +142,14 @@ def _verdict(profile: Profile) -> str:
     speed = ""
     if profile.samples_per_second is not None:
         speed = f"<b>{rate(profile.samples_per_second)}</b>, "
-    unit, of = unit_of_time(profile.seconds)
+    unit, factor = unit_of_time(profile.seconds)
     run = ""
     if profile.batches_per_run > 1:
         run = f", one run of {profile.batches_per_run:,} batches {profile.cycles_per_run:,} cycles"
     return (
         f"<p>Target <b>{escape(profile.target)}</b>, {amount_of(profile.replicas, 'replica')} of "
         f"{amount_of(profile.ipus_per_replica, 'IPU')}, {amount_of(profile.accumulation_factor, 'micro-batch')} "
-        f"a batch. One batch takes <b>{profile.seconds * of:,.3f} {unit}</b> ({profile.cycles:,} cycles){run}, "
+        f"a batch. One batch takes <b>{profile.seconds * factor:,.3f} {unit}</b> ({profile.cycles:,} cycles){run}, "
         f"{speed}bottleneck: {escape(profile.bottleneck)}.</p>"
     )
 
@@ -157,8 +157,8 @@ def _verdict(profile: Profile) -> str:
 def _sections(profile: Profile, other: Profile | None, prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """Anchor, heading and content of each section. ``prefix``: of ids, where a page has two reports."""
     total = sum(profile.causes().values())
-    unit, of = unit_of_time(profile.seconds)
-    seconds = {name: value * of for name, value in profile.seconds_by_cause.items()}
+    unit, factor = unit_of_time(profile.seconds)
+    seconds = {name: value * factor for name, value in profile.seconds_by_cause.items()}
     yield "batch", "Where a batch's time goes", charts.stacked_bar(seconds, unit, BATCH)
     if other is not None:
         yield "compare", "Compared", f"<pre>{escape(compare(other, profile))}</pre>"
@@ -187,7 +187,7 @@ def _memory(use: IpuUse, prefix: str) -> str:
     """The contents of one IPU: by tile, by content, by layer, along its work."""
     memory = use.memory
     verdict = "fits" if memory.fits else '<span class="warn">does not fit</span>'
-    about = (
+    description = (
         f"<p>Fullest tile {byte_size(memory.max_tile_bytes)} of {byte_size(memory.tile_capacity_bytes)}: {verdict}. "
         f"{byte_size(memory.total_bytes)} on the IPU.</p>"
     )
@@ -197,7 +197,7 @@ def _memory(use: IpuUse, prefix: str) -> str:
         ("memory", "Memory by content", _contents(memory)),
         ("time", "Not-always-live memory over the schedule", charts.memory_over_time(memory)),
     )
-    return about + "".join(
+    return description + "".join(
         f'<h3 id="{prefix}{name}-{use.ipu}">{title}</h3>{body}' for name, title, body in parts
     )
 
@@ -220,8 +220,10 @@ def _held_by_layer(anchor: str, memory: MemoryUse) -> str:
 
 def _stage(index: int, stage: ReportStage, prefix: str) -> str:
     """One stage: where its cycles go."""
-    about = f"<p>{stage.cycles:,} cycles, {stage.flops:,} FLOP, sends {byte_size(stage.sent_bytes)}.</p>"
-    return f'{about}<h3 id="{prefix}bsp-{index}">BSP timeline</h3>{charts.timeline_chart(stage)}'
+    description = (
+        f"<p>{stage.cycles:,} cycles, {stage.flops:,} FLOP, sends {byte_size(stage.sent_bytes)}.</p>"
+    )
+    return f'{description}<h3 id="{prefix}bsp-{index}">BSP timeline</h3>{charts.timeline_chart(stage)}'
 
 
 def _bounds(profile: Profile) -> str:
@@ -246,7 +248,7 @@ def _pipeline(profile: Profile) -> str:
         else "all"
     )
     grey = "idle" if of == "all" else "idle, or at work on later micro-batches"
-    about = f"<p>Time runs to the right; one colour is one micro-batch ({of} shown); grey is {grey}."
+    description = f"<p>Time runs to the right; one colour is one micro-batch ({of} shown); grey is {grey}."
     shape = pipeline_shape(profile)
     over = (
         "a whole batch"
@@ -254,11 +256,11 @@ def _pipeline(profile: Profile) -> str:
         else f"the {profile.batches_per_pass} batches of a run"
     )
     if shape is not None:
-        about += (
+        description += (
             f" Schedule {shape.schedule}: {amount_of(shape.fill_slots, 'pipeline cycle')} to fill, {shape.main_slots} "
             f"full, {shape.flush_slots} to flush; over {over} IPUs idle <b>{shape.idle_share:.1%}</b> of the time."
         )
-    return f"{about}</p>{charts.pipeline(profile)}"
+    return f"{description}</p>{charts.pipeline(profile)}"
 
 
 def _contents(memory: MemoryUse) -> str:

@@ -107,11 +107,11 @@ TRUST = "Modelled, not measured: podrun help fidelity says how well."
 def summary(profile: Profile, *, top: int = 8) -> str:
     """Time by cause, operators, layers and memory, most first; ends with a newline."""
     total = sum(profile.causes().values())
-    unit, of = unit_of_time(profile.seconds)
+    unit, factor = unit_of_time(profile.seconds)
     lines = [
         profile_headline(profile),
         f"One batch ({amount_of(profile.replicas, 'replica')} x "
-        f"{amount_of(profile.accumulation_factor, 'micro-batch')}): {profile.seconds * of:,.3f} {unit}, "
+        f"{amount_of(profile.accumulation_factor, 'micro-batch')}): {profile.seconds * factor:,.3f} {unit}, "
         f"{profile.cycles:,} cycles",
     ]
     if profile.batches_per_run > 1:
@@ -124,7 +124,7 @@ def summary(profile: Profile, *, top: int = 8) -> str:
     speed = "" if profile.samples_per_second is None else f"{rate(profile.samples_per_second)}; "
     lines.append(f"  {speed}bottleneck: {profile.bottleneck}")
     for cause, seconds in profile.seconds_by_cause.items():
-        figures = f"{seconds * of:>14,.3f} {unit} {share(seconds, profile.seconds)}"
+        figures = f"{seconds * factor:>14,.3f} {unit} {share(seconds, profile.seconds)}"
         lines.append(f"  {cause:<14}{figures}  {BATCH.get(cause, '')}".rstrip())
     lines += _pipeline(profile)
     lines.append(f"One micro-batch on tiles: {total:,} cycles")
@@ -207,11 +207,11 @@ def contents(memory: MemoryUse, most: int = 4) -> str:
 def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
     """What changed from the first to the second: time, causes, operators, layers, memory."""
     lines = [f"{'':<38}{'before':>20}{'after':>20}"]
-    unit, of = unit_of_time(max(first.seconds, second.seconds))
-    lines.append(_change(f"batch, {unit}", first.seconds * of, second.seconds * of))
+    unit, factor = unit_of_time(max(first.seconds, second.seconds))
+    lines.append(_change(f"batch, {unit}", first.seconds * factor, second.seconds * factor))
     for cause in dict.fromkeys((*first.seconds_by_cause, *second.seconds_by_cause)):
-        before = first.seconds_by_cause.get(cause, 0.0) * of
-        lines.append(_change(f"  {cause}, {unit}", before, second.seconds_by_cause.get(cause, 0.0) * of))
+        before = first.seconds_by_cause.get(cause, 0.0) * factor
+        lines.append(_change(f"  {cause}, {unit}", before, second.seconds_by_cause.get(cause, 0.0) * factor))
     speeds = first.samples_per_second, second.samples_per_second
     if speeds[0] is not None and speeds[1] is not None:
         lines.append(_change("samples/s", speeds[0], speeds[1], lambda speed: rate(speed).split()[0]))

@@ -93,7 +93,8 @@ def test_tracebacks_show_the_script_and_not_what_is_below(tmp_path, monkeypatch)
         "load()",
         "popart.Builder(b'nothing')",
     ]
-    assert "popart_exception: Failed to load a ModelProto" in shown[-1]
+    assert "popart_exception: Failed to load a ModelProto" in shown[-2]
+    assert shown[-1].startswith("hint: Check the path")
     monkeypatch.setenv("PODRUN_TRACEBACK", "full")
     assert "model_loader.py" in run(tmp_path, text).stderr
 

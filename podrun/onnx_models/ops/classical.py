@@ -108,12 +108,12 @@ def tree_ensemble(ctx: Context, node: Node, x: Array) -> Array:
     values, targets = np.asarray(node["leaf_weights"]), np.asarray(node["leaf_targetids"])
     following = _next_nodes(node)
     roots, lead = np.asarray(node["tree_roots"]), jnp.asarray(following)
-    at = jnp.broadcast_to(jnp.asarray(roots, jnp.int32), (x.shape[0], len(roots)))
+    current = jnp.broadcast_to(jnp.asarray(roots, jnp.int32), (x.shape[0], len(roots)))
     for _ in range(_depth(following, roots)):
-        inner = jnp.minimum(at, len(following) - 1)
-        down = jnp.where(_holds(node, x, inner), lead[inner, 0], lead[inner, 1])
-        at = jnp.where(at < len(following), down, at)
-    leaf = at - len(following)
+        inner = jnp.minimum(current, len(following) - 1)
+        reached = jnp.where(_holds(node, x, inner), lead[inner, 0], lead[inner, 1])
+        current = jnp.where(current < len(following), reached, current)
+    leaf = current - len(following)
     share = jnp.asarray(values, x.dtype)[leaf]
     chosen = jnp.asarray(targets)[leaf][..., None] == jnp.arange(node["n_targets"])
     total = jnp.where(chosen, share[..., None], jnp.zeros((), x.dtype)).sum(axis=1)
@@ -134,11 +134,11 @@ def _next_nodes(node: Node) -> np.ndarray:
 
 def _depth(following: np.ndarray, roots: np.ndarray) -> int:
     """Steps from the roots until only leaves are left. ValueError for nodes that lead back to themselves."""
-    at, steps = set(roots.tolist()), 0
-    while at:
+    reached, steps = set(roots.tolist()), 0
+    while reached:
         if steps > len(following):
             raise InputMismatch("the trees' nodes lead in a circle")
-        at = {int(n) for i in at for n in following[i] if n < len(following)}
+        reached = {int(n) for i in reached for n in following[i] if n < len(following)}
         steps += 1
     return steps
 
@@ -216,8 +216,8 @@ def dft_attribute(ctx: Context, node: Node, x: Array, length: Array = None) -> A
 def dft(ctx: Context, node: Node, x: Array, length: Array = None, axis: Array = None) -> Array:
     """Discrete Fourier transform along an axis given as input, -2 by default (ONNX DFT 20)."""
     count = None if length is None else int(ctx.constant(1).reshape(()))
-    over = -2 if axis is None else int(ctx.constant(2).reshape(()))
-    return _dft(ctx, node, x, axis_in(over, x.ndim), count)
+    along = -2 if axis is None else int(ctx.constant(2).reshape(()))
+    return _dft(ctx, node, x, axis_in(along, x.ndim), count)
 
 
 @operator(ONNX, "STFT", since=(17,))
@@ -243,9 +243,9 @@ def stft(
 def _window(name: str, terms: tuple[float, ...]) -> None:
     def apply(ctx: Context, node: Node, size: Array) -> Array:
         count = int(ctx.constant(0).reshape(()))
-        over = count if node.get("periodic", 1) else count - 1
+        intervals = count if node.get("periodic", 1) else count - 1
         n = np.arange(count, dtype=np.float64)
-        values = sum(a * np.cos(2 * np.pi * k * n / over) for k, a in enumerate(terms))
+        values = sum(a * np.cos(2 * np.pi * k * n / intervals) for k, a in enumerate(terms))
         return jnp.asarray(np.asarray(values), onnx_dtype(node.get("output_datatype", 1), ctx))
 
     apply.__doc__ = (

@@ -148,12 +148,12 @@ def _scanned(
     endless: bool,
 ) -> tuple[Any, ...]:
     def step(state: Any, i: Array) -> Any:
-        going, values = state
-        again, new, stacked = _step(ctx, body, i, going, values)
+        running, values = state
+        continues, new, stacked = _step(ctx, body, i, running, values)
         if endless:
-            return (going, new), stacked
-        kept = jax.tree.map(lambda a, b: jnp.where(going, a, b), new, values)
-        return (going & again, kept), stacked
+            return (running, new), stacked
+        kept = jax.tree.map(lambda a, b: jnp.where(running, a, b), new, values)
+        return (running & continues, kept), stacked
 
     state = (_initial(condition), carried)
     (_, values), stacked = lax.scan(step, state, jnp.arange(trips, dtype=_counter(ctx)))
@@ -164,13 +164,13 @@ def _while(
     ctx: Context, body: OperatorGraph, count: Array | None, condition: Array | None, carried: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     def more(state: Any) -> Array:
-        i, going, _ = state
-        return going if count is None else going & (i < count.reshape(()).astype(i.dtype))
+        i, running, _ = state
+        return running if count is None else running & (i < count.reshape(()).astype(i.dtype))
 
     def step(state: Any) -> Any:
-        i, going, values = state
-        again, new, _ = _step(ctx, body, i, going, values)
-        return i + 1, again, new
+        i, running, values = state
+        continues, new, _ = _step(ctx, body, i, running, values)
+        return i + 1, continues, new
 
     state = (jnp.zeros((), _counter(ctx)), _initial(condition), carried)
     return tuple(lax.while_loop(more, step, state)[2])
@@ -186,19 +186,19 @@ def _unrolled(
     """The loop written out, for bodies that change shapes or carry sequences; its end must be known while tracing."""
     body = node["body"]
     trips = MOST_TRIPS if count is None else int(ctx.constant(0).reshape(()))
-    going = True if condition is None else bool(ctx.constant(1).reshape(()))
+    running = True if condition is None else bool(ctx.constant(1).reshape(()))
     stacks: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(carried))]
     values: tuple[Any, ...] = carried
     index = 0
-    while going and index < trips:
+    while running and index < trips:
         counter = np.asarray(index, np.int64)
-        results = ctx.run(body, (counter, np.asarray(going), *values), iteration=index)
+        results = ctx.run(body, (counter, np.asarray(running), *values), iteration=index)
         known = ctx.static(results[0])
         if known is None:
             raise UnsupportedError(
                 f"{node.describe()} ends when data say so, and its outputs' shapes depend on when"
             )
-        going = bool(known.reshape(()))
+        running = bool(known.reshape(()))
         values = results[1 : 1 + len(carried)]
         for stack, value in zip(stacks, results[1 + len(carried) :], strict=True):
             stack.append(value)

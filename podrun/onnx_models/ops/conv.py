@@ -48,8 +48,8 @@ def _transposed_pads(
     if wanted or mode in ("SAME_UPPER", "SAME_LOWER"):
         target = ints(wanted)[-rank:] if wanted else tuple(n * s for n, s in zip(sizes, strides, strict=True))
         cuts = []
-        for have, want in zip(full, target, strict=True):
-            total = have - want
+        for size, asked in zip(full, target, strict=True):
+            total = size - asked
             small, large = total // 2, total - total // 2
             # Before opset 11 ONNX had it the other way round, and the SDK has it so for opset 11 too.
             cuts.append((small, large) if (mode == "SAME_UPPER") != former else (large, small))
@@ -82,7 +82,7 @@ def multi_conv(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
     PopART flattens the lists of ``strides``, ``dilations`` and ``pads``, and keeps lengths by the inputs' ranks.
     """
     groups = _triples(node, inputs)
-    at = {"strides": 0, "dilations": 0, "pads": 0}
+    offsets = {"strides": 0, "dilations": 0, "pads": 0}
     results = []
     for x, w, b in groups:
         rank = x.ndim - 2
@@ -90,8 +90,8 @@ def multi_conv(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
         for name, length in (("strides", rank), ("dilations", rank), ("pads", 2 * rank)):
             flat = _flat(node.get(name) or ())
             if flat:
-                own[name] = flat[at[name] : at[name] + length]
-                at[name] += length
+                own[name] = flat[offsets[name] : offsets[name] + length]
+                offsets[name] += length
         window = fitted_window(x.shape[2:], w.shape[2:], own["strides"], own["dilations"], own["pads"])
         results.append(convolved(x, w, b, x.shape[1] // w.shape[1], window))
     return tuple(results)

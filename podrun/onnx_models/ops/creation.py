@@ -133,7 +133,7 @@ def _uniform(ctx: Context, node: Node, shape: tuple[int, ...], dtype: np.dtype[A
 
 @operator(ONNX, "RandomNormal", since=(1, 22))
 def random_normal(ctx: Context, node: Node) -> Array:
-    """Normal numbers of ``mean`` and deviation ``scale`` in ``onnx_shape`` (ONNX RandomNormal)."""
+    """Normal numbers of ``mean`` and deviation ``scale`` in ``shape`` (ONNX RandomNormal)."""
     return _normal(ctx, node, ints(node["shape"]), _dtype(ctx, node))
 
 
@@ -145,7 +145,7 @@ def random_normal_like(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "RandomUniform", since=(1, 22))
 def random_uniform(ctx: Context, node: Node) -> Array:
-    """Uniform numbers from ``low`` up to ``high`` in ``onnx_shape`` (ONNX RandomUniform)."""
+    """Uniform numbers from ``low`` up to ``high`` in ``shape`` (ONNX RandomUniform)."""
     return _uniform(ctx, node, ints(node["shape"]), _dtype(ctx, node))
 
 
@@ -212,7 +212,7 @@ def dropout_inputs(
 
 @operator(GRAPHCORE, "ShapedDropout")
 def shaped_dropout(ctx: Context, node: Node, x: Array) -> Array:
-    """Dropout whose mask has ``onnx_shape`` and is broadcast over x (PopART ShapedDropout)."""
+    """Dropout whose mask has ``shape`` and is broadcast over x (PopART ShapedDropout)."""
     ratio = _ratio(node)
     shape = ints(node["shape"])
     if np.broadcast_shapes(shape, x.shape) != x.shape:

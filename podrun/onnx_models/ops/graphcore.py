@@ -113,8 +113,8 @@ def packed_data_block(ctx: Context, node: Node, *inputs: Array) -> Array:
     _, rows = lax.scan(run, jnp.zeros((), jnp.int32), batches)
     rows = rows.reshape(count, *rows.shape[2:])
     step = jnp.arange(rows.shape[1], dtype=jnp.int32)[None]
-    there = jnp.where(step < _column(lengths), _column(offsets) + step, size)
-    return jnp.zeros((size, *rows.shape[2:]), rows.dtype).at[there].set(rows, mode="drop")
+    places = jnp.where(step < _column(lengths), _column(offsets) + step, size)
+    return jnp.zeros((size, *rows.shape[2:]), rows.dtype).at[places].set(rows, mode="drop")
 
 
 def _column(values: Array) -> Array:

@@ -189,10 +189,10 @@ def sequence_slice(
     result = jnp.zeros_like(destination) if node.get("zeroUnused", 0) else destination
 
     def copy(result: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
-        count, first, to = (e.astype(jnp.int32) for e in part)
-        here = (rows >= to) & (rows < to + count)
-        moved = jnp.take(source, jnp.clip(rows - to + first, 0, source.shape[0] - 1), axis=0)
-        return jnp.where(here.reshape((-1,) + (1,) * (destination.ndim - 1)), moved, result), None
+        count, first, target = (e.astype(jnp.int32) for e in part)
+        inside = (rows >= target) & (rows < target + count)
+        moved = jnp.take(source, jnp.clip(rows - target + first, 0, source.shape[0] - 1), axis=0)
+        return jnp.where(inside.reshape((-1,) + (1,) * (destination.ndim - 1)), moved, result), None
 
     result, _ = jax.lax.scan(
         copy, result, (counts.reshape(-1), source_at.reshape(-1), destination_at.reshape(-1))
@@ -213,8 +213,8 @@ def scatter_elements(ctx: Context, node: Node, x: Array, indices: Array, updates
     """x with updates written (or reduced) where indices say along ``axis`` (ONNX ScatterElements)."""
     same_dtype(x, updates)
     axis = axis_in(node.get("axis", 0), x.ndim)
-    at = element_places(from_front(indices, x.shape[axis]), axis)
-    return _combined(ctx, x, at, updates, node.get("reduction", "none"))
+    places = element_places(from_front(indices, x.shape[axis]), axis)
+    return _combined(ctx, x, places, updates, node.get("reduction", "none"))
 
 
 @operator(ONNX, "ScatterND", since=(11, 13, 16, 18))
@@ -249,11 +249,11 @@ def _scatter_reduce(
         index = index.reshape(shape)
     index = jnp.broadcast_to(index, source.shape)
     target = tuple(size if a == axis else d for a, d in enumerate(source.shape))
-    at, extreme = element_places(index, axis), reduction in ("max", "min")
+    places, extreme = element_places(index, axis), reduction in ("max", "min")
     if base is None:
         base = jnp.full(target, np.asarray(int(reduction == "mul"), source.dtype))
-        return combined(base, at, source, reduction, include=not extreme, whole_to_equals=ctx.training)
-    return _combined(ctx, base, at, source, reduction)
+        return combined(base, places, source, reduction, include=not extreme, whole_to_equals=ctx.training)
+    return _combined(ctx, base, places, source, reduction)
 
 
 @operator(GRAPHCORE, "ScatterReduce")

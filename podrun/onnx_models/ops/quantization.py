@@ -67,8 +67,8 @@ def quantize_linear(ctx: Context, node: Node, x: Array, scale: Array, zero: Arra
     precision = onnx_dtype(node["precision"], ctx) if node.get("precision") else np.dtype(np.float32)
     if np.dtype(x.dtype) == np.dtype(np.float64):
         precision = np.dtype(np.float64)
-    by = _spread(scale, x, axis, block)
-    ratio = _quotient(x.astype(precision), by.astype(precision))
+    scales = _spread(scale, x, axis, block)
+    ratio = _quotient(x.astype(precision), scales.astype(precision))
     if target.name.startswith("float4") or target.name.startswith("float6"):
         ratio = ratio + _spread(zero, x, axis, block).astype(precision) if zero is not None else ratio
         limit = float(jnp.finfo(target).max)  # type: ignore[no-untyped-call]

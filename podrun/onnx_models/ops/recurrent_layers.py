@@ -90,11 +90,11 @@ def _directions(
     lengths = None if lengths is None else lengths.astype(jnp.int32)
     outputs, finals = [], []
     for d, cell in enumerate(cells(2 if direction == "bidirectional" else 1)):
-        here = weights(d)
-        zeros = jnp.zeros((x.shape[1], here.recurrent.shape[-1]), x.dtype)
+        cell_weights = weights(d)
+        zeros = jnp.zeros((x.shape[1], cell_weights.recurrent.shape[-1]), x.dtype)
         start = tuple(zeros if s is None else s[d] for s in states)
         backward = direction == "reverse" or d == 1
-        y, final = recurrence(cell, here, Sequences(x, lengths), start, backward=backward)
+        y, final = recurrence(cell, cell_weights, Sequences(x, lengths), start, backward=backward)
         outputs.append(y)
         finals.append(final)
     stacked = jnp.stack(outputs, axis=1)

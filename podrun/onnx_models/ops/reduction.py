@@ -41,11 +41,11 @@ def _register(
     name: str, since: tuple[int, ...], meaning: str, reduce: Callable[..., Array], folds: bool
 ) -> None:
     def apply(ctx: Context, node: Node, x: Array, axes: Array = None) -> Array:
-        over = _axes(ctx, node, x)
-        over = () if over is None else over
-        result = reduce(ctx.xp, x, over, bool(node.get("keepdims", 1))).astype(x.dtype)
+        reduced_axes = _axes(ctx, node, x)
+        reduced_axes = () if reduced_axes is None else reduced_axes
+        result = reduce(ctx.xp, x, reduced_axes, bool(node.get("keepdims", 1))).astype(x.dtype)
         if name in ("ReduceMax", "ReduceMin") and ctx.training and is_float(x):
-            return to_equals(x, result, over)
+            return to_equals(x, result, reduced_axes)
         return result
 
     apply.__doc__ = f"{meaning} over ``axes`` (all by default), kept as 1 with ``keepdims`` (ONNX {name})."

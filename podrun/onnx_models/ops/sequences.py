@@ -31,11 +31,11 @@ def sequence_construct(ctx: Context, node: Node, *inputs: Array) -> tuple[Any]:
 
 
 def _position(ctx: Context, index: int, length: int, most: int) -> int:
-    at = int(ctx.constant(index).reshape(()))
-    at = at + length if at < 0 else at
-    if not 0 <= at <= most:
-        raise InputMismatch(f"position {at} is outside a sequence of {length}")
-    return at
+    place = int(ctx.constant(index).reshape(()))
+    place = place + length if place < 0 else place
+    if not 0 <= place <= most:
+        raise InputMismatch(f"position {place} is outside a sequence of {length}")
+    return place
 
 
 @operator(ONNX, "SequenceAt", since=(11,))
@@ -49,15 +49,15 @@ def sequence_insert(
     ctx: Context, node: Node, items: tuple[Array, ...], x: Array, position: Array = None
 ) -> tuple[Any]:
     """The sequence with x put in before a position, by default at the end."""
-    at = len(items) if position is None else _position(ctx, 2, len(items), len(items))
-    return ((*items[:at], x, *items[at:]),)
+    place = len(items) if position is None else _position(ctx, 2, len(items), len(items))
+    return ((*items[:place], x, *items[place:]),)
 
 
 @operator(ONNX, "SequenceErase", since=(11,))
 def sequence_erase(ctx: Context, node: Node, items: tuple[Array, ...], position: Array = None) -> tuple[Any]:
     """The sequence without the element at a position, by default the last."""
-    at = len(items) - 1 if position is None else _position(ctx, 1, len(items), len(items) - 1)
-    return ((*items[:at], *items[at + 1 :]),)
+    place = len(items) - 1 if position is None else _position(ctx, 1, len(items), len(items) - 1)
+    return ((*items[:place], *items[place + 1 :]),)
 
 
 @operator(ONNX, "SequenceLength", since=(11,))

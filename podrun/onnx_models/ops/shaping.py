@@ -183,9 +183,9 @@ def slice_inputs(
 ) -> Array:
     """The part of x from starts up to ends along axes in steps, negative ones backward (ONNX Slice)."""
     first, last = ints(ctx.constant(1)), ints(ctx.constant(2))
-    over = ints(ctx.constant(3)) if axes is not None else tuple(range(len(first)))
-    by = ints(ctx.constant(4)) if steps is not None else (1,) * len(first)
-    return _sliced(x, first, last, tuple(axis_in(a, x.ndim) for a in over), by)
+    along = ints(ctx.constant(3)) if axes is not None else tuple(range(len(first)))
+    step_sizes = ints(ctx.constant(4)) if steps is not None else (1,) * len(first)
+    return _sliced(x, first, last, tuple(axis_in(a, x.ndim) for a in along), step_sizes)
 
 
 def _pads(ctx: Context, node: Node, rank: int) -> list[tuple[int, int]]:
@@ -273,14 +273,14 @@ def center_crop_pad(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
     target = ints(ctx.constant(1))
     axes = tuple(axis_in(a, x.ndim) for a in ints(node.get("axes") or range(x.ndim)))
     for axis, wanted in zip(axes, target, strict=True):
-        have = x.shape[axis]
-        if have >= wanted:
-            start = (have - wanted) // 2
+        size = x.shape[axis]
+        if size >= wanted:
+            start = (size - wanted) // 2
             x = lax.slice_in_dim(x, start, start + wanted, axis=axis)
         else:
-            before = (wanted - have) // 2
+            before = (wanted - size) // 2
             config = [(0, 0, 0)] * x.ndim
-            config[axis] = (before, wanted - have - before, 0)
+            config[axis] = (before, wanted - size - before, 0)
             x = lax.pad(x, jnp.zeros((), x.dtype), config)
     return x
 

@@ -135,8 +135,8 @@ class ClipNormSettings:
         return hash((tuple(self.weightIds), self.maxNorm, self.all_weights))
 
     def __repr__(self) -> str:
-        which = "all weights" if self.all_weights else str(self.weightIds)
-        return f"ClipNormSettings({which}, {self.maxNorm})"
+        covered = "all weights" if self.all_weights else str(self.weightIds)
+        return f"ClipNormSettings({covered}, {self.maxNorm})"
 
 
 class Optimizer(abc.ABC):

@@ -123,7 +123,7 @@ class PipelinedExecution(ExecutionStrategy):
         if self._stages:
             index = self._stage_of(block)
             pinned = self._stages[index]._ipu
-            return (pinned if pinned is not None else index if ipu is None else ipu), index, 0
+            return next(i for i in (pinned, ipu, index) if i is not None), index, 0
         if self._auto == AutoStage.SameAsIpu:
             if ipu is None:
                 raise ArgumentError(f"block {block!r} needs an ipu_id: the strategy is AutoStage.SameAsIpu")
@@ -235,7 +235,7 @@ class ParallelPhasedExecution(_PhasedExecution):
         from podrun.poptorch.errors import Error
 
         number, index, pinned = self._placed(block)
-        chosen = pinned if pinned is not None else 2 * index + number % 2 if ipu is None else ipu
+        chosen = next(i for i in (pinned, ipu, 2 * index + number % 2) if i is not None)
         if chosen % 2 != number % 2:
             raise Error(
                 f"phase {number} of a ParallelPhasedExecution cannot run on IPU {chosen}",

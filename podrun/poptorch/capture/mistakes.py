@@ -74,10 +74,10 @@ def mistake(error: Exception, names: Mapping[int, str], operator: str) -> Error 
             hint="Compute with torch, or return the tensor and use numpy() on the result.",
         )
     tensors = operator or (_of_frame(users[-1][0]) if users else "")
-    told = " ".join(text.split())
-    message = f"{type(error).__name__} in forward: {told[:_LONGEST]}"
+    line = " ".join(text.split())
+    message = f"{type(error).__name__} in forward: {line[:_LONGEST]}"
     return Error(
-        f"{message}{' ...' if len(told) > _LONGEST else ''}{f' ({tensors})' if tensors else ''}",
+        f"{message}{' ...' if len(line) > _LONGEST else ''}{f' ({tensors})' if tensors else ''}",
         location=f"module '{where}', {place}",
     )
 

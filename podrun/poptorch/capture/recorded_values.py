@@ -248,8 +248,8 @@ class RecordedValues(Emitter):
             return
         with private.real_computation():
             positional = [
-                torch.device("cpu") if argument is None and str(of.type) == "Device" else argument
-                for argument, of in zip(
+                torch.device("cpu") if argument is None and str(formal.type) == "Device" else argument
+                for argument, formal in zip(
                     _decoded(arguments, self._known), operator._schema.arguments, strict=False
                 )
             ]

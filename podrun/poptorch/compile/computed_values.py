@@ -35,7 +35,7 @@ class ValuesToCompute:
 def values_to_compute(captured: Capture, options: Options, *, training: bool) -> ValuesToCompute:
     """Add to the graph what a session needs. Error for a model that computes nothing, or trains without a loss."""
     loss = _summed(captured, find_loss(captured.graph)) if training else None
-    _compute_something(captured)
+    _compute_returned_inputs(captured)
     checks = check_comparisons(captured.graph) if options.Precision.floating_point_exceptions else []
     outputs = tuple(leaf for leaf in captured.graph.outputs if isinstance(leaf, GraphValue))
     updates = _input_updates(captured)
@@ -70,7 +70,7 @@ def _copied(captured: Capture, value: GraphValue) -> GraphValue:
     return copy
 
 
-def _compute_something(captured: Capture) -> None:
+def _compute_returned_inputs(captured: Capture) -> None:
     """Let inputs that forward returns unchanged pass through an operator, because a session returns only computed
     values.
     """

@@ -129,14 +129,15 @@ def _location(chosen: Mapping[str, int], replicas: int) -> Location:
 
 def check_annotated(settings: RunSettings, options: Options, annotated: bool) -> None:
     """Error if both the options and the model (``annotated``) say which results are computed again."""
-    again = settings.recomputation
+    recomputation = settings.recomputation
     explicit = bool(options._Popart.options.get("explicitRecomputation", False))
     if annotated and (
-        (settings.pipelined and not explicit) or again not in (Recomputation.NOTHING, Recomputation.ALL)
+        (settings.pipelined and not explicit)
+        or recomputation not in (Recomputation.NOTHING, Recomputation.ALL)
     ):
         raise Error(
             "the model says itself which results to compute again, and so does the option autoRecomputation "
-            f"({again.value!r})",
+            f"({recomputation.value!r})",
             hint='Use one of them: options._Popart.set("autoRecomputation", 0) leaves it to the model.',
         )
 

@@ -243,16 +243,16 @@ class _Feeder:
         self._pipe.send(("first", layout, forms))
         while self._ring is None:
             self._receive(forms)
-        again: Iterator[Any] = _chained(first, elements)
+        all_elements: Iterator[Any] = _chained(first, elements)
         while True:
             try:
-                self._epoch_of(again, forms, layout)
+                self._epoch_of(all_elements, forms, layout)
                 if not self._plan.load_indefinitely:
                     while True:
                         self._receive(forms)
             except _Reset:
                 pass
-            again = self._elements()
+            all_elements = self._elements()
 
     def _epoch_of(self, elements: Iterator[Any], forms: list[TensorForm], layout: Layout) -> None:
         while not self._started:

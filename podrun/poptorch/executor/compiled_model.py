@@ -156,8 +156,8 @@ class CompiledModel:
     def needs_weights(self) -> bool:
         """Whether the device has no weights, because its program was loaded again, or has to be after an error."""
         loader = self.session.parts.loader
-        there = loader.weights_sent and loader.loaded
-        return bool(not there and self.session.parts.model.built.weights)
+        on_device = loader.weights_sent and loader.loaded
+        return bool(not on_device and self.session.parts.model.built.weights)
 
     # --- Optimizer ----------------------------------------------------------------------------------------------------
 

@@ -161,9 +161,9 @@ def _network(kind: str, gates: str, *activations: Activation) -> Callable[..., t
         for layer in range(layers):
             outputs = []
             for direction in range(directions):
-                at = layer * directions + direction
-                weights = _weights(parameters[at * count : (at + 1) * count])
-                state = tuple(begin[at] for begin in starts)
+                index = layer * directions + direction
+                weights = _weights(parameters[index * count : (index + 1) * count])
+                state = tuple(begin[index] for begin in starts)
                 output, ended = recurrence(cell, weights, Sequences(x), state, backward=bool(direction))
                 outputs.append(output)
                 final.append(ended)

@@ -183,11 +183,11 @@ def sample_volume(
     total: Operand = 0.0
     for corner in np.ndindex(2, 2, 2):
         weight: Operand = 1.0
-        for place, low, up in zip(places, lower, corner, strict=True):
-            weight = weight * (place - low if up else 1.0 - (place - low))
+        for place, low, upper in zip(places, lower, corner, strict=True):
+            weight = weight * (place - low if upper else 1.0 - (place - low))
         total = (
             total
-            + _voxels(volume, [low + up for low, up in zip(lower, corner, strict=True)])
+            + _voxels(volume, [low + upper for low, upper in zip(lower, corner, strict=True)])
             * jnp.asarray(weight)[:, None]
         )
     return jnp.asarray(total)
