@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from podrun import __version__
-from podrun.launcher.option_kinds import Option, Section, ValueKind
-from podrun.launcher.option_table import OPTIONS
+from podrun.launcher.option_kinds import Option, ValueKind
+from podrun.launcher.option_table import OPTIONS, SECTIONS
 
 USAGE = "Usage: podrun [options] program [arguments of the program]"
 INTRODUCTION = (
@@ -96,11 +96,10 @@ def help_text(width: int | None = None) -> str:
     lines = [USAGE, "", *textwrap.wrap(INTRODUCTION, width)]
     for purpose, verbs in VERBS.items():
         lines += ["", f"{purpose}:", *(f"  {words:<34}{what}" for words, what in verbs)]
-    for group in Section:
-        lines += ["", f"{group.value}:"]
-        for option in OPTIONS:
-            if option.group is group:
-                lines += _entry(option, width)
+    for heading, options in SECTIONS.items():
+        lines += ["", f"{heading}:"]
+        for option in options:
+            lines += _entry(option, width)
     lines += ["", "Examples:", *(f"  {example}" for example in EXAMPLES)]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""What an option of ``podrun`` is: its name, the kind of its value, the heading of ``--help`` that it stands under."""
+"""What an option of ``podrun`` is: its name and the kind of its value."""
 
 from __future__ import annotations
 
@@ -29,17 +29,6 @@ class ValueKind(enum.Enum):
     """Nothing; counts up."""
 
 
-class Section(enum.Enum):
-    """The headings under which ``--help`` lists options."""
-
-    GENERAL = "General"
-    LAYOUT = "Replicas, instances, hosts"
-    PARTITION = "Partition"
-    OUTPUT = "Output"
-    PROCESS = "Processes and MPI"
-    EMULATION = "Emulation (podrun's own)"
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option. ``default`` is the value of an absent option; None: podrun decides at run time, as ``help`` says.
@@ -50,7 +39,6 @@ class Option:
 
     name: str
     kind: ValueKind
-    group: Section
     help: str
     default: object = None
     metavar: str = ""
