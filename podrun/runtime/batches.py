@@ -44,9 +44,31 @@ class BatchRunner:
                 "device since the program was loaded or the host's weights changed."
             )
 
-    def run(self, io: StepData) -> None:
-        """One run of the session."""
-        self._run(io)
+    def run(self, io: StepData, batches: int | None = None, cycles: int = 0) -> None:
+        """Run so many batches, or those of a run of the session. ``cycles``: modelled ones of the loop so far."""
+        self._runner.check(io, batches)
+        executable, replicas = self._program.prepared(SessionCall.RUN), self._weights.built.program.replicas
+        if self._scalars.changed:
+            self._program.write(self._scalars.values(executable))
+            self._scalars.changed = False
+        try:
+            result = self._runner.run(io, self._program.device.connection, batches)
+            self._check.after_run(executable, self._program.device, result.batches_done, replicas)
+        except PoplarError:
+            self._program.on_device = (
+                False  # The memory of the IPUs cannot be trusted: the next call loads anew.
+            )
+            raise
+        step = executable.tile_report.get("step", {})
+        passes = self._runner.passes(batches)
+        self._reports.cycles = cycles + int(step.get("cycles") or 0) * passes
+        self._weights.device_is_ahead = True
+        try:
+            self._runner.observe(result)
+        except ApplicationRuntimeError:
+            self._program.on_device = False
+            raise
+        self._runner.store(io, result, batches)
 
     def loop(self, iterations: int, feed: DataFeed, results: Results = ignored) -> None:
         """Run so many batches with the elements of a feed; ``results`` gets what comes back, by name.
@@ -73,35 +95,9 @@ class BatchRunner:
             batches = self._runner.whole(len(elements) // self._runner.crossings)
             if batches:
                 data = FedData(elements[: batches * self._runner.crossings], take, first)
-                self._run(data, batches, self._reports.cycles if done else 0)
+                self.run(data, batches, (self._reports.cycles or 0) if done else 0)
                 done += batches
             if batches < asked:
                 raise feed.reason(iterations, done)
         for name, value in last.items():
             results(name, value)
-
-    def _run(self, io: StepData, batches: int | None = None, cycles: int | None = 0) -> None:
-        """Run so many batches. ``cycles``: modelled ones of the loop so far."""
-        self._runner.check(io, batches)
-        executable, replicas = self._program.prepared(SessionCall.RUN), self._weights.built.program.replicas
-        if self._scalars.changed:
-            self._program.write(self._scalars.values(executable))
-            self._scalars.changed = False
-        try:
-            result = self._runner.run(io, self._program.device.connection, batches)
-            self._check.after_run(executable, self._program.device, result.batches_done, replicas)
-        except PoplarError:
-            self._program.on_device = (
-                False  # The memory of the IPUs cannot be trusted: the next call loads anew.
-            )
-            raise
-        step = executable.tile_report.get("step", {})
-        passes = self._runner.passes(batches)
-        self._reports.cycles = (cycles or 0) + int(step.get("cycles") or 0) * passes
-        self._weights.device_is_ahead = True
-        try:
-            self._runner.observe(result)
-        except ApplicationRuntimeError:
-            self._program.on_device = False
-            raise
-        self._runner.store(io, result, batches)

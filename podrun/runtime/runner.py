@@ -116,9 +116,7 @@ class StepRunner:
             batches = 1
         targets = self._targets(io, tensors)
         try:
-            if targets:
-                return connection.run(batches, data, targets)
-            return connection.run(batches, data)
+            return connection.start(batches, data, targets, depth=1).wait()
         except PoplarError as error:
             tensor = error.cause.tensor if error.cause is not None else ""
             if tensor:  # The machine knows buffers, the host knows the program.

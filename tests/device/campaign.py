@@ -176,16 +176,18 @@ def _digits(batches: int, *, checked: bool) -> Training:
     class Done(Exception):
         """Ends the session: its program, weights and inputs are known."""
 
-    def run(self: PortConnection, count: int, inputs: Mapping[str, np.ndarray], *_: object) -> None:
+    def start(
+        self: PortConnection, count: int, inputs: Mapping[str, np.ndarray], *_: object, depth: int
+    ) -> None:
         ran.append({name: value[:batches].copy() for name, value in inputs.items()})
         raise Done
 
-    real = PortConnection.load, PortConnection.write_variables, PortConnection.run
+    real = PortConnection.load, PortConnection.write_variables, PortConnection.start
     PortConnection.load = lambda self, executable: loaded.append(executable)  # type: ignore[method-assign, assignment]
     PortConnection.write_variables = lambda self, values: written.update(  # type: ignore[method-assign]
         {name: np.array(value) for name, value in values.items()}
     )
-    PortConnection.run = run  # type: ignore[method-assign, assignment]
+    PortConnection.start = start  # type: ignore[method-assign, assignment]
     arguments = argparse.Namespace(
         model="cnn", epochs=1, seed=0, batch_size=64, learning_rate=0.05, replicas=16
     )
@@ -196,7 +198,7 @@ def _digits(batches: int, *, checked: bool) -> Training:
     except Done:
         pass
     finally:
-        PortConnection.load, PortConnection.write_variables, PortConnection.run = real  # type: ignore[method-assign]
+        PortConnection.load, PortConnection.write_variables, PortConnection.start = real  # type: ignore[method-assign]
     return Training(loaded[0], written, ran[0], batches, checked)
 
 

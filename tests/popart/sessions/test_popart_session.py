@@ -17,6 +17,7 @@ from tests.popart.popart_sessions import (
     training,
     weights,
 )
+from tests.runtime.handovers import way_to_the_machine
 
 
 def data(*leading, seed=1):
@@ -419,3 +420,17 @@ def _softmax_weights() -> bytes:
     for _ in range(2):
         session.run(popart.PyStepIO({x: start[:3]}, session.initAnchorArrays()))
     return b"".join(array.tobytes() for array in weights(session, *names))
+
+
+def test_a_run_passes_four_functions_on_its_way_to_the_machine(device):
+    case = linear()
+    session = training(case, [case.y], device)
+    io = popart.PyStepIO({case.x: data()}, session.initAnchorArrays())
+    assert way_to_the_machine(lambda: session.run(io)) == [
+        "_translating.<locals>.call",  # Errors leave as PopART's.
+        "PopartSession.run",
+        "BatchRunner.run",
+        "StepRunner.run",
+        "PortConnection.start",
+        "LocalPort.run",
+    ]

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
+from tests.runtime.handovers import way_to_the_machine  # noqa: E402
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 
@@ -590,3 +591,16 @@ def test_the_batch_of_a_nan_loss_is_told(caplog: pytest.LogCaptureFixture) -> No
     assert [text for text in caplog.messages if "NaN in batch 3 " in text] == caplog.messages
     assert len(caplog.messages) == 1
     training.destroy()
+
+
+def test_a_call_passes_six_functions_on_its_way_to_the_machine(training: Any, data: Any) -> None:
+    training(*data)
+    assert way_to_the_machine(lambda: training(*data)) == [
+        "PoplarExecutor.__call__",
+        "CompiledModel.run",
+        "TorchSession.run",
+        "BatchRunner.run",
+        "StepRunner.run",
+        "PortConnection.start",
+        "LocalPort.run",
+    ]
