@@ -198,9 +198,8 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """A spec for names of the SDK; None for all others."""
-        if fullname == ROOT or fullname.startswith(ROOT + ".") or fullname == "tensorflow.compiler.plugin":
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        if fullname.startswith(("tensorflow.compiler.plugin.", "tensorflow_core.")):
+        below = fullname.startswith((f"{ROOT}.", "tensorflow.compiler.plugin.", "tensorflow_core."))
+        if below or fullname in (ROOT, "tensorflow.compiler.plugin"):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 

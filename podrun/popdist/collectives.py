@@ -108,15 +108,15 @@ class Instances:
         return Communicator(group)
 
     def _exchange_point(self, size: int) -> tuple[str, int, str]:
+        """Address, port and key at which instances connect, from the environment: ``ADDRESS:PORT:KEY``."""
         text = self._environ.get(PODRUN_HOST_COLLECTIVES, "")
-        address, _, rest = text.rpartition(":")[0].rpartition(":")
-        key = text.rpartition(":")[2]
-        if not address or not rest.isdecimal() or not key:
-            raise popdist_error(
-                f"This is one of {size} instances, but PODRUN_HOST_COLLECTIVES names no address at which they connect.",
-                hint=f"Launch with podrun --num-instances {size}.",
-            )
-        return address, int(rest), key
+        parts = text.rsplit(":", 2)
+        if len(parts) == 3 and parts[0] and parts[1].isdecimal() and parts[2]:
+            return parts[0], int(parts[1]), parts[2]
+        raise popdist_error(
+            f"This is one of {size} instances, but PODRUN_HOST_COLLECTIVES names no address at which they connect.",
+            hint=f"Launch with podrun --num-instances {size}.",
+        )
 
     def _among(self, members: tuple[int, ...], whole: tuple[int, ...]) -> Communicator:
         """A group of some instances: the first of them makes it and tells the others."""

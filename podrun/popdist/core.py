@@ -70,15 +70,15 @@ def layout(environ: Mapping[str, str] | None = None) -> InstanceLayout | None:
     if POPDIST_NUM_TOTAL_REPLICAS not in environ:
         return None
     instances = InstanceLayout(
-        _number(environ, POPDIST_NUM_TOTAL_REPLICAS, 1),
-        InstancePart(
+        total_replicas=_number(environ, POPDIST_NUM_TOTAL_REPLICAS, 1),
+        part=InstancePart(
             _number(environ, POPDIST_REPLICA_INDEX_OFFSET, 0, least=0),
             _number(environ, POPDIST_NUM_LOCAL_REPLICAS, 1),
             _number(environ, POPDIST_NUM_IPUS_PER_REPLICA, 1),
         ),
-        _number(environ, POPDIST_LOCAL_INSTANCE_INDEX, 0, least=0),
-        environ.get(POPDIST_UNIFORM_REPLICAS_PER_INSTANCE, "1") not in ("0", "false", "no"),
-        _number(environ, PODRUN_FIRST_IPU, 0, least=0),
+        local_instance=_number(environ, POPDIST_LOCAL_INSTANCE_INDEX, 0, least=0),
+        uniform=environ.get(POPDIST_UNIFORM_REPLICAS_PER_INSTANCE, "1") not in ("0", "false", "no"),
+        first_ipu=_number(environ, PODRUN_FIRST_IPU, 0, least=0),
     )
     part = instances.part
     if not part.fits(instances.total_replicas):

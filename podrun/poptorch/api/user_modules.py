@@ -23,6 +23,7 @@ import torch
 
 from podrun.core.errors import InternalError
 from podrun.poptorch.api.enums import CommGroupType, VariableRetrievalMode
+from podrun.poptorch.capture.torch_names import tensors_in
 from podrun.poptorch.errors import ArgumentError, Error
 from podrun.private_apis.torch import without_subclass_hooks
 
@@ -235,20 +236,11 @@ def _plain_function(
     function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object] | None
 ) -> Any:
     """Call a function of torch on up-to-date values; the result is not tracked."""
-    for tensor in _tensors((args, kwargs or {})):
-        _pull(tensor)
+    for tensor in tensors_in((args, kwargs or {})):
+        if isinstance(tensor, _Tracked):
+            _pull(tensor)
     with untracked(), without_subclass_hooks():
         return function(*args, **(kwargs or {}))
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, _Tracked):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
 
 
 def track(module: torch.nn.Module, pull: Callable[[], Any], group: Callable[..., Any]) -> None:

@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 import torch
 
 from podrun.poptorch.capture.host_tensors import IpuDevice, is_users
+from podrun.poptorch.capture.torch_names import tensors_in
 from podrun.poptorch.errors import Error
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -23,7 +24,7 @@ _MOST_TENSORS = 8
 
 def described_tensors(values: object) -> str:
     """The types and shapes of the tensors among an operator's arguments: ``float32 [4, 3], int64 [4]``."""
-    return ", ".join([_form(tensor) for tensor in _tensors(values)][:_MOST_TENSORS])
+    return ", ".join([_form(tensor) for tensor in tensors_in(values)][:_MOST_TENSORS])
 
 
 _INSIDE = {"index": "nonzero"}
@@ -118,13 +119,3 @@ def _of_frame(frame: FrameType) -> str:
 
 def _form(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _tensors(values: object) -> Iterator[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors(value)
-    elif isinstance(values, dict):
-        yield from _tensors(list(values.values()))

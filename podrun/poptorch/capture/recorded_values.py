@@ -26,7 +26,7 @@ from podrun.poptorch.capture.graph import (
     read,
 )
 from podrun.poptorch.capture.host_tensors import name_of
-from podrun.poptorch.capture.torch_names import ipu_dtype, operator_name, to_numpy
+from podrun.poptorch.capture.torch_names import ipu_dtype, operator_name, tensors_in, to_numpy
 from podrun.poptorch.errors import Error
 from podrun.private_apis import torch as private
 from podrun.private_apis.torch import TorchOperator
@@ -171,7 +171,7 @@ class RecordedValues(Emitter):
 
     def _on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an operator's tensors are all the host's, so that it runs there, now."""
-        tensors = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = list(tensors_in((args, kwargs)))
         return any(self.is_host(tensor) for tensor in tensors) and all(
             self.is_host(tensor) or self._unchanged_number(tensor) for tensor in tensors
         )
@@ -254,8 +254,7 @@ class RecordedValues(Emitter):
                 )
             ]
             real = operator(*positional, **_decoded(keywords, self._known))
-        tensors = [leaf for leaf in leaves_of(real) if isinstance(leaf, torch.Tensor)]
-        self._known.update({v.number: tensor for v, tensor in zip(results, tensors, strict=True)})
+        self._known.update({v.number: tensor for v, tensor in zip(results, tensors_in(real), strict=True)})
 
     def _encoded(self, argument: object, constant: bool = False) -> Argument:
         """What torch's dispatcher gave, as a node keeps it."""

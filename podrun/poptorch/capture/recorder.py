@@ -35,6 +35,7 @@ from podrun.poptorch.capture.torch_names import (
     functional_form,
     ipu_dtype,
     operator_name,
+    tensors_in,
 )
 from podrun.poptorch.errors import Error
 from podrun.private_apis import torch as private
@@ -164,7 +165,7 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
         names = [argument.name for argument in operator._schema.arguments if argument.is_out]
         targets = [kwargs[name] for name in names]
         rest = {name: argument for name, argument in kwargs.items() if name not in names}
-        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves_of((args, rest))):
+        if next(tensors_in((args, rest)), None) is None:
             rest["dtype"] = targets[0].dtype
         with self:
             results = form(*args, **rest)
@@ -265,7 +266,7 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
             raise data_dependent(
                 operator_name(operator), shape=isinstance(error, private.DynamicShape)
             ) from error
-        tensors = [leaf for leaf in leaves_of(results) if isinstance(leaf, torch.Tensor)]
+        tensors = list(tensors_in(results))
         if operator._schema.is_mutable:
             self._record_write(operator, form, args, kwargs, (arguments, keywords), tensors)
         elif not self._record_view(operator, args, (arguments, keywords), results, tensors):
@@ -315,11 +316,11 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
     ) -> None:
         """Record an operator that writes into arguments: new values for these, after its fresh results."""
         schema = operator._schema
-        targets = []
+        targets: list[torch.Tensor] = []
         for place, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 target = args[place] if place < len(args) else kwargs.get(argument.name)
-                targets += [leaf for leaf in leaves_of(target) if isinstance(leaf, torch.Tensor)]
+                targets += tensors_in(target)
         fresh = [
             tensor
             for tensor, returned in zip(tensors, schema.returns, strict=False)
@@ -355,11 +356,7 @@ class Recorder(private.DispatchMode, RecordedValues):  # type: ignore[misc]
         kwargs: dict[str, Any],
     ) -> None:
         """Record an operator whose results are values of their own, or the argument itself (``contiguous``)."""
-        taken = {
-            private.storage_of(leaf): leaf
-            for leaf in leaves_of((args, kwargs))
-            if isinstance(leaf, torch.Tensor)
-        }
+        taken = {private.storage_of(tensor): tensor for tensor in tensors_in((args, kwargs))}
         results = []
         for tensor in tensors:
             value = self.value_like(tensor)

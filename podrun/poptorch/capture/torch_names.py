@@ -5,7 +5,7 @@ whose shapes torch cannot work out without data, although they do not depend on 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,3 +164,14 @@ FAKE_RESULTS: dict[str, Callable[..., Any]] = {
     "aten.narrow.Tensor": _narrow,
 }
 """Functions that make fake results, by the operator's name."""
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """The tensors inside nested lists, tuples and dictionaries, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
