@@ -428,7 +428,7 @@ def test_a_run_passes_four_functions_on_its_way_to_the_machine(device):
     io = popart.PyStepIO({case.x: data()}, session.initAnchorArrays())
     assert way_to_the_machine(lambda: session.run(io)) == [
         "_translating.<locals>.call",  # Errors leave as PopART's.
-        "PopartSession.run",
+        "Session.run",
         "BatchRunner.run",
         "StepRunner.run",
         "PortConnection.start",
