@@ -146,7 +146,7 @@ class Checkpoints:
         elif self._thread is not None:
             self._thread.join()
 
-    def save(self, program: Checkpointed, batch: int, state: Any = None, *, wait: bool = False) -> None:
+    def save(self, program: Checkpointed, batch: int, state: object = None, *, wait: bool = False) -> None:
         """Save after ``batch`` batches. Returns when the state has been copied; the file is written while training goes
         on, unless ``wait``. A save that is still under way is waited for first.
 
@@ -181,7 +181,7 @@ class Checkpoints:
         self,
         program: Checkpointed,
         batch: int,
-        state: Any = None,
+        state: object = None,
         *,
         mttf_s: float = math.inf,
         total_batches: int = 0,

@@ -48,7 +48,7 @@ class PartHeader:
     part: int
     parts: int
     run: str
-    state: Any
+    state: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class _Reader:
         return data
 
 
-def _is_entry(entry: Any) -> bool:
+def _is_entry(entry: object) -> bool:
     return (
         isinstance(entry, dict)
         and (entry["name"] is None or isinstance(entry["name"], str))

@@ -50,7 +50,7 @@ def encode_values(values: Mapping[str, Any]) -> tuple[Any, list[Array]]:
     return {"map": [[name, _encode(value, arrays, name, 0)] for name, value in values.items()]}, arrays
 
 
-def _encode(value: Any, arrays: list[Array], place: str, depth: int) -> Any:
+def _encode(value: object, arrays: list[Array], place: str, depth: int) -> Any:
     if depth > DEEPEST:
         raise CheckpointError(f"{place}: containers lie more than {DEEPEST} deep inside each other.")
     if value is None or isinstance(value, str) or type(value) in (bool, int):
@@ -78,7 +78,7 @@ def _encode(value: Any, arrays: list[Array], place: str, depth: int) -> Any:
     )
 
 
-def _encode_array(value: Any, arrays: list[Array], place: str) -> Any:
+def _encode_array(value: Array | np.generic, arrays: list[Array], place: str) -> Any:
     array = np.asarray(value)
     if str(array.dtype) not in DTYPES:
         raise CheckpointError(
@@ -89,14 +89,14 @@ def _encode_array(value: Any, arrays: list[Array], place: str) -> Any:
     return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
 
 
-def decode_values(tree: Any, arrays: Sequence[Array]) -> Any:
+def decode_values(tree: object, arrays: Sequence[Array]) -> Any:
     """The value of a JSON tree and its arrays. Raises CheckpointError for anything that `encode_values` does not
     write.
     """
     return _decode(tree, arrays, 0)
 
 
-def _decode(tree: Any, arrays: Sequence[Array], depth: int) -> Any:
+def _decode(tree: object, arrays: Sequence[Array], depth: int) -> Any:
     if depth > DEEPEST:
         raise CheckpointError(f"the state's containers lie more than {DEEPEST} deep inside each other")
     if tree is None or isinstance(tree, str | bool | int | float):
@@ -111,7 +111,7 @@ def _decode(tree: Any, arrays: Sequence[Array], depth: int) -> Any:
     raise CheckpointError(f"the state has an entry that cannot be kept: {str(tree)[:80]}")
 
 
-def _decode_tagged(tag: str, inner: Any, arrays: Sequence[Array], depth: int) -> tuple[Any] | None:
+def _decode_tagged(tag: str, inner: object, arrays: Sequence[Array], depth: int) -> tuple[Any] | None:
     """The value in a tuple of one; None if this is not a tagged value."""
     if tag == "float" and inner in ("inf", "-inf", "nan"):
         return (float(inner),)

@@ -20,13 +20,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.documents import compose_yaml, read_text
 from podrun.core.errors import ConfigError, ConflictError, NotFoundError, UsageError
 from podrun.launcher.option_kinds import Option, ValueKind
 from podrun.launcher.option_table import BY_NAME, OPTIONS
 from podrun.launcher.options import nearest_option, option_value
+
+if TYPE_CHECKING:
+    import yaml
 
 CONFIGURABLE = tuple(option.name for option in OPTIONS if option.config)
 HEADING = "# Options of podrun: podrun --import-config FILE program\n"
@@ -95,7 +98,7 @@ def _option(key: str, where: str) -> Option:
     )
 
 
-def _value(option: Option, node: Any, where: str) -> Any:
+def _value(option: Option, node: yaml.Node, where: str) -> Any:
     """The value of one key; None (the default applies) if it is empty."""
     import yaml
 
@@ -107,7 +110,7 @@ def _value(option: Option, node: Any, where: str) -> Any:
     return (value,) if option.repeatable else value
 
 
-def _scalar(option: Option, node: Any, where: str) -> Any:
+def _scalar(option: Option, node: yaml.Node, where: str) -> Any:
     import yaml
 
     if not isinstance(node, yaml.ScalarNode):

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from podrun.core.access import is_loopback, make_token
 from podrun.core.environment import runtime_directory
@@ -17,6 +17,7 @@ from podrun.launcher.spec import CurrentLaunch, PodFacts
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
+    from podrun.partition.server.service import Service
 
 
 Answer = TypeVar("Answer")
@@ -58,7 +59,7 @@ class LaunchServer:
     pod: PodFacts | None = None
     token: str = field(default="", repr=False)
     _client: VipuClient | None = None
-    _service: Any = None
+    _service: Service | None = None
 
     @property
     def client(self) -> VipuClient:

@@ -176,7 +176,7 @@ def _seconds(option: Option, text: str, shown: str) -> float:
     return number
 
 
-def show_value(value: Any) -> str:
+def show_value(value: object) -> str:
     """A value as users type it."""
     if isinstance(value, bool):
         return "yes" if value else "no"

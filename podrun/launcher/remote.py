@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from podrun.core.errors import DeadlineError, NotFoundError, ServiceError
@@ -92,7 +93,7 @@ def event_of(plain: Sequence[Any]) -> InstanceEvent:
 class RemoteRunner:
     """The launcher's end of one host: a `supervise.Runner`. A thread fetches events and calls ``wake``."""
 
-    def __init__(self, ray: Any, actor: Any, host: str, wake: Callable[[], None], log: Log) -> None:
+    def __init__(self, ray: ModuleType, actor: Any, host: str, wake: Callable[[], None], log: Log) -> None:
         self.host = host
         self._ray, self._actor, self._wake, self._log = ray, actor, wake, log
         self._events: queue.SimpleQueue[InstanceEvent] = queue.SimpleQueue()
@@ -231,7 +232,7 @@ def names_of(node: Mapping[str, Any]) -> set[str]:
     } - {""}
 
 
-def _begin_on(ray: Any, host: str, scratch: str) -> ActorStart:
+def _begin_on(ray: ModuleType, host: str, scratch: str) -> ActorStart:
     """Have Ray start a host's actor, without waiting. A host whose node ended and came back is another node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

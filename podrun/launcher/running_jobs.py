@@ -11,6 +11,8 @@ import click
 from podrun.core.errors import ConflictError, NotFoundError, ServiceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from podrun.partition.client.vipu_client import VipuClient
 
 
@@ -77,7 +79,7 @@ def _holds(client: VipuClient, name: str, pid: int) -> bool:
     )
 
 
-def job_server_options(command: Any) -> Any:
+def job_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options ``--api-host`` and ``--api-port`` of a click command."""
     command = click.option("--api-port", type=click.IntRange(1, 65535), help="Its port; 8090.")(command)
     return click.option(

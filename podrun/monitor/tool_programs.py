@@ -41,6 +41,8 @@ from podrun.core.layout import Layout
 from podrun.monitor.tool_partition import streamed_product_cycles
 
 if TYPE_CHECKING:
+    import jax
+
     from podrun.core.layout import IpuRange
     from podrun.costmodel.target import Chip
     from podrun.device.connection import Connection
@@ -170,7 +172,7 @@ def products(
     layout, shape = one_ipu_replicas(ipus), (tiles * rows, BLOCK)
     replicas = layout.replicas_per_machine
 
-    def launch(x: Any, w: Any) -> Any:
+    def launch(x: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
         flat = x.reshape(-1, BLOCK)
         return (jax.lax.fori_loop(0, passes, lambda _, y: y @ w[0], flat).reshape(x.shape),)
 

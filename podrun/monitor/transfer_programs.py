@@ -6,7 +6,7 @@ Like those of `podrun.monitor.tool_programs` they are Executables written by han
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from podrun.core.layout import Layout
 from podrun.monitor.tool_programs import ToolWork, computation, tool_program
 
 if TYPE_CHECKING:
+    import jax
+
     from podrun.costmodel.target import Chip
 
 
@@ -84,7 +86,7 @@ def _host_receives(words: int) -> _TransferSide:
     """The host receives ``up``, which begins with the word that it sends."""
     import jax.numpy as jnp
 
-    def count(first: Any) -> Any:
+    def count(first: jax.Array) -> tuple[jax.Array]:
         return (first + jnp.arange(words, dtype=jnp.uint32),)
 
     piece = computation("give", count, {"in:first": ((1, 1, 1), "uint32")}, ("out:up",))
@@ -106,14 +108,14 @@ def _tiles_write(words: int) -> _TransferSide:
     """Tiles add one to each word of the buffer."""
     import jax.numpy as jnp
 
-    def add(x: Any) -> Any:
+    def add(x: jax.Array) -> tuple[jax.Array]:
         return (x + jnp.uint32(1),)
 
     piece = computation("write", add, {"buffer": ((words,), "uint32")}, ("buffer",))
     return _TransferSide(piece, (Compute("write"),), {})
 
 
-def _device_checksum(x: Any) -> Any:
+def _device_checksum(x: jax.Array) -> tuple[jax.Array]:
     """`checksum` on the device."""
     import jax.numpy as jnp
 
@@ -176,11 +178,11 @@ def _gathering(ipus_each: int, machines: int, words: int) -> list[Computation]:
     """The pieces before and after the all-gather, on a machine with ``ipus_each`` IPUs."""
     import jax.numpy as jnp
 
-    def write(offset: Any, batch: Any) -> Any:
+    def write(offset: jax.Array, batch: jax.Array) -> tuple[jax.Array]:
         odd = (2 * (offset // ipus_each) + 1).astype(jnp.uint32)
         return (jnp.arange(words, dtype=jnp.uint32) * odd + batch.reshape(()),)
 
-    def sums(whole: Any) -> Any:
+    def sums(whole: jax.Array) -> tuple[jax.Array]:
         weights = jnp.arange(1, words + 1, dtype=jnp.uint32)
         by_machine = jnp.sum(whole.reshape(machines, words) * weights, axis=1, dtype=jnp.uint32)
         return (jnp.broadcast_to(by_machine, (1, ipus_each, machines)),)

@@ -134,7 +134,7 @@ class PoprtGroup(ManyWords):
     )
 
 
-def _all_options(command: Any) -> Any:
+def _all_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed((*_MODEL, *_PRECISION, *_PASSES, *_PLACES, *_ACTIONS)):
         command = option(command)
     return command

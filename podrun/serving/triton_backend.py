@@ -14,13 +14,16 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podrun.core.errors import CallError, PodrunError, ServiceError, UsageError
 from podrun.serving.instance import PoplarInstance
 from podrun.serving.runtime.requests import QueuedRequest
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _USED = b"used_dltensor"
 """The name of a capsule whose tensor was taken, by the DLPack standard. Lives as long as the process, as
@@ -131,7 +134,7 @@ class CancelledError(UsageError):
     """The client has given a request up."""
 
 
-def _tensor(pb: Any, name: str, value: np.ndarray) -> Any:
+def _tensor(pb: ModuleType, name: str, value: np.ndarray) -> Any:
     """Triton's tensor of an array.
 
     Its library marks a capsule that it has used with another name than the one that NumPy looks for, and NumPy would
@@ -147,7 +150,7 @@ def _reason(error: Exception) -> str:
     return error.message if isinstance(error, PodrunError) else f"{type(error).__name__}: {error}"
 
 
-def _code(pb: Any, error: Exception) -> Any:
+def _code(pb: ModuleType, error: Exception) -> Any:
     if isinstance(error, CancelledError):
         return pb.TritonError.CANCELLED
     if isinstance(error, (ServiceError, CallError)):
@@ -155,7 +158,7 @@ def _code(pb: Any, error: Exception) -> Any:
     return pb.TritonError.INVALID_ARG if isinstance(error, UsageError) else pb.TritonError.INTERNAL
 
 
-def _families(pb: Any) -> dict[str, Any]:
+def _families(pb: ModuleType) -> dict[str, Any]:
     """The metrics of the modelled device, by what they count."""
     texts = {
         "compute": "Modelled seconds that IPUs computed",

@@ -4,9 +4,9 @@ call means: who is at fault, and what to do next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.access import account_of, make_token, quiet_grpc, why_unreachable, with_account
 from podrun.core.environment import environment, runtime_directory
@@ -22,6 +22,9 @@ from podrun.core.errors import (
 from podrun.core.known_servers import KnownServers
 from podrun.partition.host.discovery import DEFAULT_PORT, listens
 from podrun.partition.state.codec import ERROR_METADATA_KEY
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -73,7 +76,7 @@ class ServiceConnection:
         """End the connection. Idempotent."""
         self._channel.close()
 
-    def _call(self, method: Any, request: Any, *, again: bool = False) -> Any:
+    def _call(self, method: Callable[..., Any], request: Message, *, again: bool = False) -> Any:
         """``again``: carried out twice, the request has the effect that it has once, so that it is made again if its
         answer is lost.
         """

@@ -20,10 +20,12 @@ from podrun.core.errors import UsageError, present
 from podrun.core.identity import user_name
 
 if TYPE_CHECKING:
+    from podrun.core.cluster import Cluster
     from podrun.partition.host.discovery import Registry, ServiceEntry
     from podrun.partition.machines.keeper import Keeper
     from podrun.partition.machines.ray_session import RaySession
     from podrun.partition.server.access import FrontDesk
+    from podrun.partition.server.service import Service
     from podrun.partition.server.sharing import Sharing
 
 
@@ -33,7 +35,7 @@ log = logging.getLogger("podrun.partition")
 PRESTART_PATIENCE_S = 120.0
 
 
-def serve_pod(cluster: Any, options: dict[str, Any]) -> int:
+def serve_pod(cluster: Cluster, options: dict[str, Any]) -> int:
     """Serve a POD until a signal ends it. ``options``: those of the command. Returns the exit code."""
     from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, own_process_id
     from podrun.partition.host.ipuof_files import ipuof_directory
@@ -98,7 +100,11 @@ class ServerEnd:
 
 
 def _run(
-    service: Any, pool: Any, published: PublishedServer, stop: threading.Event, options: dict[str, Any]
+    service: Service,
+    pool: Any,
+    published: PublishedServer,
+    stop: threading.Event,
+    options: dict[str, Any],
 ) -> int:
     """Listen until ``stop``; returns the port."""
     host = options["host"]
@@ -174,7 +180,7 @@ class PublishedServer:
 
 
 def _machine_pool(
-    cluster: Any, options: dict[str, Any], on_session: Callable[[RaySession], None], keeper: Keeper | None
+    cluster: Cluster, options: dict[str, Any], on_session: Callable[[RaySession], None], keeper: Keeper | None
 ) -> Any:
     if options["in_process"]:
         from podrun.partition.machines.local_pool import LocalMachinePool
@@ -215,7 +221,7 @@ def sharing_of(options: dict[str, Any]) -> Sharing:
     return Sharing(shared=True, admins=user_ids(options["admin"]))
 
 
-def access_of(options: dict[str, Any], service: Any) -> FrontDesk:
+def access_of(options: dict[str, Any], service: Service) -> FrontDesk:
     """The users whom the server answers, and the audit log."""
     from podrun.partition.server.access import AuditLog, FrontDesk
     from podrun.partition.state.accounts import Accounts

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from podrun.core.errors import ServiceError
 from podrun.core.terminal import report_step
@@ -43,6 +43,9 @@ from podrun.partition.machines.ray_obstacles import (
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis.ray import RayletEnded, import_ray, only_what_machines_need
 from podrun.private_apis.ray_worker import SOCKET, SOCKET_VARIABLE, WorkerTemplate
+
+if TYPE_CHECKING:
+    import psutil
 
 log = logging.getLogger("podrun.partition")
 _one_at_a_time = threading.Lock()
@@ -328,7 +331,7 @@ def _name(process: ProcessId) -> str:
     return Path(f"/proc/{process.pid}/comm").read_text(encoding="ascii").strip() if process.alive else ""
 
 
-def _cmdline(process: Any) -> list[str]:
+def _cmdline(process: psutil.Process) -> list[str]:
     import psutil
 
     try:

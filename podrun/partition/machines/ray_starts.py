@@ -53,7 +53,7 @@ WHY_SECONDS = 5.0
 class RayCalls(Protocol):
     """The calls of Ray that this module uses."""
 
-    exceptions: Any
+    exceptions: ModuleType
 
     def wait(self, refs: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         """References whose values have arrived, and the others."""
@@ -70,7 +70,7 @@ class ActorStart:
     """An actor that is starting. ``reply``: Ray's reference to its first answer."""
 
     actor: Any
-    reply: Any
+    reply: object
 
 
 @dataclass(frozen=True, slots=True)

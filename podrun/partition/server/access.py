@@ -16,12 +16,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import PodrunError, ServiceError
 from podrun.core.identity import Caller
 from podrun.partition.server.sharing import CallRoom, Sharing
 from podrun.partition.state.accounts import Account, Accounts
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class AuditLog:
                 ) from error
 
     @contextmanager
-    def call(self, method: str, who: str, request: object) -> Iterator[None]:
+    def call(self, method: str, who: str, request: Message) -> Iterator[None]:
         """Note a call of ``who``, before and after the context. Raises ServiceError if it cannot be noted before."""
         if self._file < 0 or method.startswith(READING):
             yield
@@ -80,7 +83,7 @@ class AuditLog:
         finally:
             self._write({"process": os.getpid(), "number": number, "outcome": outcome}, needed=False)
 
-    def refused(self, method: str, who: str, request: object, error: PodrunError) -> None:
+    def refused(self, method: str, who: str, request: Message, error: PodrunError) -> None:
         """Note a call that was refused before it began."""
         if self._file >= 0:
             said = {
@@ -113,7 +116,7 @@ class AuditLog:
                 ) from error
 
 
-def arguments(request: Any) -> dict[str, Any] | str:
+def arguments(request: Message) -> dict[str, Any] | str:
     """A request's fields that are set, for the log."""
     from google.protobuf.json_format import MessageToDict
 

@@ -39,6 +39,8 @@ from podrun.partition.state.values import AgentInfo, PartitionInfo
 from podrun.protos import vipu_pb2 as messages
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from podrun.partition.server.service import Service
 
 
@@ -94,7 +96,7 @@ def answers(
     name = method.__name__
 
     @wraps(method)
-    def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+    def handler(self: Servicer, request: Any, context: grpc.ServicerContext) -> Any:
         begin, failed = time.perf_counter(), True
         try:
             caller = self.admit(name, request, context)
@@ -123,7 +125,7 @@ class Servicer:
         self._partitions: ViewCache[PartitionInfo, Any] = ViewCache()
         self._agents: ViewCache[AgentInfo, Any] = ViewCache()
 
-    def admit(self, method: str, request: object, context: grpc.ServicerContext) -> Caller:
+    def admit(self, method: str, request: Message, context: grpc.ServicerContext) -> Caller:
         """Who makes a call. Raises DeniedError, noted in the audit log, if the caller may not make it."""
         caller = caller_of(context)
         try:
@@ -221,7 +223,7 @@ class Servicer:
         if any(text.startswith("service:") for text in getattr(request, "faults", ())):
             self._sharing.check(caller, "faults of the service", name, owner)
 
-    def answer(self, method: str, request: Any, work: Callable[[], Any]) -> Any:
+    def answer(self, method: str, request: object, work: Callable[[], Any]) -> Any:
         """The answer to a call, unless a fault that is planned for it prevents it."""
         faults, name = self._service.request_faults, getattr(request, "partition_id", "")
         agent = getattr(request, "agent_id", "")
@@ -235,7 +237,7 @@ class Servicer:
 
         if method != "CreatePartition":
             return faults.answer(method, next(iter(concerned), ""), work_and_note)
-        own = [spec for spec in map(parse_fault, request.faults) if spec.during == method]
+        own = [spec for spec in map(parse_fault, getattr(request, "faults", ())) if spec.during == method]
         faults.plan(name, own)  # Those of the creation itself strike while there is no partition yet.
         try:
             return faults.answer(method, name, work_and_note)

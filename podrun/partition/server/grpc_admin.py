@@ -13,16 +13,14 @@ from podrun.partition.server.views import user_info
 from podrun.partition.state import events as ev
 from podrun.partition.state.accounts import Account, Accounts, role_of
 from podrun.partition.state.codec import to_message
-from podrun.protos import vipu_pb2 as messages
-
-pb: Any = messages
+from podrun.protos import vipu_pb2 as pb
 
 
 class AdminServicer(Servicer):
     """The service ``podrun.vipu.v1.AdminService``: each method answers the call of that name."""
 
     @answers
-    def ListAgents(self, request: messages.ListAgentsRequest, call: ServiceCall) -> Any:
+    def ListAgents(self, request: pb.ListAgentsRequest, call: ServiceCall) -> Any:
         messages = self._agents.all(
             (info.agent_id, info, partial(to_message, info, pb.Agent)) for info in self._service.agents()
         )
@@ -36,17 +34,17 @@ class AdminServicer(Servicer):
         return reply
 
     @answers
-    def SetMaintenance(self, request: messages.SetMaintenanceRequest, call: ServiceCall) -> None:
+    def SetMaintenance(self, request: pb.SetMaintenanceRequest, call: ServiceCall) -> None:
         self._service.set_maintenance(
             request.agent_id, drain=request.drain, deadline_s=request.deadline_seconds, reason=request.reason
         )
 
     @answers
-    def EndMaintenance(self, request: messages.EndMaintenanceRequest, call: ServiceCall) -> None:
+    def EndMaintenance(self, request: pb.EndMaintenanceRequest, call: ServiceCall) -> None:
         self._service.end_maintenance(request.agent_id)
 
     @answers
-    def CreateReservation(self, request: messages.CreateReservationRequest, call: ServiceCall) -> None:
+    def CreateReservation(self, request: pb.CreateReservationRequest, call: ServiceCall) -> None:
         self._service.create_reservation(
             request.reservation_id,
             tuple(request.agent_ids),
@@ -56,28 +54,28 @@ class AdminServicer(Servicer):
         )
 
     @answers
-    def RemoveReservation(self, request: messages.RemoveReservationRequest, call: ServiceCall) -> None:
+    def RemoveReservation(self, request: pb.RemoveReservationRequest, call: ServiceCall) -> None:
         self._service.remove_reservation(request.reservation_id, asker=call.asker)
 
     @answers
-    def CreateAllocation(self, request: messages.CreateAllocationRequest, call: ServiceCall) -> None:
+    def CreateAllocation(self, request: pb.CreateAllocationRequest, call: ServiceCall) -> None:
         allocation = request.allocation
         self._service.handle(ev.CreateAllocation(allocation.id, tuple(allocation.spec.agent_ids)))
 
     @answers
-    def RemoveAllocation(self, request: messages.RemoveAllocationRequest, call: ServiceCall) -> None:
+    def RemoveAllocation(self, request: pb.RemoveAllocationRequest, call: ServiceCall) -> None:
         self._service.handle(ev.RemoveAllocation(request.allocation_id))
 
     @answers
-    def CreateAgent(self, request: messages.CreateAgentRequest, call: ServiceCall) -> None:
+    def CreateAgent(self, request: pb.CreateAgentRequest, call: ServiceCall) -> None:
         self._service.handle(ev.CreateAgent(request.agent_id, request.host, request.port))
 
     @answers
-    def RemoveAgent(self, request: messages.RemoveAgentRequest, call: ServiceCall) -> None:
+    def RemoveAgent(self, request: pb.RemoveAgentRequest, call: ServiceCall) -> None:
         self._service.handle(ev.RemoveAgent(request.agent_id))
 
     @answers
-    def CreateCluster(self, request: messages.CreateClusterRequest, call: ServiceCall) -> None:
+    def CreateCluster(self, request: pb.CreateClusterRequest, call: ServiceCall) -> None:
         asked = request.cluster
         links = named_topology(LinkTopology, asked.ipu_link_topology or LinkTopology.MESH.value)
         gateway = named_topology(GatewayTopology, asked.gateway_topology) if asked.gateway_topology else None
@@ -86,19 +84,19 @@ class AdminServicer(Servicer):
         )
 
     @answers
-    def RemoveCluster(self, request: messages.RemoveClusterRequest, call: ServiceCall) -> None:
+    def RemoveCluster(self, request: pb.RemoveClusterRequest, call: ServiceCall) -> None:
         self._service.handle(ev.RemoveCluster(request.cluster_id))
 
     @answers
-    def PowerCycleAgent(self, request: messages.PowerCycleAgentRequest, call: ServiceCall) -> None:
+    def PowerCycleAgent(self, request: pb.PowerCycleAgentRequest, call: ServiceCall) -> None:
         self._service.handle(ev.PowerCycleAgent(request.agent_id, request.generation))
 
     @answers
-    def RestartAgent(self, request: messages.RestartAgentRequest, call: ServiceCall) -> None:
+    def RestartAgent(self, request: pb.RestartAgentRequest, call: ServiceCall) -> None:
         self._service.handle(ev.RestartAgent(request.agent_id, request.generation))
 
     @answers
-    def InjectFaults(self, request: messages.InjectFaultsRequest, call: ServiceCall) -> Any:
+    def InjectFaults(self, request: pb.InjectFaultsRequest, call: ServiceCall) -> Any:
         if request.cancel:
             gone = self._service.cancel_faults(request.partition_id, list(request.faults), asker=call.asker)
             return pb.InjectFaultsResponse(cancelled=gone)
@@ -107,7 +105,7 @@ class AdminServicer(Servicer):
         return None
 
     @answers
-    def CreateUser(self, request: messages.CreateUserRequest, call: ServiceCall) -> Any:
+    def CreateUser(self, request: pb.CreateUserRequest, call: ServiceCall) -> Any:
         user = request.user
         for allocation in user.allocation_ids:
             self._service.check_allocation(allocation)
@@ -115,11 +113,11 @@ class AdminServicer(Servicer):
         return pb.CreateUserResponse(access_key=self._accounts().create(account))
 
     @answers
-    def RemoveUser(self, request: messages.RemoveUserRequest, call: ServiceCall) -> None:
+    def RemoveUser(self, request: pb.RemoveUserRequest, call: ServiceCall) -> None:
         self._accounts().remove(request.user_id)
 
     @answers
-    def ListUsers(self, request: messages.ListUsersRequest, call: ServiceCall) -> Any:
+    def ListUsers(self, request: pb.ListUsersRequest, call: ServiceCall) -> Any:
         return pb.ListUsersResponse(
             users=[to_message(user_info(account), pb.User) for account in self._accounts().all()]
         )

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -26,6 +26,8 @@ from podrun.protos import vipu_pb2 as messages
 from podrun.protos import vipu_pb2_grpc
 
 if TYPE_CHECKING:
+    from grpc_health.v1.health import HealthServicer
+
     from podrun.partition.server.service import Service
     from podrun.partition.state.accounts import Accounts
 
@@ -43,7 +45,7 @@ class Listening:
         self,
         servers: Sequence[grpc.Server],
         threads: Sequence[ThreadPoolExecutor],
-        health: Any,
+        health: HealthServicer,
         desk: FrontDesk,
     ) -> None:
         self._servers, self._threads, self._health, self._desk = servers, threads, health, desk
@@ -99,7 +101,13 @@ def _tell_of_users(service: Service, accounts: Accounts) -> None:
 
 
 def _listen(
-    service: Service, where: tuple[str, int], token: str, desk: FrontDesk, health: Any, *, admin: bool
+    service: Service,
+    where: tuple[str, int],
+    token: str,
+    desk: FrontDesk,
+    health: HealthServicer,
+    *,
+    admin: bool,
 ) -> tuple[int, grpc.Server, ThreadPoolExecutor]:
     """One gRPC server, and its threads. ``admin``: it also answers calls for administrators alone."""
     host, port = where
@@ -131,7 +139,7 @@ def _listen(
     return bound, server, threads
 
 
-def _describe(server: grpc.Server, health: Any) -> None:
+def _describe(server: grpc.Server, health: HealthServicer) -> None:
     """gRPC's own health checks and reflection."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection

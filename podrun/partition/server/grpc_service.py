@@ -27,20 +27,18 @@ from podrun.partition.state.accounts import Role
 from podrun.partition.state.codec import to_message
 from podrun.partition.state.records import NOBODY
 from podrun.partition.state.values import CallInfo, PartitionStatus, QueueInfo, ServiceMetrics
-from podrun.protos import vipu_pb2 as messages
-
-pb: Any = messages
+from podrun.protos import vipu_pb2 as pb
 
 
 class UserServicer(Servicer):
     """The service ``podrun.vipu.v1.UserService``: each method answers the call of that name."""
 
     @answers
-    def GetServerVersion(self, request: messages.GetServerVersionRequest, call: ServiceCall) -> Any:
+    def GetServerVersion(self, request: pb.GetServerVersionRequest, call: ServiceCall) -> Any:
         return to_message(self._service.version(), pb.GetServerVersionResponse)
 
     @answers
-    def GetCluster(self, request: messages.GetClusterRequest, call: ServiceCall) -> Any:
+    def GetCluster(self, request: pb.GetClusterRequest, call: ServiceCall) -> Any:
         pod = self._service.cluster
         cluster = max(pod.clusters, key=lambda one: one.ipu_count, default=pod)
         return pb.GetClusterResponse(
@@ -54,13 +52,13 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def ListClusters(self, request: messages.ListClustersRequest, call: ServiceCall) -> Any:
+    def ListClusters(self, request: pb.ListClustersRequest, call: ServiceCall) -> Any:
         return pb.ListClustersResponse(
             clusters=[to_message(info, pb.Cluster) for info in self._service.clusters()]
         )
 
     @answers
-    def CreatePartition(self, request: messages.CreatePartitionRequest, call: ServiceCall) -> Any:
+    def CreatePartition(self, request: pb.CreatePartitionRequest, call: ServiceCall) -> Any:
         if request.priority > 0 and not self.is_admin(call.caller):
             raise DeniedError(
                 f"priority {request.priority} is for administrators of this server", hint="Use 0 or less."
@@ -74,12 +72,12 @@ class UserServicer(Servicer):
         return pb.CreatePartitionResponse(partition_id=request.partition_id)
 
     @answers
-    def GetPartition(self, request: messages.GetPartitionRequest, call: ServiceCall) -> Any:
+    def GetPartition(self, request: pb.GetPartitionRequest, call: ServiceCall) -> Any:
         info = self._service.partition(request.partition_id, asker=call.asker)
         return pb.GetPartitionResponse(partition=to_message(info, pb.Partition))
 
     @answers
-    def ListPartitions(self, request: messages.ListPartitionsRequest, call: ServiceCall) -> Any:
+    def ListPartitions(self, request: pb.ListPartitionsRequest, call: ServiceCall) -> Any:
         messages = self._partitions.all(
             (info.name, info, partial(to_message, info, pb.Partition)) for info in self._service.partitions()
         )
@@ -91,13 +89,13 @@ class UserServicer(Servicer):
         return pb.ListPartitionsResponse(partitions=seen)
 
     @answers
-    def GetPartitionStatus(self, request: messages.GetPartitionStatusRequest, call: ServiceCall) -> Any:
+    def GetPartitionStatus(self, request: pb.GetPartitionStatusRequest, call: ServiceCall) -> Any:
         info = self._service.partition(request.partition_id, asks_for_itself=True, asker=call.asker)
         status = PartitionStatus(info.state, info.error, info.generation)
         return pb.GetPartitionStatusResponse(status=to_message(status, pb.PartitionStatus))
 
     @answers
-    def ListQueue(self, request: messages.ListQueueRequest, call: ServiceCall) -> Any:
+    def ListQueue(self, request: pb.ListQueueRequest, call: ServiceCall) -> Any:
         queue = self._service.queue()
         seen = set(self.seen_names(call.caller, [info.name for info in queue]))
         return pb.ListQueueResponse(
@@ -109,7 +107,7 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def PlanPartition(self, request: messages.PlanPartitionRequest, call: ServiceCall) -> Any:
+    def PlanPartition(self, request: pb.PlanPartitionRequest, call: ServiceCall) -> Any:
         planned = self._service.planned(
             requirements_of(request.request, call.caller.uid),
             priority=request.request.priority,
@@ -119,7 +117,7 @@ class UserServicer(Servicer):
         return pb.PlanPartitionResponse(planned=to_message(told, pb.PlannedPartition))
 
     @answers
-    def CaptureState(self, request: messages.CaptureStateRequest, call: ServiceCall) -> Any:
+    def CaptureState(self, request: pb.CaptureStateRequest, call: ServiceCall) -> Any:
         if not self.sees_all(call.caller):
             raise DeniedError(
                 f"{who(call.caller)} does not see the whole POD, which a capture shows", hint=_ASK
@@ -133,7 +131,7 @@ class UserServicer(Servicer):
         return replace(info, position=1 + len(ahead), ahead=ahead, blockers=blockers)
 
     @answers
-    def ListReservations(self, request: messages.ListReservationsRequest, call: ServiceCall) -> Any:
+    def ListReservations(self, request: pb.ListReservationsRequest, call: ServiceCall) -> Any:
         return pb.ListReservationsResponse(
             reservations=[
                 to_message(info, pb.Reservation)
@@ -143,26 +141,24 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def ResetPartition(self, request: messages.ResetPartitionRequest, call: ServiceCall) -> None:
+    def ResetPartition(self, request: pb.ResetPartitionRequest, call: ServiceCall) -> None:
         self._service.reset(request.partition_id, request.generation, asker=call.asker)
 
     @answers
-    def RemovePartition(self, request: messages.RemovePartitionRequest, call: ServiceCall) -> None:
+    def RemovePartition(self, request: pb.RemovePartitionRequest, call: ServiceCall) -> None:
         self._service.remove(request.partition_id, force=request.force, asker=call.asker)
 
     @answers
-    def HoldPartition(self, request: messages.HoldPartitionRequest, call: ServiceCall) -> None:
+    def HoldPartition(self, request: pb.HoldPartitionRequest, call: ServiceCall) -> None:
         self._service.hold(request.partition_id, request.holder, keep=request.keep, asker=call.asker)
 
     @answers
-    def GetPartitionIpuofConfig(
-        self, request: messages.GetPartitionIpuofConfigRequest, call: ServiceCall
-    ) -> Any:
+    def GetPartitionIpuofConfig(self, request: pb.GetPartitionIpuofConfigRequest, call: ServiceCall) -> Any:
         config = self._service.ipuof_config(request.partition_id, request.gcd_id.id, asker=call.asker)
         return pb.GetPartitionIpuofConfigResponse(ipuof_config=to_message(config, pb.PartitionConfig))
 
     @answers
-    def ListAllocations(self, request: messages.ListAllocationsRequest, call: ServiceCall) -> Any:
+    def ListAllocations(self, request: pb.ListAllocationsRequest, call: ServiceCall) -> Any:
         return pb.ListAllocationsResponse(
             allocations=[
                 to_message(info, pb.Allocation)
@@ -172,7 +168,7 @@ class UserServicer(Servicer):
         )
 
     @answers
-    def ListMachineReports(self, request: messages.ListMachineReportsRequest, call: ServiceCall) -> Any:
+    def ListMachineReports(self, request: pb.ListMachineReportsRequest, call: ServiceCall) -> Any:
         before = self._holders()
         told = self._service.machine_reports(request.partition_id, asker=call.asker)
         # A partition that was made, or made anew, while machines answered is nobody's, so that nothing of it is told.
@@ -199,7 +195,7 @@ class UserServicer(Servicer):
         hidden = Sharing(shared=True).visible(Caller(NOBODY, own=False), report, NOBODY)
         return replace(hidden, partition="")
 
-    def Watch(self, request: messages.WatchRequest, context: grpc.ServicerContext) -> Iterator[Any]:
+    def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[Any]:
         """The stream of changes."""
         try:
             caller = self.admit("Watch", request, context)
@@ -243,7 +239,7 @@ class UserServicer(Servicer):
         return change.text
 
     @answers
-    def GetServiceMetrics(self, request: messages.GetServiceMetricsRequest, call: ServiceCall) -> Any:
+    def GetServiceMetrics(self, request: pb.GetServiceMetricsRequest, call: ServiceCall) -> Any:
         queued, free, largest = self._service.room()
         calls = tuple(
             CallInfo(name, f.count, f.errors, f.seconds, tuple(f.within)) for name, f in self.meter.all()
@@ -253,5 +249,5 @@ class UserServicer(Servicer):
         return to_message(metrics, pb.GetServiceMetricsResponse)
 
     @answers
-    def ResetIpus(self, request: messages.ResetIpusRequest, call: ServiceCall) -> None:
+    def ResetIpus(self, request: pb.ResetIpusRequest, call: ServiceCall) -> None:
         self._service.reset_ipus(request.partition_id, list(request.partition_ipus), asker=call.asker)

@@ -104,14 +104,14 @@ class ControlLog:
             known.append(ControlEvent(did, what, self._clock(), why))
             del known[:-REMEMBERED]
 
-    def note_request(self, method: str, partitions: Iterable[str], request: Any) -> None:
+    def note_request(self, method: str, partitions: Iterable[str], request: object) -> None:
         """Note a request that was carried out."""
         if method not in CONTROL:
             return
         parts = [*getattr(request, "faults", ()), getattr(request, "agent_id", "")]
         parts += [f"IPU {ipu}" for ipu in getattr(request, "partition_ipus", ())]
         did = CONTROL[method]
-        if method == "InjectFaults" and request.cancel:
+        if method == "InjectFaults" and getattr(request, "cancel", False):
             did = "faults cancelled"
         for partition in partitions:
             self.note(partition, did, " ".join(part for part in parts if part))

@@ -41,6 +41,7 @@ from podrun.partition.state.values import (
 
 if TYPE_CHECKING:
     from podrun.partition.server.access import FrontDesk
+    from podrun.partition.server.grpc_listen import Listening
 
 log = logging.getLogger("podrun.partition")
 
@@ -70,7 +71,7 @@ class Service(ServiceReadings):
         self._workers = OperationWorkers(
             *(machine_pool, self.id, self._record_of, self._report, self._agents_lock, self._stopping)
         )
-        self._server: Any = None
+        self._server: Listening | None = None
         self.on_superseded: Callable[[], None] = lambda: None
         self.more_servicers: Sequence[Callable[[Any], None]] = ()
         self.files = IpuofFiles(None, None, self.id)  # Those of the user's home are a server's that stays.

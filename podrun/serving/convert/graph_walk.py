@@ -30,7 +30,7 @@ class TensorKind:
         return tuple(size for size in self.shape if size is not None)
 
 
-def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
+def attribute(node: NodeProto, name: str, default: object = None) -> Any:
     """The value of a node's attribute, or ``default``."""
     for one in node.attribute:
         if one.name == name:
@@ -38,7 +38,7 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
-def set_attribute(node: NodeProto, name: str, value: Any) -> None:
+def set_attribute(node: NodeProto, name: str, value: object) -> None:
     """Set an attribute; None takes it away."""
     kept = [one for one in node.attribute if one.name != name]
     del node.attribute[:]
