@@ -206,3 +206,24 @@ def checkpoint_policy_of(values: Mapping[str, Any]) -> CheckpointPolicy:
             hint="As in checkpoint: {interval: daly, cost-seconds: 20}.",
         ) from None
     return CheckpointPolicy(**fields)
+
+
+def periodic_efficiency(
+    period: float, cost: float, mttf: float, restore: float = 0.0, down: float = 0.0
+) -> float:
+    """Exact share of useful time with a checkpoint in each period, which includes the write; failures are exponential
+    and strike restores and writes too."""
+    return (period - cost) / ((mttf + down) * math.exp(restore / mttf) * math.expm1(period / mttf))
+
+
+def optimal_period(cost: float, mttf: float) -> float:
+    """The period, including the write, with the best `periodic_efficiency`: where 1 - exp(-x) = x - C/M for x = T/M.
+    Restores and pauses do not move it."""
+    low, high = 0.0, 60.0 + cost / mttf
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle - cost / mttf + math.expm1(-middle) < 0:
+            low = middle
+        else:
+            high = middle
+    return low * mttf

@@ -12,12 +12,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from podrun.checkpoint.policy import CheckpointPolicy, Spacing, checkpoint_policy_of
+from podrun.checkpoint.policy import CheckpointPolicy, Spacing, checkpoint_policy_of, periodic_efficiency
 from podrun.core.documents import Document, read_document
 from podrun.core.errors import UsageError
 from podrun.launcher.recovery import policy_of
 from podrun.simulate.campaign_setup import UNLIMITED, CampaignSetup, RecoveryTimes
-from podrun.simulate.closed_forms import periodic_efficiency
 
 _HINT = "As in version: 1, checkpoint: {every-seconds: 1800, cost-seconds: 20}, spares: 16 (podrun help simulate)."
 OWN_KEYS = ("checkpoint", "spares", "times", "job")

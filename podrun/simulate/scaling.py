@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from podrun.checkpoint.policy import optimal_period, periodic_efficiency
 from podrun.core.documents import read_text, write_output
 from podrun.core.errors import ConfigError, UsageError
 from podrun.core.terminal import text_table
 from podrun.costmodel.batch import BatchWork, batch_seconds
 from podrun.costmodel.target import GC200
-from podrun.simulate.closed_forms import optimal_period, periodic_efficiency
 
 SIZES = {
     f"pod{name}": ipus for name, ipus in (("16", 16), ("64", 64), ("256", 256), ("1k", 1024), ("4k", 4096))

@@ -12,7 +12,13 @@ import pytest
 
 from podrun.checkpoint import CheckpointError, Checkpoints
 from podrun.checkpoint.checkpoints import OneInstance
-from podrun.checkpoint.policy import CheckpointPolicy, Spacing, WriteMode, checkpoint_policy_of
+from podrun.checkpoint.policy import (
+    CheckpointPolicy,
+    Spacing,
+    WriteMode,
+    checkpoint_policy_of,
+    periodic_efficiency,
+)
 from podrun.core.cluster_file import load_cluster
 from podrun.core.command_line import run_command
 from podrun.core.documents import load_schema
@@ -22,7 +28,6 @@ from podrun.simulate.campaign import Campaign, CampaignResult
 from podrun.simulate.campaign_setup import CampaignSetup, RecoveryTimes
 from podrun.simulate.chaos_report import campaign_figures, replicate
 from podrun.simulate.chaos_setup import check_setup, with_policy
-from podrun.simulate.closed_forms import expected_rollback, periodic_efficiency
 from podrun.simulate.commands.chaos import chaos_verb
 from podrun.simulate.engine import SECOND
 from podrun.simulate.rates import (
@@ -34,6 +39,7 @@ from podrun.simulate.rates import (
     unit_count,
 )
 from podrun.simulate.virtual_job import RunRhythm, VirtualJob
+from tests.simulate.closed_forms import expected_rollback
 
 POD64 = load_cluster("pod64")
 QUICK = RecoveryTimes(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from podrun.checkpoint.policy import daly_interval, young_interval
-from podrun.simulate import closed_forms as cf
+from podrun.checkpoint.policy import daly_interval, optimal_period, periodic_efficiency, young_interval
 from podrun.simulate.intervals import mean_interval, rate_interval, student_quantile
+from tests.simulate import closed_forms as cf
 
 MINUTE = 1 / 1440
 
@@ -67,9 +67,9 @@ def test_intervals_of_checkpoints(mttf: float, cost: float, young: float, daly: 
     ],
 )
 def test_the_best_period(mttf: float, optimum: float, share: float) -> None:
-    period = cf.optimal_period(600, mttf)
+    period = optimal_period(600, mttf)
     assert period == pytest.approx(optimum, rel=2e-4)
-    assert cf.periodic_efficiency(period, 600, mttf, 600, 60) == pytest.approx(share, abs=1e-5)
+    assert periodic_efficiency(period, 600, mttf, 600, 60) == pytest.approx(share, abs=1e-5)
     assert daly_interval(600, mttf) + 600 == pytest.approx(period, abs=1.5)
 
 

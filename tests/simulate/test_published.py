@@ -14,12 +14,12 @@ import pytest
 
 from podrun.checkpoint.policy import CheckpointPolicy
 from podrun.core.cluster_file import load_cluster
-from podrun.simulate import closed_forms as cf
 from podrun.simulate.campaign import Campaign
 from podrun.simulate.campaign_setup import CampaignSetup, RecoveryTimes
 from podrun.simulate.intervals import rate_interval
 from podrun.simulate.rates import FailureRates, FailureSource, read_rates
 from podrun.simulate.server_pool import PoolParameters, ServerFault, ServerPool, replay_gang
+from tests.simulate import closed_forms as cf
 
 from .reference import trace_file
 

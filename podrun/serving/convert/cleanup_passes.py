@@ -372,9 +372,3 @@ def _shape_of(model: ModelProto) -> tuple[int, int, int]:
         sum(len(graph.initializer) for graph in graphs),
         sum(len(node.input) for graph in graphs for node in graph.node),
     )
-
-
-def clear_stated_shapes(model: ModelProto) -> None:
-    """Forget what the model states of tensors within it: it may be out of date."""
-    for graph in graphs_within(model.graph):
-        del graph.value_info[:]

@@ -10,7 +10,7 @@ attributes, under PopART's names.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from onnx import ModelProto, NodeProto
@@ -111,9 +111,3 @@ def sharder_of(entries: object, label: str) -> Sharder:
         missing = next(name for name in devices if name not in stages)
         raise UsageError(f"{label}: node {missing!r} has no stage, others have")
     return Sharder(devices, stages or None)
-
-
-def ipus_placed(nodes: Iterable[NodeProto]) -> int:
-    """How many IPUs nodes are placed on; 0 without places."""
-    placed = [one.i for node in nodes for one in node.attribute if one.name == VIRTUAL_GRAPH]
-    return max(placed, default=-1) + 1

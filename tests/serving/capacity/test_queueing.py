@@ -11,7 +11,7 @@ import pytest
 from podrun.serving.batching import BatchingRule
 from podrun.serving.capacity.arrivals import ArrivalProcess, read_arrivals
 from podrun.serving.capacity.queueing import ClientLoop, QueueOutcome, closed_loop, open_loop
-from podrun.simulate.closed_forms import wait_mdc, wait_mmc
+from tests.simulate.closed_forms import wait_mdc, wait_mmc
 from tests.simulate.reference import trace_file
 
 ONE = BatchingRule(1)

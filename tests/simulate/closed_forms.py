@@ -2,7 +2,8 @@
 
 Sources: Kokolis et al. (arXiv 2410.21680) for ETTR; Young, Daly, and Aupy et al. (arXiv 1302.3752) for checkpoints;
 Erlang, Cosmetatos (1976), Sakasegawa (1977), Kingman and Allen-Cunneen for queues; Blom for the largest of many. Times
-are in any one unit unless the name says which. `podrun.checkpoint.policy` has the intervals.
+are in any one unit unless the name says which. `podrun.checkpoint.policy` has the intervals,
+and the formulas that the product uses.
 """
 
 from __future__ import annotations
@@ -28,27 +29,6 @@ def job_mttf_hours(units: float, per_1000_unit_days: float) -> float:
 def fit_of(failures: float, unit_hours: float) -> float:
     """Failures in 1e9 hours of one unit."""
     return failures / unit_hours * 1e9
-
-
-def periodic_efficiency(
-    period: float, cost: float, mttf: float, restore: float = 0.0, down: float = 0.0
-) -> float:
-    """Exact share of useful time with a checkpoint in each period, which includes the write; failures are exponential
-    and strike restores and writes too."""
-    return (period - cost) / ((mttf + down) * math.exp(restore / mttf) * math.expm1(period / mttf))
-
-
-def optimal_period(cost: float, mttf: float) -> float:
-    """The period, including the write, with the best `periodic_efficiency`: where 1 - exp(-x) = x - C/M for x = T/M.
-    Restores and pauses do not move it."""
-    low, high = 0.0, 60.0 + cost / mttf
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle - cost / mttf + math.expm1(-middle) < 0:
-            low = middle
-        else:
-            high = middle
-    return low * mttf
 
 
 def expected_rollback(interval: float, mttf: float) -> float:
