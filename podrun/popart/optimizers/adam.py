@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from podrun.popart.enums import AdamMode, DataType, WeightDecayMode
-from podrun.popart.optimizers.base import ClipNormSettings, Optimizer, OptimizerValueMap, state_type
+from podrun.popart.optimizers.base import ClipNormSettings, Optimizer, accessor_of, state_type
 from podrun.runtime.optimizers.adam import AdamForm, AdamRule
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
 from podrun.runtime.optimizers.rules import Rule
@@ -27,6 +27,13 @@ class Adam(Optimizer):
     NOT_NEGATIVE = ("learningRate", "weightDecay", "beta1", "beta2", "maxWeightNorm")
     POSITIVE = ("eps",)
     ALIASES = {"maxWeightNorm": "maxWeightNorm"}  # noqa: RUF012
+
+    learningRates = accessor_of("learningRate")
+    weightDecays = accessor_of("weightDecay")
+    beta1s = accessor_of("beta1")
+    beta2s = accessor_of("beta2")  # PopART's own gives those of beta1.
+    epss = accessor_of("eps")
+    maxWeightNorms = accessor_of("maxWeightNorm")
 
     def __init__(
         self,
@@ -65,27 +72,3 @@ class Adam(Optimizer):
             first_type=state_type(self.accl1_type),
             second_type=state_type(self.accl2_type),
         )
-
-    def learningRates(self) -> OptimizerValueMap:
-        """The learning rates of all weights."""
-        return self._maps["learningRate"]
-
-    def weightDecays(self) -> OptimizerValueMap:
-        """The weight decays of all weights."""
-        return self._maps["weightDecay"]
-
-    def beta1s(self) -> OptimizerValueMap:
-        """Decay rates of the first moment."""
-        return self._maps["beta1"]
-
-    def beta2s(self) -> OptimizerValueMap:
-        """Decay rates of the second moment (PopART's own accessor gives those of the first)."""
-        return self._maps["beta2"]
-
-    def epss(self) -> OptimizerValueMap:
-        """The ``eps`` (stability term) of all weights."""
-        return self._maps["eps"]
-
-    def maxWeightNorms(self) -> OptimizerValueMap:
-        """Bounds on the norm of weights in LAMB."""
-        return self._maps["maxWeightNorm"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from podrun.popart.enums import AdaptiveMode, DataType, WeightDecayMode
 from podrun.popart.exceptions import popart_exception
-from podrun.popart.optimizers.base import Optimizer, OptimizerValueMap, state_type
+from podrun.popart.optimizers.base import Optimizer, accessor_of, state_type
 from podrun.runtime.optimizers.adaptive import AdaptiveForm, AdaptiveKind, AdaptiveRule
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
 from podrun.runtime.optimizers.rules import Rule
@@ -33,6 +33,12 @@ class Adaptive(Optimizer):
     }
     NOT_NEGATIVE = ("learningRate", "weightDecay", "alpha", "momentum")
     POSITIVE = ("eps",)
+
+    learningRates = accessor_of("learningRate")
+    weightDecays = accessor_of("weightDecay")
+    alphas = accessor_of("alpha")
+    momentums = accessor_of("momentum")
+    epss = accessor_of("eps")
 
     def __init__(
         self,
@@ -73,23 +79,3 @@ class Adaptive(Optimizer):
             third_type=state_type(self.accl3_type),
         )
         return AdaptiveRule(self, context, form)
-
-    def learningRates(self) -> OptimizerValueMap:
-        """The learning rates of all weights."""
-        return self._maps["learningRate"]
-
-    def weightDecays(self) -> OptimizerValueMap:
-        """The weight decays of all weights."""
-        return self._maps["weightDecay"]
-
-    def alphas(self) -> OptimizerValueMap:
-        """The smoothing constants of all weights."""
-        return self._maps["alpha"]
-
-    def momentums(self) -> OptimizerValueMap:
-        """The momenta of all weights."""
-        return self._maps["momentum"]
-
-    def epss(self) -> OptimizerValueMap:
-        """The ``eps`` (stability term) of all weights."""
-        return self._maps["eps"]

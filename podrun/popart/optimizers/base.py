@@ -6,7 +6,7 @@ A hyper-parameter is a value with a flag whether it is fixed for the session's l
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -85,6 +85,16 @@ class OptimizerValueMap:
     def hasSpecific(self, weight: str | None = None) -> bool:
         """True iff ``weight`` (any weight) has a value of its own."""
         return bool(self.specific) if weight is None else weight in self.specific
+
+
+def accessor_of(name: str) -> Callable[[Optimizer], OptimizerValueMap]:
+    """PopART's method that gives the values of a hyper-parameter for all weights."""
+
+    def values(self: Optimizer) -> OptimizerValueMap:
+        return self._maps[name]
+
+    values.__doc__ = f"The values of ``{name}`` for all weights."
+    return values
 
 
 def parse_value(owner: str, key: str, value: object) -> OptimizerValue:

@@ -7,7 +7,7 @@ from typing import Any
 
 from podrun.popart.enums import DataType, SGDAccumulatorAndMomentum
 from podrun.popart.exceptions import popart_exception
-from podrun.popart.optimizers.base import ClipNormSettings, Optimizer, OptimizerValueMap, state_type
+from podrun.popart.optimizers.base import ClipNormSettings, Optimizer, accessor_of, state_type
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
 from podrun.runtime.optimizers.rules import Rule
 from podrun.runtime.optimizers.sgd import SgdForm, SgdRule
@@ -28,6 +28,13 @@ class SGD(Optimizer):
     NOT_NEGATIVE = ("learningRate", "weightDecay", "momentum", "dampening")
     POSITIVE = ("velocityScaling",)
     GLOBAL = ("nesterov",)
+
+    learningRates = accessor_of("learningRate")
+    weightDecays = accessor_of("weightDecay")
+    momentums = accessor_of("momentum")
+    dampenings = accessor_of("dampening")
+    velocityScalings = accessor_of("velocityScaling")
+    nesterov = accessor_of("nesterov")
 
     def __init__(
         self,
@@ -59,30 +66,6 @@ class SGD(Optimizer):
         combined = self.accumulatorAndMomentum is SGDAccumulatorAndMomentum.Combined
         gradients, velocity = state_type(self.accumType), state_type(self.accl1Type)
         return SgdForm(combined, gradient_type=gradients, state_type=velocity)
-
-    def learningRates(self) -> OptimizerValueMap:
-        """The learning rates of all weights."""
-        return self._maps["learningRate"]
-
-    def weightDecays(self) -> OptimizerValueMap:
-        """The weight decays of all weights."""
-        return self._maps["weightDecay"]
-
-    def momentums(self) -> OptimizerValueMap:
-        """The momenta of all weights."""
-        return self._maps["momentum"]
-
-    def dampenings(self) -> OptimizerValueMap:
-        """The dampenings of all weights."""
-        return self._maps["dampening"]
-
-    def velocityScalings(self) -> OptimizerValueMap:
-        """The velocity scalings of all weights."""
-        return self._maps["velocityScaling"]
-
-    def nesterov(self) -> OptimizerValueMap:
-        """Whether nesterov momentum is on (not 0)."""
-        return self._maps["nesterov"]
 
 
 class ConstSGD(SGD):

@@ -76,14 +76,29 @@ class TorchOptimizer:
     attributes.
     """
 
-    _child_vars: Sequence[str] = ()
+    _child_vars: Sequence[str] = ("loss_scaling",)
     """Attributes of the whole optimizer."""
     _group_vars: Sequence[str] = ()
     """Attributes that parameter groups may have of their own."""
+    _type_names: Sequence[str] = (
+        "accum_type",
+        "first_order_momentum_accum_type",
+        "second_order_momentum_accum_type",
+    )
+    """Attributes with the types of states and sums."""
     variable_attrs: VariableAttributes
     param_groups: list[dict[str, Any]]  # Torch's.
 
-    def _set_up(self, arguments: Mapping[str, Any]) -> None:
+    def _set_up(
+        self, arguments: Mapping[str, Any], loss_scaling: float | None, types: Sequence[torch.dtype | None]
+    ) -> None:
+        """Set the attributes that torch's optimizer does not have. ``arguments``: those that the program gave;
+        ``types``: of `_type_names`, float32 where the program gave none.
+        """
+        arguments = {**arguments, "loss_scaling": loss_scaling}
+        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
+        for name, dtype in zip(self._type_names, types, strict=True):
+            setattr(self, name, dtype or torch.float32)
         names = [*self._child_vars, *self._group_vars]
         self.variable_attrs = VariableAttributes([n for n in names if arguments.get(n) is not None], names)
         self.ipu_state: dict[str, torch.Tensor] | None = None
@@ -158,8 +173,8 @@ def _given(**values: object) -> dict[str, Any]:
 class TorchSGD(TorchOptimizer, torch.optim.SGD):
     """torch.optim.SGD with loss scaling, velocity scaling and one or two states a weight."""
 
-    _child_vars = ("loss_scaling",)
     _group_vars = ("lr", "momentum", "weight_decay", "dampening", "velocity_scaling", "nesterov")
+    _type_names = ("accum_type", "velocity_accum_type")
 
     def __init__(
         self,
@@ -181,35 +196,18 @@ class TorchSGD(TorchOptimizer, torch.optim.SGD):
     ) -> None:
         arguments = _given(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
         torch.optim.SGD.__init__(self, _checked(params), **arguments, nesterov=bool(nesterov))
-        self._set_up({**arguments, "loss_scaling": loss_scaling, "velocity_scaling": velocity_scaling})
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
+        own = {**arguments, "velocity_scaling": velocity_scaling}
+        self._set_up(own, loss_scaling, (accum_type, velocity_accum_type))
         self.use_combined_accum = bool(use_combined_accum)
         if velocity_scaling is not None and not self.use_combined_accum:
             warnings.warn(
                 "velocity_scaling has no effect without use_combined_accum=True: it is the loss scaling",
                 stacklevel=3,
             )
-        self.accum_type = accum_type or torch.float32
-        self.velocity_accum_type = velocity_accum_type or torch.float32
         self.max_grad_norm = UNLIMITED_NORM if max_grad_norm is None else max_grad_norm
         self.defaults["velocity_scaling"] = 1.0 if velocity_scaling is None else velocity_scaling
         for group in self.param_groups:
             group.setdefault("velocity_scaling", self.defaults["velocity_scaling"])
-
-
-class _AdamBase(TorchOptimizer):
-    _child_vars = ("loss_scaling",)
-    _group_vars = ("lr", "betas", "weight_decay", "eps")
-
-    def _set_up_adam(self, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        self._set_up({**arguments, "loss_scaling": options.get("loss_scaling")})
-        self.loss_scaling = 1.0 if options.get("loss_scaling") is None else options["loss_scaling"]
-        for name in ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type"):
-            setattr(self, name, options.get(name) or torch.float32)
-        norm = options.get("max_grad_norm")
-        self.max_grad_norm = UNLIMITED_NORM if norm is None else norm
-        correction = options.get("bias_correction")
-        self.bias_correction = True if correction is None else correction
 
 
 def _refuse_amsgrad(amsgrad: bool | None) -> None:
@@ -219,8 +217,10 @@ def _refuse_amsgrad(amsgrad: bool | None) -> None:
 
 @shown_as("Adam")
 @checks_methods()
-class TorchAdam(_AdamBase, torch.optim.Adam):
+class TorchAdam(TorchOptimizer, torch.optim.Adam):
     """torch.optim.Adam, whose weight decay is added to the gradient. ValueError for amsgrad."""
+
+    _group_vars = ("lr", "betas", "weight_decay", "eps")
 
     def __init__(
         self,
@@ -244,19 +244,17 @@ class TorchAdam(_AdamBase, torch.optim.Adam):
         _refuse_amsgrad(amsgrad)
         arguments = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         torch.optim.Adam.__init__(self, _checked(params), **arguments)
-        options = {
-            "loss_scaling": loss_scaling,
-            "accum_type": accum_type,
-            "first_order_momentum_accum_type": first_order_momentum_accum_type,
-            "second_order_momentum_accum_type": second_order_momentum_accum_type,
-            "max_grad_norm": max_grad_norm,
-        }
-        self._set_up_adam(arguments, options)
+        types = (accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type)
+        self._set_up(arguments, loss_scaling, types)
+        self.max_grad_norm = UNLIMITED_NORM if max_grad_norm is None else max_grad_norm
+        self.bias_correction = True
 
 
 @checks_methods()
-class AdamW(_AdamBase, torch.optim.AdamW):
+class AdamW(TorchOptimizer, torch.optim.AdamW):
     """torch.optim.AdamW, whose weight decay shrinks the weight. ValueError for amsgrad."""
+
+    _group_vars = ("lr", "betas", "weight_decay", "eps")
 
     def __init__(
         self,
@@ -281,22 +279,16 @@ class AdamW(_AdamBase, torch.optim.AdamW):
         _refuse_amsgrad(amsgrad)
         arguments = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         torch.optim.AdamW.__init__(self, _checked(params), **arguments)
-        options = {
-            "loss_scaling": loss_scaling,
-            "bias_correction": bias_correction,
-            "accum_type": accum_type,
-            "first_order_momentum_accum_type": first_order_momentum_accum_type,
-            "second_order_momentum_accum_type": second_order_momentum_accum_type,
-            "max_grad_norm": max_grad_norm,
-        }
-        self._set_up_adam(arguments, options)
+        types = (accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type)
+        self._set_up(arguments, loss_scaling, types)
+        self.max_grad_norm = UNLIMITED_NORM if max_grad_norm is None else max_grad_norm
+        self.bias_correction = True if bias_correction is None else bias_correction
 
 
 @checks_methods()
 class RMSprop(TorchOptimizer, torch.optim.RMSprop):
     """torch.optim.RMSprop; ``use_tf_variant`` adds eps inside the root."""
 
-    _child_vars = ("loss_scaling",)
     _group_vars = ("lr", "momentum", "weight_decay", "alpha", "eps", "centered")
 
     def __init__(
@@ -321,11 +313,8 @@ class RMSprop(TorchOptimizer, torch.optim.RMSprop):
             lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
         )
         torch.optim.RMSprop.__init__(self, _checked(params), **arguments)
-        self._set_up({**arguments, "loss_scaling": loss_scaling})
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
-        self.accum_type = accum_type or torch.float32
-        self.first_order_momentum_accum_type = first_order_momentum_accum_type or torch.float32
-        self.second_order_momentum_accum_type = second_order_momentum_accum_type or torch.float32
+        types = (accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type)
+        self._set_up(arguments, loss_scaling, types)
         self.use_tf_variant = bool(use_tf_variant)
 
 
@@ -333,7 +322,6 @@ class RMSprop(TorchOptimizer, torch.optim.RMSprop):
 class LAMB(TorchOptimizer, torch.optim.Optimizer):
     """LAMB: Adam whose step is scaled by the norms of weight and step (You et al., 2020)."""
 
-    _child_vars = ("loss_scaling",)
     _group_vars = ("lr", "betas", "weight_decay", "eps", "max_weight_norm")
 
     def __init__(
@@ -357,12 +345,9 @@ class LAMB(TorchOptimizer, torch.optim.Optimizer):
         torch.optim.Optimizer.__init__(
             self, _checked(params), {**defaults, "max_weight_norm": LARGEST_WEIGHT_NORM, **arguments}
         )
-        self._set_up({**arguments, "loss_scaling": loss_scaling})
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
+        types = (accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type)
+        self._set_up(arguments, loss_scaling, types)
         self.bias_correction = True if bias_correction is None else bias_correction
-        self.accum_type = accum_type or torch.float32
-        self.first_order_momentum_accum_type = first_order_momentum_accum_type or torch.float32
-        self.second_order_momentum_accum_type = second_order_momentum_accum_type or torch.float32
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -61,8 +61,6 @@ class TrainingOptions(OptionGroup):
         self, mean_reduction_strategy: MeanReductionStrategy
     ) -> TrainingOptions:
         """Set when a mean is divided: after each micro-batch or at the end."""
-        if not isinstance(mean_reduction_strategy, MeanReductionStrategy):
-            raise ArgumentError("a poptorch.MeanReductionStrategy is expected")
         self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
         self.__dict__["_mean_strategy_chosen"] = True
         return self
@@ -188,15 +186,11 @@ class PopartOptions(OptionGroup):
     def set(self, key: str, value: object) -> PopartOptions:  # type: ignore[override]
         """Set one option."""
         self.checkIsFrozen(key)
-        if not isinstance(key, str):
-            raise ArgumentError(f"a PopART option has a name, not {key!r}")
         self.options[key] = value
         return self
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> PopartOptions:
         """Set options of Poplar's engine. AssertionError unless they are a dictionary."""
-        if not isinstance(engine_options, dict):
-            raise ArgumentError("setEngineOptions takes a dictionary")
         return self.set("engineOptions", engine_options)
 
     def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> PopartOptions:
@@ -204,8 +198,6 @@ class PopartOptions(OptionGroup):
         self.checkIsFrozen("patterns")
         if not isinstance(level, int):
             raise ArgumentError("the level of patterns is a number")
-        if not isinstance(patterns, dict):
-            raise ArgumentError(f"patterns are True or False by name, not {patterns!r}")
         self.patterns.update(patterns)
         self.__dict__["patterns_level"] = level
         return self

@@ -156,8 +156,6 @@ class Options(OptionGroup):
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Options:
         """Set which results a call returns. AssertionError for EveryN without a period above 0."""
-        if not isinstance(output_mode, OutputMode):
-            raise ArgumentError("outputMode takes a poptorch.OutputMode")
         period = 1
         if output_mode == OutputMode.EveryN:
             period = output_return_period or 0
@@ -187,8 +185,6 @@ class Options(OptionGroup):
     def updatableNamedBuffers(self, buffers: list[str]) -> Options:
         """Name the buffers that `PoplarExecutor.copyNamedBuffersToDevice` writes."""
         self.checkIsFrozen("updatable_named_buffers")
-        if not isinstance(buffers, (list, tuple)):
-            raise ArgumentError("updatableNamedBuffers takes a list of names")
         self.updatable_named_buffers = list(buffers)
         return self
 
@@ -197,8 +193,6 @@ class Options(OptionGroup):
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Options:
         """Set how the model is divided over IPUs. AssertionError for anything but an execution strategy."""
         self.checkIsFrozen("execution_strategy")
-        if not isinstance(strategy, ExecutionStrategy):
-            raise ArgumentError("setExecutionStrategy takes an execution strategy")
         self._execution_strategy = strategy
         return self
 
@@ -209,15 +203,11 @@ class Options(OptionGroup):
 
     def connectionType(self, connection_type: ConnectionType) -> Options:
         """Set when the model takes its IPUs: before it is compiled, afterwards, or never."""
-        if not isinstance(connection_type, ConnectionType):
-            raise ArgumentError("connectionType takes a poptorch.ConnectionType")
         self.set(connection_type=connection_type)
         return self
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Options:
         """Set which IPUs wait for each other."""
-        if not isinstance(sync_pattern, SyncPattern):
-            raise ArgumentError("syncPattern takes a poptorch.SyncPattern")
         self.set(sync_pattern=sync_pattern)
         return self
 
@@ -274,16 +264,12 @@ class Options(OptionGroup):
 
     def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Options:
         """Keep compiled programs in a folder; None: nowhere. Default: that of POPTORCH_CACHE_DIR, if it is set."""
-        if path is not None and not isinstance(path, (str, os.PathLike)):
-            raise ArgumentError("enableExecutableCaching takes a path or None")
         self._Popart.set("enableEngineCaching", path is not None)
         self._Popart.set("cachePath", "" if path is None else str(path))
         return self._set_extra("cache_path", path)
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Options:
         """Write a report of time and memory to ``profile_dir`` (default: here), in a folder with the model's name."""
-        if profile_dir is not None and not isinstance(profile_dir, (str, os.PathLike)):
-            raise ArgumentError("enableProfiling takes a folder")
         if environment().get(POPLAR_ENGINE_OPTIONS):
             logger.warning("POPLAR_ENGINE_OPTIONS is set: it takes precedence over enableProfiling")
         folder = str(profile_dir or os.getcwd())
@@ -319,8 +305,6 @@ class Options(OptionGroup):
 
     def modelName(self, name: str) -> Options:
         """Set the model's name in profiles."""
-        if not isinstance(name, str):
-            raise ArgumentError("modelName takes a name")
         return self._set_extra("model_name", name)
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:

@@ -206,8 +206,6 @@ class SerialPhasedExecution(_PhasedExecution):
 
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
         """Set when tensors leave the tiles."""
-        if not isinstance(liveness, Liveness):
-            raise ArgumentError("setTensorsLiveness takes a poptorch.Liveness")
         self._liveness = liveness
         return self
 

@@ -78,8 +78,6 @@ class TensorLocationOptions(OptionGroup):
     }
 
     def _locate(self, name: str, location: TensorLocationSettings) -> TensorLocationOptions:
-        if not isinstance(location, TensorLocationSettings):
-            raise ArgumentError("a TensorLocationSettings is expected")
         self.set(**{name: location.toDict()})
         return self
 
