@@ -28,6 +28,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from podrun.core.errors import PodrunError, UnsupportedError
+from podrun.core.stop_signals import StopRequest
 from podrun.core.terminal import error_lines, show_error
 
 JSON_SCHEMA_VERSION = 1
@@ -214,7 +215,7 @@ def run_while_read(body: Callable[[], object]) -> None:
     except (OSError, ValueError):  # Not a file of the system.
         body()
         return
-    gone, interrupted = threading.Event(), threading.Event()
+    gone, interrupted = threading.Event(), StopRequest()
     over, end = os.pipe()
 
     def wait() -> None:

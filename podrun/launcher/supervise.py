@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Protocol, TypeVar
 
 from podrun.core.errors import PodrunError
+from podrun.core.stop_signals import stop_signals_handled
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log
 from podrun.launcher.process import Command, Ended, InstanceEvent, Printed
@@ -198,7 +199,6 @@ class Supervisor:
 
 T = TypeVar("T")
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_SECONDS = 0.05
 """Interval at which the main thread checks for a signal while another thread works."""
 PATIENCE_SECONDS = 1.0
@@ -233,13 +233,8 @@ class Stopping:
     @contextlib.contextmanager
     def heard(self) -> Iterator[Stopping]:
         """Handle the signals. Signals that the caller ignores (nohup, a background job of a script) stay ignored."""
-        heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._handle) for number in heard}
-        try:
+        with stop_signals_handled(self._handle):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def clearing(self) -> None:
         """Begin clean-up: signals do not interrupt it unless it takes longer than `CLEARING_SECONDS`."""

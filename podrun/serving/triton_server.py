@@ -25,6 +25,7 @@ from types import FrameType
 
 import podrun
 from podrun.core.errors import MissingPackageError, PodrunError, UsageError
+from podrun.core.stop_signals import stop_signals_handled
 from podrun.serving.hang_watch import PATIENCE_SECONDS, HangWatch, server_lives
 from podrun.serving.instance_watch import InstanceWatch
 from podrun.serving.repository import check_repository, write_missing_config
@@ -222,12 +223,10 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
         told.append(number)
         process.send_signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        code = process.wait()
+        with stop_signals_handled(stop):
+            code = process.wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if process.poll() is None:
             process.kill()
             process.wait(_END_SECONDS)

@@ -377,7 +377,7 @@ def test_the_server_lists_pods_and_refuses_unknown_ones(capsys: pytest.CaptureFi
 
 
 def test_a_server_under_nohup_goes_on_when_the_terminal_closes() -> None:
-    from podrun.partition.commands.serve import stop_on_signals
+    from podrun.core.stop_signals import stop_on_signals
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from podrun.core.access import is_loopback, tls_asked_for
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError, present
 from podrun.core.identity import user_name
+from podrun.core.stop_signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
     from podrun.core.cluster import Cluster
@@ -84,7 +84,7 @@ class ServerEnd:
     has ended, which this process cannot use any more.
     """
 
-    def __init__(self, stop: threading.Event, *, leave: bool) -> None:
+    def __init__(self, stop: StopRequest, *, leave: bool) -> None:
         self.stop, self.leave, self.again = stop, leave, False
 
     def superseded(self) -> None:
@@ -103,7 +103,7 @@ def _run(
     service: Service,
     pool: Any,
     published: PublishedServer,
-    stop: threading.Event,
+    stop: StopRequest,
     options: dict[str, Any],
 ) -> int:
     """Listen until ``stop``; returns the port."""
@@ -258,21 +258,3 @@ def tell_users(desk: FrontDesk, host: str, port: int) -> None:
 
     accounts.create(Account("admin", Role.ADMIN, may_inject=True), write)
     click.echo(f"secure: the first user is admin: vipu-admin --config {path} create user NAME")
-
-
-def stop_on_signals() -> threading.Event:
-    """An event that Ctrl-C, SIGTERM or SIGHUP sets; a second signal ends the process at once (the guardian cleans up).
-
-    Signals that the caller ignores (nohup, a script's background) stay ignored.
-    """
-    stop = threading.Event()
-
-    def handle(number: int, frame: object) -> None:
-        if stop.is_set():
-            os._exit(128 + number)
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handle)
-    return stop

@@ -30,6 +30,7 @@ from pathlib import Path
 from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import PODRUN_RUNTIME_DIR, environment
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError, present
+from podrun.core.stop_signals import StopRequest
 from podrun.partition.host.discovery import POD, Publication, Registry, ServiceEntry, own_process_id
 
 log = logging.getLogger("podrun.partition")
@@ -172,7 +173,7 @@ def main() -> int:
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    stop = threading.Event()
+    stop = StopRequest()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     entry = ServiceEntry(POD, "", 0, own_process_id(), options.cluster, pod=options.pod, protocol=PROTOCOL)
     published = Registry().publish(entry)

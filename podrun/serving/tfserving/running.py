@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from podrun.core.errors import PodrunError
+from podrun.core.stop_signals import stop_on_signals
 from podrun.serving.tfserving.answers import load_version
 from podrun.serving.tfserving.grpc_front import grpc_server
 from podrun.serving.tfserving.rest_front import RestServer
@@ -85,17 +84,8 @@ def running_front(repository: Path, settings: FrontSettings) -> Iterator[Running
 def serve_tensorflow(repository: Path, settings: FrontSettings) -> int:
     """Serve until this process is told to stop; returns the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="podrun serve: %(message)s")
-    stop = threading.Event()
-
-    def told(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with running_front(repository, settings) as front:
-            log.info("gRPC on %s:%d, REST on port %d", settings.address, front.grpc_port, front.http_port)
-            stop.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    stop = stop_on_signals()
+    with running_front(repository, settings) as front:
+        log.info("gRPC on %s:%d, REST on port %d", settings.address, front.grpc_port, front.http_port)
+        stop.wait()
     return 0
