@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from onnx import GraphProto, NodeProto, helper
 
@@ -76,38 +78,30 @@ def _merge(graph: GraphEditor, first: NodeProto, second: NodeProto, *, swapped: 
     return True
 
 
+def _merge_where(graph: GraphEditor, fits: Callable[[NodeProto, NodeProto], bool], *, swapped: bool) -> None:
+    """Merge two Ifs that fit, the first before the second, until no two do."""
+    while True:
+        ifs = graph.onnx_nodes("If")
+        pairs = ((first, second) for index, second in enumerate(ifs) for first in ifs[:index])
+        if not any(fits(*pair) and _merge(graph, *pair, swapped=swapped) for pair in pairs):
+            return
+
+
 @rewrite("merge_if_with_same_cond")
 def _same_condition(graph: GraphEditor) -> None:
     """Ifs of one condition become one, unless one needs the result of the other."""
-    merging = True
-    while merging:
-        merging = False
-        conditions = graph.onnx_nodes("If")
-        for index, second in enumerate(conditions):
-            same = [first for first in conditions[:index] if first.input[0] == second.input[0]]
-            if any(_merge(graph, first, second, swapped=False) for first in same[:1]):
-                merging = True
-                break
+    _merge_where(graph, lambda first, second: first.input[0] == second.input[0], swapped=False)
 
 
 @rewrite("merge_variant_if")
 def _opposite_condition(graph: GraphEditor) -> None:
     """An If of a condition and one of its opposite become one."""
-    merging = True
-    while merging:
-        merging = False
-        conditions = graph.onnx_nodes("If")
-        for index, second in enumerate(conditions):
-            for first in conditions[:index]:
-                opposite = any(
-                    (maker := graph.made_by(a.input[0], "Not")) is not None and maker.input[0] == b.input[0]
-                    for a, b in ((first, second), (second, first))
-                )
-                if opposite and _merge(graph, first, second, swapped=True):
-                    merging = True
-                    break
-            if merging:
-                break
+
+    def negates(one: NodeProto, other: NodeProto) -> bool:
+        maker = graph.made_by(one.input[0], "Not")
+        return maker is not None and maker.input[0] == other.input[0]
+
+    _merge_where(graph, lambda a, b: negates(a, b) or negates(b, a), swapped=True)
 
 
 @rewrite("expand_if")

@@ -254,6 +254,19 @@ class GraphEditor:
         self.nodes[at:at] = new
         self.touch()
 
+    def lead_input(self, node: NodeProto, index: int, operator: str, **attributes: Any) -> None:
+        """Let an input of a node go through a new operator first."""
+        new = self.node(operator, [node.input[index]], **attributes)
+        self.insert_before(node, [new])
+        node.input[index] = new.output[0]
+
+    def lead_result(self, node: NodeProto, operator: str, **attributes: Any) -> None:
+        """Let the result of a node go through a new operator, which gives it its name."""
+        inner = self.owner.new_name(f"{node.output[0]}_before_{operator.lower()}")
+        new = self.node(operator, [inner], node.output[0], **attributes)
+        node.output[0] = inner
+        self.insert_after(node, [new])
+
     def remove(self, gone: Iterable[NodeProto]) -> None:
         """Take nodes out of the graph."""
         ids = {id(node) for node in gone}

@@ -247,10 +247,5 @@ def _half_product(graph: GraphEditor, node: NodeProto, floats: set[str]) -> None
         if value is not None:
             node.input[index] = graph.add_constant(as_half(value, name, "float_to_mixed"), f"{name}_fp16")
         else:
-            cast = graph.node("Cast", [name], to=_HALF)
-            graph.insert_before(node, [cast])
-            node.input[index] = cast.output[0]
-    inner = graph.owner.new_name(f"{node.output[0]}_half")
-    cast = graph.node("Cast", [inner], node.output[0], to=_FLOAT)
-    node.output[0] = inner
-    graph.insert_after(node, [cast])
+            graph.lead_input(node, index, "Cast", to=_HALF)
+    graph.lead_result(node, "Cast", to=_FLOAT)

@@ -126,12 +126,8 @@ def _softmax(graph: GraphEditor, node: NodeProto, version: int) -> None:
         return
     order = [a for a in range(rank) if a != axis] + [axis]
     back = [order.index(a) for a in range(rank)]
-    before = graph.node("Transpose", [node.input[0]], perm=order)
-    inner = graph.owner.new_name(f"{node.output[0]}_turned")
-    after = graph.node("Transpose", [inner], node.output[0], perm=back)
-    graph.insert_before(node, [before])
-    node.input[0], node.output[0] = before.output[0], inner
-    graph.insert_after(node, [after])
+    graph.lead_input(node, 0, "Transpose", perm=order)
+    graph.lead_result(node, "Transpose", perm=back)
 
 
 def _pad(graph: GraphEditor, node: NodeProto, version: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from podrun.core.errors import UsageError
 from podrun.onnx_models.annotations import HOST_CONCAT_KEY, TRANSFERS_KEY
@@ -83,27 +83,15 @@ class AutoInsertRemap(Pass):
         for graph in owner.graphs():
             for place, operator in self.modes:
                 for node in [n for n in graph.nodes if n.op_type.lower() == operator]:
-                    if place == "before":
-                        self._before(graph, node)
-                    else:
-                        self._after(graph, node)
+                    if place == "after":
+                        graph.lead_result(node, "TensorRemap", domain=GRAPHCORE_DOMAIN, remap_type=0)
+                        continue
+                    for index, name in enumerate(node.input):
+                        if name and not graph.is_constant(name):
+                            graph.lead_input(
+                                node, index, "TensorRemap", domain=GRAPHCORE_DOMAIN, remap_type=0
+                            )
         return model
-
-    @staticmethod
-    def _before(graph: GraphEditor, node: NodeProto) -> None:
-        for index, name in enumerate(node.input):
-            if name and not graph.is_constant(name):
-                remap = graph.node("TensorRemap", [name], domain=GRAPHCORE_DOMAIN, remap_type=0)
-                graph.insert_before(node, [remap])
-                node.input[index] = remap.output[0]
-        graph.touch()
-
-    @staticmethod
-    def _after(graph: GraphEditor, node: NodeProto) -> None:
-        inner = graph.owner.new_name(f"{node.output[0]}_laid_out")
-        remap = graph.node("TensorRemap", [inner], node.output[0], domain=GRAPHCORE_DOMAIN, remap_type=0)
-        node.output[0] = inner
-        graph.insert_after(node, [remap])
 
 
 _TYPES = {

@@ -97,18 +97,25 @@ class MergeMatmulAdd(Pass):
         self.names = listed_names(merge_matmul_add, "merge_matmul_add")
 
     def run(self, model: ModelProto) -> ModelProto:
-        if not self.names:
-            return model
-        if len(self.names) % 2 or len(self.names) < 4:
-            raise UsageError("merge_matmul_add takes two or more pairs: MatMul,Add,MatMul,Add")
-        for name in self.names:
-            node_by_name(model, name, "merge_matmul_add")
-        owner = ModelEditor(model)
-        by_name = {node.name: node for node in owner.main.nodes}
-        nodes = [by_name[name] for name in self.names]
-        merge_products(owner.main, list(zip(nodes[::2], nodes[1::2], strict=True)), "merge_matmul_add")
-        owner.commit()
+        if self.names:
+            owner = ModelEditor(model)
+            pairs = _named_pairs(owner, self.names, "merge_matmul_add", "pairs: MatMul,Add,MatMul,Add")
+            merge_products(owner.main, list(pairs), "merge_matmul_add")
+            owner.commit()
         return model
+
+
+def _named_pairs(
+    owner: ModelEditor, names: Sequence[str], option: str, what: str
+) -> list[tuple[NodeProto, NodeProto]]:
+    """The nodes of an even number of names, two by two. UsageError for fewer than two pairs, and unknown names."""
+    if len(names) % 2 or len(names) < 4:
+        raise UsageError(f"{option} takes two or more {what}")
+    for name in names:
+        node_by_name(owner.model, name, option)
+    by_name = {node.name: node for node in owner.main.nodes}
+    nodes = [by_name[name] for name in names]
+    return list(zip(nodes[::2], nodes[1::2], strict=True))
 
 
 @register("merge_moe")
@@ -119,18 +126,11 @@ class MergeMoe(Pass):
         self.names = listed_names(merge_moe, "merge_moe")
 
     def run(self, model: ModelProto) -> ModelProto:
-        if not self.names:
-            return model
-        if len(self.names) % 2 or len(self.names) < 4:
-            raise UsageError("merge_moe takes begin and end of two or more experts: begin,end,begin,end")
-        for name in self.names:
-            node_by_name(model, name, "merge_moe")
-        owner = ModelEditor(model)
-        by_name = {node.name: node for node in owner.main.nodes}
-        nodes = [by_name[name] for name in self.names]
-        chains = [_chain(owner.main, a, b) for a, b in zip(nodes[::2], nodes[1::2], strict=True)]
-        _merge_chains(owner.main, chains)
-        owner.commit()
+        if self.names:
+            owner = ModelEditor(model)
+            ends = _named_pairs(owner, self.names, "merge_moe", "experts' begin and end: begin,end,begin,end")
+            _merge_chains(owner.main, [_chain(owner.main, first, last) for first, last in ends])
+            owner.commit()
         return model
 
 

@@ -49,17 +49,10 @@ def _float_ops(graph: GraphEditor) -> None:
     for node in graph.onnx_nodes("ReduceMean", "Pow"):
         if graph.element(node.input[0]) != TensorProto.INT32:
             continue
-        cast = graph.node("Cast", [node.input[0]], to=TensorProto.FLOAT)
-        graph.insert_before(node, [cast])
-        node.input[0] = cast.output[0]
+        graph.lead_input(node, 0, "Cast", to=TensorProto.FLOAT)
         if node.op_type == "Pow" and graph.element(node.input[1]) == TensorProto.INT32:
-            exponent = graph.node("Cast", [node.input[1]], to=TensorProto.FLOAT)
-            graph.insert_before(node, [exponent])
-            node.input[1] = exponent.output[0]
-        inner = graph.owner.new_name(f"{node.output[0]}_float")
-        back = graph.node("Cast", [inner], node.output[0], to=TensorProto.INT32)
-        node.output[0] = inner
-        graph.insert_after(node, [back])
+            graph.lead_input(node, 1, "Cast", to=TensorProto.FLOAT)
+        graph.lead_result(node, "Cast", to=TensorProto.INT32)
 
 
 @rewrite("indices_workaround")
@@ -82,9 +75,7 @@ def _onehot(graph: GraphEditor) -> None:
     """The places of a OneHot are 32-bit integers, and its depth is a scalar."""
     for node in graph.onnx_nodes("OneHot"):
         if graph.element(node.input[0]) in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64):
-            cast = graph.node("Cast", [node.input[0]], to=TensorProto.INT32)
-            graph.insert_before(node, [cast])
-            node.input[0] = cast.output[0]
+            graph.lead_input(node, 0, "Cast", to=TensorProto.INT32)
         depth = graph.constant(node.input[1])
         if depth is not None and (depth.ndim or depth.dtype.kind == "f"):
             node.input[1] = graph.add_constant(np.asarray(int(depth.reshape(-1)[0]), np.int64), "depth")
@@ -99,13 +90,9 @@ def _topk(graph: GraphEditor) -> None:
         kind = graph.element(node.input[0])
         if attribute(node, "largest", 1) or kind not in (TensorProto.FLOAT, TensorProto.FLOAT16):
             continue
-        negated = graph.node("Neg", [node.input[0]])
-        inner = graph.owner.new_name(f"{node.output[0]}_negated")
-        back = graph.node("Neg", [inner], node.output[0])
-        graph.insert_before(node, [negated])
-        node.input[0], node.output[0] = negated.output[0], inner
+        graph.lead_input(node, 0, "Neg")
+        graph.lead_result(node, "Neg")
         set_attribute(node, "largest", 1)
-        graph.insert_after(node, [back])
 
 
 @rewrite("fill_squeeze_axes")
