@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from podrun.core.environment import environment
 from podrun.core.errors import PodrunError, UsageError
@@ -16,9 +15,6 @@ from podrun.launcher.commands.verb_names import UPKEEP_VERBS, VERBS
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.own_streams import error_text, silence
 from podrun.launcher.run_line import run_command_line
-
-if TYPE_CHECKING:
-    pass
 
 COMPLETES = {"_PODRUN_COMPLETE", "_POPRUN_COMPLETE"}
 """Variables through which a shell asks for completions."""

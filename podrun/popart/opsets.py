@@ -164,7 +164,7 @@ class AiOnnx(_OpFamily):
         last = [(p.name, p.default) for p in parameters if p.name == AUTO_PAD]
         signature = self._signature(before, usual, last, "debugContext")
         bound = self._bind(method, signature, args, kwargs)
-        if isinstance(bound.get("is_value_sparse"), str):  # Before opset 11: the name.
+        if isinstance(bound.get("is_value_sparse"), str):  # Before opset 11 the name stands in its place.
             bound["debugContext"] = bound.pop("is_value_sparse")
         inputs = check_inputs(method, bound.pop("args", []))
         if not schema.min_input <= len(inputs) <= schema.max_input:

@@ -87,7 +87,7 @@ class TorchOptimizer:
     )
     """Attributes with the types of states and sums."""
     variable_attrs: VariableAttributes
-    param_groups: list[dict[str, Any]]  # Torch's.
+    param_groups: list[dict[str, Any]]  # Set by torch's optimizers.
 
     def _set_up(
         self, arguments: Mapping[str, Any], loss_scaling: float | None, types: Sequence[torch.dtype | None]

@@ -10,7 +10,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,9 +18,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from podrun.poptorch.capture.graph import Structure, arranged, flatten, unflatten
 from podrun.poptorch.errors import ArgumentError, Error
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
