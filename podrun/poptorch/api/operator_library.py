@@ -23,7 +23,8 @@ SCHEMAS = {
     "nop": "(Tensor x) -> Tensor",
     "recomputation_checkpoint": "(Tensor x) -> Tensor",
     "set_available_memory": "(Tensor x, float proportion) -> Tensor",
-    "print_tensor": "(Tensor x, str settings) -> Tensor",
+    "print_tensor": "(Tensor x, str title, bool gradient, int threshold, int edge_items, int width, int digits, "
+    "int float_format, str separator, str open_bracket, str close_bracket) -> Tensor",
     "serialized_matmul": "(Tensor a, Tensor b, str mode, int factor, bool keep_precision) -> Tensor",
     "dynamic_slice": "(Tensor x, int dim, Tensor start, int size, int step) -> Tensor",
     "dynamic_update": "(Tensor x, Tensor part, int dim, Tensor start, int size) -> Tensor",

@@ -92,19 +92,10 @@ def ipu_print_tensor(
     the tensor itself and has to be used. KeyError for an unknown ``float_format``."""
     if float_format not in FLOAT_FORMATS:
         raise KeyError(float_format)
-    settings = {
-        "title": title,
-        "print_gradient": print_gradient,
-        "summarise_threshold": summarise_threshold,
-        "edge_items": edge_items,
-        "max_line_width": max_line_width,
-        "digits": digits,
-        "float_format": float_format,
-        "separator": separator,
-        "open_bracket": open_bracket,
-        "close_bracket": close_bracket,
-    }
-    return _marked(tensor, "print_tensor", json.dumps(settings))
+    numbers = (int(summarise_threshold), int(edge_items), int(max_line_width), int(digits))
+    kind = FLOAT_FORMATS.index(float_format)
+    marks = (separator, open_bracket, close_bracket)
+    return _marked(tensor, "print_tensor", title, bool(print_gradient), *numbers, kind, *marks)
 
 
 @checks_arguments

@@ -6,7 +6,6 @@ trained and which tensors replace buffers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -251,37 +250,27 @@ def _indices(node: GraphNode) -> tuple[int, ...] | None:
     return (classes, ignored if isinstance(ignored, int) else _IGNORED)
 
 
-_FLOAT_FORMATS = {"auto": 0, "fixed": 1, "scientific": 2, "none": 3}
+_PRINT_ATTRIBUTES = (
+    *("title", "print_gradient", "summariseThreshold", "edgeItems", "maxLineWidth", "digits", "floatFormat"),
+    *("separator", "openBracket", "closeBracket"),
+)
+"""PopART's names of what the operator of `poptorch.ipu_print_tensor` takes behind the tensor."""
 
 
 def _print(node: GraphNode, names: _Names, source: PlacedGraph) -> Node:
     """PopART's PrintTensor, which the session looks for by its name."""
-    value, settings = node.arguments
-    if not isinstance(value, GraphValue) or not isinstance(settings, str):
-        raise InternalError(f"{PRINT} takes a tensor and its settings as text")
-    chosen = json.loads(settings)
-    layout = {
-        "title": chosen["title"],
-        "print_gradient": int(chosen["print_gradient"]),
-        "summariseThreshold": chosen["summarise_threshold"],
-        "edgeItems": chosen["edge_items"],
-        "maxLineWidth": chosen["max_line_width"],
-        "digits": chosen["digits"],
-        "floatFormat": _FLOAT_FORMATS[chosen["float_format"]],
-        "separator": chosen["separator"],
-        "openBracket": chosen["open_bracket"],
-        "closeBracket": chosen["close_bracket"],
-    }
+    value, *settings = node.arguments
+    if not isinstance(value, GraphValue):
+        raise InternalError(f"{PRINT} takes a tensor")
     result = names[node.results[0].number]
-    place = _placed(node.origin.placement, source)
     return Node(
         PRINT_TENSOR,
         "ai.graphcore",
         f"print:{result}",
         (names[value.number],),
         (result,),
-        layout,
-        place=place,
+        dict(zip(_PRINT_ATTRIBUTES, settings, strict=True)),
+        place=_placed(node.origin.placement, source),
     )
 
 

@@ -196,7 +196,7 @@ aten_expressions(
         "PrintTensor": {
             # A session prints the tensors of its main graph (`podrun.poptorch.compile.session_model`); a loop's body
             # prints nothing.
-            "podrun.print_tensor.default": lambda call, x, settings: x,
+            "podrun.print_tensor.default": lambda call, x, *settings: x,
         },
     }
 )
