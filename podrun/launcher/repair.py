@@ -5,30 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from podrun.core.cluster import IPUS_PER_MACHINE
-from podrun.core.errors import ExhaustedError, NotFoundError, UsageError
+from podrun.core.errors import ExhaustedError, NotFoundError, UsageError, present
 from podrun.core.telemetry import MachineReport
 from podrun.launcher.launch_faults import can_strike_on, not_planned, remaining
 from podrun.launcher.machine_work import done_by_all
 from podrun.launcher.own_streams import Log
 from podrun.launcher.partition import LaunchPartition
-from podrun.launcher.recovery import (
-    Damage,
-    GoOnWithFewer,
-    Recovery,
-    RecoveryStep,
-    damage_of,
-    without_partition,
-)
-from podrun.launcher.repair_requests import (
-    ImpossibleRecoveryError,
-    MakeAnewRequest,
-    PowerCycleRequest,
-    RepairRequest,
-    ResetIpusRequest,
-    ResetPartitionRequest,
-    RestartAgentRequest,
-    requests_for,
-)
+from podrun.launcher.recovery import Damage, Recovery, RecoveryStep, damage_of, without_partition
+from podrun.launcher.repair_steps import ImpossibleRecoveryError, carry_out_step, check_created
 from podrun.launcher.spec import LaunchSpec
 from podrun.partition.state.values import AgentState, PartitionState
 
@@ -44,7 +28,7 @@ class Repairs:
     def __init__(self, partition: LaunchPartition, log: Log, replan: Replan | None = None) -> None:
         self._partition = partition
         self._log = log
-        self._replan = replan
+        self._worked_on = _LaunchedPartition(partition, log, replan)
         self._before: Sequence[MachineReport] = ()
         self._reports: Sequence[MachineReport] = ()
 
@@ -55,7 +39,7 @@ class Repairs:
         partition = self._partition
         state = partition.state_at_rest()
         if state is PartitionState.REMOVED:
-            self._check_ours()
+            check_created(self._worked_on)
             self._reports = ()
             return without_partition(Damage(), f"partition {partition.name} is gone"), None
         self._reports = partition.reports.latest(ASKED_AGAIN)
@@ -80,7 +64,7 @@ class Repairs:
         for way in recovery.ways:
             try:
                 for step in way:
-                    self._do(step)
+                    carry_out_step(step, self._worked_on)
             except (ExhaustedError, ImpossibleRecoveryError) as error:
                 self._log.progress(f"not possible: {error.message}")
                 continue
@@ -96,70 +80,13 @@ class Repairs:
             if missing:
                 partition.client.inject_faults(partition.name, missing)
 
-    def _do(self, step: RecoveryStep) -> None:
-        requests = requests_for(step, _SessionFacts(self._partition, self._replan is not None))
-        if isinstance(step, GoOnWithFewer):
-            self._go_on_with_fewer(step.at_least, requests)
-            return
-        for request in requests:
-            self._ask(request)
 
-    def _ask(self, request: RepairRequest) -> None:
-        partition, client, name = self._partition, self._partition.client, self._partition.name
-        match request:
-            case ResetIpusRequest(ipus):
-                self._log.progress(f"reset IPUs {', '.join(map(str, ipus))}")
-                client.reset_ipus(name, ipus)
-            case RestartAgentRequest(agent, generation):
-                self._log.progress(f"replace the machine of {agent}")
-                client.restart_agent(agent, generation)
-            case PowerCycleRequest(agent, generation):
-                self._log.progress(f"power-cycle {agent}")
-                client.power_cycle_agent(agent, generation)
-            case ResetPartitionRequest(generation):
-                self._log.progress(f"reset partition {name}")
-                try:
-                    client.reset_partition(name, generation)
-                except NotFoundError:  # An earlier way of this recovery has removed the partition.
-                    partition.make_anew()
-            case MakeAnewRequest():
-                partition.make_anew()
-                self._log.progress(f"partition {name} was created anew on other machines")
+class _LaunchedPartition:
+    """The partition of a launch as `carry_out_step` works on it."""
 
-    def _check_ours(self) -> None:
-        """Refuse to remove a partition that podrun did not create."""
-        if not self._partition.created:
-            raise ImpossibleRecoveryError(
-                f"partition {self._partition.name} was there before, so that podrun keeps it"
-            )
-
-    def _go_on_with_fewer(self, least: int, requests: Sequence[RepairRequest]) -> None:
-        partition, now = self._partition, self._partition.current.spec.layout.replicas
-        for request in requests:
-            replicas = request.replicas if isinstance(request, MakeAnewRequest) else None
-            if replicas is None or self._replan is None:
-                continue
-            try:
-                spec = self._replan(replicas)
-            except UsageError as error:
-                raise ImpossibleRecoveryError(f"{replicas} replicas: {error.message}") from error
-            planned = partition.faults.planned
-            faults = [fault for fault in planned if can_strike_on(fault, spec.layout.ipus)]
-            try:
-                partition.make_anew(spec, faults)
-            except ExhaustedError as error:
-                self._log.progress(f"not possible with {replicas} replicas: {error.message}")
-                continue
-            self._log.progress(f"{replicas} replicas instead of {now}")
-            return
-        raise ImpossibleRecoveryError(f"no machines for {least} replicas or more are left")
-
-
-class _SessionFacts:
-    """A launch's partition as `requests_for` asks for it: what takes a call is called for when it is asked."""
-
-    def __init__(self, partition: LaunchPartition, replans: bool) -> None:
-        self._partition, self.replans = partition, replans
+    def __init__(self, partition: LaunchPartition, log: Log, replan: Replan | None) -> None:
+        self._partition, self._log, self._replan = partition, log, replan
+        self.replans = replan is not None
 
     @property
     def name(self) -> str:
@@ -177,15 +104,59 @@ class _SessionFacts:
     def replicas(self) -> int:
         return self._partition.current.spec.layout.replicas
 
-    def generation(self) -> int:
+    def _generation(self) -> int:
+        """The generation of the partition: with it a request has its effect once, however often it is made. 0 if an
+        earlier way of the recovery has removed it."""
         try:
-            return self._partition.client.get_partition(self._partition.name).generation
-        except NotFoundError:  # An earlier way of this recovery has removed the partition.
+            return self._partition.client.get_partition(self.name).generation
+        except NotFoundError:
             return 0
 
     def usable_ipus(self) -> int:
         return sum(
             agent.num_ipus
             for agent in self._partition.client.list_agents()
-            if agent.state is not AgentState.LOST and set(agent.partitions) <= {self._partition.name}
+            if agent.state is not AgentState.LOST and set(agent.partitions) <= {self.name}
         )
+
+    def reset_ipus(self, ipus: tuple[int, ...]) -> None:
+        self._log.progress(f"reset IPUs {', '.join(map(str, ipus))}")
+        self._partition.client.reset_ipus(self.name, ipus)
+
+    def replace_machine(self, agent: str) -> None:
+        generation = self._generation()
+        self._log.progress(f"replace the machine of {agent}")
+        self._partition.client.restart_agent(agent, generation)
+
+    def power_cycle(self, agent: str) -> None:
+        generation = self._generation()
+        self._log.progress(f"power-cycle {agent}")
+        self._partition.client.power_cycle_agent(agent, generation)
+
+    def reset(self) -> None:
+        generation = self._generation()
+        self._log.progress(f"reset partition {self.name}")
+        try:
+            self._partition.client.reset_partition(self.name, generation)
+        except NotFoundError:  # An earlier way of this recovery has removed the partition.
+            self._partition.make_anew()
+
+    def make_anew(self) -> None:
+        self._partition.make_anew()
+        self._log.progress(f"partition {self.name} was created anew on other machines")
+
+    def make_anew_for(self, replicas: int) -> bool:
+        replan, now = present(self._replan, "a launch that keeps its replicas does not replan"), self.replicas
+        try:
+            spec = replan(replicas)
+        except UsageError as error:
+            raise ImpossibleRecoveryError(f"{replicas} replicas: {error.message}") from error
+        planned = self._partition.faults.planned
+        faults = [fault for fault in planned if can_strike_on(fault, spec.layout.ipus)]
+        try:
+            self._partition.make_anew(spec, faults)
+        except ExhaustedError as error:
+            self._log.progress(f"not possible with {replicas} replicas: {error.message}")
+            return False
+        self._log.progress(f"{replicas} replicas instead of {now}")
+        return True

@@ -1,8 +1,8 @@
 """One job on a POD that fails, in virtual time: what breaks is answered by podrun's own recovery.
 
 A failure of a unit becomes the damage that machines report for that kind of fault; the launcher's `Coordinator` answers
-it by the restart policy; `requests_for` turns each step into requests, and the partition service's `Allocator` carries
-them out with the POD's own places. Only durations are drawn (`RecoveryTimes`). A fault during a recovery is an attempt
+it by the restart policy; `carry_out_step` does each step, and the partition service's `Allocator` decides with
+the POD's own places. Only durations are drawn (`RecoveryTimes`). A fault during a recovery is an attempt
 that failed too. When no recovery helps, people start the job again after a while.
 """
 
@@ -22,7 +22,7 @@ from podrun.launcher.recovery import (
     Verdict,
     without_partition,
 )
-from podrun.launcher.repair_requests import ImpossibleRecoveryError
+from podrun.launcher.repair_steps import ImpossibleRecoveryError
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.values import PartitionState, Requirements

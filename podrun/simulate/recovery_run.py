@@ -7,24 +7,8 @@ from typing import TYPE_CHECKING
 
 from podrun.core.errors import ExhaustedError
 from podrun.launcher.recording import step_in_words
-from podrun.launcher.recovery import (
-    Damage,
-    GoOnWithFewer,
-    Recovery,
-    RecoveryStep,
-    ReplaceMachine,
-    ResetThePartition,
-)
-from podrun.launcher.repair_requests import (
-    ImpossibleRecoveryError,
-    MakeAnewRequest,
-    PowerCycleRequest,
-    RepairRequest,
-    ResetIpusRequest,
-    ResetPartitionRequest,
-    RestartAgentRequest,
-    requests_for,
-)
+from podrun.launcher.recovery import Damage, Recovery, RecoveryStep, ReplaceMachine, ResetThePartition
+from podrun.launcher.repair_steps import ImpossibleRecoveryError, carry_out_step
 from podrun.partition.state import events as ev
 
 if TYPE_CHECKING:
@@ -42,7 +26,7 @@ class RecoveryRun:
         self._damage = Damage()
         self.created, self.replans = True, True
 
-    # --- facts, as `requests_for` asks for them -------------------------------------------------------------
+    # --- the partition, as `carry_out_step` works on it -----------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -61,15 +45,49 @@ class RecoveryRun:
         whole = setup.replicas or setup.size
         return max(1, whole * self._campaign.size // setup.size)
 
-    def generation(self) -> int:
-        """The generation of the partition."""
-        partition = self._campaign.allocator.partitions.get(self.name)
-        return partition.generation if partition else 0
-
     def usable_ipus(self) -> int:
         """IPUs of machines that are not lost and that no other partition holds."""
         pod = self._campaign.setup.pod
         return pod.ipu_count - 4 * len(self._campaign.allocator.lost)
+
+    def reset_ipus(self, ipus: tuple[int, ...]) -> None:
+        """Take the time of a reset."""
+        self._campaign.plan(self._campaign.setup.times.ipu_reset_s, "step done")
+
+    def replace_machine(self, agent: str) -> None:
+        """Put a fresh machine in the place of an agent's, with a spare that the shop has given."""
+        self._campaign.replaced(agent)
+        self._restart_agent(agent)
+
+    def power_cycle(self, agent: str) -> None:
+        """Power-cycle an agent's machine."""
+        campaign = self._campaign
+        if agent not in campaign.allocator.lost:
+            campaign.decide(ev.PowerCycleAgent(agent))
+        campaign.plan(campaign.setup.times.power_cycle_s, "step done")
+
+    def reset(self) -> None:
+        """Reset the partition, or make it again if an earlier way of this recovery has removed it."""
+        campaign = self._campaign
+        if self.name not in campaign.allocator.partitions:
+            self.make_anew()
+            return
+        campaign.decide(ev.ResetPartition(self.name))
+        campaign.plan(campaign.setup.times.partition_reset_s, "step done")
+
+    def make_anew(self) -> None:
+        """Remove the partition and make it elsewhere. Raises ExhaustedError; the old one is gone by then."""
+        self._make_anew(self._campaign.size)
+
+    def make_anew_for(self, replicas: int) -> bool:
+        """Make it for so many replicas; False if there is no room."""
+        setup = self._campaign.setup
+        try:
+            self._make_anew(setup.size * replicas // (setup.replicas or setup.size))
+        except ExhaustedError:
+            self._campaign.refuse_shape()
+            return False
+        return True
 
     # --- ways -----------------------------------------------------------------------------------------------
 
@@ -108,12 +126,7 @@ class RecoveryRun:
             # Without a spare the lost machine itself is repaired and comes back.
             self._campaign.replaced(step.agent)
             return
-        requests = requests_for(step, self)
-        if isinstance(step, GoOnWithFewer):
-            self._with_fewer(requests)
-            return
-        for request in requests:
-            self._carry_out(request)
+        carry_out_step(step, self)
 
     def machine_came(self) -> None:
         """A machine was repaired: who waits for one goes on."""
@@ -126,26 +139,6 @@ class RecoveryRun:
         if isinstance(step, ReplaceMachine):
             self._restart_agent(step.agent)
 
-    def _carry_out(self, request: RepairRequest) -> None:
-        campaign, times = self._campaign, self._campaign.setup.times
-        match request:
-            case ResetIpusRequest():
-                campaign.plan(times.ipu_reset_s, "step done")
-            case RestartAgentRequest(agent):
-                campaign.replaced(agent)
-                self._restart_agent(agent)
-            case PowerCycleRequest(agent):
-                if agent not in campaign.allocator.lost:
-                    campaign.decide(ev.PowerCycleAgent(agent))
-                campaign.plan(times.power_cycle_s, "step done")
-            case ResetPartitionRequest() if self.name not in campaign.allocator.partitions:
-                self._make_anew(campaign.size)  # An earlier way of this recovery has removed it.
-            case ResetPartitionRequest():
-                campaign.decide(ev.ResetPartition(self.name))
-                campaign.plan(times.partition_reset_s, "step done")
-            case MakeAnewRequest():
-                self._make_anew(campaign.size)
-
     def _restart_agent(self, agent: str) -> None:
         self._campaign.restart_agent(agent)
         # Machines that are replaced together are replaced at the same time.
@@ -153,22 +146,10 @@ class RecoveryRun:
         self._campaign.plan(self._campaign.setup.times.replace_s / max(together, 1), "step done")
 
     def _make_anew(self, size: int) -> None:
-        """Remove the partition and make it elsewhere. Raises ExhaustedError; the old one is gone by then."""
         self._campaign.drop_partition()
         self._campaign.make_partition(size)
         self._campaign.repair_what_is_left()
         self.begin_after_provision()
-
-    def _with_fewer(self, requests: tuple[RepairRequest, ...]) -> None:
-        campaign = self._campaign
-        whole = campaign.setup.replicas or campaign.setup.size
-        for request in requests:
-            if isinstance(request, MakeAnewRequest) and request.replicas:
-                try:
-                    return self._make_anew(campaign.setup.size * request.replicas // whole)
-                except ExhaustedError:
-                    campaign.refuse_shape()
-        raise ImpossibleRecoveryError("no machines for fewer replicas are left")
 
     def begin_after_provision(self) -> None:
         """A new partition is on its way; the job is loaded when it is active."""
