@@ -36,7 +36,7 @@ from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ExhaustedError, PodrunError
 from podrun.core.telemetry import MachineReport
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.machines.local_pool import BasePool
+from podrun.partition.machines.pool import MachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.store import Store
 from podrun.partition.state.values import PartitionState, Requirements
@@ -79,7 +79,7 @@ class NamedMachine:
         return MachineReport("")
 
 
-class NamedPool(BasePool):
+class NamedPool(MachinePool):
     """Machines without processes."""
 
     def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:

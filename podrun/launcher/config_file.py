@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.documents import compose_yaml, read_text
 from podrun.core.errors import ConfigError, ConflictError, NotFoundError, UsageError
-from podrun.launcher.option_kinds import Option, ValueKind
-from podrun.launcher.option_table import BY_NAME, OPTIONS
+from podrun.launcher.option_table import BY_NAME, OPTIONS, Option, ValueKind
 from podrun.launcher.options import nearest_option, option_value
 
 if TYPE_CHECKING:

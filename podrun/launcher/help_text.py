@@ -9,8 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from podrun import __version__
-from podrun.launcher.option_kinds import Option, ValueKind
-from podrun.launcher.option_table import OPTIONS, SECTIONS
+from podrun.launcher.option_table import OPTIONS, SECTIONS, Option, ValueKind
 
 USAGE = "Usage: podrun [options] program [arguments of the program]"
 INTRODUCTION = (

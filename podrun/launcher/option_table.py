@@ -6,34 +6,84 @@ Names, meanings and defaults follow PopRun's. The last group is podrun's own.
 
 from __future__ import annotations
 
+import enum
 import itertools
+from dataclasses import dataclass
 
-from podrun.launcher.option_kinds import Option
-from podrun.launcher.option_kinds import ValueKind as Kind
+
+class ValueKind(enum.Enum):
+    """The kind of value that an option takes on the command line."""
+
+    FLAG = "flag"
+    """Nothing: ``--dry-run``. (``--dry-run=no`` is understood.)"""
+    BOOLEAN = "boolean"
+    """yes, no, on, off, 1, 0, true or false."""
+    COUNT = "count"
+    """A whole number, 1 or more."""
+    INDEX = "index"
+    """A whole number, 0 or more."""
+    PORT = "port"
+    """1 to 65535."""
+    SECONDS = "seconds"
+    """A positive number."""
+    TEXT = "text"
+    """Any text; may start with a dash (it holds other options)."""
+    NAME = "name"
+    """Text that does not start with a dash."""
+    VERBOSITY = "verbosity"
+    """Nothing; counts up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. ``default`` is the value of an absent option; None: podrun decides at run time, as ``help`` says.
+
+    ``repeatable`` options gather a tuple. ``choices`` lists the only values. ``config``: whether it may stand in a
+    configuration file. ``ignored`` is the warning given once when the option is used: why it has no effect here.
+    """
+
+    name: str
+    kind: ValueKind
+    help: str
+    default: object = None
+    metavar: str = ""
+    short: str = ""
+    repeatable: bool = False
+    choices: tuple[str, ...] = ()
+    config: bool = True
+    ignored: str = ""
+
+    @property
+    def takes_value(self) -> bool:
+        """True iff the next word belongs to it."""
+        return self.kind not in (ValueKind.FLAG, ValueKind.VERBOSITY)
+
 
 PORT_DEFAULT = 8090
 """The port at which a V-IPU controller listens."""
 
 _GENERAL = (
-    Option("help", Kind.FLAG, "print this table and exit", False, short="h", config=False),
-    Option("version", Kind.FLAG, "print the version and exit", False, config=False),
+    Option("help", ValueKind.FLAG, "print this table and exit", False, short="h", config=False),
+    Option("version", ValueKind.FLAG, "print the version and exit", False, config=False),
     Option(
         "version-format",
-        Kind.NAME,
+        ValueKind.NAME,
         "text, full-text or full-json; the full ones add what podrun depends on",
         "text",
         "FORMAT",
         choices=("text", "full-text", "full-json"),
         config=False,
     ),
-    Option("verbose", Kind.VERBOSITY, "report the main steps; -vv reports every step", 0, short="v"),
-    Option("vv", Kind.FLAG, "the same as -vv", False, config=False),
-    Option("quiet", Kind.FLAG, "only errors and what the instances print", False),
-    Option("debug", Kind.BOOLEAN, "as -vv, and instances dump their stacks when they crash", False),
-    Option("dry-run", Kind.FLAG, "print what would be started, and where, and exit", False, config=False),
+    Option("verbose", ValueKind.VERBOSITY, "report the main steps; -vv reports every step", 0, short="v"),
+    Option("vv", ValueKind.FLAG, "the same as -vv", False, config=False),
+    Option("quiet", ValueKind.FLAG, "only errors and what the instances print", False),
+    Option("debug", ValueKind.BOOLEAN, "as -vv, and instances dump their stacks when they crash", False),
+    Option(
+        "dry-run", ValueKind.FLAG, "print what would be started, and where, and exit", False, config=False
+    ),
     Option(
         "import-config",
-        Kind.NAME,
+        ValueKind.NAME,
         "read options from a YAML file; those on the command line come first",
         None,
         "FILE",
@@ -41,76 +91,88 @@ _GENERAL = (
     ),
     Option(
         "export-config",
-        Kind.NAME,
+        ValueKind.NAME,
         "write the options in effect to a YAML file, then go on",
         None,
         "FILE",
         config=False,
     ),
-    Option("overwrite-config", Kind.BOOLEAN, "let --export-config replace a file", False, config=False),
+    Option("overwrite-config", ValueKind.BOOLEAN, "let --export-config replace a file", False, config=False),
 )
 _LAYOUT = (
-    Option("num-replicas", Kind.COUNT, "replicas in all", 1, "N"),
-    Option("ipus-per-replica", Kind.COUNT, "IPUs of each replica", 1, "N"),
-    Option("num-instances", Kind.COUNT, "host processes; replicas are divided evenly among them", 1, "N"),
+    Option("num-replicas", ValueKind.COUNT, "replicas in all", 1, "N"),
+    Option("ipus-per-replica", ValueKind.COUNT, "IPUs of each replica", 1, "N"),
     Option(
-        "num-ilds", Kind.COUNT, "IPU-Link domains to spread over (default: as few as possible)", None, "N"
+        "num-instances", ValueKind.COUNT, "host processes; replicas are divided evenly among them", 1, "N"
+    ),
+    Option(
+        "num-ilds",
+        ValueKind.COUNT,
+        "IPU-Link domains to spread over (default: as few as possible)",
+        None,
+        "N",
     ),
     Option(
         "host",
-        Kind.NAME,
+        ValueKind.NAME,
         "hosts for the instances, divided evenly: host0,host1 or host[0-3,7] (default: this one)",
         None,
         "LIST",
         short="H",
     ),
-    Option("hostfile", Kind.NAME, "the same from a file, one host a line; not with --host", None, "FILE"),
-    Option("host-subnet", Kind.NAME, "network between hosts, as 10.1.0.0/16", None, "CIDR"),
+    Option(
+        "hostfile", ValueKind.NAME, "the same from a file, one host a line; not with --host", None, "FILE"
+    ),
+    Option("host-subnet", ValueKind.NAME, "network between hosts, as 10.1.0.0/16", None, "CIDR"),
 )
 _PARTITION = (
     Option(
         "vipu-server-host",
-        Kind.NAME,
+        ValueKind.NAME,
         "V-IPU server (default: $IPUOF_VIPU_API_HOST, one of yours on this host, $VIPU_CLI_API_HOST; "
         "else podrun starts one for the run)",
         None,
         "HOST",
     ),
-    Option("vipu-server-port", Kind.PORT, f"its port (default: {PORT_DEFAULT})", None, "PORT"),
-    Option("vipu-server-timeout", Kind.SECONDS, "how long a V-IPU request may take", 120.0, "SECONDS"),
+    Option("vipu-server-port", ValueKind.PORT, f"its port (default: {PORT_DEFAULT})", None, "PORT"),
+    Option("vipu-server-timeout", ValueKind.SECONDS, "how long a V-IPU request may take", 120.0, "SECONDS"),
     Option(
         "vipu-partition",
-        Kind.NAME,
+        ValueKind.NAME,
         "partition to use, or to create (default: $IPUOF_VIPU_API_PARTITION_ID, else the only one there is)",
         None,
         "NAME",
     ),
     Option(
-        "vipu-partition-attempts", Kind.COUNT, "attempts to get it active, also while others have it", 1, "N"
+        "vipu-partition-attempts",
+        ValueKind.COUNT,
+        "attempts to get it active, also while others have it",
+        1,
+        "N",
     ),
-    Option("update-partition", Kind.BOOLEAN, "create it anew if it does not fit the run", False),
+    Option("update-partition", ValueKind.BOOLEAN, "create it anew if it does not fit the run", False),
     Option(
         "reset-partition",
-        Kind.BOOLEAN,
+        ValueKind.BOOLEAN,
         "reset it before the run (default: yes, but no if it is reconfigurable)",
     ),
-    Option("remove-partition", Kind.BOOLEAN, "remove it afterwards if podrun created it", True),
-    Option("vipu-cluster", Kind.NAME, "deprecated: use --vipu-allocation", None, "NAME"),
-    Option("vipu-allocation", Kind.NAME, "allocation to take the IPUs from", None, "NAME"),
+    Option("remove-partition", ValueKind.BOOLEAN, "remove it afterwards if podrun created it", True),
+    Option("vipu-cluster", ValueKind.NAME, "deprecated: use --vipu-allocation", None, "NAME"),
+    Option("vipu-allocation", ValueKind.NAME, "allocation to take the IPUs from", None, "NAME"),
     Option(
         "sync-type",
-        Kind.NAME,
+        ValueKind.NAME,
         "ST_POD_NATIVE_DEFAULT or ST_C2_COMPATIBLE, for a partition that is created",
         None,
         "TYPE",
     ),
-    Option("offline-mode", Kind.BOOLEAN, "run the instances without IPUs", False),
+    Option("offline-mode", ValueKind.BOOLEAN, "run the instances without IPUs", False),
 )
 _OUTPUT = (
-    Option("print-topology", Kind.BOOLEAN, "print the table of hosts, ILDs, instances, replicas", False),
+    Option("print-topology", ValueKind.BOOLEAN, "print the table of hosts, ILDs, instances, replicas", False),
     Option(
         "only-output-from-instance",
-        Kind.INDEX,
+        ValueKind.INDEX,
         "leave out what the other instances print (a failing one is still shown)",
         None,
         "INDEX",
@@ -119,14 +181,14 @@ _OUTPUT = (
 _PROCESS = (
     Option(
         "executable-cache-path",
-        Kind.NAME,
+        ValueKind.NAME,
         "where instances keep compiled programs (default: a directory that is removed afterwards)",
         None,
         "DIR",
     ),
     Option(
         "tensorflow",
-        Kind.NAME,
+        ValueKind.NAME,
         "1 or 2: the API that `import tensorflow` gives (default: as the program uses it)",
         None,
         "VERSION",
@@ -134,7 +196,7 @@ _PROCESS = (
     ),
     Option(
         "mpi-global-args",
-        Kind.TEXT,
+        ValueKind.TEXT,
         "options of mpirun; --output-filename DIR, --tag-output and -x VAR[=VALUE] keep their meaning",
         (),
         "STR",
@@ -142,75 +204,80 @@ _PROCESS = (
     ),
     Option(
         "mpi-local-args",
-        Kind.TEXT,
+        ValueKind.TEXT,
         "the same for each instance; -x VAR[=VALUE] and -wdir DIR keep their meaning",
         (),
         "STR",
         repeatable=True,
     ),
     Option(
-        "instance-mpi-local-args", Kind.TEXT, "the same for one instance", (), 'INDEX:"STR"', repeatable=True
+        "instance-mpi-local-args",
+        ValueKind.TEXT,
+        "the same for one instance",
+        (),
+        'INDEX:"STR"',
+        repeatable=True,
     ),
     Option(
         "process-placement",
-        Kind.NAME,
+        ValueKind.NAME,
         "disabled is the only strategy here: the operating system places processes",
         "disabled",
         "STRATEGY",
     ),
     Option(
         "numa-aware",
-        Kind.BOOLEAN,
+        ValueKind.BOOLEAN,
         "accepted, no effect",
         False,
         ignored="podrun leaves the placement of processes to the operating system",
     ),
-    Option("allow-run-as-root", Kind.BOOLEAN, "accepted: podrun may always run as root", False),
+    Option("allow-run-as-root", ValueKind.BOOLEAN, "accepted: podrun may always run as root", False),
     Option(
         "synchronise-python-venv",
-        Kind.BOOLEAN,
+        ValueKind.BOOLEAN,
         "accepted, no effect",
         False,
         ignored="hosts are prepared by Ray (`ray start` on each, with the same environment)",
     ),
     Option(
         "synchronise-poplar-sdk",
-        Kind.BOOLEAN,
+        ValueKind.BOOLEAN,
         "accepted, no effect",
         False,
         ignored="there is no Poplar SDK to copy",
     ),
     Option(
         "distribute-ssh-key",
-        Kind.BOOLEAN,
+        ValueKind.BOOLEAN,
         "accepted, no effect",
         False,
         ignored="podrun does not use ssh; Ray connects the hosts",
     ),
     Option(
         "max-restarts",
-        Kind.INDEX,
+        ValueKind.INDEX,
         "when instances fail, do what their error needs and start all of them again, at most N times",
         None,
         "N",
     ),
     Option(
         "restart-policy",
-        Kind.NAME,
+        ValueKind.NAME,
         "file that says what is done after which failure (podrun help faults; 3 restarts if it says no number)",
         None,
         "FILE",
     ),
     Option(
         "check-replicas",
-        Kind.INDEX,
+        ValueKind.INDEX,
         "have replicas compare digests of their weights every N batches; a difference is an error (podrun help faults)",
         None,
         "N",
     ),
     Option(
         "record",
-        Kind.NAME,
+        ValueKind.NAME,
         "record the run, for podrun replay, shrink, diff and incidents (podrun help records)",
         None,
         "FILE",
@@ -219,29 +286,29 @@ _PROCESS = (
 _EMULATION = (
     Option(
         "cluster",
-        Kind.NAME,
+        ValueKind.NAME,
         "the POD to emulate, by name or file, if no server runs (default: the smallest that holds the run)",
         None,
         "NAME|FILE",
     ),
     Option(
         "private",
-        Kind.BOOLEAN,
+        ValueKind.BOOLEAN,
         "start a V-IPU server for this run alone, whatever other servers this host runs",
         False,
     ),
     Option(
         "ray-address",
-        Kind.NAME,
+        ValueKind.NAME,
         "Ray cluster whose nodes hold the machines; auto: $RAY_ADDRESS, else this host's "
         "(default: auto with --host, else none)",
         None,
         "HOST:PORT",
     ),
-    Option("wait", Kind.BOOLEAN, "wait in the V-IPU server's queue until IPUs are free", False),
+    Option("wait", ValueKind.BOOLEAN, "wait in the V-IPU server's queue until IPUs are free", False),
     Option(
         "fault",
-        Kind.TEXT,
+        ValueKind.TEXT,
         "plan a fault: ipu:5@batch=17:tile-parity, link:2-3@batch=17:down, machine:1@batch=17:lost; the launch fails "
         "unless it strikes or ends in :optional (repeatable)",
         (),
@@ -250,7 +317,7 @@ _EMULATION = (
     ),
     Option(
         "fault-plan",
-        Kind.NAME,
+        ValueKind.NAME,
         "YAML or JSON file of faults, besides those of --fault (podrun help faults)",
         None,
         "FILE",

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from podrun.core.errors import UsageError
-from podrun.launcher.option_kinds import Option, ValueKind
+from podrun.launcher.option_table import Option, ValueKind
 
 _WITH_VALUE = "\0"
 """Ends the name by which click knows a flag with a value, ``--dry-run=no``. No word holds this character."""

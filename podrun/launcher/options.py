@@ -21,8 +21,7 @@ from typing import Any
 import click
 
 from podrun.core.errors import UsageError
-from podrun.launcher.option_kinds import Option, ValueKind
-from podrun.launcher.option_table import BY_NAME, OPTIONS
+from podrun.launcher.option_table import BY_NAME, OPTIONS, Option, ValueKind
 from podrun.launcher.option_words import ELSEWHERE, OptionTable, OptionUse, example_of
 
 TRUE_WORDS = frozenset({"yes", "on", "1", "true"})

@@ -22,8 +22,7 @@ from podrun.core.environment import (
 )
 from podrun.core.errors import UsageError
 from podrun.launcher.mpi_arguments import MpiArguments, parse_instance_arguments, parse_mpi_arguments
-from podrun.launcher.option_kinds import ValueKind
-from podrun.launcher.option_table import BY_NAME, OPTIONS
+from podrun.launcher.option_table import BY_NAME, OPTIONS, ValueKind
 from podrun.launcher.options import values_in_effect
 from podrun.launcher.placement import plan_layout
 from podrun.launcher.program import LaunchContext, _interpreter_warning, resolve_program

@@ -17,8 +17,7 @@ from typing import Any, cast
 from podrun.core.cluster import Cluster
 from podrun.core.errors import ExhaustedError, ServiceError, UsageError
 from podrun.core.telemetry import MachineReport
-from podrun.partition.machines.local_pool import BasePool
-from podrun.partition.machines.pool import Control
+from podrun.partition.machines.pool import Control, MachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.records import ITSELF, Asker
 from podrun.partition.state.store import Store
@@ -44,7 +43,7 @@ class _ReadyMachine:
         return MachineReport("")
 
 
-class _VirtualMachines(BasePool):
+class _VirtualMachines(MachinePool):
     """Machines without processes."""
 
     def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:

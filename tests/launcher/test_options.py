@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from podrun.core.errors import UsageError
 from podrun.launcher.help_text import default_text, help_text
-from podrun.launcher.option_kinds import Option, ValueKind
-from podrun.launcher.option_table import BY_NAME, OPTIONS
+from podrun.launcher.option_table import BY_NAME, OPTIONS, Option, ValueKind
 from podrun.launcher.option_words import OptionTable
 from podrun.launcher.options import (
     nearest_option,

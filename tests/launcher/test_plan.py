@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from podrun.core.errors import NotFoundError, PodrunError, UsageError
 from podrun.faults import parse_fault
 from podrun.launcher.config_file import merge_config
-from podrun.launcher.option_kinds import Option
-from podrun.launcher.option_table import OPTIONS
+from podrun.launcher.option_table import OPTIONS, Option
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.placement import fit_to_pod
 from podrun.launcher.plan import plan_launch

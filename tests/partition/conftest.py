@@ -16,7 +16,7 @@ from podrun.core.ipu_states import IpuErrorState
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import FaultSpec
 from podrun.partition.client.vipu_client import VipuClient
-from podrun.partition.machines.local_pool import BasePool, LeftMachine
+from podrun.partition.machines.pool import LeftMachine, MachinePool
 from podrun.partition.server.access import AuditLog, FrontDesk
 from podrun.partition.server.service import Service
 from podrun.partition.state import events as ev
@@ -107,7 +107,7 @@ class FakeMachine:
         self.gone()
 
 
-class FakePool(BasePool):
+class FakePool(MachinePool):
     """Machines are objects; everything else is the real pool. ``left``: machines that an earlier server left."""
 
     def __init__(

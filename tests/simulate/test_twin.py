@@ -15,7 +15,7 @@ from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import DeniedError, PodrunError
 from podrun.core.telemetry import MachineReport
 from podrun.partition.host.leases import SignsOfLife
-from podrun.partition.machines.local_pool import BasePool
+from podrun.partition.machines.pool import MachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
@@ -35,7 +35,7 @@ class _Yes:
         return MachineReport("")
 
 
-class _FakePool(BasePool):
+class _FakePool(MachinePool):
     """Machines without processes."""
 
     def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:

@@ -16,8 +16,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from podrun.core.command_line import HELP_OPTIONS, PodName
 from podrun.core.environment import environment
 from podrun.core.errors import present
-from podrun.launcher.option_kinds import Option, ValueKind
-from podrun.launcher.option_table import OPTIONS
+from podrun.launcher.option_table import OPTIONS, Option, ValueKind
 
 NAMES = ("podrun", "poprun")
 _BEFORE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i; }\n"}

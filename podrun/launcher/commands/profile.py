@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from podrun.core.environment import PODRUN_COMMAND, POPLAR_ENGINE_OPTIONS
 from podrun.core.errors import NotFoundError, UsageError
 from podrun.launcher.config_file import current_directory
-from podrun.launcher.option_kinds import Option, ValueKind
+from podrun.launcher.option_table import Option, ValueKind
 from podrun.launcher.options import CommandLine, parse_command_line
 
 if TYPE_CHECKING:

@@ -22,8 +22,14 @@ from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import ServiceError
 from podrun.core.own_sockets import remove_server_socket, remove_stale_sockets
 from podrun.partition.machines.keeper import Keeper, ListedMachine, MachineList
-from podrun.partition.machines.local_pool import ADOPT_SECONDS, BasePool, LeftMachine, PooledMachine
-from podrun.partition.machines.pool import Control, OnLost
+from podrun.partition.machines.pool import (
+    ADOPT_SECONDS,
+    Control,
+    LeftMachine,
+    MachinePool,
+    OnLost,
+    PooledMachine,
+)
 from podrun.partition.machines.ray_places import ActorMachine, RayPlaces
 from podrun.partition.machines.ray_session import RaySession
 from podrun.partition.machines.ray_starts import (
@@ -44,7 +50,7 @@ _SHORT = (
 _IS_CLOSED = "the pool of machines was closed"
 
 
-class RayMachinePool(BasePool):
+class RayMachinePool(MachinePool):
     """A pool of Ray actors. ``address``: an existing Ray cluster to use; None: a private one on this host.
 
     ``on_session`` is called once Ray runs. ``start_timeout``: seconds in which machines started together must be up.
@@ -84,7 +90,7 @@ class RayMachinePool(BasePool):
         self._closing, self._ray_is_closed = threading.Event(), False
 
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
-        """See MachinePool. Ray itself starts with the first machine."""
+        """Prepare the pool. Ray itself starts with the first machine."""
         super().open(on_lost, lease)
         self._list = MachineList(runtime_directory(), lease.pod)
 
@@ -153,7 +159,7 @@ class RayMachinePool(BasePool):
         ]
 
     def settle(self) -> None:
-        """See MachinePool. Joins Ray, and compares its actors with the list by which machines were taken over."""
+        """Join Ray, and compare its actors with the list by which machines were taken over."""
         if self._taken_over is not None:
             threading.Thread(
                 target=self._compare_with_ray, args=[self._taken_over], name="podrun-settle", daemon=True
@@ -197,7 +203,7 @@ class RayMachinePool(BasePool):
             ray.kill(ray.get_actor(name, self._namespace))
 
     def _why_ended(self, machine: PooledMachine) -> str:
-        """See BasePool. Ray is asked whether its memory monitor ended the machine: a Ray that podrun did not start has
+        """Ray is asked whether its memory monitor ended the machine: a Ray that podrun did not start has
         one, which ends machines when any process of the host takes memory."""
         ended = super()._why_ended(machine)
         session, actor = self._session, machine.handle.actor
