@@ -37,6 +37,11 @@ class AttachedProcess:
     start_time_s: float | None = None
     host: str = ""
 
+    @property
+    def in_words(self) -> str:
+        """For messages: ``process 4711 (train.py)``."""
+        return f"process {self.pid} ({self.command})"
+
 
 @dataclass(frozen=True, slots=True)
 class IpuReport:
@@ -263,6 +268,13 @@ _ERROR_STATES = frozenset(IpuErrorState)
 def planned_in(reports: Iterable[MachineReport]) -> tuple[FaultSpec, ...]:
     """The faults that machines report as still planned, each once."""
     return tuple(dict.fromkeys(spec for report in reports for spec in report.planned_faults))
+
+
+def attached_processes(reports: Iterable[MachineReport]) -> dict[int, AttachedProcess]:
+    """The processes that hold IPUs of a partition, by the IPU's index in it."""
+    return {
+        ipu.partition_ipu: ipu.process for report in reports for ipu in report.ipus if ipu.process is not None
+    }
 
 
 def this_process(pid: int, command: str, start_time_s: float | None) -> AttachedProcess:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import ExhaustedError, NotFoundError, PodrunError, ServiceError
+from podrun.core.telemetry import attached_processes
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
@@ -84,18 +85,14 @@ def reserve_ipus(
     """Take ``size`` aligned IPUs that no process holds and no other launch has chosen. ``directory``: of the lock
     files, whose names begin with ``server``. Raises ExhaustedError.
     """
-    held = {
-        ipu.partition_ipu: f"process {ipu.process.pid} ({ipu.process.command})"
-        for report in client.machine_reports(info.name)
-        for ipu in report.ipus
-        if ipu.process is not None
-    }
+    held = attached_processes(client.machine_reports(info.name))
     for first in range(0, info.size - size + 1, size):
         if held.keys().isdisjoint(range(first, first + size)):
             place = IpuReservation.take(directory, f"{server}-{info.name}", first, size)
             if place is not None:
                 return place
-    users = ", ".join(dict.fromkeys(held.values())) or "launches that are starting"
+    holders = dict.fromkeys(process.in_words for process in held.values())
+    users = ", ".join(holders) or "launches that are starting"
     raise ExhaustedError(
         f"partition {info.name} has no {size} aligned IPUs of its {info.size} free; it is in use by {users}",
         hint="Wait until they are done (gc-monitor), use another (--vipu-partition NAME), or a POD of the run's "
@@ -111,12 +108,9 @@ def check_unused(client: VipuClient, info: PartitionInfo) -> None:
         reports = client.machine_reports(info.name)
     except (ServiceError, NotFoundError):
         return  # The next request, for the state of the partition, gives a better error.
-    for report in reports:
-        for ipu in report.ipus:
-            if ipu.process is not None:
-                who = f"process {ipu.process.pid} ({ipu.process.command})"
-                raise ExhaustedError(
-                    f"partition {info.name} is in use by {who}",
-                    hint="Wait until it is done (gc-monitor), use another (--vipu-partition NAME), or a POD of the "
-                    "run's own: --private yes",
-                )
+    for process in attached_processes(reports).values():
+        raise ExhaustedError(
+            f"partition {info.name} is in use by {process.in_words}",
+            hint="Wait until it is done (gc-monitor), use another (--vipu-partition NAME), or a POD of the "
+            "run's own: --private yes",
+        )

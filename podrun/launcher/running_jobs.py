@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.errors import ConflictError, NotFoundError, ServiceError
+from podrun.core.telemetry import attached_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,11 +73,8 @@ def _servers(host: str | None, port: int | None) -> list[tuple[str, int, bool, s
 
 def _holds(client: VipuClient, name: str, pid: int) -> bool:
     """True iff a process holds IPUs of a partition."""
-    return any(
-        ipu.process is not None and ipu.process.pid == pid
-        for report in client.machine_reports(name)
-        for ipu in report.ipus
-    )
+    held = attached_processes(client.machine_reports(name))
+    return any(process.pid == pid for process in held.values())
 
 
 def job_server_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,10 +16,11 @@ from podrun.core.access import account_of
 from podrun.core.cluster import Cluster, cluster_names
 from podrun.core.cluster_file import load_cluster
 from podrun.core.environment import IPUOF_VIPU_API_HOST, IPUOF_VIPU_API_PORT
-from podrun.core.errors import ConflictError, PodrunError, ServiceError, UsageError
+from podrun.core.errors import ConflictError, PodrunError, ServiceError
 from podrun.core.identity import user_name
 from podrun.launcher.option_table import PORT_DEFAULT
 from podrun.launcher.spec import LaunchSpec, PodFacts, ServerSpec
+from podrun.partition.commands.which_server import port_in
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
@@ -71,11 +72,7 @@ def find_launch_server(server: ServerSpec, environ: Mapping[str, str]) -> Server
 
 def _environment_port(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name)
-    if not text:
-        return None
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise UsageError(f"{name} is {text!r}; it can be 1 to 65535", hint="Unset it, or correct it.")
-    return int(text)
+    return port_in(text, name, "Unset it, or correct it.") if text else None
 
 
 def _published(server: ServerSpec) -> ServerAddress | None:

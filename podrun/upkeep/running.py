@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import ConflictError, DeadlineError, DeniedError, NotFoundError, PodrunError, present
+from podrun.core.telemetry import attached_processes
 from podrun.partition.host.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry
 
 if TYPE_CHECKING:
@@ -159,12 +160,8 @@ def _of_server(host: str, port: int, own: bool, launches: Mapping[str, ServiceEn
 def _holders(client: VipuClient, partition: str) -> tuple[str, ...]:
     """The processes on a partition's IPUs; none if they are another user's, or the server does not say."""
     with contextlib.suppress(PodrunError):
-        by_instance = {
-            (ipu.process.host, ipu.process.pid): ipu.process
-            for report in client.machine_reports(partition)
-            for ipu in report.ipus
-            if ipu.process is not None
-        }
+        held = attached_processes(client.machine_reports(partition))
+        by_instance = {(process.host, process.pid): process for process in held.values()}
         known = [process for _, process in sorted(by_instance.items())]
         return tuple(f"{one.pid} {one.command}" if one.pid else "of another user" for one in known)
     return ()

@@ -9,6 +9,7 @@ import click
 
 from podrun.core.environment import IPUOF_VIPU_API_PARTITION_ID, environment
 from podrun.core.errors import ConflictError
+from podrun.core.telemetry import attached_processes
 from podrun.partition.commands.context import CliContext, partition_names, without_suggestions
 from podrun.partition.commands.create import ipuof_files, service_of, write_ipuof_files
 from podrun.partition.state.codec import value_to_json
@@ -57,19 +58,15 @@ def check_not_in_use(
     A program may reset IPUs of its own partition. While an IPU has an error no program works on the partition, and all
     can be reset.
     """
-    ipus = [ipu for report in reports for ipu in report.ipus]
-    lost = any(report.state.is_silent for report in reports)
-    if lost or any(ipu.has_error for ipu in ipus):
+    if any(report.state.is_silent or any(ipu.has_error for ipu in report.ipus) for report in reports):
         return
-    chosen = range(len(ipus)) if chosen is None else chosen
-    holders = {
-        (p.host, p.pid): p for ipu in ipus if ipu.partition_ipu in chosen and (p := ipu.process) is not None
-    }
+    held = attached_processes(reports)
+    holders = {(p.host, p.pid): p for ipu, p in held.items() if chosen is None or ipu in chosen}
     if not holders or environment().get(IPUOF_VIPU_API_PARTITION_ID) == name:
         return
     first = next(iter(holders.values()))
     more = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
     raise ConflictError(
-        f"partition {name} is in use by process {first.pid} ({first.command}) of {first.user}{more}",
+        f"partition {name} is in use by {first.in_words} of {first.user}{more}",
         hint=f"Wait until it ends, or end its use: {forced}",
     )

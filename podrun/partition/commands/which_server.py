@@ -50,13 +50,13 @@ def find_server(
     for prefix in ("VIPU_CLI_API", "IPUOF_VIPU_API"):
         if env.get(f"{prefix}_HOST"):
             name = f"{prefix}_PORT"
-            server_port = port or _port(env.get(name) or "8090", name, f"As in: export {name}=8090")
+            server_port = port or port_in(env.get(name) or "8090", name, f"As in: export {name}=8090")
             own = prefix.startswith("IPUOF") and env.get(OWN_SERVER) == "1"
             return Endpoint(env[f"{prefix}_HOST"], server_port, f"{prefix}_HOST", own)
     settings = read_hcl(config) if config else read_hcl(SYSTEM_CONFIG) if SYSTEM_CONFIG.is_file() else {}
     if "api-host" in settings:
         name = f"api-port in {config or SYSTEM_CONFIG}"
-        number = port or _port(settings.get("api-port", "8090"), name, 'As in: api-port="8090"')
+        number = port or port_in(settings.get("api-port", "8090"), name, 'As in: api-port="8090"')
         return Endpoint(settings["api-host"], number, "the configuration file")
     if port is None:
         from podrun.partition.host.discovery import Registry
@@ -67,7 +67,7 @@ def find_server(
     return Endpoint("127.0.0.1", port or 8090, "the default", own=True)
 
 
-def _port(text: str, name: str, hint: str) -> int:
+def port_in(text: str, name: str, hint: str) -> int:
     """A port from the text of ``name``. Raises UsageError if it is not a port."""
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise UsageError(f"{name} is {text!r}, not a port number", hint=hint)

@@ -25,7 +25,7 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.core.ipu_states import IpuErrorState, MachineState
-from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
+from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport, attached_processes
 from podrun.partition.machines.pool import SILENT, MachinePool
 from podrun.partition.state import events as ev
 from podrun.partition.state.records import MachineUse, Maintenance, Partition
@@ -179,14 +179,11 @@ class _PartitionMachine:
 
 def refuse_in_use(name: str, reports: Iterable[MachineReport]) -> None:
     """Raise ConflictError if a process is attached to the partition of some reports."""
-    for report in reports:
-        for ipu in report.ipus:
-            if ipu.process is not None:
-                who = f"process {ipu.process.pid} ({ipu.process.command}) of {ipu.process.user}"
-                raise ConflictError(
-                    f"partition {name} is in use by {who}",
-                    hint=f"Wait until it ends, or end its use: vipu remove partition {name} --force",
-                )
+    for process in attached_processes(reports).values():
+        raise ConflictError(
+            f"partition {name} is in use by {process.in_words} of {process.user}",
+            hint=f"Wait until it ends, or end its use: vipu remove partition {name} --force",
+        )
 
 
 HELD_SECONDS = 30.0
