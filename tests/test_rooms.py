@@ -192,8 +192,27 @@ FOLDERS_OF_POPTORCH: dict[str, set[str]] = {
 """The same for podrun/poptorch."""
 
 
+FOLDERS_OF_POPART: dict[str, set[str]] = {
+    "values": set(),
+    "step_data": {"values"},
+    "options": {"values"},
+    "optimizers": {"values"},
+    "devices": {"values"},
+    "operators": {"values"},
+    "models": {"values", "step_data"},
+    "building": {"values", "step_data", "options", "operators", "models"},
+    "sessions": {"values", "step_data", "options", "optimizers", "devices", "models"},
+}
+"""The same for podrun/popart."""
+
+
 @pytest.mark.parametrize(
-    ("room", "folders"), [("partition", FOLDERS_OF_PARTITION), ("poptorch", FOLDERS_OF_POPTORCH)]
+    ("room", "folders"),
+    [
+        ("partition", FOLDERS_OF_PARTITION),
+        ("poptorch", FOLDERS_OF_POPTORCH),
+        ("popart", FOLDERS_OF_POPART),
+    ],
 )
 def test_imports_inside_a_room_point_down(room: str, folders: dict[str, set[str]]) -> None:
     wrong = []

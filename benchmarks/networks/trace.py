@@ -19,7 +19,7 @@ from podrun.models import sequences
 from podrun.models.catalogue import Built, finished
 from podrun.models.catalogue import lstm_network as lstm_stack
 from podrun.models.network import Declared, Network
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 
 PADDED_CHANNELS = 4
 """Channels of an image on the device: the library pads three to four."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from podrun.core.errors import InvalidOptionError
 from podrun.models import sequences, vision
 from podrun.models.network import Declared, Network, Weights
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 
 
 @dataclass(frozen=True, slots=True)

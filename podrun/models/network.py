@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from podrun.core.errors import InvalidOptionError
-from podrun.popart.builder import Builder
-from podrun.popart.tensor_info import TensorInfo
+from podrun.popart.building.builder import Builder
+from podrun.popart.values.tensor_info import TensorInfo
 
 NORMS = ("batch", "group", "none")
 """Normalisations of a convolution. ``none`` adds a bias: the remainder of batch normalisation in inference."""

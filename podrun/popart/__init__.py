@@ -1,24 +1,64 @@
 """The PopART front end: PopART's public Python API over podrun's compiler and machines.
 
 `import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. Only the API and its checks may
-enter. Models that `Builder` makes go to sessions (`session`); `podrun.onnx_models` reads ONNX models.
-
-`graph_builder` holds the model as it grows, with `node_inference` for shapes, and reads and writes it. `attributes`
-sets attributes of nodes, such as their placement. `opsets` has one method per operator, made from `schemas` (ONNX's)
-and `graphcore_ops`. Importing this package imports neither JAX nor ONNX.
+enter. A program makes a model (`building`, with `operators`) or reads one (`models`), sets `options` and an optimizer
+(`optimizers`), takes a device (`devices`) and makes a session (`sessions`), which it gives the data of steps
+(`step_data`). `values` are what all of these speak of. Importing this package imports neither JAX nor ONNX.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Never
 
-from podrun.popart import enums as _enums
-from podrun.popart import session as session
-from podrun.popart.attributes import AttributeContextManager, KeyValueContextManager, NameContextManager
-from podrun.popart.builder import Builder
-from podrun.popart.custom import register_op
-from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
-from podrun.popart.debug import (
+from podrun.popart.building.attributes import (
+    AttributeContextManager,
+    KeyValueContextManager,
+    NameContextManager,
+)
+from podrun.popart.building.builder import Builder
+from podrun.popart.building.former_losses import AnchorReturnTypes, IdentityLoss, L1Loss, NllLoss
+from podrun.popart.building.graph_builder import DEFAULT_OPSET
+from podrun.popart.building.schemas import (
+    OpDefinition,
+    OperatorIdentifier,
+    getSupportedOperations,
+    getSupportedOperationsDefinition,
+    getUnsupportedOperations,
+)
+from podrun.popart.devices.device import DeviceInfo
+from podrun.popart.devices.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
+from podrun.popart.models.transformer import GraphTransformer, NumericsReport
+from podrun.popart.operators.custom import register_op
+from podrun.popart.optimizers import (
+    SGD,
+    Adam,
+    Adaptive,
+    ClipNormSettings,
+    ConstSGD,
+    Optimizer,
+    OptimizerValue,
+    OptimizerValueMap,
+)
+from podrun.popart.options.option_groups import (
+    AccumulateOuterFragmentSettings,
+    AutodiffSettings,
+    AutomaticLossScalingSettings,
+    BatchSerializationSettings,
+    ExecutionPhaseSettings,
+    ExperimentalSettings,
+    NumIOTiles,
+    ReplicatedCollectivesSettings,
+    TensorLocation,
+    TensorLocationSettings,
+)
+from podrun.popart.options.patterns import Patterns, register_pattern
+from podrun.popart.options.session_options import SessionOptions
+from podrun.popart.sessions import session as session
+from podrun.popart.sessions.session import InferenceSession, Session, TrainingSession
+from podrun.popart.step_data.dataflow import AnchorReturnType, DataFlow, InputSettings
+from podrun.popart.step_data.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
+from podrun.popart.values import enums as _enums
+from podrun.popart.values.debug import (
     DebugContext,
     DebugInfo,
     Logger,
@@ -30,11 +70,9 @@ from podrun.popart.debug import (
     versionNumber,
     versionString,
 )
-from podrun.popart.debug import configure as _configure_log
-from podrun.popart.device import DeviceInfo
-from podrun.popart.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
-from podrun.popart.enums import *  # noqa: F403
-from podrun.popart.exceptions import (
+from podrun.popart.values.debug import configure as _configure_log
+from podrun.popart.values.enums import *  # noqa: F403
+from podrun.popart.values.exceptions import (
     OutOfMemoryError,
     OutOfMemoryException,
     popart_exception,
@@ -49,46 +87,10 @@ from podrun.popart.exceptions import (
     poplar_unrecoverable_runtime_error,
     poplibs_exception,
 )
-from podrun.popart.former_losses import AnchorReturnTypes, IdentityLoss, L1Loss, NllLoss
-from podrun.popart.graph_builder import DEFAULT_OPSET
-from podrun.popart.names import ACCESSORS as _ACCESSORS
-from podrun.popart.names import missing
-from podrun.popart.optimizers import (
-    SGD,
-    Adam,
-    Adaptive,
-    ClipNormSettings,
-    ConstSGD,
-    Optimizer,
-    OptimizerValue,
-    OptimizerValueMap,
-)
-from podrun.popart.option_groups import (
-    AccumulateOuterFragmentSettings,
-    AutodiffSettings,
-    AutomaticLossScalingSettings,
-    BatchSerializationSettings,
-    ExecutionPhaseSettings,
-    ExperimentalSettings,
-    NumIOTiles,
-    ReplicatedCollectivesSettings,
-    TensorLocation,
-    TensorLocationSettings,
-)
-from podrun.popart.patterns import Patterns, register_pattern
-from podrun.popart.schemas import (
-    OpDefinition,
-    OperatorIdentifier,
-    getSupportedOperations,
-    getSupportedOperationsDefinition,
-    getUnsupportedOperations,
-)
-from podrun.popart.session import InferenceSession, Session, TrainingSession
-from podrun.popart.session_options import SessionOptions
-from podrun.popart.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
-from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
-from podrun.popart.transformer import GraphTransformer, NumericsReport
-from podrun.popart.variables import CommGroup, ReplicaGrouping, VariableSettings
+from podrun.popart.values.names import ACCESSORS as _ACCESSORS
+from podrun.popart.values.names import missing
+from podrun.popart.values.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
+from podrun.popart.values.variables import CommGroup, ReplicaGrouping, VariableSettings
 
 globals().update(_ACCESSORS)
 _configure_log()

@@ -2,7 +2,7 @@
 
 Only names of the SDK's ``popdist``, ``mpi4py`` and ``horovod.popart`` may enter. The environment of a launch is read
 here (`core`), data of instances are exchanged (`collectives`, `mpi`), and nothing of a front
-end may enter: `popdist.popart` is `podrun.popart.instances`.
+end may enter: `popdist.popart` is `podrun.popart.sessions.instances`.
 """
 
 from podrun.popdist.backends import (

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
     from podrun.core.executable import Executable
-    from podrun.popart.session import InferenceSession
-    from podrun.popart.session_options import SessionOptions
+    from podrun.popart.options.session_options import SessionOptions
+    from podrun.popart.sessions.session import InferenceSession
 
     ModelSource = ModelProto | bytes | str | os.PathLike[str]
 

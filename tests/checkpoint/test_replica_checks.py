@@ -16,7 +16,7 @@ from podrun.checkpoint import Checkpoints
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.faults import parse_faults
-from podrun.popart.device_manager import DeviceManager
+from podrun.popart.devices.device_manager import DeviceManager
 from podrun.runtime.environment import check_replicas
 from podrun.runtime.replica_check import IpuDigest, differing, odd_ones
 

@@ -23,7 +23,7 @@ from podrun.compat import COMPAT_PATH
 from podrun.compat.__main__ import Request, main, request_of
 from podrun.compat._start import install, lines, report, report_of_thread, report_unraisable
 from podrun.core.errors import PodrunError
-from podrun.popart.exceptions import surfaced
+from podrun.popart.values.exceptions import surfaced
 
 COMMAND = [sys.executable, "-m", "podrun.compat"]
 

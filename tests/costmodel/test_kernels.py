@@ -23,7 +23,7 @@ from podrun.costmodel.products import Product
 from podrun.costmodel.target import CHIPS
 from podrun.onnx_models.lowering import lower
 from podrun.popart import TensorInfo
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 
 GC2, GC200 = CHIPS["gc2"], CHIPS["gc200"]
 

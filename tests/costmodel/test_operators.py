@@ -21,7 +21,7 @@ from podrun.costmodel.target import GC200
 from podrun.models.catalogue import Built, finished, lstm_network
 from podrun.models.network import Network
 from podrun.onnx_models.lowering import lower
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 
 
 def traced(built: Built, *, train: bool) -> Any:

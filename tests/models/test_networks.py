@@ -14,7 +14,7 @@ from podrun.models import sequences
 from podrun.models.catalogue import finished, lstm_network
 from podrun.models.network import Network
 from podrun.onnx_models.lowering import lower
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 
 PUBLISHED = {
     "resnet18": 11_689_512,

@@ -19,7 +19,7 @@ from podrun.launcher.cli import check_verb, main
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.summary import TRUST
 from podrun.partition.host import discovery
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.values.exceptions import popart_exception
 from podrun.runtime.graph import Hints, Node
 from podrun.runtime.label_checks import LabelRange, label_ranges, warn_of_strange_labels
 from podrun.runtime.model_lowering import near

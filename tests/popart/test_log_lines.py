@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import podrun.popart as popart
-from podrun.popart import debug
+from podrun.popart.values import debug
 
 
 @pytest.fixture(autouse=True)

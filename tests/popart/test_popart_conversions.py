@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import podrun.popart as popart
-from podrun.popart.tensor_info import boolean, integer, number
+from podrun.popart.values.tensor_info import boolean, integer, number
 
 
 @pytest.mark.parametrize("value", [0.25, np.float32(0.25), np.float16(0.25), np.array(0.25)])

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -230,6 +231,17 @@ class Instances:
             for name, value in first.items():
                 np.testing.assert_array_equal(other[name], value, err_msg=name)
         return dict(first)
+
+    def start(
+        self,
+        batches: int,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray] | None = None,
+        *,
+        depth: int = 2,
+    ) -> SimpleNamespace:
+        """A run that is done when it is waited for."""
+        return SimpleNamespace(wait=lambda: self.run(batches, inputs, outputs))
 
     def run(
         self, batches: int, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray] | None = None

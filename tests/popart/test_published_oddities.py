@@ -19,7 +19,7 @@ import pytest
 
 import podrun.popart as popart
 from podrun.compat import COMPAT_PATH
-from podrun.popart.custom import explain_libraries
+from podrun.popart.operators.custom import explain_libraries
 from podrun.report.chrome_trace import (
     TraceChannel,
     Tracepoint,

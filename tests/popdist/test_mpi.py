@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from podrun.compat import COMPAT_PATH
 from podrun.compat.horovod import popart as hvd
 from podrun.core.errors import UnsupportedError
-from podrun.popart.exceptions import popart_unsupported
+from podrun.popart.values.exceptions import popart_unsupported
 from podrun.popdist import horovod_instances, mpi
 from podrun.popdist.collectives import decode_object, encode_object
 

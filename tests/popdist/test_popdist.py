@@ -182,7 +182,7 @@ def test_a_deadline_is_a_number_of_seconds(seconds):
 
 def test_session_options_take_the_replicas_of_the_launch(launched):
     import podrun.popart as popart
-    from podrun.popart.instances import configureSessionOptions
+    from podrun.popart.sessions.instances import configureSessionOptions
 
     opts = configureSessionOptions(popart.SessionOptions())
     assert not opts.enableReplicatedGraphs

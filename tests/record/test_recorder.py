@@ -13,7 +13,7 @@ import podrun.popart as popart
 from podrun.checkpoint import Checkpoints
 from podrun.core.environment import environment
 from podrun.faults import parse_fault
-from podrun.popart.device_manager import DeviceManager
+from podrun.popart.devices.device_manager import DeviceManager
 from podrun.record.events import LaunchHeader, Record, TimedEvent, read_parts
 from podrun.record.incidents import incidents_of
 from podrun.record.recorder import FOLDER, EventRecorder, _of_this_process, array_digest, process_recorder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.popart.run_settings import POPART_WORDS
+from podrun.popart.sessions.run_settings import POPART_WORDS
 from podrun.poptorch.compile.torch_settings import TORCH_WORDS
 from podrun.runtime.words import NEUTRAL, SessionCall, Words
 

@@ -1,6 +1,6 @@
-"""``import horovod.popart as hvd``: `podrun.popart.instances`, and `podrun.popdist.horovod_instances`."""
+"""``import horovod.popart as hvd``: `podrun.popart.sessions.instances`, and `podrun.popdist.horovod_instances`."""
 
-from podrun.popart.instances import (
+from podrun.popart.sessions.instances import (
     DistributedOptimizer,
     DistributedTrainingSession,
     broadcast_weights,

@@ -10,11 +10,11 @@ from podrun.compat._start import give_back as _give_back
 from podrun.compat._start import install as _install
 from podrun.popart import *  # noqa: F403
 from podrun.popart import __all__ as __all__
-from podrun.popart import session as session
-from podrun.popart.cpp_operators import explain_compilers as _explain_compilers
-from podrun.popart.custom import explain_libraries as _explain_libraries
-from podrun.popart.custom import load_files as _load_files
-from podrun.popart.debug import POPART_VERSION
+from podrun.popart.operators.cpp_operators import explain_compilers as _explain_compilers
+from podrun.popart.operators.custom import explain_libraries as _explain_libraries
+from podrun.popart.operators.custom import load_files as _load_files
+from podrun.popart.sessions import session as session
+from podrun.popart.values.debug import POPART_VERSION
 
 __version__ = POPART_VERSION
 _install()

@@ -1,5 +1,5 @@
-"""``import popdist.popart``: `podrun.popart.instances`."""
+"""``import popdist.popart``: `podrun.popart.sessions.instances`."""
 
-from podrun.popart.instances import configureSessionOptions, getDevice
+from podrun.popart.sessions.instances import configureSessionOptions, getDevice
 
 __all__ = ["configureSessionOptions", "getDevice"]

@@ -12,9 +12,9 @@ _install()  # First, so that a missing PyTorch is told as an error of podrun's.
 from podrun import poptorch as _poptorch  # noqa: E402
 from podrun.compat._start import give_back as _give_back  # noqa: E402
 from podrun.onnx_models.ops import registry as _registry  # noqa: E402, F401  # Offers its operators to custom_op.
-from podrun.popart.cpp_operators import explain_compilers as _explain_compilers  # noqa: E402
-from podrun.popart.custom import explain_libraries as _explain_libraries  # noqa: E402
-from podrun.popart.custom import load_files as _load_files  # noqa: E402
+from podrun.popart.operators.cpp_operators import explain_compilers as _explain_compilers  # noqa: E402
+from podrun.popart.operators.custom import explain_libraries as _explain_libraries  # noqa: E402
+from podrun.popart.operators.custom import load_files as _load_files  # noqa: E402
 from podrun.poptorch import *  # noqa: E402, F403
 from podrun.poptorch import __version__ as __version__  # noqa: E402
 from podrun.poptorch.api import enums, ops, optim, options, profiling  # noqa: E402

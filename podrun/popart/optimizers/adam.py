@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from podrun.popart.enums import AdamMode, DataType, WeightDecayMode
 from podrun.popart.optimizers.base import ClipNormSettings, Optimizer, accessor_of, state_type
+from podrun.popart.values.enums import AdamMode, DataType, WeightDecayMode
 from podrun.runtime.optimizers.adam import AdamForm, AdamRule
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
 from podrun.runtime.optimizers.rules import Rule

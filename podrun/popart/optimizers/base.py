@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from podrun.popart.enums import DataType
-from podrun.popart.exceptions import incompatible, popart_exception, surfaced
-from podrun.popart.tensor_info import boolean, number, numpy_name
+from podrun.popart.values.enums import DataType
+from podrun.popart.values.exceptions import incompatible, popart_exception, surfaced
+from podrun.popart.values.tensor_info import boolean, number, numpy_name
 from podrun.runtime.optimizers.hyperparameters import Clipping, Hyperparameter, UpdateContext
 from podrun.runtime.optimizers.value_checks import (
     ValueLimits,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from podrun.popart.enums import DataType, SGDAccumulatorAndMomentum
-from podrun.popart.exceptions import popart_exception
 from podrun.popart.optimizers.base import ClipNormSettings, Optimizer, accessor_of, state_type
+from podrun.popart.values.enums import DataType, SGDAccumulatorAndMomentum
+from podrun.popart.values.exceptions import popart_exception
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
 from podrun.runtime.optimizers.rules import Rule
 from podrun.runtime.optimizers.sgd import SgdForm, SgdRule

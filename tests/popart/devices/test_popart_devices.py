@@ -10,7 +10,7 @@ from podrun.core import errors
 from podrun.core.error_codec import error_from_dict, error_to_dict
 from podrun.core.errors import UsageError
 from podrun.core.layout import IpuRange
-from podrun.popart.exceptions import surfaced
+from podrun.popart.values.exceptions import surfaced
 from podrun.runtime.device import device_ids
 from tests.popart.popart_sessions import linear
 

@@ -14,7 +14,7 @@ from podrun.core.errors import UsageError
 from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.model_loader import read_light_onnx_model, read_onnx_model
 from podrun.onnx_models.tensor_proto import set_apart, to_array, to_proto
-from podrun.popart.exceptions import popart_exception
+from podrun.popart.values.exceptions import popart_exception
 
 KINDS = (np.float32, np.float16, np.float64, np.int32, np.int64)
 

@@ -15,7 +15,7 @@ import podrun.popart as popart
 from podrun.onnx_models.graph_reader import read_graph
 from podrun.onnx_models.model_loader import read_light_onnx_model
 from podrun.onnx_models.tensor_proto import to_array, to_proto
-from podrun.popart.loader import standard_model
+from podrun.popart.models.loader import standard_model
 
 KINDS = (np.float16, np.int8, np.uint8, np.int16, np.uint16, np.bool_)
 

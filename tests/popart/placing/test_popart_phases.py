@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import podrun.popart as popart
-from podrun.popart.run_settings import run_settings
+from podrun.popart.sessions.run_settings import run_settings
 from podrun.runtime.placing import phases_of
 from tests.popart.popart_sessions import options, replicated
 

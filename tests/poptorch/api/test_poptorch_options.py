@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
 from podrun.core.errors import ConfigError  # noqa: E402
-from podrun.popart.enums import SyntheticDataMode  # noqa: E402
+from podrun.popart.values.enums import SyntheticDataMode  # noqa: E402
 from podrun.poptorch.api.logs import log_options  # noqa: E402
 from podrun.poptorch.compile.batches import batch_dimensions  # noqa: E402
 from podrun.poptorch.executor import devices  # noqa: E402
@@ -460,7 +460,7 @@ def _fields_of(group: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def test_popart_options_are_those_of_popart_with_their_types() -> None:
-    from podrun.popart.session_options import SessionOptions
+    from podrun.popart.options.session_options import SessionOptions
     from podrun.poptorch.compile.popart_options import DECIDED_BY, OPTIONS
 
     fields = _fields_of(SessionOptions())

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from podrun import poptorch
 from podrun.core import errors
-from podrun.popart import exceptions
+from podrun.popart.values import exceptions
 from podrun.poptorch.errors import translated
 from tests.conftest import ROOT, Commands
 
