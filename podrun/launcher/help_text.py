@@ -62,6 +62,8 @@ EXAMPLES = (
     "podrun --num-replicas 16 --fault ipu:5@batch=17:tile-parity train.py",
 )
 _COLUMN = 36
+NARROWEST = 40
+"""Columns of the narrowest help: COLUMNS may hold any number."""
 
 
 def metavar(option: Option) -> str:
@@ -90,8 +92,8 @@ def default_text(option: Option) -> str:
 
 
 def help_text(width: int | None = None) -> str:
-    """The whole help, wrapped to ``width`` columns (default: the terminal's, at most 110)."""
-    width = min(width or shutil.get_terminal_size((100, 24)).columns, 110)
+    """The whole help, wrapped to ``width`` columns (default: the terminal's), from `NARROWEST` to 110."""
+    width = min(max(width or shutil.get_terminal_size((100, 24)).columns, NARROWEST), 110)
     lines = [USAGE, "", *textwrap.wrap(INTRODUCTION, width)]
     for purpose, verbs in VERBS.items():
         lines += ["", f"{purpose}:", *(f"  {words:<34}{what}" for words, what in verbs)]

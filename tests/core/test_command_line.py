@@ -45,6 +45,7 @@ COMMANDS = {
     "poprt": ("podrun.serving.poprt_command", "poprt_command"),
     "drill": ("podrun.drill.commands.drill", "drill_verb"),
     "simulate": ("podrun.simulate.commands.simulate", "simulate_verb"),
+    "chaos": ("podrun.simulate.commands.chaos", "chaos_verb"),
 }
 
 
@@ -74,6 +75,7 @@ COMMANDS = {
         ("poprt", ["-i", "FOLDER"], "one is wanted"),
         ("drill", ["BROKEN"], "not YAML"),
         ("simulate", ["--generate", "jobs=99999999999999999999", "--pod", "pod16"], "too long"),
+        ("chaos", ["--workers", "-1"], "--workers"),
         ("simulate", ["--generate", "jobs=5", "--pod", "pod16", "--scale", "nan"], "finite"),
     ],
 )

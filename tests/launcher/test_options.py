@@ -226,6 +226,10 @@ def test_settle_fills_in_defaults_and_counts_verbosity() -> None:
         values_in_effect({"quiet": True, "verbose": 1})
 
 
+def test_help_stays_readable_whatever_columns_says() -> None:
+    assert help_text(1) == help_text(40)
+
+
 def test_help_names_every_option_with_its_default() -> None:
     text = help_text(100)
     assert max(map(len, text.splitlines())) <= 100

@@ -60,7 +60,9 @@ class ChaosRequest:
 @click.option("--replications", type=int, default=1, metavar="N", help="With seeds one after the other [1].")
 @click.option("--sweep", multiple=True, metavar="KNOB=A,B,...", help="Again with each value of a knob.")
 @click.option("--tornado", is_flag=True, help="Each knob at half and at twice its value.")
-@click.option("--workers", type=int, default=0, metavar="N", help="Processes [as many as cores].")
+@click.option(
+    "--workers", type=click.IntRange(0), default=0, metavar="N", help="Processes [as many as cores]."
+)
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the figures."
 )
@@ -86,7 +88,7 @@ def chaos_verb(**options: Any) -> int:
     Failures are answered by podrun's own recovery, allocator and checkpoint policy.
     """
     request = ChaosRequest(**options)
-    if request.replications < 1 or request.workers < 0:
+    if request.replications < 1:
         raise UsageError("at least one replication is needed", hint="--replications 20")
     setup = setup_of(request)
     if request.fit and request.replay is None:
