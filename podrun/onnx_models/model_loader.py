@@ -20,7 +20,7 @@ from podrun.onnx_models.external_data import ExternalPlace, entries_of, external
 from podrun.onnx_models.light_model import MOST_HELD, LightModel, lightened
 from podrun.onnx_models.tensor_proto import set_apart, unpack
 
-_ONNX_FILES = "Check the path: ONNX models are what torch.onnx.export and session.modelToHost write."
+_ONNX_FILES = "Name a model in ONNX's format, such as torch.onnx.export or session.modelToHost writes."
 MOST_MODEL_BYTES = 2**31 - 1
 """Protobuf's own limit on one message; larger models keep their weights in external files."""
 MOST_DEPTH = 16

@@ -94,7 +94,7 @@ def test_tracebacks_show_the_script_and_not_what_is_below(tmp_path, monkeypatch)
         "popart.Builder(b'nothing')",
     ]
     assert "popart_exception: Failed to load a ModelProto" in shown[-2]
-    assert shown[-1].startswith("hint: Check the path")
+    assert shown[-1].startswith("hint: Name a model")
     monkeypatch.setenv("PODRUN_TRACEBACK", "full")
     assert "model_loader.py" in run(tmp_path, text).stderr
 
