@@ -25,8 +25,9 @@ from podrun.numerics.pools import (
     unpooled,
 )
 from podrun.numerics.precision import widen
+from podrun.numerics.sampling import sampled
 from podrun.numerics.windows import Window, fitted_window
-from podrun.poptorch.operators.table import AtenResult, Call, Operand, PerDimension, Sizes, aten, spread
+from podrun.poptorch.operators.table import AtenResult, Call, PerDimension, Sizes, aten, spread
 
 
 def _window(
@@ -172,48 +173,6 @@ def sample_volume(
 ) -> Array:
     """Volumes ``[N, C, D, H, W]`` at places ``[N, d, h, w, 3]`` (x, y, z from -1 to 1): between the eight neighbours,
     or the nearest one (``interpolation`` 1). ``padding`` outside: zeros, the border, or reflection.
-
-    `podrun.numerics.sampling` adds up neighbours in another order, which XLA compiles to other bits.
     """
-    volume, sizes = widen(x), x.shape[:1:-1]
-    places = [_place(widen(grid)[..., i], size, padding, align_corners) for i, size in enumerate(sizes)]
-    if interpolation == 1:
-        return _voxels(volume, [jnp.round(p) for p in places])
-    lower = [jnp.floor(p) for p in places]
-    total: Operand = 0.0
-    for corner in np.ndindex(2, 2, 2):
-        weight: Operand = 1.0
-        for place, low, upper in zip(places, lower, corner, strict=True):
-            weight = weight * (place - low if upper else 1.0 - (place - low))
-        total = (
-            total
-            + _voxels(volume, [low + upper for low, upper in zip(lower, corner, strict=True)])
-            * jnp.asarray(weight)[:, None]
-        )
-    return jnp.asarray(total)
-
-
-def _place(position: Array, size: int, padding: int, align_corners: bool) -> Array:
-    """A position from -1 to 1 as an index of a dimension, by torch's rules for what lies outside."""
-    index = (position + 1) / 2 * (size - 1) if align_corners else ((position + 1) * size - 1) / 2
-    if padding == 2:
-        low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
-        if span == 0:
-            return jnp.zeros_like(index)
-        away = jnp.abs(index - low)
-        turns, extra = jnp.floor(away / span), jnp.mod(away, span)
-        index = jnp.where(jnp.mod(turns, 2) == 0, extra + low, span - extra + low)
-    return jnp.clip(index, 0, size - 1) if padding else index
-
-
-def _voxels(volume: Array, index: list[Array]) -> Array:
-    """Elements ``[N, C, ...]`` at indices of the last three dimensions, last one first; 0 outside."""
-    sizes = volume.shape[:1:-1]
-    inside: Operand = True
-    for place, size in zip(index, sizes, strict=True):
-        inside = inside & (place >= 0) & (place < size)
-    w, h, d = (
-        jnp.clip(place, 0, size - 1).astype(jnp.int32) for place, size in zip(index, sizes, strict=True)
-    )
-    n = jnp.arange(volume.shape[0]).reshape(-1, 1, 1, 1)
-    return jnp.where(jnp.asarray(inside)[:, None], jnp.moveaxis(volume[n, :, d, h, w], -1, 1), 0)
+    mode, outside = ("linear", "nearest")[interpolation], ("zeros", "border", "reflection")[padding]
+    return sampled(widen(x), widen(grid), mode, outside, align_corners)
