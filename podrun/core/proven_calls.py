@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import grpc
 
@@ -15,6 +15,46 @@ from podrun.core.identity import FRESH_S, Proof, ProvenSession
 
 if TYPE_CHECKING:
     from podrun.core.proven_channel import ProvenChannel
+
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+AnyReply = TypeVar("AnyReply", covariant=True)
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+class CallOptions(TypedDict, total=False):
+    """What a call of gRPC takes besides its deadline and metadata."""
+
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class CallState(Protocol):
+    """How a call stands, or the error in its place."""
+
+    def code(self) -> grpc.StatusCode: ...
+
+    def initial_metadata(self) -> Metadata: ...
+
+    def trailing_metadata(self) -> Metadata: ...
+
+
+class ReplyStream(CallState, Protocol[AnyReply]):
+    """A call whose replies come one after the other."""
+
+    def __next__(self) -> AnyReply: ...
+
+    def cancel(self) -> bool: ...
+
+
+class UnderWay(CallState, Protocol[AnyReply]):
+    """A call whose reply is awaited later."""
+
+    def result(self, timeout: float | None = None) -> AnyReply: ...
+
+    def done(self) -> bool: ...
 
 
 TRIES = (False, False, True)
@@ -38,53 +78,79 @@ class ProvenLine:
         return self.session is not None and time.monotonic() > self.since + FRESH_S
 
 
-class UnaryCall:
+class UnaryCall(Generic[Request, Reply]):
     """One method with one request and one reply: `grpc.UnaryUnaryMultiCallable`."""
 
-    def __init__(self, channel: ProvenChannel, method: str, serializer: Any, deserializer: Any) -> None:
+    def __init__(
+        self,
+        channel: ProvenChannel,
+        method: str,
+        serializer: Callable[[Request], bytes] | None,
+        deserializer: Callable[[bytes], Reply] | None,
+    ) -> None:
         self._channel, self._method = channel, method
-        self._serializer, self._deserializer = serializer, deserializer
+        self._bytes, self._deserializer = serializer or as_they_are, deserializer
 
-    def __call__(self, request: Any, timeout: float | None = None, metadata: Any = None, **more: Any) -> Any:
+    def __call__(
+        self,
+        request: Request,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+        **more: Unpack[CallOptions],
+    ) -> Reply:
         return self.with_call(request, timeout, metadata, **more)[0]
 
     def with_call(
-        self, request: Any, timeout: float | None = None, metadata: Any = None, **more: Any
-    ) -> tuple[Any, Any]:
+        self,
+        request: Request,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+        **more: Unpack[CallOptions],
+    ) -> tuple[Reply, grpc.Call]:
         raw = self._bytes(request)
         end = None if timeout is None else time.monotonic() + timeout
         for last in TRIES:
             line, proof, shown = _prepared(self._channel, self._method, raw, metadata, _left(end))
-            ask: Any = line.channel.unary_unary(self._method, None, self._deserializer)
             try:
-                reply, call = ask.with_call(raw, timeout=_left(end), metadata=shown, **more)
+                reply, call = self._on(line).with_call(raw, timeout=_left(end), metadata=shown, **more)
             except grpc.RpcError as error:
-                if not self._channel.checked(line, proof, error) or last:
+                if not self._channel.checked(line, proof, cast(grpc.Call, error)) or last:
                     raise
             else:
                 self._channel.checked(line, proof, call)
                 return reply, call
         raise AssertionError("the last try returns or raises")
 
-    def future(self, request: Any, timeout: float | None = None, metadata: Any = None, **more: Any) -> Any:
+    def future(
+        self,
+        request: Request,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+        **more: Unpack[CallOptions],
+    ) -> _ProvenFuture[Reply]:
         raw = self._bytes(request)
         line, proof, shown = _prepared(self._channel, self._method, raw, metadata, timeout)
-        ask: Any = line.channel.unary_unary(self._method, None, self._deserializer)
-        call = ask.future(raw, timeout=timeout, metadata=shown, **more)
+        call = self._on(line).future(raw, timeout=timeout, metadata=shown, **more)
         return _ProvenFuture(self._channel, line, proof, call)
 
-    def _bytes(self, request: Any) -> bytes:
-        raw: bytes = request if self._serializer is None else self._serializer(request)
-        return raw
+    def _on(self, line: ProvenLine) -> grpc.UnaryUnaryMultiCallable[bytes, Reply]:
+        return line.channel.unary_unary(self._method, None, self._deserializer)
 
 
-class _ProvenFuture:
+def as_they_are(request: object) -> bytes:
+    """Requests of a method without a serializer, which are bytes."""
+    return cast(bytes, request)
+
+
+class _ProvenFuture(Generic[Reply]):
     """A call under way whose result is handed out only if the server has answered the proof."""
 
-    def __init__(self, channel: ProvenChannel, line: ProvenLine, proof: Proof | None, call: Any) -> None:
+    def __init__(
+        self, channel: ProvenChannel, line: ProvenLine, proof: Proof | None, call: UnderWay[Reply]
+    ) -> None:
         self._channel, self._line, self._proof, self._call = channel, line, proof, call
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> Reply:
         """See `grpc.Future`."""
         try:
             return self._call.result(timeout)
@@ -108,14 +174,14 @@ class HeldRequests:
         self._go = self._go or go
         self._decided.set()
 
-    def release(self, requests: Iterable[Any]) -> Iterator[Any]:
+    def release(self, requests: Iterable[Request]) -> Iterator[Request]:
         """The requests, once they may go."""
         self._decided.wait()
         if self._go:
             yield from requests
 
 
-class ProvenStream:
+class ProvenStream(Generic[Reply]):
     """A stream of replies, begun with the first `next`; none is handed out, and no request of a stream of requests is
     sent, before the server has answered the proof."""
 
@@ -123,28 +189,29 @@ class ProvenStream:
         self,
         channel: ProvenChannel,
         method: str,
-        start: Callable[[ProvenLine, Any, HeldRequests], Any],
+        start: Callable[[ProvenLine, Metadata | None, HeldRequests], ReplyStream[Reply]],
         *,
         raw: bytes,
-        metadata: Any,
+        metadata: Metadata | None,
         timeout: float | None,
     ) -> None:
         self._channel, self._method, self._start = channel, method, start
         self._raw, self._metadata, self._timeout = raw, metadata, timeout
         self._lock = threading.Lock()
-        self._call: Any = None
+        self._call: ReplyStream[Reply] | None = None
         self._held = HeldRequests()
         self._begun = self._cancelled = False
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Reply]:
         return self
 
-    def __next__(self) -> Any:
-        if not self._begun:
-            self._begin()
-        return next(self._call)
+    def __next__(self) -> Reply:
+        return next(self._begin())
 
-    def _begin(self) -> None:
+    def _begin(self) -> ReplyStream[Reply]:
+        """The call, which is begun if it is not yet."""
+        if self._begun and self._call is not None:
+            return self._call
         self._begun = True
         for last in TRIES:
             line, proof, shown = _prepared(
@@ -154,21 +221,22 @@ class ProvenStream:
                 if self._cancelled:
                     raise StopIteration
                 self._held = HeldRequests()
-                self._call = self._start(line, shown, self._held)
+                call = self._call = self._start(line, shown, self._held)
             go = False
             try:
                 if proof is not None:
-                    self._call.initial_metadata()  # Waits until the server has answered or the call has ended.
-                go = not self._channel.checked(line, proof, self._call) or last
+                    call.initial_metadata()  # Waits until the server has answered or the call has ended.
+                go = not self._channel.checked(line, proof, call) or last
             except BaseException:
-                self._call.cancel()
+                call.cancel()
                 raise
             finally:
                 self._held.decide(go)
             if go:
-                return
+                return call
+        raise AssertionError("the last try begins the stream or raises")
 
-    def cancel(self) -> Any:
+    def cancel(self) -> bool:
         """End the stream, as `grpc.Call.cancel` does."""
         with self._lock:
             self._cancelled = True
@@ -176,19 +244,17 @@ class ProvenStream:
         self._held.decide(go=False)
         return call.cancel() if call is not None else True
 
-    def code(self) -> Any:
+    def code(self) -> grpc.StatusCode:
         """The status of the call, which is begun if it is not yet."""
-        if not self._begun:
-            self._begin()
-        return self._call.code()
+        return self._begin().code()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
 
 
 def _prepared(
-    channel: ProvenChannel, method: str, raw: bytes, metadata: Any, timeout: float | None
-) -> tuple[ProvenLine, Proof | None, Any]:
+    channel: ProvenChannel, method: str, raw: bytes, metadata: Metadata | None, timeout: float | None
+) -> tuple[ProvenLine, Proof | None, Metadata | None]:
     """The line for a call, its proof, and its metadata."""
     line = channel.line(timeout)
     if line.session is None:
@@ -201,13 +267,13 @@ def _left(end: float | None) -> float | None:
     return None if end is None else max(end - time.monotonic(), 0.001)
 
 
-def has_ended(call: Any) -> bool:
+def has_ended(call: CallState) -> bool:
     """Whether a call, or the error in its place, has a status."""
     done = getattr(call, "done", None)
     return True if done is None else bool(done())
 
 
-def status_name(error: Any) -> str:
+def status_name(error: grpc.RpcError) -> str:
     """The name of the gRPC status that a failed call ended with, such as ``UNAVAILABLE``."""
     return str(error.code().name)
 

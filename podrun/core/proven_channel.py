@@ -17,9 +17,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack, cast
 
 import grpc
 
@@ -41,11 +41,18 @@ from podrun.core.identity import (
     user_of_server,
 )
 from podrun.core.proven_calls import (
+    CallOptions,
+    CallState,
     FailedCallError,
     HeldRequests,
+    Metadata,
     ProvenLine,
     ProvenStream,
+    Reply,
+    ReplyStream,
+    Request,
     UnaryCall,
+    as_they_are,
     has_ended,
     status_name,
 )
@@ -174,7 +181,7 @@ class ProvenChannel(grpc.Channel):
         answers."""
         channel = self._connected(where, name)
         greeting = Greeting(self._token, where)
-        greet: Any = channel.unary_unary(GREET)
+        greet: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(GREET)
         try:
             reply = greet(greeting.text.encode(), timeout=max(end - time.monotonic(), 0.001))
         except grpc.RpcError as error:
@@ -210,50 +217,61 @@ class ProvenChannel(grpc.Channel):
     def unary_unary(
         self,
         method: str,
-        request_serializer: object = None,
-        response_deserializer: object = None,
+        request_serializer: Callable[[Request], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Reply] | None = None,
         *_: object,
         **__: object,
-    ) -> Any:
-        return UnaryCall(self, method, request_serializer, response_deserializer)
+    ) -> grpc.UnaryUnaryMultiCallable[Request, Reply]:
+        call = UnaryCall(self, method, request_serializer, response_deserializer)
+        return cast("grpc.UnaryUnaryMultiCallable[Request, Reply]", call)
 
     def unary_stream(
         self,
         method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        *_: Any,
-        **__: Any,
-    ) -> Any:
-        def begin(request: Any, timeout: float | None = None, metadata: Any = None, **more: Any) -> Any:
-            raw = request if request_serializer is None else request_serializer(request)
+        request_serializer: Callable[[Request], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Reply] | None = None,
+        *_: object,
+        **__: object,
+    ) -> grpc.UnaryStreamMultiCallable[Request, Reply]:
+        def begin(
+            request: Request,
+            timeout: float | None = None,
+            metadata: Metadata | None = None,
+            **more: Unpack[CallOptions],
+        ) -> ProvenStream[Reply]:
+            raw = (request_serializer or as_they_are)(request)
 
-            def start(line: ProvenLine, shown: Any, gate: HeldRequests) -> Any:
-                call: Any = line.channel.unary_stream(method, None, response_deserializer)
+            def start(line: ProvenLine, shown: Metadata | None, gate: HeldRequests) -> ReplyStream[Reply]:
+                call: grpc.UnaryStreamMultiCallable[bytes, Reply] = line.channel.unary_stream(
+                    method, None, response_deserializer
+                )
                 return call(raw, timeout=timeout, metadata=shown, **more)
 
             return ProvenStream(self, method, start, raw=raw, metadata=metadata, timeout=timeout)
 
-        return begin
+        return cast("grpc.UnaryStreamMultiCallable[Request, Reply]", begin)
 
     def stream_stream(
         self,
         method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        *_: Any,
-        **__: Any,
-    ) -> Any:
+        request_serializer: Callable[[Request], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Reply] | None = None,
+        *_: object,
+        **__: object,
+    ) -> grpc.StreamStreamMultiCallable[Request, Reply]:
         def begin(
-            requests: Iterable[Any], timeout: float | None = None, metadata: Any = None, **more: Any
-        ) -> Any:
-            def start(line: ProvenLine, shown: Any, held: HeldRequests) -> Any:
-                call: Any = line.channel.stream_stream(method, request_serializer, response_deserializer)
+            requests: Iterable[Request],
+            timeout: float | None = None,
+            metadata: Metadata | None = None,
+            **more: Unpack[CallOptions],
+        ) -> ProvenStream[Reply]:
+            def start(line: ProvenLine, shown: Metadata | None, held: HeldRequests) -> ReplyStream[Reply]:
+                call = line.channel.stream_stream(method, request_serializer, response_deserializer)
                 return call(held.release(requests), timeout=timeout, metadata=shown, **more)
 
             return ProvenStream(self, method, start, raw=b"", metadata=metadata, timeout=timeout)
 
-        return begin
+        return cast("grpc.StreamStreamMultiCallable[Request, Reply]", begin)
 
     def stream_unary(self, method: str, *_: object, **__: object) -> Any:
         raise NotImplementedError("no protocol of podrun has such calls")
@@ -278,7 +296,7 @@ class ProvenChannel(grpc.Channel):
     ) -> None:
         self.close()
 
-    def checked(self, line: ProvenLine, proof: Proof | None, call: Any) -> bool:
+    def checked(self, line: ProvenLine, proof: Proof | None, call: CallState) -> bool:
         """Whether the call is to be made again, because the server does not know the session. Raises
         StrangersServerError if what answered the call, or its error, did not answer the proof."""
         code = call.code().name if has_ended(call) else ""
