@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import ShapedArray
-from jax.extend.core import JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import JaxprEqn, Literal, Var
 
 from podrun.compiler import jaxprs
 from podrun.compiler.arenas import ALIGNMENT, arena_size, members_of
@@ -52,10 +52,10 @@ from podrun.private_apis import jax as private_jax
 LONGEST_CHAIN = 16
 """Replicas up to which a sum is written out; beyond, it is a loop, with the same order and bits."""
 
-gather_p: Any = Primitive("gather_parts")
+gather_p = private_jax.new_primitive("gather_parts")
 """``gather_parts(part)``: the parts of all machines, end to end."""
 gather_p.def_abstract_eval(lambda part, *, machines: ShapedArray((part.shape[0] * machines,), part.dtype))
-sum_p: Any = Primitive("sum_parts")
+sum_p = private_jax.new_primitive("sum_parts")
 """``sum_parts(part)``: the sum of the parts of all machines, in order; float32."""
 sum_p.def_abstract_eval(lambda part: ShapedArray(part.shape, part.dtype))
 _LAST = f"{EXCHANGE}last"
@@ -358,7 +358,7 @@ def _levels(piece: TracedPiece, count: int) -> tuple[dict[int, int], list[int]]:
     source = dict(zip(jaxpr.invars[first_whole:], jaxpr.outvars[first_part:], strict=True))
     reached: dict[Var, int] = {}
 
-    def level(atom: Any) -> int:
+    def level(atom: Var | Literal) -> int:
         if isinstance(atom, Literal):
             return 0
         if atom in source:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn, Literal
 
 from podrun.collectives.timing import all_gather_time, reduce_scatter_time
@@ -44,7 +45,7 @@ def _exchange_seconds(
 ) -> tuple[float, float]:
     """A collective and, with ``backward``, its transpose: of a sum the same, of a gathering a scattered sum."""
     kind, ranks = equation.params["kind"], len(equation.params["groups"][0])
-    aval: Any = equation.invars[0].aval
+    aval = cast(ShapedArray, equation.invars[0].aval)
     nbytes, ipus = aval.size * aval.dtype.itemsize, program.ipus_per_replica
     if kind is ExchangeKind.POSITION or ranks == 1:
         return 0.0, 0.0

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
 
 from podrun.compiler import jaxprs
 from podrun.compiler.arenas import Memory, WeightGroup
@@ -362,7 +363,13 @@ def _groups_by_ipu(memory: Memory) -> dict[int, list[WeightGroup]]:
     return dict(sorted(by_ipu.items()))
 
 
-def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGroup]) -> Any:
+TracedList = Sequence[jax.Array]
+TracedNames = Mapping[str, jax.Array]
+TracedStates = Sequence[TracedNames]
+UpdatedWeight = tuple[jax.Array, Mapping[str, jax.Array]]
+
+
+def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGroup]) -> ClosedJaxpr:
     """The update of every weight of the groups, on one replica.
 
     A joint update (clipping by norms) is taken as PopART does it: the squares of the IPU's own gradients are summed,
@@ -374,13 +381,17 @@ def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGro
         for weight in group.weights
     ]
 
-    def run(now: Any, gradients: Any, states: Any, scalars: Any) -> Any:
+    def run(
+        now: TracedList, gradients: TracedList, states: TracedStates, scalars: TracedNames
+    ) -> list[UpdatedWeight]:
         return [
             rule.apply(spec.name, w, g, s, {n: scalars[n] for n in rule.scalars(spec.name)})
             for (spec, _), w, g, s in zip(weights, now, gradients, states, strict=True)
         ]
 
-    def clipped(now: Any, gradients: Any, states: Any, scalars: Any, factor: Any) -> Any:
+    def clipped(
+        now: TracedList, gradients: TracedList, states: TracedStates, scalars: TracedNames, factor: jax.Array
+    ) -> tuple[jax.Array | int, list[UpdatedWeight]]:
         norm = sum(jnp.sum(jnp.square(g.astype(jnp.float32))) for g in gradients)
         return norm, run(now, [g * factor.astype(g.dtype) for g in gradients], states, scalars)
 

@@ -92,7 +92,11 @@ def _narrow(operand: jax.Array, other: jax.Array) -> bool:
     return bool(operand.shape[1] <= _NARROW and 4 * operand.shape[1] <= other.shape[1])
 
 
-def _mergeable(numbers: Any) -> bool:
+ProductAxes = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+"""Of a product: the axes that it sums over, and those of the batch, of each operand."""
+
+
+def _mergeable(numbers: ProductAxes) -> bool:
     """True iff a product sums over several axes that lie side by side, in the same order, in both operands."""
     (left, right), _ = numbers
     return len(left) > 1 and _side_by_side(left) and _side_by_side(right)
@@ -102,14 +106,16 @@ def _side_by_side(axes: Sequence[int]) -> bool:
     return tuple(axes) == tuple(range(axes[0], axes[0] + len(axes)))
 
 
-def _merge(left: jax.Array, right: jax.Array, numbers: Any) -> tuple[Any, Any, Any]:
+def _merge(
+    left: jax.Array, right: jax.Array, numbers: ProductAxes
+) -> tuple[jax.Array, jax.Array, ProductAxes]:
     (left_axes, right_axes), (left_batch, right_batch) = numbers
     contracting = (left_axes[0],), (right_axes[0],)
     batch = _moved(left_batch, left_axes), _moved(right_batch, right_axes)
     return _merged(left, left_axes), _merged(right, right_axes), (contracting, batch)
 
 
-def _merged(operand: jax.Array, axes: Sequence[int]) -> Any:
+def _merged(operand: jax.Array, axes: Sequence[int]) -> jax.Array:
     """The operand with its summed axes merged into one."""
     first, stop = axes[0], axes[-1] + 1
     shape = operand.shape

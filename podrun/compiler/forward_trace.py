@@ -175,7 +175,7 @@ def trace_forward(program: Program, anchors: Sequence[Anchor]) -> Trace:
             f"both a parameter and an input are called: {', '.join(both)}", hint="Rename the input."
         )
 
-    def flat(*arguments: Any) -> tuple[Any, ...]:
+    def flat(*arguments: jax.Array) -> tuple[Any, ...]:
         *tensors, key_data = arguments
         named = dict(zip((*parameters, *inputs), tensors, strict=True))
         key = jax.random.wrap_key_data(key_data, impl="threefry2x32")

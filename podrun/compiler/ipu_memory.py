@@ -30,6 +30,7 @@ from podrun.costmodel.tile_memory import (
     STREAMS,
     WEIGHTS,
     Demand,
+    Location,
     section,
 )
 
@@ -245,7 +246,7 @@ class _Contents:
         return crossing
 
 
-def _on_chip(spec: TensorSpec, place: Any) -> int:
+def _on_chip(spec: TensorSpec, place: Location) -> int:
     return int(place.on_chip(spec.size, numpy_dtype(spec.dtype).itemsize))
 
 

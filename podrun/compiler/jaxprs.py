@@ -38,7 +38,7 @@ def evaluate(
     def write(variable: Var, value: jax.Array) -> None:
         environment[variable] = taps[variable](value) if variable in taps else value
 
-    def read(atom: Any) -> Any:
+    def read(atom: Var | Literal) -> Any:
         return atom.val if isinstance(atom, Literal) else environment[atom]
 
     for variable, value in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True):

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.interpreters import ad, batching
 
 from podrun.compiler import jaxprs
@@ -158,14 +158,14 @@ def _chain(combine: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
 
 # --- The primitives ------------------------------------------------------------------------------------------
 
-exchange_p: Any = Primitive("exchange")
+exchange_p = private_jax.new_primitive("exchange")
 """``exchange(x, token)`` on one replica. The token has no meaning but to differ from replica to replica, so that
 folding sees each exchange even where all replicas give the same."""
-folded_p: Any = Primitive("folded_exchange")
+folded_p = private_jax.new_primitive("folded_exchange")
 """``folded_exchange(x)``: micro-batches and replicas of a machine as the leading axis of operand and result."""
 
 
-total_p: Any = Primitive("folded_total")
+total_p = private_jax.new_primitive("folded_total")
 """``folded_total(x)``: the sum over all replicas of the program, once for a machine: its result has no leading axis.
 The compiler alone makes it, of sums in programs whose replicas share state; nothing differentiates it."""
 
@@ -180,7 +180,7 @@ def replica_position(groups: CollectiveGroups) -> Any:
     return _exchange(jnp.int32(0), ExchangeKind.POSITION, groups)
 
 
-def _result(aval: Any, kind: ExchangeKind, groups: CollectiveGroups, lead: int) -> ShapedArray:
+def _result(aval: ShapedArray, kind: ExchangeKind, groups: CollectiveGroups, lead: int) -> ShapedArray:
     shape = aval.shape
     if kind is ExchangeKind.GATHER:
         shape = (*shape[:lead], len(groups[0]), *shape[lead:])
@@ -212,7 +212,7 @@ def _fold(
 batching.primitive_batchers[exchange_p] = _fold
 
 
-def _jvp(primitive: Any) -> Any:
+def _jvp(primitive: private_jax.TracedPrimitive) -> Callable[..., tuple[Any, Any]]:
     def rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
         value = primitive.bind(*primals, **params)
         moving = tangents[0]
@@ -280,13 +280,12 @@ def with_tokens(tokens: object, *, once: bool = False) -> Callable[[JaxprEqn, Se
     """
 
     def apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
-        if equation.primitive is not exchange_p:
+        if equation.primitive.name != exchange_p.name:
             return private_jax.bind_equation(equation, operands)
         params = equation.params
         if once and params["kind"] is ExchangeKind.SUM and len(params["groups"]) == 1:
             params = params | {"once": True}
-        folded: Any = exchange_p
-        return folded.bind(operands[0], tokens, **params)
+        return exchange_p.bind(operands[0], tokens, **params)
 
     return apply
 

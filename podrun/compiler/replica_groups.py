@@ -5,13 +5,16 @@ How many there are, their axis in variables and state, and the rows of a replica
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from podrun.compiler.program import ParameterSpec, Program, UpdateRule
 from podrun.core.errors import UsageError
 from podrun.core.executable import TensorSpec
+
+if TYPE_CHECKING:
+    import jax
 
 GroupOf = tuple[int, ...]
 """The group of each replica of the program, by its global index."""
@@ -52,7 +55,9 @@ def grouped_names(program: Program) -> dict[str, GroupOf]:
     }
 
 
-def rows(value: Any, group_of: GroupOf, offset: Any, micro_batches: int, replicas: int) -> Any:
+def rows(
+    value: jax.Array, group_of: GroupOf, offset: jax.Array, micro_batches: int, replicas: int
+) -> jax.Array:
     """What each replica of a machine sees of a stored variable: ``[micro_batches * replicas, *shape]``.
 
     ``offset``: the machine's first replica, as an int32 scalar. Halves take a way through float32, so that their

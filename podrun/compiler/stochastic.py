@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from podrun.compiler import jaxprs
 from podrun.core.names import LOCAL
@@ -48,7 +48,7 @@ def has_half(jaxpr: Jaxpr) -> bool:
     )
 
 
-def _is_half(atom: Any) -> bool:
+def _is_half(atom: Var | Literal) -> bool:
     return getattr(atom.aval, "dtype", None) == HALF
 
 

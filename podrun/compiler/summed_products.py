@@ -8,9 +8,10 @@ product over its leading axis before it is computed; what is then no longer read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
@@ -43,7 +44,7 @@ class SummedProducts:
         return None if summed is None else summed()
 
 
-def _summed_product(operands: Sequence[Any], params: Any) -> Callable[[], Any] | None:
+def _summed_product(operands: Sequence[Any], params: Mapping[str, Any]) -> Callable[[], jax.Array] | None:
     (over_a, over_b), (batch_a, batch_b) = params["dimension_numbers"]
     if not batch_a:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import GraphMemoryAllocationError, UnimplementedError
 from podrun.costmodel import plan_cache
@@ -28,12 +28,15 @@ from podrun.costmodel.tile_memory import (
     section,
 )
 
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
 REPORT_VERSION = 1
 """Version of the report's keys."""
 
 
 def cost_jaxpr(
-    closed_jaxpr: Any,
+    closed_jaxpr: ClosedJaxpr,
     target: str | Chip,
     *,
     partials_type: str = "float32",

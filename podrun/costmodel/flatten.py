@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from podrun.core.names import without_cuts
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor, needed
@@ -27,6 +27,9 @@ from podrun.costmodel.operator_runs import (
     runs_of_operators,
     with_halves,
 )
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 VIEWS = frozenset({"reshape", "name", "squeeze", "expand_dims", "broadcast_in_dim"})
 """Equations whose result of a parameter still counts as a parameter."""
@@ -134,19 +137,23 @@ _LOOPS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr")}
 _BODY_KEYS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
-def flatten_jaxpr(closed: Any) -> FlatJaxpr:
+def flatten_jaxpr(closed: ClosedJaxpr) -> FlatJaxpr:
     """Flatten a ``jax.core.ClosedJaxpr``: operators of the front end in the library's form, and only what is needed."""
     flat = in_library_form(_Flattener().run(closed))
     return replace(flat, equations=needed(flat.equations, flat.results))
 
 
-def tensor_of(aval: Any) -> FlatTensor:
+def tensor_of(aval: object) -> FlatTensor:
     """The FlatTensor for a JAX abstract value; keys and tokens become 32-bit words."""
     shape = tuple(int(d) for d in getattr(aval, "shape", ()))
     name = str(getattr(aval, "dtype", "uint32"))
     if name.startswith("key<"):
         return FlatTensor((*shape, 2), "uint32")
     return FlatTensor(shape, name)
+
+
+Numbers = dict["Var", int | None]
+"""The number of each variable; None for one that is a constant of the text."""
 
 
 class _Flattener:
@@ -156,9 +163,9 @@ class _Flattener:
         self.flat = FlatJaxpr()
         self.next = 0
 
-    def run(self, closed: Any) -> FlatJaxpr:
+    def run(self, closed: ClosedJaxpr) -> FlatJaxpr:
         jaxpr = closed.jaxpr
-        env: dict[Any, int | None] = {}
+        env: Numbers = {}
         for var in jaxpr.constvars:
             env[var] = self._new(tensor_of(var.aval))
             self.flat.constants.append(self.next - 1)
@@ -177,10 +184,10 @@ class _Flattener:
         return self.next - 1
 
     @staticmethod
-    def _read(var: Any, env: dict[Any, int | None]) -> int | None:
+    def _read(var: Var | Literal, env: Numbers) -> int | None:
         return None if hasattr(var, "val") else env.get(var)
 
-    def _walk(self, jaxpr: Any, env: dict[Any, int | None], prefix: str) -> None:
+    def _walk(self, jaxpr: Jaxpr, env: Numbers, prefix: str) -> None:
         for eqn in jaxpr.eqns:
             own = without_cuts(str(eqn.source_info.name_stack))
             scope = "/".join(part for part in (prefix, own) if part)
@@ -208,13 +215,13 @@ class _Flattener:
             )
 
     @staticmethod
-    def _bodies(eqn: Any) -> list[Any]:
+    def _bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
         if eqn.primitive.name == "cond":
             return list(eqn.params["branches"])
         return [eqn.params[key] for key in _LOOPS.get(eqn.primitive.name, ())]
 
     @staticmethod
-    def _called(eqn: Any) -> Any:
+    def _called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
         """The jaxpr that a call-like equation runs exactly once, or None."""
         if eqn.primitive.name in _LOOPS or eqn.primitive.name == "cond":
             return None
@@ -224,9 +231,9 @@ class _Flattener:
                 return inner
         return None
 
-    def _inline(self, eqn: Any, inner: Any, env: dict[Any, int | None], scope: str) -> None:
-        jaxpr = getattr(inner, "jaxpr", inner)
-        local: dict[Any, int | None] = {}
+    def _inline(self, eqn: JaxprEqn, inner: ClosedJaxpr | Jaxpr, env: Numbers, scope: str) -> None:
+        jaxpr = cast("Jaxpr", getattr(inner, "jaxpr", inner))
+        local: Numbers = {}
         for var in jaxpr.constvars:
             local[var] = self._new(tensor_of(var.aval))
             self.flat.constants.append(self.next - 1)

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def sources(*rooms: str) -> str:
     return digest.hexdigest()
 
 
-def remembered(question: Any, answer: Callable[[], Any], environ: Mapping[str, str] | None = None) -> Any:
+def remembered(question: object, answer: Callable[[], Any], environ: Mapping[str, str] | None = None) -> Any:
     """``answer()``, or the earlier answer to an equal ``question``. Answers are plain data.
 
     ``question``: tuples, lists, mappings, text, numbers, enums, dtypes and `FlatJaxpr`. Any other value makes no key,
@@ -93,7 +93,7 @@ def remembered(question: Any, answer: Callable[[], Any], environ: Mapping[str, s
     return stored
 
 
-def question_digest(question: Any) -> str:
+def question_digest(question: object) -> str:
     """The name of a question. Raises Unkeyed."""
     digest = hashlib.sha256(version().encode())
     for part in _words(question):
@@ -102,7 +102,7 @@ def question_digest(question: Any) -> str:
     return digest.hexdigest()
 
 
-def _words(value: Any) -> Any:
+def _words(value: object) -> Iterator[str]:
     """A value as words that differ if the value differs."""
     if value is None or isinstance(value, (bool, int, float, str)):
         yield f"{type(value).__name__}={value!r}"
@@ -128,7 +128,7 @@ _NAMED = ("dtype", "ShapeDtypeStruct", "_ScalarMeta", "GatherScatterMode", "Conv
 """Types of equation parameters whose text is complete."""
 
 
-def _other_words(value: Any) -> Any:
+def _other_words(value: object) -> Iterator[str]:
     kind = type(value).__name__
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         yield f"jaxpr={kind}"  # A loop's body: it stands, flat, in the equation's bodies.
@@ -139,7 +139,7 @@ def _other_words(value: Any) -> Any:
     yield f"{kind}={text}"
 
 
-def _flat_words(flat: FlatJaxpr) -> Any:
+def _flat_words(flat: FlatJaxpr) -> Iterator[str]:
     yield f"flat={len(flat.equations)}"
     yield repr((flat.arguments, flat.constants, flat.outputs))
     used = {*flat.arguments, *flat.constants}
@@ -176,7 +176,7 @@ def _read(path: Path) -> Any:
     return answer
 
 
-def _write(path: Path, answer: Any) -> None:
+def _write(path: Path, answer: object) -> None:
     """Put an answer beside the others. If the folder cannot be written nothing is kept, which is not an error."""
     body = json.dumps(answer, separators=(",", ":"))
     if len(body) > MOST_BYTES:

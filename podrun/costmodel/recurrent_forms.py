@@ -9,7 +9,7 @@ step's weight gradient to an accumulator. So temporary data are those of one ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +87,12 @@ class LoopBody:
         return number
 
     def emit(
-        self, primitive: str, inputs: Sequence[int], shape: Sequence[int], params: Any = None, scope: str = ""
+        self,
+        primitive: str,
+        inputs: Sequence[int],
+        shape: Sequence[int],
+        params: Mapping[str, Any] | None = None,
+        scope: str = "",
     ) -> int:
         """Add an equation; its result."""
         tensors = self.flat.tensors
@@ -150,7 +155,7 @@ def _loop(
     )
 
 
-def _product(m: int, k: int, n: int, **more: Any) -> dict[str, Any]:
+def _product(m: int, k: int, n: int, **more: bool) -> dict[str, bool | int]:
     """A step's product, the longer side as rows where it stays on its tiles."""
     return {"groups": 1, "m": m, "k": k, "n": n, "rows_resident": True, **more}
 

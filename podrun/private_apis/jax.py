@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from podrun.private_apis import find_name
 
@@ -22,14 +22,8 @@ if TYPE_CHECKING:
     from jax.export import Exported
     from jax.extend.core import Jaxpr, JaxprEqn
     from jax.stages import Lowered
-    from jaxlib.mlir import ir
 
-    # What rewrites of pieces work on. mypy skips their types (pyproject.toml); readers have the names.
-    MlirBlock = ir.Block
-    MlirModule = ir.Module
-    MlirOperation = ir.Operation
-    MlirType = ir.Type
-    MlirValue = ir.Value
+    from podrun.private_apis.mlir_types import MlirModule
 
 TESTED_JAXLIB = ("0.10",)
 """Series of jaxlib in which convolutions may be rewritten. In another one XLA's own convolutions are used."""
@@ -171,12 +165,17 @@ def mlir() -> Any:
     return _need("jaxlib.mlir.ir.Operation") and find_name("jaxlib.mlir.ir")
 
 
-def run_passes(module: Any, passes: str) -> None:
+def stablehlo(lowered: Lowered) -> MlirModule:
+    """The text of a ``jax.stages.Lowered`` as a module, which may be changed."""
+    return cast("MlirModule", lowered.compiler_ir("stablehlo"))
+
+
+def run_passes(module: MlirModule, passes: str) -> None:
     """Run MLIR passes, such as ``builtin.module(func.func(cse))``, over a module, in place."""
     _need("jaxlib.mlir.passmanager.PassManager").parse(passes).run(module.operation)
 
 
-def convolution_axes(numbers: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def convolution_axes(numbers: object) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The axes in a StableHLO convolution's ``dimension_numbers``: of the image (batch, rows, columns, channels), of
     the weights (rows, columns, inputs, outputs), and of the result."""
     at = _need("jaxlib.mlir.dialects.stablehlo.ConvDimensionNumbers")(numbers)
@@ -197,11 +196,12 @@ def aliased_outputs(lowered: Lowered) -> dict[int, int]:
     if find_name("jaxlib.mlir.ir.StringAttr") is None:
         return {}
     ir = mlir()
-    module: Any = lowered.compiler_ir()  # Any: jaxlib's MLIR classes are not typed.
+    module = stablehlo(lowered)
     main = next(op for op in module.body if ir.StringAttr(op.attributes["sym_name"]).value == "main")
+    arguments = main.attributes.get("arg_attrs", ())
     return {
         position: int(ir.IntegerAttr(attributes["tf.aliasing_output"]).value)
-        for position, attributes in enumerate(main.attributes.get("arg_attrs", ()))
+        for position, attributes in enumerate(arguments)
         if "tf.aliasing_output" in attributes
     }
 
@@ -274,6 +274,23 @@ def bind_equation(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
     """The result of an equation's primitive for operands."""
     primitive: Any = equation.primitive  # Any: JAX does not type its methods.
     return primitive.bind(*operands, **primitive.get_bind_params(equation.params))
+
+
+class TracedPrimitive(Protocol):
+    """A primitive of JAX, whose methods JAX does not type."""
+
+    name: str
+
+    def bind(self, *operands: object, **params: object) -> Any: ...
+
+    def def_abstract_eval(self, rule: Callable[..., object]) -> object: ...
+
+
+def new_primitive(name: str) -> TracedPrimitive:
+    """A primitive of that name."""
+    from jax.extend.core import Primitive
+
+    return Primitive(name)
 
 
 def without_unused(jaxpr: Jaxpr) -> Jaxpr:

@@ -80,23 +80,23 @@ class Operands:
     """Zero-copy arrays for XLA, one for each view of memory; made once and used again."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Array, Any]] = {}
+        self._made: dict[int, tuple[Array, jax.Array | Array]] = {}
 
-    def over(self, view: Array) -> Any:
+    def over(self, view: Array) -> jax.Array | Array:
         """The zero-copy ``jax.Array`` over ``view``; ``view`` itself, which XLA copies, if it is not aligned."""
         address = view.ctypes.data
         key = hash((address, view.shape, view.dtype.num))
         known = self._made.get(key)
         if known is not None and known[0].ctypes.data == address and known[0].shape == view.shape:
             return known[1]
-        operand: Any = view
+        operand: jax.Array | Array = view
         if address % ALIGNMENT == 0 and view.size and view.flags.c_contiguous:
             operand = _zero_copy(view)
         self._made[key] = (view, operand)
         return operand
 
 
-def _zero_copy(view: Array) -> Any:
+def _zero_copy(view: Array) -> jax.Array | Array:
     import jax
 
     array = jax.device_put(view, one_thread_device())
@@ -117,7 +117,7 @@ class DonatedArena:
 
         with own_settings(), jax.enable_x64(True):
             zeros = jax.device_put(_misaligned_zeros(shape, dtype), device)
-        self._array: Any = zeros.block_until_ready()
+        self._array = zeros.block_until_ready()
         self._address = self._array.unsafe_buffer_pointer()
         self._dtype = dtype
         self.__array_interface__ = {
@@ -136,7 +136,7 @@ class DonatedArena:
         """The ``jax.Array`` for a piece that may write over it."""
         return self._array
 
-    def take_back(self, result: Any) -> None:
+    def take_back(self, result: jax.Array) -> None:
         """Take the piece's result, which lies in the same memory.
 
         Raises InternalError if XLA put the result elsewhere.

@@ -332,7 +332,7 @@ def serve_machine(
     return server, bound
 
 
-def _answer(call: Any, wait: Wait) -> pb.JoinGroupReply:
+def _answer(call: grpc.Future[pb.JoinGroupReply], wait: Wait) -> pb.JoinGroupReply:
     """The answer to a claim. Cancels it, and raises ClosedError, once it is no longer wanted."""
     while True:
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from podrun.core.error_codec import error_from_json
 from podrun.core.errors import ApplicationRuntimeError, ServiceError
@@ -147,7 +147,10 @@ def groups(
     return name_groups
 
 
-def in_parts(message: Any) -> Iterator[Any]:
+InParts = TypeVar("InParts", pb.HostRequest, pb.MachineReply)
+
+
+def in_parts(message: InParts) -> Iterator[InParts]:
     """The message, or the parts of at most `PART_BYTES` that are sent in its place."""
     size = PART_BYTES
     if message.ByteSize() <= size:
@@ -159,14 +162,15 @@ def in_parts(message: Any) -> Iterator[Any]:
         yield type(message)(part=piece)
 
 
-class MessageJoiner:
+class MessageJoiner(Generic[InParts]):
     """Joins the parts of messages. ``kind``: HostRequest or MachineReply."""
 
-    def __init__(self, kind: Any, limit: int = WHOLE_BYTES) -> None:
-        self._kind, self.limit = kind, limit
+    def __init__(self, kind: type[InParts], limit: int = WHOLE_BYTES) -> None:
+        self._kind: type[InParts] = kind
+        self.limit = limit
         self._bytes = bytearray()
 
-    def add(self, message: Any) -> Any:
+    def add(self, message: InParts) -> InParts | None:
         """The complete message after its last part, else None. Raises ApplicationRuntimeError for malformed parts."""
         if not message.HasField("part"):
             if self._bytes:
@@ -182,7 +186,7 @@ class MessageJoiner:
             return None
         data, self._bytes = bytes(self._bytes), bytearray()
         try:
-            whole = self._kind.FromString(data)
+            whole: InParts = self._kind.FromString(data)
         except DecodeError as error:
             raise ApplicationRuntimeError("malformed message in parts") from error
         if whole.HasField("part"):
@@ -190,7 +194,7 @@ class MessageJoiner:
         return whole
 
 
-def check_size(message: Any) -> None:
+def check_size(message: Message) -> None:
     """Raise ApplicationRuntimeError for a message that cannot be sent even in parts."""
     if message.ByteSize() > WHOLE_BYTES:
         raise ApplicationRuntimeError(

@@ -17,7 +17,7 @@ from podrun.device.xla.epilogues import create_operation, producer
 from podrun.private_apis.jax import mlir
 
 if TYPE_CHECKING:
-    from podrun.private_apis.jax import MlirModule, MlirOperation, MlirType, MlirValue
+    from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirType, MlirValue
 
 
 def to_first(rank: int) -> tuple[int, ...]:

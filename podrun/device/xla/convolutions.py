@@ -21,9 +21,10 @@ import logging
 import math
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -286,20 +287,22 @@ def _start() -> None:
         raise RuntimeError(f"podrun was installed without its C module ({error})") from error
     module.load(_path())
     check_convolutions(module.compute)
-    jax: Any = importlib.import_module("jax")
+    import jax
+
     jax.ffi.register_ffi_target(TARGET, module.handler(), platform="cpu")
 
 
 def _path() -> str:
     """Path of the library, which is installed beside Python's own libraries and not among its packages."""
-    metadata: Any = importlib.import_module("importlib.metadata")
+    from importlib import metadata
+
     try:
         files = metadata.distribution(PACKAGE).files or ()
     except metadata.PackageNotFoundError as error:
         raise RuntimeError(f"the package {PACKAGE} is not installed") from error
     for file in files:
         if file.name == LIBRARY:
-            return str(file.locate().resolve())
+            return str(Path(file.locate()).resolve())
     raise RuntimeError(f"the package {PACKAGE} holds no {LIBRARY}")
 
 
@@ -313,7 +316,12 @@ def algorithms(numbers: list[int]) -> str:
     return "" if "ref" in names else names
 
 
-def check_convolutions(compute: Any) -> None:
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def check_convolutions(
+    compute: Callable[[list[int], tuple[FloatArray, FloatArray], FloatArray], None],
+) -> None:
     """Compare small convolutions of each kind on integers, whose sums are exact. RuntimeError if one is wrong."""
     src, dst, kernel, steps = (2, 5, 6, 8), (2, 3, 3, 16), (3, 2), ((2, 2), (1, 1), (1, 0))
     for groups in (1, 8):
@@ -331,11 +339,13 @@ def check_convolutions(compute: Any) -> None:
                     raise RuntimeError("oneDNN computes wrong numbers on this processor")
 
 
-def _integers(shape: tuple[int, ...], step: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _integers(shape: tuple[int, ...], step: int) -> FloatArray:
     return (np.arange(np.prod(shape)) * step % 11 - 5).astype(np.float32).reshape(shape)
 
 
-def _plainly(x: Any, w: Any, y: Any, groups: int) -> tuple[Any, Any, Any]:
+def _plainly(
+    x: FloatArray, w: FloatArray, y: FloatArray, groups: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """NumPy's convolution of `check_convolutions`, with its gradients by x and w, computed from patches."""
     wide = np.zeros((2, 7, 6, 8), np.float32)
     wide[:, 1:6] = x

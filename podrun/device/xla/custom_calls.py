@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podrun.core.errors import ApplicationRuntimeError
 
 if TYPE_CHECKING:
-    from podrun.private_apis.jax import MlirModule, MlirOperation, MlirType
+    from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirType
 
 NESTING = 64
 """Most regions inside of each other: loops in loops. Programs of podrun's compiler have less than ten."""
@@ -99,7 +99,7 @@ def check_calls(name: str, module: MlirModule) -> None:
             check_call(name, op)
 
 
-def _operations(root: Any) -> Iterator[tuple[Any, int]]:
+def _operations(root: MlirOperation) -> Iterator[tuple[MlirOperation, int]]:
     """The operations inside of one with their depth, without recursion."""
     waiting = [(root, 0)]
     while waiting:

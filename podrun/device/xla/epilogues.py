@@ -12,13 +12,13 @@ replaces calls by the called functions, `producer` finds the operation that defi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from podrun.private_apis.jax import MlirBlock, MlirModule, MlirOperation, MlirType, MlirValue
+    from podrun.private_apis.mlir_types import MlirBlock, MlirModule, MlirOperation, MlirType, MlirValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Epilogue:
 
     bias: MlirValue | None = None
     """A value with one element for each output channel."""
-    other: Any = None
+    other: MlirValue | None = None
     """A value of the result's shape."""
-    sums: tuple[Any, ...] = ()
+    sums: tuple[MlirOperation, ...] = ()
     """The convolution and the additions of bias and image, in order."""
-    cut: Any = None
+    cut: MlirOperation | None = None
     """The operation that replaces negative elements by 0."""
-    compare: Any = None
+    compare: MlirOperation | None = None
     """The comparison that a select of ``cut`` reads; gradients may read it too."""
 
     @property
@@ -67,7 +67,7 @@ class Epilogue:
 def match(convolution: MlirOperation, feature: int) -> Epilogue:
     """The longest epilogue of a convolution whose result has its channels on axis ``feature``."""
     bias: MlirValue | None = None
-    other: Any = None
+    other: MlirValue | None = None
     sums, value = [convolution], convolution.results[0]
     while (user := _only_user(value)) is not None and user.name == "stablehlo.add":
         addend = user.operands[1] if user.operands[0] == value else user.operands[0]
@@ -214,7 +214,7 @@ def rebuild_walls(ir: ModuleType, module: MlirModule) -> None:
         op.erase()
 
 
-def rename(op: MlirOperation, values: Any) -> None:
+def rename(op: MlirOperation, values: Mapping[MlirValue, MlirValue]) -> None:
     """Replace old operands by new ones in an operation and in those nested in it."""
     for inner in (op, *nested(op)):
         for place, operand in enumerate(inner.operands):

@@ -17,13 +17,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podrun.device.xla.convolutions import TARGET, Kind, available
 from podrun.device.xla.epilogues import nested, producer
-from podrun.private_apis.jax import mlir
+from podrun.private_apis.jax import mlir, stablehlo
+
+if TYPE_CHECKING:
+    from jax.stages import Lowered
+
+    from podrun.private_apis.mlir_types import MlirOperation, MlirValue
 
 PACKED = 8
 """In a call's second number: its weights are packed."""
@@ -58,19 +63,19 @@ class WeightRoom:
         ]
 
 
-def _vector(weights: Any) -> np.ndarray:
+def _vector(weights: np.ndarray) -> np.ndarray:
     vector = np.zeros(weights.size * 3 // 2, np.float32)
     vector[: weights.size] = np.asarray(weights).reshape(-1)
     return vector
 
 
-def pack_weights(lowered: Any, room: WeightRoom, arguments: Sequence[Any]) -> dict[int, np.ndarray]:
+def pack_weights(lowered: Lowered, room: WeightRoom, arguments: Sequence[Any]) -> dict[int, np.ndarray]:
     """Let the convolutions of a rewritten ``jax.stages.Lowered`` read packed weights, in place.
 
     ``arguments``: the first arguments of the program, widened, which are the same at every run. Returns, by position,
     the vectors that are to be given in the place of those.
     """
-    module, ir = lowered.compiler_ir("stablehlo"), mlir()
+    module, ir = stablehlo(lowered), mlir()
     packed: dict[int, np.ndarray] = {}
     with module.context:
         for op in [op for op in nested(module.operation) if _is_forward(op)]:
@@ -84,16 +89,16 @@ def pack_weights(lowered: Any, room: WeightRoom, arguments: Sequence[Any]) -> di
     return packed
 
 
-def _is_forward(op: Any) -> bool:
+def _is_forward(op: MlirOperation) -> bool:
     called = op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == TARGET
     return called and _numbers(op)[0] == Kind.FORWARD
 
 
-def _numbers(op: Any) -> list[int]:
+def _numbers(op: MlirOperation) -> list[int]:
     return list(op.attributes["backend_config"]["numbers"])
 
 
-def _vector_of(weights: Any) -> int | None:
+def _vector_of(weights: MlirValue) -> int | None:
     """The position of the program's argument that a call's weights are the beginning of, if nothing else reads it."""
     value = weights
     for name in ("stablehlo.reshape", "stablehlo.slice"):
@@ -109,7 +114,7 @@ def _vector_of(weights: Any) -> int | None:
     return number if is_main else None
 
 
-def _packed(op: object, vector: np.ndarray, size: int) -> np.ndarray | None:
+def _packed(op: MlirOperation, vector: np.ndarray, size: int) -> np.ndarray | None:
     """The weights in the library's order; None for those that it takes as they are, or that need more room."""
     native: Any = importlib.import_module("podrun.device.xla._onednn")
     result = np.zeros_like(vector)
@@ -120,7 +125,7 @@ def _packed(op: object, vector: np.ndarray, size: int) -> np.ndarray | None:
     return result
 
 
-def _take_vector(ir: ModuleType, op: Any, *, packed: bool) -> None:
+def _take_vector(ir: ModuleType, op: MlirOperation, *, packed: bool) -> None:
     """Let a call take the argument itself in the place of weights of four axes."""
     op.operands[1] = producer(producer(op.operands[1]).operands[0]).operands[0]
     layouts = list(op.attributes["operand_layouts"])

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -47,8 +47,14 @@ from podrun.private_apis.jax import (
     aliased_outputs,
     register_lapack,
     register_lapack_only_when_asked,
+    stablehlo,
     written_to_cache,
 )
+
+if TYPE_CHECKING:
+    from jax import Device
+    from jax.export import Exported
+    from jax.stages import Lowered
 
 _log = logging.getLogger(__name__)
 COMPILER_OPTIONS: dict[str, bool | int] = {
@@ -80,7 +86,7 @@ class Piece:
     call: Callable[..., Any]
     shapes: Sequence[tuple[int, ...] | None]
     in_place: Mapping[int, int] = field(default_factory=dict)
-    device: Any = None
+    device: Device | None = None
     kinds: Sequence[tuple[int, np.dtype[Any]]] = ()
     """Elements and dtype of each operand and then of each result."""
 
@@ -130,12 +136,12 @@ class PieceCache:
             vetter(self._kept.directory).check(computation, donated, in_place)
         lowered, shared, in_place = _lower(key, computation, donated, in_place, self._kept.threads(key))
         if not own:
-            check_operations(computation.name, lowered.compiler_ir("stablehlo"))
+            check_operations(computation.name, stablehlo(lowered))
         elif _CALL in computation.stablehlo:
-            check_calls(computation.name, lowered.compiler_ir("stablehlo"))
+            check_calls(computation.name, stablehlo(lowered))
         calls = rewrite_convolutions(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
         if calls:
-            simplify_sums(lowered.compiler_ir("stablehlo"))
+            simplify_sums(stablehlo(lowered))
         with self._kept.first_on_host(key):
             call = _compile(lowered, computation.name)
         if shared:
@@ -200,7 +206,7 @@ def _lower(
     donated: tuple[int, ...],
     in_place: Mapping[int, int],
     threads: int | None = None,
-) -> tuple[Any, bool, Mapping[int, int]]:
+) -> tuple[Lowered, bool, Mapping[int, int]]:
     """A piece ready to compile, whether two threads share it, and which operands it writes over: those that were asked
     for and that JAX pairs with the same results. ``threads``: that compute it, if that is known."""
     jax: Any = importlib.import_module("jax")  # untyped here: jax's own annotations do not cover these calls
@@ -221,11 +227,12 @@ def _lower(
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
 
-        def on(device: object, donations: set[int]) -> Any:
+        def on(device: object, donations: set[int]) -> Lowered:
             one = jax.sharding.SingleDeviceSharding(device)
             flat.__name__ = piece_name(SHARED_BY if device is not one_thread_device() else 1, key)
             whole = jax.jit(flat, in_shardings=one, out_shardings=one, donate_argnums=sorted(donations))
-            return whole.lower(*shapes)
+            lowered: Lowered = whole.lower(*shapes)
+            return lowered
 
         shared = threads == SHARED_BY
         if not shared:
@@ -239,22 +246,26 @@ def _lower(
     return lowered, shared, in_place
 
 
-def _shapes(lowered: Any) -> list[tuple[int, ...]]:
-    tree: Any = importlib.import_module("jax.tree")
+def _shapes(lowered: Lowered) -> list[tuple[int, ...]]:
+    from jax import tree
+
     return [tuple(aval.shape) for aval in tree.leaves(lowered.in_avals)]
 
 
-def _kinds(lowered: Any) -> tuple[tuple[int, np.dtype[Any]], ...]:
-    tree: Any = importlib.import_module("jax.tree")
+def _kinds(lowered: Lowered) -> tuple[tuple[int, np.dtype[Any]], ...]:
+    from jax import tree
+
     both = (*tree.leaves(lowered.in_avals), *tree.leaves(lowered.out_info))
     return tuple((math.prod(aval.shape), np.dtype(aval.dtype)) for aval in both)
 
 
-def _compile(lowered: Any, name: str) -> Callable[..., Any]:
-    jax: Any = importlib.import_module("jax")
+def _compile(lowered: Lowered, name: str) -> Callable[..., Any]:
+    import jax
+
     try:
         with jax.enable_x64(True), written_to_cache():
-            call: Callable[..., Any] = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
+            options = cast("dict[str, str | bool]", COMPILER_OPTIONS.copy())
+            call: Callable[..., Any] = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         said = str(error).strip().partition("\n")[0]
         raise ApplicationRuntimeError(
@@ -265,7 +276,7 @@ def _compile(lowered: Any, name: str) -> Callable[..., Any]:
     return call
 
 
-def _check(computation: Computation, exported: Any) -> None:
+def _check(computation: Computation, exported: Exported) -> None:
     name = computation.name
     if "cpu" not in exported.platforms or exported.nr_devices != 1:
         raise ApplicationRuntimeError(

@@ -23,15 +23,17 @@ from podrun.device.xla.convolutions import (
     convolution_call,
 )
 from podrun.device.xla.epilogues import Epilogue, create_operation, inline, match, nested, rebuild_walls
-from podrun.private_apis.jax import convolution_axes, convolutions_problem, mlir
+from podrun.private_apis.jax import convolution_axes, convolutions_problem, mlir, stablehlo
 
 if TYPE_CHECKING:
-    from podrun.private_apis.jax import MlirModule, MlirOperation, MlirType, MlirValue
+    from jax.stages import Lowered
+
+    from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirType, MlirValue
 
 __all__ = ["available", "rewrite_convolutions"]
 
 
-def rewrite_convolutions(lowered: Any, least: int = 0, parts: int = 1) -> int:
+def rewrite_convolutions(lowered: Lowered, least: int = 0, parts: int = 1) -> int:
     """Replace convolutions of a ``jax.stages.Lowered`` by calls of the library, in place. Returns how many.
 
     What it has nothing for stays XLA's, and everything does where the library is not there, or where the program's
@@ -41,7 +43,7 @@ def rewrite_convolutions(lowered: Any, least: int = 0, parts: int = 1) -> int:
         if "stablehlo.convolution" in lowered.as_text():
             available()  # says why they stay XLA's
         return 0
-    module, ir = lowered.compiler_ir("stablehlo"), mlir()
+    module, ir = stablehlo(lowered), mlir()
     if not any(op.name == "stablehlo.convolution" for op in nested(module.operation)):
         return 0
     with module.context, ir.Location.unknown():

@@ -27,7 +27,7 @@ from podrun.device.xla.epilogues import create_operation, is_zero, nested, produ
 from podrun.private_apis.jax import mlir, run_passes
 
 if TYPE_CHECKING:
-    from podrun.private_apis.jax import MlirModule, MlirOperation, MlirType, MlirValue
+    from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirType, MlirValue
 
 PARTS = 8
 """Most parts of an image that are added element by element; their number divides the image's first axis."""
@@ -59,7 +59,7 @@ def simplify_sums(module: MlirModule) -> None:
 class _Term:
     """A value as the product of ``core`` and ``factors``; factors are constant over some axes."""
 
-    core: MlirValue
+    core: MlirValue | None
     factors: tuple[Any, ...] = ()
     negative: bool = False
 
@@ -97,7 +97,7 @@ def _add_up(ir: ModuleType, sums: list[Any]) -> None:
     for op in sums:
         axes, kind = tuple(op.attributes["dimensions"]), op.results[0].type
         whole = _peeled(op.operands[0], axes)
-        product = producer(whole.core)
+        product = None if whole.core is None else producer(whole.core)
         terms = [whole]
         if product is not None and product.name == "stablehlo.multiply":
             terms = [
@@ -141,7 +141,7 @@ def _in_parts(ir: ModuleType, value: MlirValue, axes: tuple[int, ...]) -> Any:
     if parts == 1 or turned is None:
         return value
     kind = ir.RankedTensorType.get(shape, value.type.element_type)
-    total: Any = None
+    total: MlirValue | None = None
     for part in range(parts):
         starts = [part * shape[a] if a == axis else 0 for a in range(len(shape))]
         piece = _slice(ir, kind, value, starts)
