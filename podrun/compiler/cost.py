@@ -17,15 +17,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
 
 from podrun.compiler import jaxprs
-from podrun.compiler.arenas import Memory, WeightGroup
+from podrun.compiler.arenas import Memory
 from podrun.compiler.collective_times import (
     collective_seconds,
     gather_seconds,
     reduction_seconds,
-    update_spec,
 )
 from podrun.compiler.export import TracedPiece
 from podrun.compiler.forward_trace import Trace, evaluate_forward
@@ -33,7 +31,7 @@ from podrun.compiler.ipu_memory import SegmentWork, ipu_memory
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.memory_remedies import largest_need, remedies
 from podrun.compiler.model_collectives import alone
-from podrun.compiler.program import PipelineOrder, Program, UpdateRule, joint
+from podrun.compiler.program import PipelineOrder, Program, joint
 from podrun.compiler.segments import PieceSegment, Placement, split_at_places
 from podrun.compiler.timeline import (
     SegmentTask,
@@ -45,9 +43,9 @@ from podrun.compiler.timeline import (
     streamed_update_bytes,
     streaming_seconds,
 )
-from podrun.compiler.update import scalar_buffer
+from podrun.compiler.update_cost import groups_by_ipu, update_reports
 from podrun.core.names import CROSSING, gradient_buffer
-from podrun.costmodel.cost import cost_flat, cost_jaxpr
+from podrun.costmodel.cost import cost_flat
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.exchange import neighbour_seconds
 from podrun.costmodel.flatten import flatten_jaxpr
@@ -84,7 +82,7 @@ def tile_report(
         return [_segment_cost(changed, step, s, again, placement, working).work for s in again]
 
     segments = [_segment_cost(program, step, segment, cut, placement, working) for segment in cut]
-    updates = _update_reports(program, memory, working)
+    updates = update_reports(program, memory, working)
     collectives = _collectives(program, traced, cut, segments, placement, model)
     tasks = _tasks(program, segments, updates, memory, collectives, model)
     causes = _seconds_by_cause(program, memory, updates, tasks, model)
@@ -325,7 +323,7 @@ def _tasks(
 
 def _update_streaming(program: Program, memory: Memory) -> dict[int, float]:
     """Seconds that the update of each IPU of a replica waits for streaming memory; the IPUs share it."""
-    moved = {ipu: streamed_update_bytes(program, groups) for ipu, groups in _groups_by_ipu(memory).items()}
+    moved = {ipu: streamed_update_bytes(program, groups) for ipu, groups in groups_by_ipu(memory).items()}
     at_once = sum(bool(nbytes) for nbytes in moved.values())
     return {ipu: streaming_seconds(program, nbytes, at_once) for ipu, nbytes in moved.items() if nbytes}
 
@@ -344,65 +342,6 @@ def _pipeline(program: Program, placement: Placement, tasks: Sequence[SegmentTas
         "flush_cycles": filling,
         "idle_share": idle_share(tasks, total, schedule),
     }
-
-
-def _update_reports(program: Program, memory: Memory, target: Chip) -> dict[int, dict[str, Any]]:
-    """The tile model's report of the update on each IPU that has weights."""
-    reports = {}
-    for ipu, groups in _groups_by_ipu(memory).items():
-        rule = program.update_rule
-        # New weights and state take the place of the old ones.
-        reports[ipu] = cost_jaxpr(_update_jaxpr(program, rule, groups), target, results_stay=False)
-    return reports
-
-
-def _groups_by_ipu(memory: Memory) -> dict[int, list[WeightGroup]]:
-    by_ipu: dict[int, list[WeightGroup]] = {}
-    for group in memory.groups:
-        by_ipu.setdefault(group.home, []).append(group)
-    return dict(sorted(by_ipu.items()))
-
-
-TracedList = Sequence[jax.Array]
-TracedNames = Mapping[str, jax.Array]
-TracedStates = Sequence[TracedNames]
-UpdatedWeight = tuple[jax.Array, Mapping[str, jax.Array]]
-
-
-def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGroup]) -> ClosedJaxpr:
-    """The update of every weight of the groups, on one replica.
-
-    A joint update (clipping by norms) is taken as PopART does it: the squares of the IPU's own gradients are summed,
-    the factor comes from elsewhere, and each gradient is multiplied by it.
-    """
-    weights = [
-        (update_spec(program, weight.name), group.gradient_dtype)
-        for group in groups
-        for weight in group.weights
-    ]
-
-    def run(
-        now: TracedList, gradients: TracedList, states: TracedStates, scalars: TracedNames
-    ) -> list[UpdatedWeight]:
-        return [
-            rule.apply(spec.name, w, g, s, {n: scalars[n] for n in rule.scalars(spec.name)})
-            for (spec, _), w, g, s in zip(weights, now, gradients, states, strict=True)
-        ]
-
-    def clipped(
-        now: TracedList, gradients: TracedList, states: TracedStates, scalars: TracedNames, factor: jax.Array
-    ) -> tuple[jax.Array | int, list[UpdatedWeight]]:
-        norm = sum(jnp.sum(jnp.square(g.astype(jnp.float32))) for g in gradients)
-        return norm, run(now, [g * factor.astype(g.dtype) for g in gradients], states, scalars)
-
-    now = [abstract(spec) for spec, _ in weights]
-    gradients = [buffer(spec.shape, dtype) for spec, dtype in weights]
-    states = [{p: abstract(s) for p, (s, _) in sorted(rule.state(spec).items())} for spec, _ in weights]
-    names = sorted({name for spec, _ in weights for name in rule.scalars(spec.name)})
-    scalars = {name: scalar_buffer(name) for name in names}
-    if joint(rule) is not None:
-        return jax.make_jaxpr(clipped)(now, gradients, states, scalars, buffer((), "float32"))
-    return jax.make_jaxpr(run)(now, gradients, states, scalars)
 
 
 def _norm_seconds(program: Program, updates: Mapping[int, Any], model: Chip) -> float:

@@ -31,12 +31,28 @@ ORDER = (
         "chain",
         "schedule",
     ),
-    *("ipu_memory", "memory_remedies", "collective_times", "timeline", "cost", "operator_balance"),
+    *(
+        "ipu_memory",
+        "memory_remedies",
+        "collective_times",
+        "timeline",
+        "update_cost",
+        "cost",
+        "operator_balance",
+    ),
     *("cache", "compile"),
 )
 """The order of the list in ``podrun/compiler/__init__.py``: a module may import those before it."""
 SCHEDULES = {"collective_cuts", "chain", "schedule"}
-COSTS = {"ipu_memory", "memory_remedies", "collective_times", "timeline", "cost", "operator_balance"}
+COSTS = {
+    "ipu_memory",
+    "memory_remedies",
+    "collective_times",
+    "timeline",
+    "update_cost",
+    "cost",
+    "operator_balance",
+}
 
 
 def _imported(path: Path) -> set[str]:
