@@ -48,7 +48,9 @@ from podrun.core.layout import slice_of
 
 
 class HostsGroup:
-    """See the module docstring, and `podrun.collectives.group.Group` for what each call promises."""
+    """The group of ranks on several hosts: shared memory on each host, TCP between them. See
+    `podrun.collectives.group.Group` for what each call promises.
+    """
 
     def __init__(
         self, token: Token, rank: int, timeout: float, registrar: Registrar | None, host: str | None = None

@@ -43,8 +43,8 @@ _NOTHING: ByteArray = np.empty(0, np.uint8)
 
 
 class Mesh:
-    """See the module docstring. ``check(seconds)`` raises the error that ended the group, if it is known within
-    ``seconds``; ``report`` is called when a collective waits long.
+    """All connections of one rank to the ranks on other hosts. ``check(seconds)`` raises the error that ended the
+    group, if it is known within ``seconds``; ``report`` is called when a collective waits long.
     """
 
     def __init__(

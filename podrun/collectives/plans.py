@@ -91,7 +91,7 @@ def plan_for(
 
 
 def posting_plan(call: AllReduceCall, board: GroupBoard, posts: Rows) -> Plan:
-    """See the module docstring.
+    """An all-reduce for few bytes: every rank copies its values out, waits, and reduces all of them itself.
 
     Barriers with an even count use one set of rows, the others the other set: a rank that posts in a set again has
     passed a barrier that all ranks reached after reading the set.
@@ -105,7 +105,7 @@ def posting_plan(call: AllReduceCall, board: GroupBoard, posts: Rows) -> Plan:
 
 
 def slice_plan(call: AllReduceCall, board: GroupBoard) -> Plan:
-    """See the module docstring."""
+    """An all-reduce for many bytes: every rank reduces its slice for all."""
     own = slice_of(board.rank, board.ranks, call.whole.size)
     parts = [row[own] for row in call.rows]
     outs = parts if call.in_place else [call.whole[own]]
@@ -114,7 +114,7 @@ def slice_plan(call: AllReduceCall, board: GroupBoard) -> Plan:
 
 
 def handover_plan(call: AllReduceCall, board: GroupBoard, handovers: Rows) -> Plan:
-    """See the module docstring.
+    """As `slice_plan`, but each rank first copies the others' slices of its values to where they read them.
 
     It suits callers who rewrite their values before every reduction, such as gradients: a cache line that another core
     has read is slow to write again, and here no other core reads the caller's lines. Sets are used in turn because a

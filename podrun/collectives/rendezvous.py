@@ -56,7 +56,9 @@ def aligned_flat_zeros(dtype: str, size: int) -> Array:
 
 
 class SoloGroup:
-    """See the module docstring, and `podrun.collectives.group.Group` for what each call promises."""
+    """The group of a single rank, which waits for nobody. See `podrun.collectives.group.Group` for what each call
+    promises.
+    """
 
     rank = 0
     size = 1

@@ -60,7 +60,9 @@ class _Scatter:
 
 
 class SharedMemoryGroup:
-    """See the module docstring, and `podrun.collectives.group.Group` for what each call promises."""
+    """The group of ranks on one host, over shared memory. See `podrun.collectives.group.Group` for what each call
+    promises.
+    """
 
     def __init__(self, board: GroupBoard, timeout: float) -> None:
         self._board = board

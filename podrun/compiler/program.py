@@ -248,7 +248,8 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """See the module docstring.
+    """What a front end hands to the compiler: plain values, and a JAX-traceable function of one micro-batch on one
+    replica.
 
     ``replicas``: over the whole program (all instances); ``ipus_per_replica`` IPUs each; on machines of four IPUs, or
     on one smaller partition. ``loss`` names a forward value with one element (None: inference). ``state_updates`` maps

@@ -49,7 +49,7 @@ log = logging.getLogger("podrun.device")
 
 
 class Job(JobProgram):
-    """See the module docstring. ``name``: what its machines call it.
+    """A job on one machine: the program that its owners load and run together. ``name``: what its machines call it.
 
     `load` and `run` are called without the machine's lock; all other methods are called with it.
     """

@@ -26,7 +26,7 @@ log = logging.getLogger("podrun.device")
 
 
 class JobProgram:
-    """See the module docstring. ``span``: the job's IPUs, ``ipus``: those on this machine. ``who``: the launch or
+    """A job's program on one machine. ``span``: the job's IPUs, ``ipus``: those on this machine. ``who``: the launch or
     process it belongs to, for faults.
 
     ``lists``: where the batches of the loaded program begin. ``failed``: the error after which the program has to be

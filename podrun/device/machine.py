@@ -56,7 +56,8 @@ from podrun.faults import (
 
 
 class Machine:
-    """See the module docstring. Every public call may come from any thread.
+    """One IPU-M2000: who is attached, what is loaded, who waits for whom, what is broken. Every public call may come
+    from any thread.
 
     ``on_lost``: what happens when the machine is lost by a fault (None: it only refuses everything from then on).
     ``on_host_lost``: what happens when its whole host is lost (None: no fault may do that). ``grace``: seconds that

@@ -51,7 +51,7 @@ PlanFaults = Callable[..., None]
 
 @pytest.fixture
 def podrun_faults() -> Iterator[PlanFaults]:
-    """See the module docstring."""
+    """Plan faults of the programs that a test runs in its own process; the test fails unless they strike."""
     plans: list[ProcessPlan] = []
     with contextlib.ExitStack() as stack:
 

@@ -82,8 +82,10 @@ def post_json(url: str, event: Mapping[str, Any], timeout_s: float = TIMEOUT_S) 
 
 
 class WebhookSender:
-    """See the module docstring. ``post``: sends one event to an address and returns its status; ``say``: told of events
-    that were given up; ``pause``: waits some seconds, or returns True at once when it is over."""
+    """Sends each problem of a POD that begins or ends to a webhook. ``post``: sends one event to an address and returns
+    its status; ``say``: told of events that were given up; ``pause``: waits some seconds, or returns True at once when
+    it is over.
+    """
 
     def __init__(
         self,

@@ -68,7 +68,9 @@ class StoredBlob:
 
 
 class PopefReader:
-    """See the module docstring. Several files may be parsed; their parts come in order."""
+    """Reads PopEF files, whose parts are views of the mapped files. Several files may be parsed; their parts come in
+    order.
+    """
 
     def __init__(self) -> None:
         self._files: list[MappedFile] = []

@@ -60,7 +60,7 @@ class PartWriter:
 
 
 class PopefWriter:
-    """See the module docstring."""
+    """Writes a PopEF file part by part; it is there when the writer is closed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path

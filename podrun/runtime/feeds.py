@@ -98,8 +98,8 @@ def _draw(source: Iterable[Element], drawn: _Drawn) -> None:
 
 
 class DataFeed:
-    """See the module docstring. ``ahead``: most elements that are drawn before they are needed. ``seconds``: longest
-    wait for one element. ``name`` is for messages.
+    """The inputs of a loop, drawn from an iterator by a thread that is ahead of the device. ``ahead``: most elements
+    that are drawn before they are needed. ``seconds``: longest wait for one element. ``name`` is for messages.
     """
 
     def __init__(

@@ -51,8 +51,8 @@ def graph_json(
     training: bool,
     unnamed: Collection[str] = ("",),
 ) -> str:
-    """See the module docstring. ``placed``: the model with its places, as it was given. ``unnamed``: names that
-    stand for none.
+    """The forward graph of a program as JSON. ``placed``: the model with its places, as it was given. ``unnamed``:
+    names that stand for none.
     """
     main, infos = built.lowered.graph, built.infos
     name = "maingraph" if placed.name in unnamed else placed.name

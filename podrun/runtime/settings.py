@@ -103,7 +103,8 @@ class PhaseSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """See the module docstring. The defaults are one replica on one IPU, one micro-batch a batch.
+    """How a model is to run: what front ends' options come down to. The defaults are one replica on one IPU, one
+    micro-batch a batch.
 
     ``replicas`` are those of all instances, ``local_replicas`` those of this process, of which ``first_replica`` is the
     first. ``accumulation`` micro-batches make a batch where gradients are accumulated (``accumulates``). Gradients are

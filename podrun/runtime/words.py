@@ -34,7 +34,9 @@ class SessionCall(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """See the module docstring. ``calls``: the front end's own names of calls."""
+    """What a front end's users call the calls and options that the runtime's messages are about. ``calls``: the front
+    end's own names of calls.
+    """
 
     calls: Mapping[SessionCall, str] = field(default_factory=dict, hash=False)
 

@@ -32,8 +32,8 @@ class BatchDecision:
 
 @dataclass(frozen=True, slots=True)
 class BatchingRule:
-    """See the module docstring. ``most_rows``: of a run. ``delay_s``: how long the oldest request waits for others,
-    infinity for ever. ``preferred_rows``: sizes that run at once.
+    """When waiting requests are run together. ``most_rows``: of a run. ``delay_s``: how long the oldest request waits
+    for others, infinity for ever. ``preferred_rows``: sizes that run at once.
 
     UsageError for sizes below 1 or above ``most_rows``, and for a negative delay.
     """

@@ -85,8 +85,8 @@ def _written(path: str | os.PathLike[str]) -> tuple[int, int, int] | None:
 
 
 class Compiler:
-    """See the module docstring. All methods are static; ``model`` is a path, bytes or a ModelProto, ``outputs`` are the
-    tensors that come back (None: the model's outputs).
+    """Compiles ONNX models to files. All methods are static; ``model`` is a path, bytes or a ModelProto, ``outputs``
+    are the tensors that come back (None: the model's outputs).
     """
 
     @staticmethod

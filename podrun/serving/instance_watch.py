@@ -56,7 +56,9 @@ def killed_models(
 
 
 class InstanceWatch:
-    """See the module docstring. ``http``: host and port of the server. A context: watches as long as it lasts."""
+    """Watches the processes of Triton's instances: the model of one that was killed is loaded again. ``http``: host and
+    port of the server. A context: watches as long as it lasts.
+    """
 
     def __init__(self, server: int, http: str, repository: Path) -> None:
         self._server, self._http, self._repository = server, http, repository

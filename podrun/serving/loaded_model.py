@@ -111,7 +111,8 @@ class ModelledPace:
 
 
 class LoadedModel(ClosedAtEnd):
-    """See the module docstring. UsageError where no IPUs are free, with who holds them.
+    """A compiled model on IPUs: attached, loaded, and run on any number of micro-batches. UsageError where no IPUs are
+    free, with who holds them.
 
     ``shared``: the caller holds ``device``, and other models may run on it: the program of the one that runs is
     loaded when it runs.

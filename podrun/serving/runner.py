@@ -54,9 +54,9 @@ class RequestTimes:
 
 
 class ModelRunner(ClosedAtEnd):
-    """See the module docstring. Takes a path, a `ServedModel`, or a model of a fused program that is loaded; `close`
-    (or ``with``) gives the IPUs back. ``device``: IPUs that the caller holds, else any that are free. ``options``
-    replace settings of ``config``.
+    """Runs requests of any size, from any thread. Takes a path, a `ServedModel`, or a model of a fused program that is
+    loaded; `close` (or ``with``) gives the IPUs back. ``device``: IPUs that the caller holds, else any that are free.
+    ``options`` replace settings of ``config``.
     """
 
     def __init__(

@@ -24,7 +24,9 @@ RunShape = tuple[int, list[tuple[str, tuple[int, ...], "np.dtype[np.generic]"]]]
 
 
 class RunMemory:
-    """See the module docstring. ``give``: hands a region over to the machine."""
+    """The tensors of one machine's runs, in memory that host process and machine share. ``give``: hands a region over
+    to the machine.
+    """
 
     def __init__(self, arrays: RunArrays, give: Callable[[SharedRegion], pb.Region]) -> None:
         self._shape, self._plan, self.slots = _shape_of(arrays), arrays.plan, arrays.depth

@@ -77,7 +77,7 @@ class RunOutcome:
 
 
 class Engine:
-    """See the module docstring.
+    """One program loaded on one machine: its memory, its compiled pieces, its group of machines, and its runs.
 
     ``before_instruction``: called before every instruction. ``core_lock``: held while it computes. ``ipus``: text for
     the IPUs of this machine that are IPU *k* of a replica, built when it is needed. One thread at a time runs; the

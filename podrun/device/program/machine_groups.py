@@ -171,8 +171,8 @@ def parts_by_position(executable: Executable) -> Mapping[int, Executable]:
 
 
 class MachineGroups:
-    """See the module docstring. ``program``: the group of all machines, by rank. ``core_lock``: held while gradients
-    are summed.
+    """The groups that the machines of a program form, and which machine does what for a replica. ``program``: the group
+    of all machines, by rank. ``core_lock``: held while gradients are summed.
 
     All machines of the program construct it at the same time. `abort` may be called from any thread.
     """

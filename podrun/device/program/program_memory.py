@@ -45,8 +45,9 @@ class Frame:
 
 
 class ProgramMemory:
-    """See the module docstring. Used by one thread at a time. ``changing``: arenas whose contents may be a collective's
-    result."""
+    """A machine's lasting memory for one program. Used by one thread at a time. ``changing``: arenas whose contents may
+    be a collective's result.
+    """
 
     def __init__(self, executable: Executable, group: Group) -> None:
         self._group = group

@@ -189,7 +189,9 @@ _ARENA = "podrun:replica-state"
 
 
 class ReplicaState:
-    """See the module docstring. ``peers``: the machines that hold the same variables, in order of replicas."""
+    """Variables of which each replica has a value of its own: as the host wrote them, or as the last run left them.
+    ``peers``: the machines that hold the same variables, in order of replicas.
+    """
 
     def __init__(self, executable: Executable, buffers: Buffers, peers: Group) -> None:
         self._buffers = buffers

@@ -36,8 +36,9 @@ CPU_SHARE = 0.001
 
 
 class RayPlaces:
-    """See the module docstring. ``address``: of an existing Ray cluster; None: Ray is private, on this host.
-    ``session``: gives the pool's Ray, which it starts if need be. ``options`` go to each machine.
+    """Where the machines of a pool lie: host of a Ray cluster, process, address. ``address``: of an existing Ray
+    cluster; None: Ray is private, on this host. ``session``: gives the pool's Ray, which it starts if need be.
+    ``options`` go to each machine.
     """
 
     def __init__(

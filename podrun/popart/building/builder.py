@@ -51,8 +51,9 @@ _log = logging.getLogger("podrun.popart.builder")
 
 
 class Builder(NodeAttributes, BuilderModel, FormerBuilder):
-    """See the module docstring. ``modelProtoOrFilename`` continues an existing model; ``opsets`` fixes the operator set
-    versions up front, ``Builder(opsets={"ai.onnx": 9, "ai.graphcore": 1})``.
+    """Makes an ONNX model operator by operator: ``builder.aiOnnx.matmul([x, w])``. ``modelProtoOrFilename`` continues
+    an existing model; ``opsets`` fixes the operator set versions up front, ``Builder(opsets={"ai.onnx": 9,
+    "ai.graphcore": 1})``.
     """
 
     def __init__(

@@ -336,7 +336,9 @@ Source = str | bytes | os.PathLike[str]
 
 @surfacing
 class NumericsReport:
-    """See the module docstring. popart_exception if the models do not hold the same weights."""
+    """How far two trainings that started alike have moved apart, weight by weight. popart_exception if the models do
+    not hold the same weights.
+    """
 
     def __init__(self, A0: Source, A1: Source, B0: Source, B1: Source) -> None:
         models = {name: _weights(loader.read_model(source)) for name, source in zip(

@@ -25,8 +25,8 @@ from podrun.serving.runtime.requests import RunFuture
 
 
 class ModelFusionRunner(ClosedAtEnd):
-    """See the module docstring. ``device``: IPUs that the caller holds, else any that are free. ``close`` (or ``with``)
-    gives them back. UsageError for a file that is no fused model.
+    """Runs the models of a fused program. ``device``: IPUs that the caller holds, else any that are free. ``close`` (or
+    ``with``) gives them back. UsageError for a file that is no fused model.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class LightFuture:
 
 
 class LightRunner(ClosedAtEnd):
-    """See the module docstring. ``device``: IPUs that the caller holds, else any that are free."""
+    """Runs exact batches and exchanges weights. ``device``: IPUs that the caller holds, else any that are free."""
 
     def __init__(
         self,

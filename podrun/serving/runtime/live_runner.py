@@ -26,7 +26,9 @@ RETRY_SECONDS = 1.0
 
 
 class LiveRunner:
-    """See the module docstring. Thread-safe. UsageError at the start where no IPUs are free."""
+    """A `ModelRunner` that lives as long as a service: after errors that stay it is made anew. Thread-safe. UsageError
+    at the start where no IPUs are free.
+    """
 
     def __init__(
         self,

@@ -61,7 +61,9 @@ class ModelVersion:
 
 
 class ServedVersions:
-    """See the module docstring. ``load``: makes a version's folder a runner, or raises why not. Thread-safe."""
+    """The models of a repository and their versions, of which the newest serve. ``load``: makes a version's folder a
+    runner, or raises why not. Thread-safe.
+    """
 
     def __init__(self, repository: Path, load: Callable[[str, Path], ServableRunner]) -> None:
         self._repository, self._load = repository, load

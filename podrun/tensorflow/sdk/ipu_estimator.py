@@ -112,8 +112,8 @@ class IPUBaseEstimator(BaseEstimator):
 
 
 class IPUEstimator(IPUBaseEstimator):
-    """See the module docstring. ``train_batch_size`` and its like: of all replicas and instances together; the model
-    and input functions get ``params['batch_size']``, that of one replica.
+    """A model function that is trained, evaluated and run on IPUs. ``train_batch_size`` and its like: of all replicas
+    and instances together; the model and input functions get ``params['batch_size']``, that of one replica.
     """
 
     def __init__(
