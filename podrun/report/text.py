@@ -116,9 +116,9 @@ def summary(profile: Profile, *, top: int = 8) -> str:
     ]
     if profile.batches_per_run > 1:
         seconds = profile.cycles_per_run / profile.clock_hz
-        run_unit, run_of = unit_of_time(seconds)
+        run_unit, run_factor = unit_of_time(seconds)
         lines.append(
-            f"One run ({amount_of(profile.batches_per_run, 'batch')}): {seconds * run_of:,.3f} {run_unit}, "
+            f"One run ({amount_of(profile.batches_per_run, 'batch')}): {seconds * run_factor:,.3f} {run_unit}, "
             f"{profile.cycles_per_run:,} cycles"
         )
     speed = "" if profile.samples_per_second is None else f"{rate(profile.samples_per_second)}; "

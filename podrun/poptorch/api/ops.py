@@ -163,8 +163,6 @@ def ctc_beam_search_decoder(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The most probable labellings of log probabilities ``[time, samples, classes]``: scores and lengths
     ``[samples, top_paths]``, labels ``[samples, top_paths, time]``. On the CPU: zeros. Error for what is no tensor."""
-    if not isinstance(probs, torch.Tensor) or not isinstance(lengths, torch.Tensor):
-        raise Error("poptorch.ctc_beam_search_decoder takes tensors of probabilities and lengths")
     if top_paths > beam_width:
         raise Error(
             f"poptorch.ctc_beam_search_decoder: top_paths {top_paths} exceeds beam_width {beam_width}"
@@ -201,8 +199,6 @@ def fps(
 ) -> torch.Tensor:
     """Indices of points that are far from each other: ``ceil(ratio * n)`` of each sample's n rows of ``src``, which
     begin at ``ptr``. Error for other types."""
-    if not isinstance(src, torch.Tensor):
-        raise Error("poptorch.fps takes a tensor of points")
     if not isinstance(ptr, (list, tuple)) or not all(isinstance(start, int) for start in ptr):
         raise Error("poptorch.fps: ptr is a list of numbers")
     if not isinstance(ratio, float) or not 0 < ratio <= 1:
