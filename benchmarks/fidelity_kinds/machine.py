@@ -39,7 +39,7 @@ def exchange_kind(record: Record) -> float:
     if pattern == "point_to_point":
         return record.rate(chip.facts["exchange_latency_cycles"].value)
     if pattern == "latency_under_load":
-        loaded = 1.0 + exchange.LOADED_LATENCY
+        loaded = 1.0 + own_formulas.LOADED_LATENCY
         if record.metric == "ratio":
             return loaded
         return record.rate(chip.facts["exchange_latency_cycles"].value * loaded)
@@ -62,7 +62,7 @@ def sync(record: Record) -> float:
     if record.params.get("pattern") == "compute_set_residue":
         each = exchange.global_sync_cycles(chip, ipus) + exchange.launch_cycles(chip)
         return record.rate(each * record.params["compute_sets"])
-    return record.rate(exchange.global_sync_cycles(chip, ipus) + exchange.COUNTER_READ)
+    return record.rate(exchange.global_sync_cycles(chip, ipus) + own_formulas.COUNTER_READ)
 
 
 def host_stream(record: Record) -> float:
@@ -74,7 +74,7 @@ def host_stream(record: Record) -> float:
     stated = {way: record.params.get(f"bytes_{way}") for way in ("to_device", "from_device")}
     # Where no size is stated, one word: such rows are about the waits.
     moved = sum(stated[one] or 0 for one in stated if way in (one, "both")) or WORD
-    parts = exchange.stream_copy(chip, moved)
+    parts = own_formulas.stream_copy(chip, moved)
     if record.params.get("occurrence") == 1:
         # The first copy of a program finds the host waiting: two barriers before, one after.
         parts = {**parts, "begin": 2.0 * exchange.sync_cycles(chip), "end": exchange.sync_cycles(chip)}
@@ -90,7 +90,7 @@ WORD = 4
 def session_call(record: Record) -> float:
     """One call of a session from the links."""
     train = record.params.get("mode") == "train"
-    rounds = record.params["gradient_accumulation"] * exchange.REMOTE_ROUNDS if train else 0
+    rounds = record.params["gradient_accumulation"] * own_formulas.REMOTE_ROUNDS if train else 0
     seconds = own_formulas.session_call_seconds(record.chip, rounds)
     if record.metric == "samples_per_s":
         return float(record.params["samples"]) / seconds

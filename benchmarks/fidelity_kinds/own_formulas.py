@@ -7,7 +7,7 @@ import math
 from fidelity_kinds.benchmark_only import benchmark_only
 from podrun.core.errors import InvalidOptionError
 from podrun.costmodel import exchange
-from podrun.costmodel.exchange import PHASE_CYCLES, stream_copy
+from podrun.costmodel.exchange import PHASE_CYCLES
 from podrun.costmodel.target import Chip
 from podrun.costmodel.vertices import SUPERVISOR, WORKERS, per_worker_vectors, vector_width
 
@@ -45,6 +45,38 @@ place (a load of both and a store)."""
 COMPILED_LOAD_SLOTS = 2.0
 """Slots of a compiled load loop per 64-bit load. Derived: plain loops reach about a quarter of the
 ceiling."""
+
+
+LOADED_LATENCY = 0.24
+"""Growth of tile-to-tile latency under full load. Published for GC2."""
+
+
+COUNTER_READ = 14.0
+"""Cycles between two counter reads beside the barrier itself. Derived: mean gap 90 against a barrier of 76."""
+
+
+ARRANGE_PER_BYTE = 2.1
+"""Cycles per byte of element-wise rearrangement on a tile. Derived: GC2 stencil's pre- and post-arrange phases."""
+
+
+PCIE_BYTES_PER_SECOND = 20e9
+"""Host link of one IPU when a program reads its data at once. Derived: the matrix-vector tutorial on hardware moves
+40 MB in 2.64 M cycles of 1.33 GHz; PCIe 4 x16 peaks at 32e9."""
+
+
+REMOTE_ROUNDS = 5
+"""Gateway rounds per micro-batch of a program with remote variables: data in, weights in twice, state in and out.
+Assumed."""
+
+
+def stream_copy(chip: Chip, nbytes: float) -> dict[str, float]:
+    """Cycles of each part of a synchronous host copy: ``begin`` (wait), ``mid`` (transfer), ``end`` (release). Programs
+    of users wait, transfer and release as long (`podrun.costmodel.batch`, `podrun.compiler.timeline`)."""
+    return {
+        "begin": exchange.WAIT_SECONDS * chip.clock_hz,
+        "mid": exchange.transfer_seconds(chip, nbytes) * chip.clock_hz,
+        "end": exchange.RELEASE_SECONDS * chip.clock_hz,
+    }
 
 
 @benchmark_only

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fidelity_kinds import sparse
+from fidelity_kinds import own_formulas, sparse
 from fidelity_kinds.benchmark_only import benchmark_only
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
 from podrun.costmodel import exchange, product_vertices, vertices
@@ -67,13 +67,13 @@ def _matrix_vector(record: Record, m: int, k: int, n: int) -> float:
     rounds = math.ceil(per_tile / vertices.WORKERS)
     moved = (m * k / chip.tiles + k * n) * item / chip.exchange_bytes
     nbytes = (m * k + k * n + m * n) * item
-    streams = exchange.stream_copy(chip, nbytes)
+    streams = own_formulas.stream_copy(chip, nbytes)
     phases = {
         "compute": vertices.WORKERS * rounds * (30.0 + k * CPP_MAC),
         "exchange": exchange.PHASE_CYCLES + moved * LINEAR_FRAGMENTS,
         # Waiting for the host at both ends of the program shows as sync.
         "sync": 3.0 * exchange.sync_cycles(chip) + streams["begin"] + streams["end"],
-        "host": exchange.TRANSFER_CYCLES + nbytes / exchange.PCIE_BYTES_PER_SECOND * chip.clock_hz,
+        "host": exchange.TRANSFER_CYCLES + nbytes / own_formulas.PCIE_BYTES_PER_SECOND * chip.clock_hz,
     }
     phase = record.params["phase"]
     if phase == "total":
@@ -111,12 +111,12 @@ def _one_tile(
         product_vertices.matmul_cycles(m, part, n, input_type=input_type, partials_type=partials, units=units)
     )
     turn += sum(vertices.elementwise_cycles(part * side, input_type, (), 1) for side in (m, n))
-    turn += exchange.ARRANGE_PER_BYTE * item * padded_k * (m + padded_n)
+    turn += own_formulas.ARRANGE_PER_BYTE * item * padded_k * (m + padded_n)
     join = vertices.scaled_add_cycles(m * n, partials)
     clear = vertices.fill_cycles(m * n, partials)
     joins = splits if variant == "zeroing" else splits - 1
     control = {"if": 120.0, "switch": 0.0, "zeroing": 0.0}[variant] * splits
-    arranged = exchange.ARRANGE_PER_BYTE * sums * m * n
+    arranged = own_formulas.ARRANGE_PER_BYTE * sums * m * n
     return splits * turn + joins * join + control + arranged + (clear if variant == "zeroing" else 0.0)
 
 

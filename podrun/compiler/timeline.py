@@ -49,8 +49,7 @@ from podrun.core.executable import Retrieval, TensorSpec, numpy_dtype
 from podrun.core.names import gradient_buffer
 from podrun.costmodel.batch import STREAMING_BYTES_PER_SECOND
 from podrun.costmodel.exchange import (
-    STREAM_BYTES_PER_SECOND,
-    TRANSFER_CYCLES,
+    transfer_seconds,
 )
 from podrun.costmodel.target import IPUS_PER_MACHINE, Chip
 from podrun.costmodel.tile_memory import Location
@@ -252,7 +251,7 @@ def host_transfer_seconds(program: Program, traced: Trace, chip: Chip, compute: 
     per_batch, once = dict.fromkeys(Beside, 0.0), dict.fromkeys(Beside, 0.0)
 
     def seconds(nbytes: int, copies: int) -> float:
-        return TRANSFER_CYCLES / chip.clock_hz + nbytes * copies / STREAM_BYTES_PER_SECOND
+        return transfer_seconds(chip, nbytes * copies)
 
     for name, item in program.inputs.items():
         per_batch[transfers.of(name)] += seconds(item.spec.nbytes, 1 if item.broadcast else sharing)

@@ -74,15 +74,6 @@ def global_sync_cycles(chip: Chip, ipus: int) -> float:
     return sync_cycles(chip) + math.ceil(15e-9 * chip.clock_hz * hops * 2.0)
 
 
-LOADED_LATENCY = 0.24
-"""Growth of tile-to-tile latency under full load. Published for GC2."""
-COUNTER_READ = 14.0
-"""Cycles between two counter reads beside the barrier itself. Derived: mean gap 90 against a barrier of
-76."""
-ARRANGE_PER_BYTE = 2.1
-"""Cycles per byte of element-wise rearrangement on a tile. Derived: GC2 stencil's pre- and post-arrange phases."""
-
-
 GC2_NEIGHBOUR_BYTES = 8.9 * 1.6e9
 """Payload that one direction of a neighbour exchange reaches. Derived: 8.9 B per cycle on GC2."""
 METHODS = {"meet_in_middle": Method.MEET_IN_MIDDLE, "ring": Method.RING, "pair": Method.BIDIRECTIONAL}
@@ -155,19 +146,8 @@ TRANSFER_CYCLES = 1500.0
 """Set-up of one transfer. Published: 1.5 k cycles for one word."""
 STREAM_BYTES_PER_SECOND = 8.0e9
 """Host link per machine in use. Published: the SDK's IPU model, 40 MB in 5.01 ms."""
-PCIE_BYTES_PER_SECOND = 20e9
-"""Host link of one IPU when a program reads its data at once. Derived: the matrix-vector tutorial on
-hardware moves 40 MB in 2.64 M cycles of 1.33 GHz; PCIe 4 x16 peaks at 32e9.
-"""
-REMOTE_ROUNDS = 5
-"""Gateway rounds per micro-batch of a program with remote variables: data in, weights in twice, state in and out.
-Assumed."""
 
 
-def stream_copy(chip: Chip, nbytes: float) -> dict[str, float]:
-    """Cycles of each part of a synchronous host copy: ``begin`` (wait), ``mid`` (transfer), ``end`` (release)."""
-    return {
-        "begin": WAIT_SECONDS * chip.clock_hz,
-        "mid": TRANSFER_CYCLES + nbytes / STREAM_BYTES_PER_SECOND * chip.clock_hz,
-        "end": RELEASE_SECONDS * chip.clock_hz,
-    }
+def transfer_seconds(chip: Chip, nbytes: float) -> float:
+    """Seconds of one transfer between the host and an IPU."""
+    return TRANSFER_CYCLES / chip.clock_hz + nbytes / STREAM_BYTES_PER_SECOND
