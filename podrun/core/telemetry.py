@@ -10,8 +10,6 @@ temperatures, shares of time and counters of links are modelled (`podrun.costmod
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -275,11 +273,6 @@ def attached_processes(reports: Iterable[MachineReport]) -> dict[int, AttachedPr
     return {
         ipu.partition_ipu: ipu.process for report in reports for ipu in report.ipus if ipu.process is not None
     }
-
-
-def this_process(pid: int, command: str, start_time_s: float | None) -> AttachedProcess:
-    """An AttachedProcess for a process of the calling user on this host."""
-    return AttachedProcess(pid, getpass.getuser(), command, start_time_s, socket.gethostname())
 
 
 @dataclass(frozen=True, slots=True)

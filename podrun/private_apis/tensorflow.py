@@ -66,8 +66,3 @@ def symbol(name: str) -> Any:
 def private_module(name: str) -> Any:
     """The module ``tensorflow.python.<name>``."""
     return importlib.import_module(f"tensorflow.python.{name}")
-
-
-def has_symbols() -> bool:
-    """Whether the installed TensorFlow has them all."""
-    return not missing_symbols()

@@ -40,7 +40,7 @@ PROGRAMS = (
 )
 """PopART's programs in order of their indices."""
 _INDEX = {name: index for index, name in enumerate(PROGRAMS)}
-INPUT_HANDLE, ANCHOR_HANDLE, TO_HOST_HANDLE = "h2d_", "anchor_d2h_", "d2h_"
+INPUT_HANDLE, ANCHOR_HANDLE = "h2d_", "anchor_d2h_"
 
 
 @dataclass(frozen=True, slots=True)

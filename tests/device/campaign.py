@@ -42,7 +42,6 @@ from podrun.core.telemetry import MachineReport
 from podrun.device.connection import AttachRequest
 from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.program.interpreter import batch_starts
-from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import EFFECTS, OF_INSTANCES, FaultPoint, FaultSpec, FaultTarget, parse_fault
 from podrun.launcher.recovery import (
@@ -59,6 +58,7 @@ from podrun.launcher.recovery import (
     damage_of,
 )
 from podrun.runtime.replica_check import IpuDigest, differing, odd_ones
+from tests.device.pods import machine_report
 
 from .conftest import together
 from .programs import data, first_weights, linear

@@ -12,10 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from podrun.core.layout import IpuRange
+from podrun.core.telemetry import MachineReport
 from podrun.device.host.client import PortConnection
 from podrun.device.host.ports import Site
 from podrun.device.host.remote import RemotePort, RemotePorts
+from podrun.device.machine import Machine
 from podrun.device.service.control import MachineControl
+from podrun.device.service.reporting import report_and_heat
 from podrun.device.service.server import MachineServer
 
 SERVER = """
@@ -99,3 +102,9 @@ def processes(machines: int, cache: Path, before: str = "") -> Iterator[Pod]:
             control.close()
         for process in started:
             process.communicate(timeout=20)
+
+
+def machine_report(machine: Machine, bare: MachineReport) -> MachineReport:
+    """``bare`` (the report of a machine in no partition) completed from the machine, as if it had been as busy as it is
+    now for long."""
+    return report_and_heat(machine, bare, ())[0]

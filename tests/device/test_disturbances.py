@@ -29,11 +29,11 @@ from podrun.device.machine import Machine
 from podrun.device.machine_context import MachinePlace
 from podrun.device.program.digests import held_by_ipu
 from podrun.device.program.fabric import LocalFabric
-from podrun.device.service.control import machine_report
 from podrun.device.strikes import strike_error
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import Strike, parse_fault, parse_faults
 from tests.compiler.test_sharding import chain
+from tests.device.pods import machine_report
 
 from .conftest import owners, request, together
 from .programs import data, first_weights, linear

@@ -30,11 +30,11 @@ from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
 from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.host.connecting import connect
-from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import parse_faults
 from tests.compiler.programs import inputs_for, weights_for
 from tests.compiler.test_sharding import chain
+from tests.device.pods import machine_report
 
 from .conftest import owners, request, together
 from .programs import data, first_weights, linear

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from podrun.core.errors import (
 )
 from podrun.core.ipu_states import IpuErrorState
 from podrun.core.proven_channel import open_channel
-from podrun.core.telemetry import AttachedProcess, MachineReport, this_process
+from podrun.core.telemetry import AttachedProcess, MachineReport
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.machines.operations import REPORT_SECONDS, SILENT_REPORT_SECONDS, Reporter, process_runs
 from podrun.partition.state.records import MachineUse
@@ -231,7 +232,7 @@ def test_a_silent_machine_shows_no_process_that_is_gone(
 
 
 def test_a_process_on_another_host_counts_as_running() -> None:
-    here = this_process(os.getpid(), "pytest", psutil.Process().create_time())
+    here = AttachedProcess(os.getpid(), "me", "pytest", psutil.Process().create_time(), socket.gethostname())
     assert process_runs(here)
     assert not process_runs(replace(here, start_time_s=1.0)), "another process has its number now"
     assert process_runs(replace(here, host="elsewhere", start_time_s=1.0))

@@ -197,9 +197,3 @@ class MachineHolder:
         with self._reporting:
             report, self._heat = report_and_heat(self._machine, self._bare, self._heat)
         return report
-
-
-def machine_report(machine: Machine, bare: MachineReport) -> MachineReport:
-    """``bare`` (the report of a machine in no partition) completed from the machine, as if it had been as busy as it is
-    now for long."""
-    return report_and_heat(machine, bare, ())[0]
