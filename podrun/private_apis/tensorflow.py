@@ -64,5 +64,8 @@ def symbol(name: str) -> Any:
 
 
 def private_module(name: str) -> Any:
-    """The module ``tensorflow.python.<name>``."""
+    """The module ``tensorflow.python.<name>``, for what stands in a registry or is replaced in place.
+
+    ModuleNotFoundError if it is gone.
+    """
     return importlib.import_module(f"tensorflow.python.{name}")
