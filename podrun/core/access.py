@@ -110,13 +110,17 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def quiet_grpc() -> None:
-    """Configure processes that run gRPC and start others. The settings count only before gRPC is first imported.
+QUIET_GRPC = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
+"""Variables of processes that run gRPC and start others. They count only before gRPC is first imported.
 
-    Ray and data loaders fork. gRPC's fork handlers print a line for each fork and can end the child.
-    """
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+Ray and data loaders fork. gRPC's fork handlers print a line for each fork and can end the child.
+"""
+
+
+def quiet_grpc() -> None:
+    """Set the variables of `QUIET_GRPC` that are not set."""
+    for name, value in QUIET_GRPC.items():
+        os.environ.setdefault(name, value)
 
 
 class StrangersServerError(ServiceError):

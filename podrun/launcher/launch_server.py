@@ -14,6 +14,7 @@ from podrun.core.errors import ConflictError, PodrunError, UsageError, present
 from podrun.launcher.own_streams import Log
 from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_launch_server
 from podrun.launcher.spec import CurrentLaunch, PodFacts
+from podrun.partition.machines.early_template import end_early_template
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
@@ -94,6 +95,7 @@ class LaunchServer:
         self.address = find_launch_server(spec, self.environ)
         if self.address is None:
             return self._start_service()
+        end_early_template()  # The server has machines.
         self.log.info(f"V-IPU server {self.address}")
         if self.others and is_loopback(self.address.host):
             raise UsageError(

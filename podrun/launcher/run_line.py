@@ -18,6 +18,9 @@ from podrun.launcher.own_streams import Log
 if TYPE_CHECKING:
     from podrun.launcher.spec import LaunchSpec
 
+MACHINES_ELSEWHERE = ("dry-run", "host", "hostfile", "offline-mode", "ray-address", "vipu-server-host")
+"""Options of launches that start no machines in processes of their own."""
+
 
 def run_command_line(line: CommandLine, environ: Mapping[str, str]) -> int:
     """Carry out a command line. Raises PodrunError."""
@@ -31,7 +34,13 @@ def run_command_line(line: CommandLine, environ: Mapping[str, str]) -> int:
 
         sys.stdout.write(version_text(line.options.get("version-format", "text")))
         return 0
-    return _launch(_configured(line), line.program, environ)
+    options = _configured(line)
+    if not line.program or any(options.get(name) for name in MACHINES_ELSEWHERE):
+        return _launch(options, line.program, environ)
+    from podrun.partition.machines.early_template import early_template
+
+    with early_template(environ):  # It imports while this process does.
+        return _launch(options, line.program, environ)
 
 
 def _configured(line: CommandLine) -> Mapping[str, Any]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from podrun.core.access import account_of
 from podrun.core.cluster import Cluster, cluster_names
-from podrun.core.cluster_file import load_cluster
 from podrun.core.environment import IPUOF_VIPU_API_HOST, IPUOF_VIPU_API_PORT
 from podrun.core.errors import ConflictError, PodrunError, ServiceError
 from podrun.core.identity import user_name
@@ -112,6 +111,8 @@ def choose_cluster(spec: LaunchSpec) -> Cluster:
 
     Raises NotFoundError for an unknown POD, ConfigError for a wrong description.
     """
+    from podrun.core.cluster_file import load_cluster
+
     if spec.server.cluster:
         return load_cluster(spec.server.cluster)
     candidates = [name for name in cluster_names() if name.startswith("pod")]
@@ -132,6 +133,8 @@ def facts_of(cluster: Cluster) -> PodFacts:
 
 def pods_by_size() -> dict[str, int]:
     """IPUs of the named GC200 PODs, smallest first: for hints."""
+    from podrun.core.cluster_file import load_cluster
+
     return {name: load_cluster(name).ipu_count for name in cluster_names() if name.startswith("pod")}
 
 

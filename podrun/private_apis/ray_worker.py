@@ -12,6 +12,7 @@ where the template has ended, it is a worker that imports for itself.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -42,36 +43,50 @@ OTHERS = (
 REQUEST_SECONDS = 10.0
 """The template waits so long for the rest of a request."""
 _TEMPLATE = "--template"
+_LISTENS = b"listens"
+"""Told to the template's standard input."""
 _PR_SET_PDEATHSIG = 1
 
 
 class WorkerTemplate:
-    """The template's process, which takes requests at a socket of this path. It ends with the thread that started it;
-    its copies do not."""
+    """The template's process. It imports at once, and takes requests when it has a socket (`listen`). It ends with the
+    thread that started it; its copies do not. ``defaults``: variables that it gets unless this process has them.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, defaults: Mapping[str, str]) -> None:
         import subprocess
 
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen(512)
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    os.path.abspath(__file__),
-                    _TEMPLATE,
-                    str(listener.fileno()),
-                    str(os.getpid()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-            )
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                os.path.abspath(__file__),
+                _TEMPLATE,
+                str(self._listener.fileno()),
+                str(os.getpid()),
+            ],
+            env={**defaults, **os.environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[self._listener.fileno()],
+            start_new_session=True,
+        )
+
+    def listen(self, path: Path) -> None:
+        """Take requests at a socket of this path."""
+        with self._listener:
+            self._listener.bind(str(path))
+            self._listener.listen(512)
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as told:
+                told.write(_LISTENS)
 
     def end(self) -> None:
         """End the template. Idempotent."""
+        self._listener.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._process.kill()
         self._process.wait()
 
@@ -111,6 +126,8 @@ class _Template:
 
         for name in (*import_module("podrun.device.service.preload").MODULES, *OTHERS):
             import_module(name)
+        if os.read(0, len(_LISTENS)) != _LISTENS:
+            os._exit(0)  # No machine is wanted after all.
         while True:
             request, _ = self._listener.accept()
             with request:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -184,7 +185,8 @@ def test_a_machines_process_is_a_copy_of_the_template(
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    template = ray_worker.WorkerTemplate(tmp_path / "template")
+    template = ray_worker.WorkerTemplate({})
+    template.listen(tmp_path / "template")
 
     def start(job: str) -> list[str]:
         done = subprocess.run(
@@ -211,3 +213,9 @@ def test_a_machines_process_is_a_copy_of_the_template(
     assert stranger == ["2 ['--for=2'] ['--for=2'] False"]
     assert start("1") == ["1 ['--for=1'] ['--for=1'] False"]
     template.end()
+
+
+def test_a_template_ends_that_never_gets_a_socket() -> None:
+    template = ray_worker.WorkerTemplate({})
+    template.end()
+    assert template._process.returncode == -signal.SIGKILL

@@ -28,6 +28,7 @@ from podrun.core.terminal import report_step
 from podrun.device.service.preload import without_garbage_collection
 from podrun.partition.host.discovery import ProcessId, ServiceEntry, remove_scratch
 from podrun.partition.host.guardian import Guardian
+from podrun.partition.machines.early_template import HEAP_ENVIRONMENT, take_template
 from podrun.partition.machines.ray_head import RECONNECT_SECONDS, HeadWatch, leave_without_ray, own_head
 from podrun.partition.machines.ray_obstacles import (
     OBJECT_STORE_BYTES,
@@ -42,10 +43,12 @@ from podrun.partition.machines.ray_obstacles import (
 )
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis.ray import RayletEnded, import_ray, only_what_machines_need
-from podrun.private_apis.ray_worker import SOCKET, SOCKET_VARIABLE, WorkerTemplate
+from podrun.private_apis.ray_worker import SOCKET, SOCKET_VARIABLE
 
 if TYPE_CHECKING:
     import psutil
+
+    from podrun.private_apis.ray_worker import WorkerTemplate
 
 log = logging.getLogger("podrun.partition")
 _one_at_a_time = threading.Lock()
@@ -67,12 +70,11 @@ _ON_LOOPBACK = {
     # Despite its name: Ray listens on 127.0.0.1 instead of the host's address, and does not ask for it at that one.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-_OWN_ENVIRONMENT = _ON_LOOPBACK | {
+_OWN_ENVIRONMENT = {
+    **_ON_LOOPBACK,
+    **HEAP_ENVIRONMENT,
     # Machines of a POD start together. Ray's default is one process for each CPU at a time, with a warning.
     "RAY_worker_maximum_startup_concurrency": "64",
-    # Machines that share a process share its heap, so one machine's piece reuses what another's freed, still cached.
-    # By default glibc gives each thread a heap of its own, and cannot be told otherwise later.
-    "MALLOC_ARENA_MAX": "1",
     # Ray's monitor ends actors when any process of the host takes memory, and all machines of a POD are actors. What is
     # short of memory is for the kernel to decide, as it is for programs without Ray.
     "RAY_memory_monitor_refresh_ms": "0",
@@ -258,7 +260,8 @@ class RaySession:
             environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
             self.token_file = str(token)
         self._set(environment | {SOCKET_VARIABLE: str(self.directory / SOCKET)})
-        self._template = WorkerTemplate(self.directory / SOCKET)
+        self._template = take_template()
+        self._template.listen(self.directory / SOCKET)
         with without_garbage_collection():
             self.ray = import_ray()
         try:
