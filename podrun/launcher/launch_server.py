@@ -14,7 +14,7 @@ from podrun.core.errors import ConflictError, PodrunError, UsageError, present
 from podrun.launcher.own_streams import Log
 from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_launch_server
 from podrun.launcher.spec import CurrentLaunch, PodFacts
-from podrun.partition.machines.early_template import end_early_template
+from podrun.partition.machines.ray_template import end_early_template
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient

@@ -37,7 +37,7 @@ def run_command_line(line: CommandLine, environ: Mapping[str, str]) -> int:
     options = _configured(line)
     if not line.program or any(options.get(name) for name in MACHINES_ELSEWHERE):
         return _launch(options, line.program, environ)
-    from podrun.partition.machines.early_template import early_template
+    from podrun.partition.machines.ray_template import early_template
 
     with early_template(environ):  # It imports while this process does.
         return _launch(options, line.program, environ)

@@ -28,7 +28,6 @@ from podrun.core.terminal import report_step
 from podrun.device.service.preload import without_garbage_collection
 from podrun.partition.host.discovery import ProcessId, ServiceEntry, remove_scratch
 from podrun.partition.host.guardian import Guardian
-from podrun.partition.machines.early_template import HEAP_ENVIRONMENT, take_template
 from podrun.partition.machines.ray_head import RECONNECT_SECONDS, HeadWatch, leave_without_ray, own_head
 from podrun.partition.machines.ray_obstacles import (
     OBJECT_STORE_BYTES,
@@ -41,6 +40,7 @@ from podrun.partition.machines.ray_obstacles import (
     short_scratch,
     what_to_try,
 )
+from podrun.partition.machines.ray_template import EVERY_RAY, OWN_RAY, RAY_ON_LOOPBACK, take_template
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis.ray import RayletEnded, import_ray, only_what_machines_need
 from podrun.private_apis.ray_worker import SOCKET, SOCKET_VARIABLE
@@ -57,29 +57,6 @@ SLOW_SECONDS = 10.0
 """A start of Ray that fails after this long was too slow: Ray gives its parts 15 and 30 s."""
 Parts = Callable[[], AbstractContextManager[None]]
 """Makes a context in which Ray starts only certain parts."""
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-    # A call after this session has ended is an error. By default it starts another Ray, which listens on the host's
-    # address and keeps its files in a directory of mode 0777.
-    "RAY_ENABLE_AUTO_CONNECT": "0",
-}
-_ON_LOOPBACK = {
-    # Despite its name: Ray listens on 127.0.0.1 instead of the host's address, and does not ask for it at that one.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-}
-_OWN_ENVIRONMENT = {
-    **_ON_LOOPBACK,
-    **HEAP_ENVIRONMENT,
-    # Machines of a POD start together. Ray's default is one process for each CPU at a time, with a warning.
-    "RAY_worker_maximum_startup_concurrency": "64",
-    # Ray's monitor ends actors when any process of the host takes memory, and all machines of a POD are actors. What is
-    # short of memory is for the kernel to decide, as it is for programs without Ray.
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
-}
 
 
 class RaySession:
@@ -218,14 +195,14 @@ class RaySession:
         return kept and not self.head.lost and all(process.alive for process in self._core)
 
     def _join(self, address: str) -> None:
-        self._set(_ENVIRONMENT)
+        self._set(EVERY_RAY)
         if self._keeper is None:
             self._set({"RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS)})
         if listens_on_loopback_only(address):
-            self._set(_ON_LOOPBACK)
+            self._set(RAY_ON_LOOPBACK)
         if self._keeper is not None:
             token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self._keeper.token_file}
-            self._set(_OWN_ENVIRONMENT | (token if self._keeper.token_file else {}))
+            self._set(OWN_RAY | (token if self._keeper.token_file else {}))
             self._core = self._gcs = tuple(p for p in self._keeper.processes if _name(p) == "gcs_server")
         elif os.environ.get("RAY_AUTH_MODE") != "token":
             log.warning(
@@ -255,7 +232,7 @@ class RaySession:
         token = self.directory / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32), encoding="ascii")
-        environment = _ENVIRONMENT | _OWN_ENVIRONMENT
+        environment = EVERY_RAY | OWN_RAY
         if os.environ.get("RAY_AUTH_MODE", "token") == "token" and not os.environ.get("RAY_AUTH_TOKEN"):
             environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
             self.token_file = str(token)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podrun.partition.host.discovery import VIPU_SERVER, Registry, ServiceEntry, own_process_id
-from podrun.partition.machines import early_template as early
+from podrun.partition.machines import ray_template as early
 
 
 class PretendedTemplate:

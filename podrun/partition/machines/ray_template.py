@@ -1,4 +1,4 @@
-"""The template of machines' processes, started before it is known whether a session starts Ray.
+"""How processes of a Ray that podrun starts begin: their environment, and the template that machines are copies of.
 
 What the template imports takes a second of a core, and so does what a launch imports until it starts Ray. With
 `early_template` both happen at once. The session that starts Ray takes the template over (`take_template`); a launch
@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from podrun.core.access import QUIET_GRPC
+from podrun.partition.machines.ray_head import RECONNECT_SECONDS
 from podrun.private_apis.ray_worker import WorkerTemplate
 
 HEAP_ENVIRONMENT = {
@@ -18,6 +19,31 @@ HEAP_ENVIRONMENT = {
     # By default glibc gives each thread a heap of its own, and cannot be told otherwise later.
     "MALLOC_ARENA_MAX": "1",
 }
+EVERY_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    # A call after this session has ended is an error. By default it starts another Ray, which listens on the host's
+    # address and keeps its files in a directory of mode 0777.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+}
+"""Variables of all processes that use Ray."""
+RAY_ON_LOOPBACK = {
+    # Despite its name: Ray listens on 127.0.0.1 instead of the host's address, and does not ask for it at that one.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+OWN_RAY = {
+    **RAY_ON_LOOPBACK,
+    **HEAP_ENVIRONMENT,
+    # Machines of a POD start together. Ray's default is one process for each CPU at a time, with a warning.
+    "RAY_worker_maximum_startup_concurrency": "64",
+    # Ray's monitor ends actors when any process of the host takes memory, and all machines of a POD are actors. What is
+    # short of memory is for the kernel to decide, as it is for programs without Ray.
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
+}
+"""Variables of a Ray that podrun starts and of its machines' processes."""
 SERVER_VARIABLES = ("IPUOF_VIPU_API_HOST", "VIPU_CLI_API_HOST")
 """Variables that name a V-IPU server, whose machines a launch then uses."""
 _waiting: list[WorkerTemplate] = []
