@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -33,12 +33,14 @@ from podrun.core.executable import Retrieval, TensorSpec, numpy_dtype
 from podrun.core.names import NORM_ANCHOR
 from podrun.runtime.loss_scaling import FINAL
 from podrun.runtime.optimizers.adam import AdamRule
-from podrun.runtime.optimizers.rules import Rule
+from podrun.runtime.optimizers.rules import Rule, WeightUpdate
 from podrun.runtime.optimizers.sgd import SGD1, SgdRule
 from podrun.runtime.settings import RunPlan, RunSettings
 from podrun.runtime.tensor_names import PREFIXES, default_scalar, gradient
 
 if TYPE_CHECKING:
+    import jax
+
     from podrun.runtime.optimizers.rules import Rule
 
 UPDATER, WEIGHT_NORM, STEP_NORM = (PREFIXES[n] for n in ("AdamUpdater", "LambR1Sq", "LambR2Sq"))
@@ -103,7 +105,8 @@ class UpdateStep:
             return np.sum(weight * weight, dtype=np.float32)
         state = {prefix: seen[name].astype(np.float32) for prefix, name in self.states.items()}
         gradient = seen[_REDUCED + self.weight].astype(np.float32)
-        step, _ = rule.step(weight, gradient, state, rule.factors(self.weight, seen), clip)
+        arrays = cast("tuple[jax.Array, jax.Array, dict[str, jax.Array]]", (weight, gradient, state))
+        step, _ = rule.step(WeightUpdate(*arrays, rule.factors(self.weight, seen), clip))
         step = np.asarray(step)
         return np.sum(step * step, dtype=np.float32) if self.spec.name.startswith(STEP_NORM) else step
 

@@ -9,17 +9,16 @@ plus ``wd w`` in Decay mode; ``w <- w - lr r x`` with r = 1, or for LAMB ``min(|
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.executable import TensorSpec
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
-from podrun.runtime.optimizers.rules import Clip, Compound, Rule, plain, state_spec, unclipped
+from podrun.runtime.optimizers.rules import Compound, Rule, WeightUpdate, plain, state_spec, unclipped
 
 if TYPE_CHECKING:
     import jax
-    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,43 +80,28 @@ class AdamRule(Rule):
     def gradient_dtype(self, weight: TensorSpec) -> str:
         return self.options.gradient_type or weight.dtype
 
-    def update(
-        self,
-        name: str,
-        weight: jax.Array,
-        gradient: jax.Array,
-        state: Mapping[str, Any],
-        factors: Mapping[str, Any],
-        clip: Clip,
-    ) -> tuple[Any, dict[str, Any]]:
+    def update(self, now: WeightUpdate) -> tuple[Any, dict[str, Any]]:
         if self.options.clips_gradient:
-            scale = factors["lossScaling"] * self.context.divisor
-            gradient, clip = clip(gradient / scale) * scale, unclipped
-        x, new_state = self.step(weight, gradient, state, factors, clip)
+            scale = now.factors["lossScaling"] * self.context.divisor
+            now = replace(now, gradient=now.clip(now.gradient / scale) * scale, clip=unclipped)
+        x, new_state = self.step(now)
         if self.options.lamb:
-            x = x * _trust_ratio(weight, x, factors["maxWeightNorm"])
-        return weight - factors["learningRate"] * x, new_state
+            x = x * _trust_ratio(now.weight, x, now.factors["maxWeightNorm"])
+        return now.weight - now.factors["learningRate"] * x, new_state
 
-    def step(
-        self,
-        weight: jax.Array | np.ndarray,
-        gradient: jax.Array | np.ndarray,
-        state: Mapping[str, Any],
-        factors: Mapping[str, Any],
-        clip: Clip,
-    ) -> tuple[Any, dict[str, Any]]:
+    def step(self, now: WeightUpdate) -> tuple[Any, dict[str, Any]]:
         """The step before the learning rate and LAMB's ratio, and the new state."""
         import jax.numpy as jnp
 
-        largest = self.options.largest
+        largest, state, factors = self.options.largest, now.state, now.factors
         decay = factors["weightDecay"]
         b1, b2, loss_scaling = factors["adamBeta1"], factors["adamBeta2"], factors["lossScaling"]
         # A scaled state keeps the loss scaling in g, m and (squared) v; eps and the L2 term follow.
         kept = loss_scaling if self.options.scaled_state else jnp.float32(1.0)
-        g = gradient * (kept / (loss_scaling * self.context.divisor))
+        g = now.gradient * (kept / (loss_scaling * self.context.divisor))
         if not self.options.decoupled_decay:
-            g = g + kept * decay * weight
-        g = clip(g)
+            g = g + kept * decay * now.weight
+        g = now.clip(g)
         m = b1 * state["Accl1___"] + (1 - b1) * g
         second = b2 * state["Accl2___"]
         v = jnp.maximum(second, jnp.abs(g)) if largest else second + (1 - b2) * g * g
@@ -129,7 +113,7 @@ class AdamRule(Rule):
             v = v if largest else v / (1 - b2**step)
         x = m / ((v if largest else jnp.sqrt(v)) + kept * factors["adamEps"])
         if self.options.decoupled_decay:
-            x = x + decay * weight
+            x = x + decay * now.weight
         return x, new_state
 
 

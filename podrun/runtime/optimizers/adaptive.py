@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.executable import TensorSpec
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
-from podrun.runtime.optimizers.rules import Clip, Compound, Rule, plain, state_spec
+from podrun.runtime.optimizers.rules import Compound, Rule, WeightUpdate, plain, state_spec
 
 if TYPE_CHECKING:
     import jax
@@ -93,29 +93,23 @@ class AdaptiveRule(Rule):
     def gradient_dtype(self, weight: TensorSpec) -> str:
         return self.options.gradient_type or weight.dtype
 
-    def update(
-        self,
-        name: str,
-        weight: jax.Array,
-        gradient: jax.Array,
-        state: Mapping[str, Any],
-        factors: Mapping[str, Any],
-        clip: Clip,
-    ) -> tuple[Any, dict[str, Any]]:
+    def update(self, now: WeightUpdate) -> tuple[Any, dict[str, Any]]:
+        state, factors = now.state, now.factors
         tf = self.options.tensorflow
-        rate, decay, alpha = factors["learningRate"], factors["weightDecay"], factors["adaptiveAlpha"]
-        g = gradient / (factors["lossScaling"] * self.context.divisor)
+        rate: jax.Array | float = factors["learningRate"]
+        decay, alpha = factors["weightDecay"], factors["adaptiveAlpha"]
+        g = now.gradient / (factors["lossScaling"] * self.context.divisor)
         if not self.options.decoupled_decay:
-            g = g + decay * weight
+            g = g + decay * now.weight
         x, new_state = self._step(g, state, alpha, factors["adaptiveEps"])
-        if self.momentum(name):
+        if self.momentum(now.name):
             x = factors["adaptiveMomentum"] * state["Accl3___"] + (rate * x if tf else x)
             new_state["Accl3___"] = x
             rate = rate if not tf else 1.0
         if self.options.decoupled_decay:
             # Inside v3 the TensorFlow variant already holds the learning rate; the decay term still needs it.
-            x = x + (factors["learningRate"] if tf and self.momentum(name) else 1.0) * decay * weight
-        return weight - rate * x, new_state
+            x = x + (factors["learningRate"] if tf and self.momentum(now.name) else 1.0) * decay * now.weight
+        return now.weight - rate * x, new_state
 
     def _step(
         self, g: jax.Array, state: Mapping[str, Any], alpha: Any, eps: Any

@@ -62,6 +62,20 @@ def unclipped(value: object) -> Any:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """What the update of one weight starts from, in float32: ``state`` by prefix, ``factors`` (compounds) by name. What
+    gradient clipping scales goes through ``clip``, once.
+    """
+
+    weight: jax.Array
+    gradient: jax.Array
+    state: Mapping[str, jax.Array]
+    factors: Mapping[str, jax.Array]
+    clip: Clip = unclipped
+    name: str = ""
+
+
 class Rule(abc.ABC):
     """Base of the update rules. ``COMPOUNDS`` are the scalars it works with.
 
@@ -187,12 +201,14 @@ class Rule(abc.ABC):
 
         wide = {prefix: value.astype(jnp.float32) for prefix, value in state.items()}
         new_weight, new_state = self.update(
-            name,
-            weight.astype(jnp.float32),
-            gradient.astype(jnp.float32),
-            wide,
-            self.factors(name, scalars),
-            clip,
+            WeightUpdate(
+                weight.astype(jnp.float32),
+                gradient.astype(jnp.float32),
+                wide,
+                self.factors(name, scalars),
+                clip,
+                name,
+            )
         )
         bits = scalars[RNG] if self.context.stochastic else None
         rounded = {
@@ -252,16 +268,8 @@ class Rule(abc.ABC):
         return norms
 
     @abc.abstractmethod
-    def update(
-        self,
-        name: str,
-        weight: jax.Array,
-        gradient: jax.Array,
-        state: Mapping[str, Any],
-        factors: Mapping[str, Any],
-        clip: Clip,
-    ) -> tuple[Any, dict[str, Any]]:
-        """The formula, in float32. What gradient clipping scales goes through ``clip``, once."""
+    def update(self, now: WeightUpdate) -> tuple[Any, dict[str, Any]]:
+        """The new weight and state, in float32."""
 
 
 def _rounded(value: Any, dtype: Any, bits: Any, name: str) -> Any:

@@ -23,10 +23,10 @@ import numpy as np
 
 from podrun.core.executable import TensorSpec
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
-from podrun.runtime.optimizers.rules import Clip, Compound, Rule, state_spec, unclipped
+from podrun.runtime.optimizers.rules import Compound, Rule, WeightUpdate, state_spec, unclipped
 
 if TYPE_CHECKING:
-    import jax
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,32 +140,23 @@ class SgdRule(Rule):
     def gradient_dtype(self, weight: TensorSpec) -> str:
         return weight.dtype if self.options.combined else self.options.gradient_type or weight.dtype
 
-    def update(
-        self,
-        name: str,
-        weight: jax.Array,
-        gradient: jax.Array,
-        state: Mapping[str, Any],
-        factors: Mapping[str, Any],
-        clip: Clip,
-    ) -> tuple[Any, dict[str, Any]]:
+    def update(self, now: WeightUpdate) -> tuple[Any, dict[str, Any]]:
+        weight, gradient, clip, state = now.weight, now.gradient, now.clip, now.state
         if self.options.clips_gradient:
             # The bound of the norm is a constant of the program, and so is the loss scaling here.
-            scale = self.values.loss_scaling.value * self.context.divisor
-            gradient, clip = clip(gradient / scale) * scale, unclipped
-        form = self.form(name)
-        rate, decay, *rest = factors.values()
+            divisor = self.values.loss_scaling.value * self.context.divisor
+            gradient, clip = clip(gradient / divisor) * divisor, unclipped
+        form, looks_ahead = self.form(now.name), self.nesterov(now.name)
+        rate, decay, *rest = now.factors.values()
         if form == 0:
             return weight * decay - rate * clip(gradient), {}
         momentum, scale = rest
         if form == 1:
             velocity = state["Accl___"] + scale * gradient
-            step = (
-                scale * gradient + decay * weight + momentum * velocity if self.nesterov(name) else velocity
-            )
+            step = scale * gradient + decay * weight + momentum * velocity if looks_ahead else velocity
             updated = weight - rate * clip(step)
             return updated, {"Accl___": momentum * velocity + decay * updated}
         driven = scale * gradient + decay * weight
         velocity = momentum * state["Accl1___"] + driven
-        step = driven + momentum * velocity if self.nesterov(name) else velocity
+        step = driven + momentum * velocity if looks_ahead else velocity
         return weight - rate * clip(step), {"Accl1___": velocity}

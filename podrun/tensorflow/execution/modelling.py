@@ -22,7 +22,7 @@ from podrun.runtime.building import build_model
 from podrun.runtime.graph import Model, Node, OperatorGraph, Place, TensorType, prune, reads
 from podrun.runtime.model_lowering import Request
 from podrun.runtime.optimizers.hyperparameters import Clipping, Hyperparameter, UpdateContext
-from podrun.runtime.optimizers.rules import Clip, Compound, Rule, state_spec
+from podrun.runtime.optimizers.rules import Compound, Rule, WeightUpdate, state_spec
 from podrun.runtime.pipelining import check_homes
 from podrun.runtime.placing import place
 from podrun.runtime.settings import FixedPlan, PlacedBy, Recomputation, Returned, RunSettings
@@ -55,23 +55,15 @@ class SlotRule(Rule):
         """The slots, of the weight's shape."""
         return {prefix: (state_spec(prefix, weight), 0.0) for prefix in SLOTS[: self.slots]}
 
-    def update(
-        self,
-        name: str,
-        weight: Any,
-        gradient: Any,
-        state: Mapping[str, Any],
-        factors: Mapping[str, Any],
-        clip: Clip,
-    ) -> tuple[Any, dict[str, Any]]:
+    def update(self, now: WeightUpdate) -> tuple[Any, dict[str, Any]]:
         """A step along moving averages of the gradient."""
         import jax.numpy as jnp
 
-        step, after = gradient, {}
-        for place_, (prefix, value) in enumerate(state.items()):
+        step, after = now.gradient, {}
+        for place_, (prefix, value) in enumerate(now.state.items()):
             after[prefix] = 0.9 * value + 0.1 * (step if place_ == 0 else step * step)
             step = after[prefix] if place_ == 0 else step / (jnp.sqrt(after[prefix]) + 1e-7)
-        return weight - 0.01 * step, after
+        return now.weight - 0.01 * step, after
 
 
 @dataclass(frozen=True, slots=True)
