@@ -16,10 +16,10 @@ Array = Any
 """A ``jax.Array`` (or tracer), or a ``numpy.ndarray`` while folding."""
 
 
-def axis_in(axis: int, rank: int, what: str = "axis") -> int:
+def axis_in(axis: int, rank: int) -> int:
     """``axis`` counted from the front. Raises InputMismatch if it is outside ``[-rank, rank)``."""
     if not -rank <= axis < max(rank, 1):
-        raise InputMismatch(f"{what} {axis} is outside [-{rank}, {rank})")
+        raise InputMismatch(f"axis {axis} is outside [-{rank}, {rank})")
     return axis % rank if rank else 0
 
 
