@@ -506,3 +506,12 @@ def test_the_log_tells_options_in_the_words_of_the_sdk(caplog: Any) -> None:
         "poptorch.Options set enableOutlining to value true",
         "poptorch.Options set engineOptions[debug.allowOutOfMemory] to true",
     }
+
+
+def test_tensor_locations_are_set_for_each_kind_of_tensor() -> None:
+    settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding().useIOTilesToLoad()
+    locations = O().TensorLocations
+    locations.setActivationLocation(settings).setAccumulatorLocation(settings.useIOTilesToStore(False))
+    assert locations.location_activation == {"useReplicatedTensorSharding": True, "useIOTilesToLoad": True}
+    assert locations.location_accumulator == {**locations.location_activation, "useIOTilesToStore": False}
+    assert locations.location_weight == {}
