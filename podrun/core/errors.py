@@ -280,6 +280,7 @@ class InvalidOptionError(PoplarError):
     """invalid_option: an engine, target or report option that does not exist or cannot have that value."""
 
     fault = Fault.USER
+    exit_code = 2
     type_name = "invalid_option"
 
 

@@ -51,7 +51,7 @@ def poprt_completion(command: click.Command, shell: str) -> str:
 
     kind = get_completion_class(shell)
     if kind is None:
-        raise UsageError(f"there is no completion for {shell}")
+        raise UsageError(f"there is no completion for {shell}", hint="Shells: bash, zsh.")
     # Without asking bash for its version, which `source` does for bash.
     completion = kind(command, {}, "poprt", "_POPRT_COMPLETE")
     return str(completion.source_template % completion.source_vars())
@@ -62,10 +62,12 @@ def load_modules(text: str | None, option: str) -> None:
     for name in listed(text):
         path = Path(name)
         if not path.is_file():
-            raise NotFoundError(f"{option}: there is no file {name!r}")
+            raise NotFoundError(
+                f"{option}: there is no file {name!r}", hint=f"Look for one: ls {path.parent}"
+            )
         spec = importlib.util.spec_from_file_location(f"poprt_custom_{path.stem}", path)
         if spec is None or spec.loader is None:
-            raise UsageError(f"{option}: {name!r} is no Python file")
+            raise UsageError(f"{option}: {name!r} is no Python file", hint=f"As in {option} passes.py.")
         module = importlib.util.module_from_spec(spec)
         with _sdk_names():
             try:
@@ -145,7 +147,7 @@ def _check(options: Options) -> None:
     if options["input_model"] is None and not options["config_yaml"]:
         raise UsageError("there is no model to convert", hint="poprt -i model.onnx")
     if options["perf_tuner"]:
-        raise UnsupportedError("--perf_tuner does nothing in PopRT, and is not there")
+        raise UnsupportedError("--perf_tuner does nothing in PopRT, and is not there", hint="Leave it out.")
     if options["custom_library_so_paths"]:
         raise UnsupportedError(
             "--custom_library_so_paths: operators that are compiled for IPUs cannot run here",
@@ -154,21 +156,23 @@ def _check(options: Options) -> None:
     eight_bits = options["precision"] in ("fp8", "fp8_weight")
     for name in ("calibration_with_data", "precision_compare"):
         if options[name] and not eight_bits:
-            raise UsageError(f"--{name} is for --precision fp8 and fp8_weight")
+            raise UsageError(f"--{name} is for --precision fp8 and fp8_weight", hint="Add --precision fp8.")
     if options["calibration_with_data"] and options["fp8_params"]:
         raise UsageError(
-            "--fp8_params and --calibration_with_data exclude each other: data choose the formats"
+            "--fp8_params and --calibration_with_data exclude each other: data choose the formats",
+            hint="Keep one of them.",
         )
     for name in ("calibration_loss_type", "data_preprocess", "num_of_layers_keep_fp16"):
         needed = options["calibration_with_data"] or (
             name == "data_preprocess" and options["precision_compare"]
         )
         if options[name] and not needed:
-            raise UsageError(f"--{name} needs --calibration_with_data")
+            raise UsageError(f"--{name} needs --calibration_with_data", hint="Add --calibration_with_data.")
     if options["only_manual_sharding"] and not options["manual_sharding_config"]:
-        raise UsageError("--only_manual_sharding needs --manual_sharding_config")
+        raise UsageError("--only_manual_sharding needs --manual_sharding_config", hint="Name the file of it.")
     if options["remap_mode"] and not options["enable_insert_remap"]:
-        raise UsageError("--remap_mode needs --enable_insert_remap")
+        raise UsageError("--remap_mode needs --enable_insert_remap", hint="Add --enable_insert_remap.")
+    compiler_options_of(options)
 
 
 def _conversion(options: Options) -> Options:
@@ -319,7 +323,9 @@ def compiler_options_of(options: Options) -> CompilerOptions:
             and value not in (usual, told[name])
             and not (name == "ipu_version" and value == "ipu2")
         ):
-            raise UsageError(f"--{name} is {value}, and --compiler_options says {told[name]}")
+            raise UsageError(
+                f"--{name} is {value}, and --compiler_options says {told[name]}", hint="Say it once."
+            )
     session = pairs_of(options["popart_options"], "--popart_options")
     if session:
         told["popart_options"] = {name: _session_value(text) for name, text in session.items()}

@@ -26,6 +26,14 @@ class ManyWords(click.Group):
             words.append(word)
         return super().parse_args(ctx, words)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """An error without a line on what to type gets one: errors of passes are raised for programs too."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            error.hint = error.hint or f"{ctx.command_path} --help says what options take."
+            raise
+
 
 def pairs_of(words: Sequence[str], option: str) -> dict[str, str]:
     """Pairs of words ``NAME=VALUE``. UsageError for a word that is none, or a name that stands twice."""
@@ -33,9 +41,9 @@ def pairs_of(words: Sequence[str], option: str) -> dict[str, str]:
     for word in (part for text in words for part in text.split()):
         name, equals, value = word.rpartition("=") if option == "--input_shape" else word.partition("=")
         if not equals or not name:
-            raise UsageError(f"{option} takes NAME=VALUE, not {word!r}")
+            raise UsageError(f"{option} takes NAME=VALUE, not {word!r}", hint=f"As in {option} x=1.")
         if name in pairs:
-            raise UsageError(f"{option} names {name!r} twice")
+            raise UsageError(f"{option} names {name!r} twice", hint="Name it once.")
         pairs[name] = value
     return pairs
 
@@ -45,7 +53,9 @@ def shapes_of(words: Sequence[str]) -> dict[str, list[int]]:
     shapes = {}
     for name, text in pairs_of(words, "--input_shape").items():
         if not all(size.isdecimal() and int(size) > 0 for size in text.split(",")):
-            raise UsageError(f"--input_shape {name}={text}: a shape is numbers above 0, as in {name}=1,8")
+            raise UsageError(
+                f"--input_shape {name}={text}: a shape is numbers above 0", hint=f"--input_shape {name}=1,8"
+            )
         shapes[name] = [int(size) for size in text.split(",")]
     return shapes
 

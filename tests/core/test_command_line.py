@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from onnx import TensorProto, helper, save
 
 from podrun.commands import UnheldWriter
 from podrun.core.command_line import MOST_SECONDS, FiniteRange, run_command, seconds_range
@@ -38,11 +39,20 @@ def test_no_command_takes_numbers_of_click_s_own_type() -> None:
     assert [str(path) for path, text in texts.items() if plain.search(text)] == []
 
 
+def write_relu(path: Path) -> None:
+    shape = [1, 4]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
 COMMANDS = {
     "vipu": ("podrun.partition.commands.vipu", "vipu_command"),
     "vipu-admin": ("podrun.partition.commands.vipu_admin", "vipu_admin_command"),
     "vipu-server": ("podrun.partition.commands.vipu_server", "vipu_server_command"),
     "poprt": ("podrun.serving.poprt_command", "poprt_command"),
+    "load": ("podrun.serving.commands.load", "load_verb"),
+    "capacity": ("podrun.serving.commands.capacity", "capacity_verb"),
     "drill": ("podrun.drill.commands.drill", "drill_verb"),
     "simulate": ("podrun.simulate.commands.simulate", "simulate_verb"),
     "chaos": ("podrun.simulate.commands.chaos", "chaos_verb"),
@@ -73,6 +83,16 @@ COMMANDS = {
         ),
         ("poprt", ["-i", "EMPTY"], "it holds no graph"),
         ("poprt", ["-i", "FOLDER"], "one is wanted"),
+        ("poprt", ["-i", "MODEL", "--input_shape", "x=²"], "numbers above 0"),
+        ("poprt", ["-i", "MODEL", "--convert_version", "999"], "not 999"),
+        ("poprt", ["-i", "MODEL", "--compiler_options", "foo=1"], "foo"),
+        ("load", ["localhost:1", "-m", "n", "--request-rate-range", "nan"], "'nan' is no range"),
+        ("load", ["localhost:1", "-m", "n", "--request-rate-range", "1:inf"], "'1:inf' is no range"),
+        ("load", ["localhost:1", "-m", "n", "--concurrency-range", "nan"], "'nan' is no range"),
+        ("load", ["localhost:1", "-m", "n", "--concurrency-range", "99999999"], "at once"),
+        ("capacity", ["MODEL", "--rate", "9/s", "--price", "pod16=nan"], "no price"),
+        ("capacity", ["MODEL", "--rate", "9/s", "--target", "nosuch"], "unknown system"),
+        ("capacity", ["MODEL", "--rate", "9/s", "--ipus-per-replica", "3"], "do not divide"),
         ("drill", ["BROKEN"], "not YAML"),
         ("simulate", ["--generate", "jobs=99999999999999999999", "--pod", "pod16"], "too long"),
         ("chaos", ["--workers", "-1"], "--workers"),
@@ -85,7 +105,8 @@ def test_odd_words_are_answered_in_two_lines(
     (tmp_path / "empty.onnx").touch()
     (tmp_path / "broken.yaml").write_text("x: [1,\n")
     (tmp_path / "folder").mkdir()
-    files = {"EMPTY": "empty.onnx", "FOLDER": "folder", "BROKEN": "broken.yaml"}
+    write_relu(tmp_path / "model.onnx")
+    files = {"EMPTY": "empty.onnx", "FOLDER": "folder", "BROKEN": "broken.yaml", "MODEL": "model.onnx"}
     module, attribute = COMMANDS[name]
     command = getattr(import_module(module), attribute)
     typed = [str(tmp_path / files[word]) if word in files else word for word in words]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -86,6 +87,6 @@ def read_prices(words: Iterable[str]) -> dict[str, float]:
             prices[pod.lower()] = price = float(text)
         except ValueError:
             price = -1.0
-        if not equals or price < 0:
+        if not equals or not 0 <= price < math.inf:
             raise UsageError(f"--price: {word!r} is no price of an hour", hint="As in --price pod16=12.5.")
     return prices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from podrun.serving.load.generator import LoadLevel, Measured, Measuring
     from podrun.serving.load.servers import ModelForm
+
+MOST_CONCURRENCY = 10_000
+"""Requests in flight of one client: each has a task, and on HTTP a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,11 @@ def load_levels(request: LoadRequest) -> list[LoadLevel]:
     many = load_range(request.concurrency_range or "1", "--concurrency-range")
     if any(value != int(value) for value in many):
         raise UsageError("--concurrency-range has whole numbers", hint="--concurrency-range 1:16:5")
+    if many[-1] > MOST_CONCURRENCY:
+        raise UsageError(
+            f"--concurrency-range ends at {many[-1]:.0f} requests at once",
+            hint=f"It holds up to {MOST_CONCURRENCY}.",
+        )
     return [LoadLevel(concurrency=int(value)) for value in many]
 
 
@@ -159,7 +168,8 @@ def load_range(text: str, option: str) -> list[float]:
     except ValueError:
         first = last = step = 0.0
     last, step = last or first, step or 1.0
-    if first <= 0 or last < first or step <= 0 or text.count(":") > 2:
+    finite = all(math.isfinite(number) for number in (first, last, step))
+    if not finite or first <= 0 or last < first or step <= 0 or text.count(":") > 2:
         raise UsageError(f"{option}: {text!r} is no range", hint=f"As in {option} 1:16:5.")
     count = int((last - first) / step + 1e-9) + 1
     if count > 1000:

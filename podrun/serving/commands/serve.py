@@ -76,7 +76,8 @@ def serve_verb(
 
         if options or tritonserver:
             raise UsageError(
-                "--tritonserver and words after -- are for Triton's server, which is not used here"
+                "--tritonserver and words after -- are for Triton's server, which is not used here",
+                hint="Leave them out.",
             )
         for variable in variables.items():
             pass_on(*variable)
