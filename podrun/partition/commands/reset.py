@@ -12,6 +12,7 @@ from podrun.core.errors import ConflictError
 from podrun.core.telemetry import attached_processes
 from podrun.partition.commands.context import CliContext, partition_names, without_suggestions
 from podrun.partition.commands.create import ipuof_files, service_of, write_ipuof_files
+from podrun.partition.commands.shared_options import generation_option
 from podrun.partition.state.codec import value_to_json
 
 if TYPE_CHECKING:
@@ -21,14 +22,7 @@ if TYPE_CHECKING:
 @click.command("partition")
 @click.argument("name", shell_complete=partition_names)
 @click.option("--no-wait", is_flag=True, help="Do not wait until the partition is active.")
-@click.option(
-    "--generation",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=False,
-    metavar="N",
-    help="Leave it alone if it has been reset since this generation (vipu get partition).",
-)
+@generation_option("it has")
 @click.option(
     "--force", is_flag=True, help="Also while a process works on its IPUs, which ends that program."
 )

@@ -80,6 +80,18 @@ def global_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def generation_option(what: str) -> Callable[..., Any]:
+    """--generation, as a decorator: what has happened since need not happen again."""
+    return click.option(
+        "--generation",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=False,
+        metavar="N",
+        help=f"Leave it alone if {what} been reset since this generation (vipu get partition).",
+    )
+
+
 def names_in(text: str) -> list[str]:
     """The names that an option lists, separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
@@ -108,14 +120,7 @@ def command_on_agent(
 
     @click.command("agent", help=help_text)
     @click.argument("name")
-    @click.option(
-        "--generation",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=False,
-        metavar="N",
-        help="Leave it alone if all its partitions have been reset since this generation (vipu get partition).",
-    )
+    @generation_option("all its partitions have")
     @click.pass_obj
     def command(cli: CliContext, name: str, generation: int) -> None:
         with cli.client() as client:
