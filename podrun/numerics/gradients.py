@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from podrun.numerics.precision import is_float
+
+ArrayIndex = Array | np.ndarray | tuple[Array | np.ndarray | slice | int, ...]
+"""Places in an array, as ``x.at[...]`` takes them."""
 
 
 @jax.custom_jvp
@@ -45,7 +47,7 @@ def to_equals(x: Array, result: Array, axes: tuple[int, ...]) -> Array:
     return with_gradient(result, carrier.reshape(result.shape))
 
 
-def equals_carrier(x: Array, at: Any, updates: Array, result: Array) -> Array:
+def equals_carrier(x: Array, at: ArrayIndex, updates: Array, result: Array) -> Array:
     """What carries the gradient of ``result``, an extreme of x and of the updates at ``at``: whole to all that equal it
     (PopART's ScatterReduceGrad).
     """
@@ -53,7 +55,7 @@ def equals_carrier(x: Array, at: Any, updates: Array, result: Array) -> Array:
     return jnp.where(x == result, x, zero).at[at].add(jnp.where(updates == result[at], updates, zero))
 
 
-def product_carrier(x: Array, at: Any, updates: Array) -> Array:
+def product_carrier(x: Array, at: ArrayIndex, updates: Array) -> Array:
     """What carries the gradient of x with the elements ``at`` multiplied by updates.
 
     Each factor times the product of the others, which is 0 beside two zeros, and beside one for all but that.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from podrun.core.errors import present
 from podrun.numerics.gradients import with_gradient
 from podrun.numerics.precision import lowest_of
 from podrun.numerics.windows import Window, padded, reduced_by_window, shifted, unshifted
@@ -55,13 +55,13 @@ def _returned(gradient: Array, hits: Iterable[Array], window: Window, shape: tup
     their result from there.
     """
     zero = jnp.zeros((), gradient.dtype)
-    total: Any = None
+    total: Array | None = None
     for position, hit in zip(window.positions(), hits, strict=True):
         term = unshifted(jnp.where(hit, gradient, zero), window, position, shape)
         total = term if total is None else total + term
     back = [(0, 0, 0), (0, 0, 0)]
     back += [(-b, -(a + e), 0) for (b, a), e in zip(window.pads, window.extra, strict=True)]
-    return lax.pad(total, zero, back)
+    return lax.pad(present(total, "a window has positions"), zero, back)
 
 
 maximum_of_windows.defvjp(_maximum_forward, _maximum_backward)
@@ -79,9 +79,10 @@ def _first_backward(window: Window, saved: tuple[Array, Array], gradient: Array)
     x, y = saved
     wide = padded(x, window, lowest_of(x.dtype))
     positions = list(window.positions())
-    place: Any = np.uint8(len(positions)) if len(positions) < 256 else np.int32(len(positions))
+    kind = np.uint8 if len(positions) < 256 else np.int32
+    place = jnp.asarray(len(positions), kind)
     for number, position in reversed(list(enumerate(positions))):
-        place = jnp.where(shifted(wide, window, position) == y, place.dtype.type(number), place)
+        place = jnp.where(shifted(wide, window, position) == y, kind(number), place)
     return (_returned(gradient, (place == number for number in range(len(positions))), window, wide.shape),)
 
 
@@ -95,17 +96,17 @@ def maximum_with_places(x: Array, window: Window, places: Array) -> tuple[Array,
     """
     wide = padded(x, window, lowest_of(x.dtype))
     wide_places = padded(places, window, np.asarray(-1, places.dtype))
-    best: Any = None
-    where: Any = None
+    best: Array | None = None
+    where: Array | None = None
     for position in window.positions():
         value, place = shifted(wide, window, position), shifted(wide_places, window, position)
         place = jnp.broadcast_to(place, value.shape)
-        if best is None:
+        if best is None or where is None:
             best, where = value, place
             continue
         better = (value > best) | ((where < 0) & (place >= 0))
         best, where = jnp.where(better, value, best), jnp.where(better, place, where)
-    return best, where
+    return present(best, "a window has positions"), present(where, "a window has positions")
 
 
 def sum_of_windows(x: Array, window: Window) -> Array:

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from podrun.core.errors import InputMismatch
-from podrun.numerics.gradients import equals_carrier, product_carrier, with_gradient
+from podrun.numerics.gradients import ArrayIndex, equals_carrier, product_carrier, with_gradient
 from podrun.numerics.precision import greatest_of, is_float, lowest_of
 
 
@@ -54,7 +54,7 @@ def neutral_element(how: str, dtype: DTypeLike) -> np.ndarray:
 
 
 def combined(
-    x: Array, at: Any, updates: Array, how: str, *, include: bool = True, whole_to_equals: bool = False
+    x: Array, at: ArrayIndex, updates: Array, how: str, *, include: bool = True, whole_to_equals: bool = False
 ) -> Array:
     """x with updates put at (``none``), added to, multiplied into, or reduced with the elements at ``at``.
 

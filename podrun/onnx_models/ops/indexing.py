@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import InputMismatch
+from podrun.numerics.gradients import ArrayIndex
 from podrun.numerics.shared_places import combined, element_places, from_front, index_tuples, reversed_within
 from podrun.onnx_models.ops.common import Array, axis_in, ints, same_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
@@ -200,7 +201,7 @@ def sequence_slice(
     return result
 
 
-def _combined(ctx: Context, x: Array, at: object, updates: Array, how: str) -> Array:
+def _combined(ctx: Context, x: Array, at: ArrayIndex, updates: Array, how: str) -> Array:
     """`combined` with the gradients that PopART has for extremes; ONNX has no mean."""
     if how == "mean":
         raise InputMismatch("reduction 'mean' is none of none, add, mul, max, min")
