@@ -51,9 +51,7 @@ class TritonPythonModel:
         except PodrunError as error:
             hint = f" ({error.hint})" if error.hint else ""
             raise pb.TritonModelException(f"podrun: {error.message}{hint}") from error
-        self._families = _families(pb)  # A family that is dropped takes its metrics along.
-        labels = {"model": args["model_name"], "version": args["model_version"]}
-        self._counters = {name: family.Metric(labels=labels) for name, family in self._families.items()}
+        self._counters = _counters(pb, {"model": args["model_name"], "version": args["model_version"]})
         pb.Logger.log_info(f"podrun: {args['model_instance_name']} is on its IPUs")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -84,12 +82,10 @@ class TritonPythonModel:
         return responses
 
     def finalize(self) -> None:
-        """Give the IPUs and all that is Triton's back. Metrics and tensors that live until the interpreter ends are
-        freed in memory that Triton has given back: the process would crash, and now and then the server with it.
+        """Give the IPUs and Triton's tensors back. Tensors that live until the interpreter ends are freed in memory
+        that Triton has given back: the process would crash, and now and then the server with it.
         """
         self._instance.runner.close()
-        self._counters.clear()
-        self._families.clear()
         del self._instance
         gc.collect()
 
@@ -158,15 +154,23 @@ def _code(pb: ModuleType, error: Exception) -> Any:
     return pb.TritonError.INVALID_ARG if isinstance(error, UsageError) else pb.TritonError.INTERNAL
 
 
-def _families(pb: ModuleType) -> dict[str, Any]:
-    """The metrics of the modelled device, by what they count."""
+def _counters(pb: ModuleType, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The metrics of the modelled device, by what they count. Instances of a version, also those of a reload, count on
+    in the same ones.
+
+    They are never freed: Triton has one metric for equal labels, deletes it with the first instance that drops it, and
+    then writes into freed memory for the others (its issue 8663), until the server crashes.
+    """
     texts = {
         "compute": "Modelled seconds that IPUs computed",
         "transfer": "Modelled seconds of transfers between host and IPUs",
         "emulation": "Seconds that the emulation took",
     }
     kind = pb.MetricFamily.COUNTER
-    return {
-        name: pb.MetricFamily(name=f"podrun_{name}_seconds_total", description=text, kind=kind)
-        for name, text in texts.items()
-    }
+    counters = {}
+    for name, text in texts.items():
+        family = pb.MetricFamily(name=f"podrun_{name}_seconds_total", description=text, kind=kind)
+        counters[name] = family.Metric(labels=labels)
+        for held in (family, counters[name]):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    return counters

@@ -46,7 +46,7 @@ dynamic_batching { max_queue_delay_microseconds: 200 preserve_ordering: true }
 MODELS = {"steady": 2, "reloaded": 1, "killed": 1}
 """Models and their instances: one is left alone, one is reloaded all the time, one has its processes killed."""
 IN_FLIGHT = 32
-PAUSE_SECONDS = 15.0
+PAUSE_SECONDS = 5.0
 ANSWER_SECONDS = 120.0
 PATTERNS = [(rows_of(1 + seed % 4, seed), seed) for seed in range(64)]
 EXPECTED = [expected(x) for x, _ in PATTERNS]

@@ -130,9 +130,28 @@ def test_http_gives_the_same(served: Served) -> None:
     with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
         outputs = {output["name"]: output["data"] for output in json.loads(answer.read())["outputs"]}
     np.testing.assert_allclose(np.reshape(outputs["y"], (2, 3)), expected(x), rtol=1e-5, atol=1e-6)
+    assert modelled_seconds(served) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_counters_go_on_when_a_model_is_loaded_again(served: Served) -> None:
+    seconds = [modelled_seconds(served)]
+    for _ in range(3):
+        os.utime(served.repository / "net" / "1")  # Triton loads a version again that has changed.
+        served.client.load_model("net", client_timeout=120)
+        ask(served, rows_of(4))
+        seconds.append(modelled_seconds(served))
+    assert sorted(set(seconds)) == seconds
+
+
+def modelled_seconds(served: Served) -> float:
+    """What the server's metrics say of the time that IPUs computed."""
     with urllib.request.urlopen(f"{served.metrics}/metrics", timeout=30) as answer:  # noqa: S310
-        text = answer.read().decode()
-    assert 'podrun_compute_seconds_total{model="net",version="1"}' in text
+        lines = answer.read().decode().splitlines()
+    series = 'podrun_compute_seconds_total{model="net",version="1"} '
+    (line,) = [line for line in lines if line.startswith(series)]
+    return float(line.removeprefix(series))
 
 
 @pytest.mark.system
