@@ -35,11 +35,6 @@ SELDOM_USED = ("requests", "jsonschema")
 WORKER = "ray._private.workers.default_worker"
 READ_AT_IMPORT = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 """What Ray's core reads from the environment when it is imported, and never again."""
-OTHERS = (
-    *("asyncio", "google.protobuf.internal.builder", "google.protobuf.json_format", "psutil", "yaml"),
-    "podrun.device.service.servicer",
-)
-"""What the template imports before it knows Ray's environment, beside the modules for programs."""
 REQUEST_SECONDS = 10.0
 """The template waits so long for the rest of a request."""
 _TEMPLATE = "--template"
@@ -124,7 +119,7 @@ class _Template:
         """Import what does not depend on Ray, then take requests. Returns in each copy."""
         from importlib import import_module
 
-        for name in (*import_module("podrun.device.service.preload").MODULES, *OTHERS):
+        for name in import_module("podrun.device.service.preload").TEMPLATE_MODULES:
             import_module(name)
         if os.read(0, len(_LISTENS)) != _LISTENS:
             os._exit(0)  # No machine is wanted after all.

@@ -10,8 +10,8 @@ import importlib
 import logging
 import sys
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from podrun.core.environment import (
@@ -25,6 +25,7 @@ from podrun.core.environment import (
     environment,
 )
 from podrun.core.errors import UsageError
+from podrun.core.garbage import without_full_collections, without_garbage_collection
 from podrun.core.terminal import reporting
 
 CACHE_DIRECTORIES = (POPART_CACHE_DIR, POPXL_CACHE_DIR)
@@ -65,16 +66,19 @@ def check_replicas(environ: Mapping[str, str] | None = None) -> int:
     return int(text)
 
 
-def progress(what: str, environ: Mapping[str, str] | None = None) -> AbstractContextManager[None]:
+@contextmanager
+def preparing(what: str, environ: Mapping[str, str] | None = None) -> Iterator[None]:
     """Report on standard error how far ``what`` is, if it takes long (`podrun.core.terminal`): in the first instance
-    of a program only, and not at all if PODRUN_PROGRESS is ``off``.
+    of a program only, and not at all if PODRUN_PROGRESS is ``off``. Meanwhile only young objects are searched for
+    garbage.
     """
     variables = ours(environ)
     first = variables.get(POPDIST_REPLICA_INDEX_OFFSET, "0") == "0"
-    if not first or variables.get(PODRUN_PROGRESS) == "off" or sys.stderr is None:
-        return nullcontext()
+    quiet = not first or variables.get(PODRUN_PROGRESS) == "off" or sys.stderr is None
     file = variables.get(PODRUN_PROGRESS_FILE)
-    return reporting(what, sys.stderr, file=Path(file) if file else None)
+    report = nullcontext() if quiet else reporting(what, sys.stderr, file=Path(file) if file else None)
+    with without_full_collections(), report:
+        yield
 
 
 def import_jax() -> None:
@@ -94,7 +98,8 @@ def import_jax() -> None:
         if log.level == logging.NOTSET:  # A program that logs at INFO or DEBUG need not hear what JAX does.
             log.setLevel(logging.WARNING)
     try:
-        importlib.import_module("jax")
+        with without_garbage_collection():
+            importlib.import_module("jax")
     finally:
         np.random.set_state(state)
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)

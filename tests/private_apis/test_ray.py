@@ -165,8 +165,7 @@ PRETENDED_COPIES = {
     "podrun/__init__.py": "",
     "podrun/device/__init__.py": "",
     "podrun/device/service/__init__.py": "",
-    "podrun/device/service/preload.py": "MODULES = ('math',)",
-    "podrun/device/service/servicer.py": "",
+    "podrun/device/service/preload.py": "TEMPLATE_MODULES = ('math',)",
     "ray/_private/workers/default_worker.py": """
 import gc, os, sys
 import ray

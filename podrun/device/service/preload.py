@@ -7,14 +7,13 @@ copies of a process that has imported it (`podrun.private_apis.ray_worker`), not
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+from podrun.core.garbage import without_garbage_collection
 from podrun.private_apis.jax import MLIR_MODULES
 
 log = logging.getLogger("podrun.device")
@@ -25,6 +24,12 @@ MODULES = (
     "jax.experimental.compilation_cache.compilation_cache",
     *MLIR_MODULES,
 )
+TEMPLATE_MODULES = (
+    *MODULES,
+    *("asyncio", "google.protobuf.internal.builder", "google.protobuf.json_format", "psutil", "yaml"),
+    "podrun.device.service.servicer",
+)
+"""What the template of machines' processes imports before it knows Ray's environment."""
 _NICE = 5
 """Niceness of the importing thread. On a busy core the host process goes first; but a load waits for the imports, so
 they must not take much longer."""
@@ -66,22 +71,3 @@ class Preload:
                     self._import(name)
                 except ImportError as error:  # A load that needs the module reports it.
                     log.info("%s was not imported ahead: %s", name, error)
-
-
-@contextlib.contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Pause the garbage collector while large libraries are imported: it finds next to nothing and takes a tenth of
-    the time (JAX 0.07 s, Ray 0.07 s)."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def freeze_and_collect() -> None:
-    """Collect garbage again, but not among the objects that exist now, which stay."""
-    gc.freeze()
-    gc.enable()

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from podrun import __version__
 from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, UnrecoverableRuntimeError
+from podrun.core.garbage import freeze_and_collect
 from podrun.core.gate import Gate
 from podrun.core.telemetry import MachineReport
-from podrun.device.service.preload import Preload, freeze_and_collect
+from podrun.device.service.preload import Preload
 
 if TYPE_CHECKING:
     import grpc

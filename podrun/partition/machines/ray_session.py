@@ -24,8 +24,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import ServiceError
+from podrun.core.garbage import without_garbage_collection
 from podrun.core.terminal import report_step
-from podrun.device.service.preload import without_garbage_collection
 from podrun.partition.host.discovery import ProcessId, ServiceEntry, remove_scratch
 from podrun.partition.host.guardian import Guardian
 from podrun.partition.machines.ray_head import RECONNECT_SECONDS, HeadWatch, leave_without_ray, own_head

@@ -41,7 +41,7 @@ from podrun.popart.values.names import FormerSession
 from podrun.popart.values.tensor_info import InputShapeInfo, TensorInfo, info_of
 from podrun.runtime.assembly import PlacedModel, SessionSource, assemble, place_and_build
 from podrun.runtime.device_program import DeviceProgram
-from podrun.runtime.environment import import_jax, progress
+from podrun.runtime.environment import import_jax, preparing
 from podrun.runtime.executable_files import check_writable, in_folder
 from podrun.runtime.graph import Model
 from podrun.runtime.graph_text import write_dots
@@ -91,7 +91,7 @@ class Session(FormerSession):
         self._taps, self.device = StreamCallbacks(), deviceInfo
         option_checks.check_scaling_optimizer(options, optimizer)
         device = deviceInfo.device
-        with progress(f"reading the model of {name!r}"):
+        with preparing(f"reading the model of {name!r}"):
             model = _in_memory(read)
             option_checks.check_recomputation(options, recompute_annotated(model.graph))
             source = SessionSource(name, model, self._flow, run_settings(options), self._training, fixed)
@@ -159,7 +159,7 @@ class Session(FormerSession):
             return
         option_checks.check_every_n_with_pipelining(options, self._flow)
         settings = parts.reports.engine_settings()
-        with progress(f"preparing {parts.source.name!r}"):
+        with preparing(f"preparing {parts.source.name!r}"):
             parts.loader.compile()
             parts.reports.after_compile(settings)
             offline = self.device.type is DeviceType.OfflineIpu

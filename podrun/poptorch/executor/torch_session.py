@@ -13,7 +13,7 @@ from podrun.poptorch.compile.session_optimizers import TorchUpdate
 from podrun.runtime.assembly import SessionParts, SessionSource, assemble, place_and_build
 from podrun.runtime.device import DeviceKind, RunDevice
 from podrun.runtime.device_program import DeviceProgram
-from podrun.runtime.environment import progress
+from podrun.runtime.environment import preparing
 from podrun.runtime.step_arrays import ArrayStep, returned_arrays
 
 PROGRAM_NAME = "poptorch"
@@ -30,7 +30,7 @@ class TorchSession:
         self, source: SessionSource, device: RunDevice, loss: str | None, optimizer: TorchUpdate | None
     ) -> None:
         self._optimizer = optimizer
-        with progress(f"reading the model of {source.name!r}"):
+        with preparing(f"reading the model of {source.name!r}"):
             built = place_and_build(source, source.request(device, loss, optimizer), device.target)
         self.parts: SessionParts = assemble(source, built, DeviceProgram(device, self, source.settings.words))
 
@@ -45,7 +45,7 @@ class TorchSession:
         """
         parts = self.parts
         settings = parts.reports.engine_settings()
-        with progress(f"preparing {parts.source.name!r}"):
+        with preparing(f"preparing {parts.source.name!r}"):
             parts.loader.compile()
             parts.reports.after_compile(settings)
             if load and self.device.kind is not DeviceKind.OFFLINE and not parts.loader.loaded:

@@ -24,7 +24,7 @@ from podrun.core.executable_file import write_executable
 from podrun.runtime.assembly import SessionParts, SessionSource, assemble, place_and_build
 from podrun.runtime.device import RunDevice
 from podrun.runtime.device_program import DeviceProgram
-from podrun.runtime.environment import import_jax, progress
+from podrun.runtime.environment import import_jax, preparing
 from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import Model, OperatorGraph, Place, TensorType
 from podrun.runtime.session_reports import SessionReports
@@ -186,7 +186,7 @@ class StepProgram:
             built = self.parts.model.built
             self._baked = {k: np.array(values[k]) for k in built.lowered.constants if k in values}
             self._on_device = {}
-            with progress(f"preparing {self.source.name!r}"):
+            with preparing(f"preparing {self.source.name!r}"):
                 self._compile(self.parts, values)
         return self.parts
 

@@ -1,0 +1,48 @@
+"""The garbage collector leaves objects alone that stay, and comes back."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from podrun.core.garbage import without_full_collections
+
+AGES = """
+import gc
+from podrun.core.garbage import without_garbage_collection
+
+with without_garbage_collection():
+    assert not gc.isenabled()
+    imported = [[]]
+assert gc.isenabled()
+assert any(item is imported for item in gc.get_objects(generation=2))
+assert gc.get_freeze_count() == 0
+gc.freeze()
+frozen = gc.get_freeze_count()
+with without_garbage_collection():
+    pass
+assert gc.get_freeze_count() == frozen, "what somebody has frozen stays so"
+"""
+
+
+def test_what_is_imported_without_collections_is_old() -> None:
+    subprocess.run([sys.executable, "-c", AGES], check=True, timeout=60)
+
+
+def _fail_without_full_collections(before: tuple[int, int, int]) -> None:
+    with without_full_collections():
+        with without_full_collections():
+            pass
+        assert gc.get_threshold()[:2] == before[:2]
+        assert gc.get_threshold()[2] > before[2]
+        raise KeyError
+
+
+def test_full_collections_come_back_after_an_error() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(KeyError):
+        _fail_without_full_collections(before)
+    assert gc.get_threshold() == before
