@@ -210,7 +210,8 @@ _HOST_HINTS = {
     errno.EDQUOT: "Free some of your quota. podrun doctor shows where podrun keeps files.",
     errno.EROFS: "Name a place that can be written. podrun doctor shows where podrun keeps files.",
     errno.EACCES: "See who may: ls -ld with that path. podrun doctor shows where podrun keeps files.",
-    errno.ENAMETOOLONG: "Check the path.",
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR), "Check the path."),
+    errno.EISDIR: "Name a file: that is a folder.",
     errno.EMFILE: "Raise the limit of open files: ulimit -n. podrun doctor says how many podrun needs.",
     errno.ENOMEM: "Free memory, or run fewer machines. podrun doctor shows what there is.",
 }

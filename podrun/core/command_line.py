@@ -27,7 +27,7 @@ from typing import Any, Protocol, runtime_checkable
 import click
 from click.shell_completion import CompletionItem
 
-from podrun.core.errors import PodrunError, UnsupportedError
+from podrun.core.errors import PodrunError, UnsupportedError, UsageError
 from podrun.core.stop_signals import StopRequest
 from podrun.core.terminal import error_lines, show_error
 
@@ -155,6 +155,12 @@ def run_command(
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
+    except UnicodeEncodeError as error:
+        words = sys.argv[1:] if args is None else args
+        if not any(error.object[error.start : error.end] in word for word in words):
+            raise
+        show_error(said, UsageError(f"{error.object!r} is no text in UTF-8", hint="Type it anew."))
+        return 2
     except PodrunError as error:
         show_error(said, error)
         return error.exit_code

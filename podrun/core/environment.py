@@ -44,6 +44,7 @@ IPUOF_VIPU_API_HOST = "IPUOF_VIPU_API_HOST"
 IPUOF_VIPU_API_PARTITION_ID = "IPUOF_VIPU_API_PARTITION_ID"
 IPUOF_VIPU_API_PORT = "IPUOF_VIPU_API_PORT"
 IPUOF_VIPU_API_TIMEOUT = "IPUOF_VIPU_API_TIMEOUT"
+VIPU_CLI_API_HOST = "VIPU_CLI_API_HOST"
 POPART_CACHE_DIR = "POPART_CACHE_DIR"
 POPXL_CACHE_DIR = "POPXL_CACHE_DIR"
 POPDIST_EXECUTABLE_CACHE_PATH = "POPDIST_EXECUTABLE_CACHE_PATH"
@@ -129,7 +130,7 @@ VARIABLES: Mapping[str, str] = {
     "POPTORCH_SMALL_IPU_MODEL": "1: the same with a model of 4 tiles.",
     "POPTORCH_WAIT_FOR_IPU": "1: wait until IPUs are free instead of failing.",
     "PVTI_OPTIONS": "JSON: `enable` and `directory` of traces that `poptorch.profiling.Channel` and `libpvti` write.",
-    "VIPU_CLI_API_HOST": "Host of the partition service for the `vipu` command; its other options likewise.",
+    VIPU_CLI_API_HOST: "Host of the partition service for the `vipu` command; its other options likewise.",
     "VIPU_CLI_API_PORT": "Port of the partition service that VIPU_CLI_API_HOST names; 8090.",
     "_PODRUN_COMPLETE": "Set by a shell that completes `podrun` (`podrun completion`); `_POPRUN_COMPLETE` likewise.",
     "NO_COLOR": "Any text: no colour on terminals either (no-color.org).",

@@ -19,6 +19,7 @@ how a server that is shared with other users tells them apart, and how they know
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import itertools
@@ -234,6 +235,14 @@ def numeric_hosts(host: str) -> list[str]:
     except (OSError, UnicodeError):
         return []
     return list(dict.fromkeys(str(address[0]) for *_, address in answers))
+
+
+def connect_tcp(host: str, port: int, timeout: float) -> socket.socket:
+    """A connection to a host and port. Raises OSError if nobody takes it, and for a name that no host can have."""
+    try:
+        return socket.create_connection((host, port), timeout=timeout)
+    except UnicodeError as error:  # Of the form that names have in DNS.
+        raise OSError(errno.EINVAL, "no name of a host") from error
 
 
 def address_text(host: str, port: int) -> str:

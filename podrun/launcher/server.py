@@ -7,16 +7,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from podrun.core.access import account_of
 from podrun.core.cluster import Cluster, cluster_names
-from podrun.core.environment import IPUOF_VIPU_API_HOST, IPUOF_VIPU_API_PORT
+from podrun.core.environment import IPUOF_VIPU_API_HOST, IPUOF_VIPU_API_PORT, VIPU_CLI_API_HOST
 from podrun.core.errors import ConflictError, PodrunError, ServiceError
-from podrun.core.identity import user_name
+from podrun.core.identity import connect_tcp, user_name
 from podrun.launcher.option_table import PORT_DEFAULT
 from podrun.launcher.spec import LaunchSpec, PodFacts, ServerSpec
 from podrun.partition.commands.which_server import port_in
@@ -62,7 +61,7 @@ def find_launch_server(server: ServerSpec, environ: Mapping[str, str]) -> Server
     published = _published(server)
     if published is not None:
         return published
-    if host := environ.get("VIPU_CLI_API_HOST"):
+    if host := environ.get(VIPU_CLI_API_HOST):
         port = server.port or _environment_port(environ, "VIPU_CLI_API_PORT") or port
         return ServerAddress(host, port, "$VIPU_CLI_API_HOST", own=False)
     default = ServerAddress(LOCAL, port, "the default port")
@@ -89,7 +88,7 @@ def _published(server: ServerSpec) -> ServerAddress | None:
 def _answers(address: ServerAddress, cluster: str | None) -> bool:
     """True iff a V-IPU server of this user answers there, and has the POD that the user asks for."""
     try:
-        with socket.create_connection((address.host, address.port), timeout=0.5):
+        with connect_tcp(address.host, address.port, 0.5):
             pass
     except OSError:
         return False

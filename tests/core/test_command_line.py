@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, save
 
 from podrun.commands import UnheldWriter
 from podrun.core.command_line import MOST_SECONDS, FiniteRange, run_command, seconds_range
+from podrun.core.identity import connect_tcp
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,6 +66,7 @@ COMMANDS = {
         ("vipu", ["--timeout", "nan", "list", "partitions"], "finite"),
         ("vipu", ["--timeout", "1e300", "list", "partitions"], "range"),
         ("vipu", ["--api-host", "", "list", "partitions"], "--api-host is empty"),
+        ("vipu-admin", ["create", "user", "\udcff"], "UTF-8"),
         ("vipu", ["explain", "--if", "size=²"], "'size=²' says nothing"),
         ("vipu", ["explain", "--if", "size=--4"], "'size=--4' says nothing"),
         ("vipu", ["create", "partition", "p", "--size", "4", "--time-limit", "nan"], "finite"),
@@ -114,6 +116,20 @@ def test_odd_words_are_answered_in_two_lines(
     error, hint = capsys.readouterr().err.splitlines()
     assert said in error
     assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 99])
+def test_a_name_that_no_host_can_have_is_one_where_nobody_answers(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, attribute = COMMANDS["vipu"]
+    command = getattr(import_module(module), attribute)
+    assert run_command(command, ["--api-host", host, "--timeout", "1", "list", "partitions"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "no V-IPU server answers" in error
+    assert hint.startswith("hint: ")
+    with pytest.raises(OSError, match="no name of a host"):
+        connect_tcp(host, 1, 1.0)
 
 
 class Dribble(io.RawIOBase):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from podrun.core.environment import (
     runtime_directory,
 )
 from podrun.core.errors import ConfigError, DeniedError, NotFoundError, ServiceError, UsageError
+from podrun.core.identity import connect_tcp
 from podrun.core.known_servers import KnownServers, only_of
 from podrun.core.proven_channel import open_channel
 from podrun.device.host.client import PortConnection
@@ -80,7 +80,7 @@ def _refuse_outdated(config: vipu_pb2.PartitionConfig, paths: Sequence[Path]) ->
     """Raise ConfigError if nothing listens where a file says that a machine is."""
     for host, port in sorted({(device.ip, device.server_port) for device in config.devices}):
         try:
-            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+            connect_tcp(host, port, CONNECT_SECONDS).close()
         except OSError as error:
             why = f"no machine listens at {host}:{port} ({error.strerror or error})"
             raise _outdated(why, paths) from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from podrun.core.access import make_token
 from podrun.core.documents import read_text
 from podrun.core.environment import runtime_directory
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError
+from podrun.core.identity import connect_tcp
 from podrun.core.layout import IpuRange
 from podrun.core.proven_channel import open_channel
 from podrun.device.host.ports import Site
@@ -124,7 +124,7 @@ def _why_not(endpoint: str, epoch: str, partition: str, token: str) -> str:
     """Why the machine at an endpoint is not the partition's; empty if it is."""
     host, _, port = endpoint.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        connect_tcp(host.strip("[]"), int(port), CONNECT_SECONDS).close()
     except OSError as error:
         told = os.strerror(error.errno) if error.errno else str(error)
         return f"no machine listens at {endpoint} ({told})"

@@ -26,6 +26,7 @@ from pathlib import Path
 from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import runtime_directory
 from podrun.core.errors import ConfigError, NotFoundError, ServiceError, UsageError, present
+from podrun.core.identity import connect_tcp
 from podrun.partition.host.guardian import SCRATCH_PREFIX, end_writers, marked_processes, remove_tree
 
 VIPU_SERVER = "vipu-server"
@@ -256,7 +257,7 @@ def connect_to(endpoint: str, timeout: float = 1.0) -> socket.socket | None:
     """A connection to ``HOST:PORT``, or None if nobody takes it within ``timeout`` seconds."""
     host, _, port = endpoint.rpartition(":")
     try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
+        connection = connect_tcp(host.strip("[]"), int(port), timeout)
     except OSError:
         return None
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ import psutil
 
 from podrun.core.cluster import Cluster
 from podrun.core.errors import DeadlineError, PodrunError, ServiceError, UsageError
+from podrun.core.identity import connect_tcp
 from podrun.core.terminal import report_step
 
 log = logging.getLogger("podrun.partition")
@@ -351,7 +351,7 @@ def resolve(address: str, environ: Mapping[str, str]) -> str:
     match = _HOST_PORT.fullmatch(address)
     host, port = (match["six"] or match["host"], int(match["port"])) if match else (address, 0)
     try:
-        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+        connect_tcp(host, port, CONNECT_SECONDS).close()
     except OSError as error:
         raise ServiceError(
             f"no Ray cluster: nobody answers at {address} ({error.strerror or error})",

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from podrun.core.access import QUIET_GRPC
+from podrun.core.environment import IPUOF_VIPU_API_HOST, VIPU_CLI_API_HOST
 from podrun.partition.machines.ray_head import RECONNECT_SECONDS
 from podrun.private_apis.ray_worker import WorkerTemplate
 
@@ -44,7 +45,7 @@ OWN_RAY = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
 }
 """Variables of a Ray that podrun starts and of its machines' processes."""
-SERVER_VARIABLES = ("IPUOF_VIPU_API_HOST", "VIPU_CLI_API_HOST")
+SERVER_VARIABLES = (IPUOF_VIPU_API_HOST, VIPU_CLI_API_HOST)
 """Variables that name a V-IPU server, whose machines a launch then uses."""
 _waiting: list[WorkerTemplate] = []
 """The template that no session has taken over yet, if there is one."""
