@@ -128,8 +128,11 @@ class GroupBoard:
             )
         return cls(region, ranks)
 
-    def join(self, rank: int) -> None:
-        """Take a column. Raises ConflictError if it is taken."""
+    def join(self, rank: int, timeout: float) -> None:
+        """Take a column; ``timeout``: that of the group, in seconds, which no wait for the lock exceeds. Raises
+        ConflictError if the column is taken.
+        """
+        self.patience = min(self.patience, timeout)
         with self._locked():
             if self._states[rank] != _ABSENT:
                 raise ConflictError(

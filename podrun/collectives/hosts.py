@@ -113,7 +113,7 @@ class HostsGroup:
         if here[0] == self._rank:
             board = GroupBoard.create(len(here))
             try:
-                board.join(0)
+                board.join(0, self._timeout)
                 self._client.send_board({"pid": os.getpid(), "fd": board.region.fd, "secret": board.secret})
                 self._client.boards(deadline)
             except BaseException:
@@ -123,7 +123,7 @@ class HostsGroup:
             token = self._client.boards(deadline)[self._client.host]
             board = GroupBoard.open(int(token["pid"]), int(token["fd"]), len(here), str(token["secret"]))
             try:
-                board.join(here.index(self._rank))
+                board.join(here.index(self._rank), self._timeout)
             except BaseException:
                 board.close()
                 raise

@@ -202,7 +202,7 @@ def create(
             hosts_token(size, address, port, key or secrets.token_hex(16), timeout), host
         )
     board = GroupBoard.create(size)
-    board.join(0)
+    board.join(0, timeout)
     token = {
         "kind": "host",
         "size": size,
@@ -274,7 +274,7 @@ def _join_board(token: Mapping[str, Any], rank: int, size: int) -> GroupBoard:
         )
     board = GroupBoard.open(pid, int(token["fd"]), size, str(token["secret"]))
     try:
-        board.join(rank)
+        board.join(rank, float(token["timeout"]))
     except BaseException:
         board.region.close()
         raise

@@ -66,7 +66,6 @@ class SharedMemoryGroup:
 
     def __init__(self, board: GroupBoard, timeout: float) -> None:
         self._board = board
-        board.patience = min(board.patience, timeout)
         self._timeout = timeout
         self._rank = board.rank
         self.turn: AbstractContextManager[object] = _NO_TURN

@@ -46,8 +46,8 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         pytest.skip("podrun was installed without its C module")
     join = GroupBoard.join
 
-    def choose(board: GroupBoard, rank: int) -> None:
-        join(board, rank)
+    def choose(board: GroupBoard, rank: int, timeout: float) -> None:
+        join(board, rank, timeout)
         if kind == "python" or (kind == "mixed" and rank % 2):
             board.barriers.native = None
 
