@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jax import Array
 
 from podrun.compiler.program import Beside
 from podrun.core.errors import InternalError
@@ -28,6 +28,9 @@ from podrun.runtime.graph import (
     VariableGroups,
 )
 from podrun.runtime.operators import Context, Operator, OperatorFunction
+
+if TYPE_CHECKING:
+    from jax import Array
 
 DOMAIN = "pytorch.aten"
 """Domain of nodes that are ATen operators."""
