@@ -119,6 +119,10 @@ REFUSED_NAMES = {
     "ConvertToF8": "float8; use float16",
     "ConvertFromF8": "float8; use float16",
     "Dense": "float8; use keras.layers.Dense",
+    **dict.fromkeys(
+        ("Model", "Sequential", "PipelineModel", "PipelineSequential"),
+        "classes of SDK 2.2; use keras.Model and keras.Sequential under an IPUStrategy",
+    ),
     "keras.experimental": "pipelines by profile; use set_pipeline_stage_assignment",
 }
 """Names of the SDK's layers that are refused, and what to use instead."""
@@ -140,7 +144,7 @@ def _lazy_module(name: str, names: Mapping[str, str], below: Sequence[str]) -> t
             value = _entry(names[entry])
             setattr(module, entry, value)
             return value
-        if entry in REFUSED_NAMES and "layers" in name:
+        if entry in REFUSED_NAMES and ("layers" in name or name in IPU_ROOTS):
             raise NotImplementedError(f"podrun does not have {name}.{entry}: {REFUSED_NAMES[entry]}")
         if entry in below:
             return importlib.import_module(f"{name}.{entry}")

@@ -22,120 +22,13 @@ from typing import Any
 
 from podrun.compat._keras_names import serve_keras_names
 from podrun.compat._tensorflow_contrib import contrib_module
+from podrun.compat._tensorflow_log import quiet_start
+from podrun.compat._tensorflow_names import MODULES, NAMES, OPTIMIZER_MODULES, REFUSED, REFUSED_MEMBERS
 from podrun.core.environment import PODRUN_TENSORFLOW, environment
 
 _HERE = str(Path(__file__).resolve().parent)
 _SDK = "podrun.tensorflow.sdk."
 ROOT = "tensorflow.python.ipu"
-MODULES: dict[str, tuple[str, ...]] = {
-    "config": ("config",),
-    "utils": ("utils",),
-    "scopes": ("scopes",),
-    "loops": ("loops",),
-    "ipu_compiler": ("ipu_compiler",),
-    "ipu_infeed_queue": ("ipu_infeed_queue",),
-    "ipu_outfeed_queue": ("ipu_outfeed_queue",),
-    "ipu_strategy": ("ipu_strategy",),
-    "gradient_accumulation": ("gradient_accumulation",),
-    "pipelining_ops": ("pipelining_ops",),
-    "optimizers": ("wrapping_optimizers", "gradient_accumulation"),
-    "cross_replica_ops": ("replica_ops",),
-    "replication_ops": ("replica_ops",),
-    "control_flow_ops": ("replica_ops",),
-    "functional_ops": ("replica_ops",),
-    "internal_ops": ("replica_ops", "carried_state"),
-    "grad_util_ops": ("carried_state",),
-    "eager": ("carried_state",),
-    "eager.backprop": ("carried_state",),
-    "all_to_all_op": ("replica_ops",),
-    "reduce_scatter_op": ("replica_ops",),
-    "within_replica_ops": ("shard_ops",),
-    "custom_ops": ("user_ops",),
-    "slicing_ops": ("row_slices",),
-    "statistics_ops": ("row_slices",),
-    "serving": ("exported_models",),
-    "dataset_benchmark": ("dataset_benchmark",),
-    "data": ("dataset_benchmark",),
-    "data.ops": ("dataset_benchmark",),
-    "data.ops.dataset_ops": ("dataset_benchmark",),
-    "embedded_runtime": ("embedded_runtime",),
-    "application_compile_op": ("embedded_runtime",),
-    "ipu_estimator": ("ipu_estimator",),
-    "ipu_pipeline_estimator": ("ipu_pipeline_estimator",),
-    "ipu_run_config": ("ipu_run_config",),
-    "ipu_session_run_hooks": ("ipu_session_run_hooks",),
-    "distributed": ("host_collectives",),
-    "distributed.host_collective_ops": ("host_collectives",),
-    "distributed.popdist_strategy": ("popdist_strategy",),
-    "horovod.popdist_strategy": ("popdist_strategy",),
-    "horovod": ("host_collectives",),
-    "nn_ops": ("layer_ops", "replica_ops", "sequence_losses"),
-    "rand_ops": ("layer_ops",),
-    "normalization_ops": ("layer_ops",),
-    "embedding_ops": ("layer_ops", "host_embeddings"),
-    "math_ops": ("layer_ops",),
-    "image_ops": ("layer_ops",),
-}
-"""A module of the SDK -> our modules whose names it has."""
-_COLLECTIVES = {
-    "allreduce": "horovod_allreduce",
-    "allgather": "tensor_allgather",
-    "broadcast": "tensor_broadcast",
-    "init": "init_instances",
-    "shutdown": "end_instances",
-    "size": "instance_count",
-    "rank": "instance_rank",
-    "local_size": "instances_on_host",
-    "local_rank": "rank_on_host",
-    "mpi_threads_supported": "no_mpi",
-}
-NAMES: dict[str, dict[str, str]] = {
-    "loops": {"repeat": "repeat_loop"},
-    "pipelining_ops": {
-        "pipeline": "run_pipeline",
-        "recomputation_checkpoint": "ipu_recomputation_checkpoint",
-    },
-    "nn_ops": {
-        "gelu": "approximate_gelu",
-        "softmax": "stable_softmax",
-        "swish": "ipu_swish",
-        "hard_sigmoid": "ipu_hard_sigmoid",
-        "multi_conv": "ipu_multi_conv",
-        "sampled_softmax_loss": "ipu_sampled_softmax_loss",
-        "nce_loss": "ipu_nce_loss",
-        "ctc_beam_search_decoder": "label_paths_of_logits",
-        "ctc_beam_search_decoder_with_log_probs": "label_paths_of_log_probs",
-    },
-    "normalization_ops": {"group_norm": "ipu_group_norm", "layer_norm": "ipu_layer_norm"},
-    "math_ops": {"serialized_matmul": "ipu_serialized_matmul"},
-    "internal_ops": {"print_tensor": "printed_tensor", "remap_deduce": "remap"},
-    "rand_ops": {"dropout": "seeded_dropout"},
-    "all_to_all_op": {"all_to_all": "exchanged_between_replicas", "all_gather": "gathered_from_replicas"},
-    "slicing_ops": {"sequence_slice": "copied_rows"},
-    "statistics_ops": {"histogram": "counts_between_levels"},
-    "reduce_scatter_op": {"reduce_scatter": "reduced_and_scattered"},
-    "within_replica_ops": {
-        "all_gather": "shards_all_gathered",
-        "all_reduce": "shards_reduced",
-        "reduce_scatter": "shards_reduce_scattered",
-    },
-    "distributed": _COLLECTIVES | {"allreduce": "distributed_allreduce"},
-    "distributed.host_collective_ops": _COLLECTIVES | {"allreduce": "distributed_allreduce"},
-    "horovod": _COLLECTIVES,
-}
-"""Names of the SDK that are others in our modules."""
-REFUSED = {
-    "vertex_edsl": "codelet expressions; write the expression with TensorFlow's operations",
-    "popfloat_cast_to_gfloat": "popfloat; use float16 or float32",
-    "ipu_multi_worker_strategy": "IPUMultiWorkerStrategy; use PopDistStrategy or podrun --num-instances",
-    "autoshard": "automatic sharding; use scopes.ipu_shard",
-    "sharding_utils": "automatic sharding; use scopes.ipu_shard",
-    "f8_ops": "float8; use float16",
-}
-_OPTIMIZER_MODULES = (
-    "cross_replica_optimizer", "gradient_accumulation_optimizer", "map_gradient_optimizer", "sharded_optimizer",
-    "ipu_optimizer",
-)  # fmt: skip
 
 
 def _joined(name: str, key: str) -> types.ModuleType:
@@ -147,14 +40,18 @@ def _joined(name: str, key: str) -> types.ModuleType:
         for entry in dir(loaded):
             if not entry.startswith("__") and entry != "annotations":
                 setattr(module, entry, getattr(loaded, entry))
-    below = {entry.partition(".")[2] for entry in MODULES if entry.startswith(key + ".")}
+    below = {entry[len(key) + 1 :] for entry in MODULES if entry.startswith(key + ".")}
     fallbacks = [
         getattr(importlib.import_module(_SDK + source), "__getattr__", None) for source in MODULES[key]
     ]
 
     def lookup(entry: str) -> Any:
-        if entry in below:
+        if entry in below or (key == "optimizers" and entry in OPTIMIZER_MODULES):
             return importlib.import_module(f"{name}.{entry}")
+        if entry in REFUSED_MEMBERS.get(key, {}):
+            raise NotImplementedError(
+                f"podrun does not have ipu.{key}.{entry}: {REFUSED_MEMBERS[key][entry]}"
+            )
         for fallback in fallbacks:
             if fallback is not None:
                 return fallback(entry)
@@ -231,7 +128,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__getattr__ = _operations_module  # type: ignore[method-assign]
             return module
         key = key.removeprefix("ops.")
-        if key.startswith("optimizers.") and key.partition(".")[2] in _OPTIMIZER_MODULES:
+        if key.startswith("optimizers.") and key.partition(".")[2] in OPTIMIZER_MODULES:
             key = "optimizers"
         if key in REFUSED:
             raise ModuleNotFoundError(f"podrun does not have {name}: {REFUSED[key]}", name=name)
@@ -256,6 +153,7 @@ def serve_tensorflow() -> None:
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     if os.environ["TF_USE_LEGACY_KERAS"] != "1":
         raise ImportError("Programs for IPUs use Keras 2, not Keras 3: set TF_USE_LEGACY_KERAS=1.")
+    shown = "TF_CPP_MIN_LOG_LEVEL" in os.environ
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     spec = _real_spec()
     if spec is None or spec.loader is None:
@@ -265,7 +163,9 @@ def serve_tensorflow() -> None:
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules["tensorflow"] = module
-    spec.loader.exec_module(module)
+    with quiet_start(shown=shown):
+        spec.loader.exec_module(module)
+        module.config.list_physical_devices()  # Looks for GPUs, as the first operation would.
     add_sdk(module)
 
 

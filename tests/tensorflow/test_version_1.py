@@ -450,12 +450,19 @@ def test_batch_normalization_takes_statistics_over_neighbouring_replicas(ipu: An
         ("horovod", "allreduce"),
         ("data.ops.dataset_ops", "BufferDataset"),
         ("ops.within_replica_ops", "reduce_scatter"),
+        ("sharding", "propagate_sharding"),
+        ("functional_ops", "function"),
+        ("horovod.ipu_horovod_strategy", "IPUHorovodStrategyV1"),
     ],
 )
 def test_names_are_where_programs_import_them_from(ipu: Any, module: str, name: str) -> None:
     import importlib
 
     assert getattr(importlib.import_module(f"tensorflow.python.ipu.{module}"), name)
+    place = ipu
+    for part in module.split("."):
+        place = getattr(place, part)
+    assert getattr(place, name)
 
 
 def test_datasets_are_measured(program: Program) -> None:

@@ -78,7 +78,7 @@ def trace(
     """
     from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 
-    with graph.as_default():
+    with graph.as_default(), tf.variable_creator_scope(_uncached):
         if convert:
             from tensorflow.python.autograph.core import ag_ctx
 
@@ -96,6 +96,11 @@ def trace(
     return results
 
 
+def _uncached(next_creator: Callable[..., tf.Variable], **options: object) -> tf.Variable:
+    """A variable without a cached value, which would be read outside of the program, before it runs."""
+    return next_creator(**(options | {"caching_device": None}))
+
+
 def _in_graph(graph: Any, results: Any) -> Any:
     """The results with variables read and outer tensors captured; operations stay as they are."""
 
@@ -109,9 +114,22 @@ def _in_graph(graph: Any, results: Any) -> Any:
     return tf.nest.map_structure(own, results)
 
 
+_SUMMARIES = {
+    "ScalarSummary",
+    "HistogramSummary",
+    "TensorSummaryV2",
+    "ImageSummary",
+    "MergeSummary",
+    "AudioSummaryV2",
+}
+"""Summaries of version 1: the SDK makes none in a program, and nothing on the IPU needs them."""
+
+
 def check_host_free(graph: Any) -> None:
     """UnsupportedError for operations that only the host has."""
     for operation in graph.get_operations():
+        if operation.type in _SUMMARIES:
+            continue
         if any(t.dtype == tf.string for t in operation.outputs) and operation.type != "Const":
             raise UnsupportedError(
                 f"{operation.type} '{operation.name}' computes strings, which are not computed on IPUs.",

@@ -144,12 +144,20 @@ class DeviceTable:
         }
         every = behaviour.set_all
         return {
-            "stochastic_rounding": every or behaviour.esr.name != "OFF",
+            "stochastic_rounding": self.rounds_stochastically,
             "floating_point_checks": every or behaviour.inv or behaviour.div0 or behaviour.oflo,
             "partials": partials_of(planners[PRODUCTS]),
             "convolution_partials": partials_of(planners[CONVOLUTIONS]),
             "planner_options": planners,
         }
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        """Whether results are rounded stochastically."""
+        if self.config is None:
+            return False
+        behaviour = self.config.floating_point_behaviour
+        return bool(behaviour.set_all or behaviour.esr.name != "OFF")
 
     @property
     def nan_on_overflow(self) -> bool:

@@ -34,14 +34,14 @@ from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report, offer_step
 from podrun.tensorflow.execution.poplar_flags import flags
-from podrun.tensorflow.graph import structure
+from podrun.tensorflow.graph import structure, tensor_lists
 from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import trimmed
 from podrun.tensorflow.graph.importer import Importer
 from podrun.tensorflow.graph.replica_equality import equal_variables
 from podrun.tensorflow.operators.table import HalfPrecision, TensorFlowOperators
 
-_ = structure
+_ = structure, tensor_lists
 MOST_AT_ONCE = 256
 """Most iterations whose inputs and results are in memory at once."""
 

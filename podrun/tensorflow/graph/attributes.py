@@ -58,7 +58,7 @@ def node_attributes(operation: Any) -> dict[str, Any]:
 _TYPED = {
     "Cast", "ArgMax", "ArgMin", "Shape", "ShapeN", "Size", "RandomStandardNormal", "RandomUniform", "TruncatedNormal",
     "RandomUniformInt", "StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal",
-    "StatelessRandomNormalV2", "StatelessTruncatedNormalV2", "StatelessTruncatedNormal", "Bitcast", "TensorListReserve",
+    "StatelessRandomNormalV2", "StatelessTruncatedNormalV2", "StatelessTruncatedNormal", "Bitcast",
     "Empty", "Range", "Multinomial",
 }  # fmt: skip
 

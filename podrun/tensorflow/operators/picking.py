@@ -94,9 +94,14 @@ def _segment_sum(ctx: Any, node: Any, x: Array, ids: Array, count: Any) -> Array
 # Lists of tensors of one size are arrays with the list's length in front.
 
 
-@computes("TensorListReserve", attributes="output")
+@computes("TensorListReserve", attributes="output element")
 def _list_reserve(ctx: Any, node: Any, shape: Any, count: Any) -> Array:
-    raise UnsupportedError(f"{node.describe()} has elements whose size is not known when it is made.")
+    if node["element"] is None:
+        raise UnsupportedError(
+            f"{node.describe()} has elements whose size is not known when it is made.",
+            hint="Give tf.TensorArray an element_shape.",
+        )
+    return jnp.zeros((int(ctx.constant(1)), *node["element"]), node["output"])
 
 
 @computes("TensorListFromTensor")

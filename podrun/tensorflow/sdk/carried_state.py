@@ -15,6 +15,7 @@ from podrun.core.errors import UsageError
 from podrun.runtime.observers import PrintLayout
 from podrun.tensorflow.capture.gradient_cuts import watch_gradient
 from podrun.tensorflow.capture.markers import mark_like, reference
+from podrun.tensorflow.capture.places import pipeline_of
 from podrun.tensorflow.capture.program_graphs import in_program, innermost_program
 from podrun.tensorflow.sdk.gradient_accumulation import zero_variable
 
@@ -32,10 +33,15 @@ def fifo(x: tf.Tensor, depth: int, offload: bool = False, name: str | None = Non
 
 
 def get_current_iteration_counter(name: str | None = None, **_: object) -> tf.Tensor:
-    """The iteration of the innermost loop, int32. UsageError outside of any."""
+    """The iteration of the innermost loop, int32; in a pipeline the mini-batch of the weight update. UsageError outside
+    of any.
+    """
     program = innermost_program()
     if program is None or program.name != "loop_body":
         raise UsageError("get_current_iteration_counter is called outside of a loop on the device.")
+    pipeline = pipeline_of(program)
+    if pipeline is not None:
+        return program.inputs[0] % pipeline.micro_batches
     return tf.identity(program.inputs[0])
 
 
@@ -122,7 +128,8 @@ def capture_upstream_gradients(args: tf.Tensor, tag: str = "") -> tf.Tensor:
     """
     if not _contexts:
         raise RuntimeError(
-            "capture_upstream_gradients can only be called inside a GradientCaptureContext or GradientCaptureTape."
+            "capture_upstream_gradients may only be used within the context of a GradientCaptureContext or "
+            "GradientCaptureTape."
         )
     context, flat = _contexts[-1], tf.nest.flatten(args)
     names = [tag or t.name.split(":")[0] for t in flat]

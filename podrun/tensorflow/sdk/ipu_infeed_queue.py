@@ -25,6 +25,12 @@ def _checked_ordinal(ordinal: Any) -> int:
     return ordinal
 
 
+def _on_host(dataset: Any) -> Any:
+    """The host's own iterator, also in the scope of a strategy, where ``iter`` gives one for programs on IPUs."""
+    plain = getattr(type(dataset).__iter__, "plain", iter)
+    return plain(dataset)
+
+
 class IPUInfeedQueue:
     """A dataset as a queue. ``prefetch_depth``: elements that are drawn ahead, 1 to 255."""
 
@@ -178,7 +184,7 @@ class IPUInfeedQueue:
     def _elements(self) -> Iterator[dict[str, np.ndarray]]:
         names = [f"infeed{self._number}/{i}" for i in range(len(self.flat_specs))]
         if self._graph is None:
-            for element in self.dataset:
+            for element in _on_host(self.dataset):
                 yield dict(zip(names, (np.asarray(t) for t in tf.nest.flatten(element)), strict=True))
             return
         # The caller's thread computes: a pool of one thread is busy with the program itself.

@@ -128,7 +128,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         def inner(value: Any, place: int) -> Any:
             if not isinstance(value, tf.Tensor):
                 return value
-            _check_type(value)
+            _check_type(value, "input")
             return parameter(graph, value, f"argument_{place}")
 
         flat = [inner(v, i) for i, v in enumerate(tf.nest.flatten((args, kwargs)))]
@@ -139,7 +139,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         check_host_free(graph)
         tensors = [t for t in tf.nest.flatten(outcome) if isinstance(t, tf.Tensor)]
         for tensor in tensors:
-            _check_type(tensor)
+            _check_type(tensor, "output")
         template = tf.nest.map_structure(lambda t: _TENSOR if isinstance(t, tf.Tensor) else t, outcome)
         graph.inputs.extend(t for _, t in graph.captures if all(t is not i for i in graph.inputs))
         return HostProgram(graph, tensors, graph.control_outputs), template
@@ -160,11 +160,10 @@ def _as_tensor(value: Any) -> Any:
     return value
 
 
-def _check_type(tensor: Any) -> None:
+def _check_type(tensor: Any, role: str) -> None:
     if tensor.dtype in _UNSUPPORTED:
         raise TypeError(
-            f"Unsupported dtype {tensor.dtype.name} for tensor '{getattr(tensor, 'name', '')}': an IPU computes "
-            "float32, float16, int32 and bool."
+            f"Unsupported data type for {role}: {tensor.dtype.name}. An IPU computes float32, float16, int32 and bool."
         )
 
 
@@ -182,7 +181,7 @@ def _iterators(strategy: Any) -> Iterator[None]:
             return plain(self)
         return IPUOwnedIterator(_HostDataset(self, plain))
 
-    iterate.ipus = True  # type: ignore[attr-defined]
+    iterate.ipus, iterate.plain = True, plain  # type: ignore[attr-defined]
     dataset.__iter__ = iterate
     try:
         yield

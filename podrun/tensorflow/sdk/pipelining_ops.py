@@ -109,6 +109,7 @@ def run_pipeline(
     shape = shape_of_pipeline(
         count, mapping, schedule, training=training, recomputation_mode=options.get("recomputation_mode")
     )
+    options["sums_captured"] = gradient_accumulation_for_captured_grads
     if outfeed_queue is not None and options.get("accumulate_outfeed"):
         outfeed_queue.summed_over = count
     constant = [] if inputs is None else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
@@ -148,6 +149,7 @@ class _MiniBatch:
             with at_place(flat_mapping(self.mapping[-1:])[0], len(self.mapping) - 1):
                 output = _called(self.optimizer_function, values)
             effects.append(_update(output, self.accumulation))
+            effects += _captured_leave(output, self.accumulation, self.options.get("sums_captured", True))
             alone = self.options.get("outfeed_loss")
             results = output.loss if alone else _masked(values, self.options.get("outfeed_mask"))
         if self.outfeed is not None and results is not None:
@@ -235,6 +237,24 @@ def _update(output: Any, accumulation: Accumulation) -> Any:
     if not variables:
         raise RuntimeError("No variables to optimize.")
     return accumulation.apply(pairs, lambda ready: opt.apply_gradients(ready, *args, **kwargs))
+
+
+def _captured_leave(
+    output: OptimizerFunctionOutput, accumulation: Accumulation, sums: bool
+) -> list[tf.Operation]:
+    """Give the gradients that the program captured to their outfeed: reduced as those of a weight update, or each
+    mini-batch's own.
+    """
+    context = output.gradient_capture_context or output.tape
+    captured = getattr(context, "captured_gradients", {})
+    outfeed = output.captured_gradient_outfeed
+    if outfeed is None or not captured:
+        return []
+    if sums:
+        outfeed.summed_over = accumulation.count
+        if accumulation.method is not GradientAccumulationReductionMethod.SUM:
+            captured = {tag: gradient / accumulation.count for tag, gradient in captured.items()}
+    return [outfeed.enqueue(dict(captured))]
 
 
 def _make_slots(opt: Any, variables: Sequence[Any]) -> None:

@@ -11,10 +11,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from podrun.core.errors import UnsupportedError
 from podrun.private_apis.tensorflow import missing_symbols, private_module
 from podrun.tensorflow.capture.gradient_cuts import install_cuts
 from podrun.tensorflow.capture.places import at_place
 from podrun.tensorflow.capture.program_graphs import in_program
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.launching import install_sessions
 from podrun.tensorflow.execution.poplar_flags import flags
 
@@ -63,8 +65,17 @@ def frontend_attribute(attribute_name: Any, attribute_value: Any, restore_to: An
 
 
 @contextlib.contextmanager
-def stochastic_rounding(override: Any) -> Iterator[None]:
-    """Accepted: rounding is that of the configuration."""
+def stochastic_rounding(override: bool) -> Iterator[None]:
+    """Rounding of the operations inside. UnsupportedError if it is not that of the configuration, which holds for a
+    whole program.
+    """
+    if bool(override) != DEVICES.rounds_stochastically:
+        wanted = "ON" if override else "OFF"
+        raise UnsupportedError(
+            f"scopes.stochastic_rounding({bool(override)}) differs from floating_point_behaviour.esr: podrun rounds "
+            "all operations of a program alike.",
+            hint=f"Configure esr = StochasticRoundingBehaviour.{wanted}, or leave the scope out.",
+        )
     yield
 
 

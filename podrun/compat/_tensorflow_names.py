@@ -1,0 +1,134 @@
+"""The names of ``tensorflow.python.ipu``: in which of our modules they are, and which are refused."""
+
+from __future__ import annotations
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "config": ("config",),
+    "utils": ("utils",),
+    "scopes": ("scopes",),
+    "loops": ("loops",),
+    "ipu_compiler": ("ipu_compiler",),
+    "ipu_infeed_queue": ("ipu_infeed_queue",),
+    "ipu_outfeed_queue": ("ipu_outfeed_queue",),
+    "ipu_strategy": ("ipu_strategy",),
+    "gradient_accumulation": ("gradient_accumulation",),
+    "pipelining_ops": ("pipelining_ops",),
+    "optimizers": ("wrapping_optimizers", "gradient_accumulation"),
+    "cross_replica_ops": ("replica_ops",),
+    "replication_ops": ("replica_ops",),
+    "control_flow_ops": ("replica_ops",),
+    "functional_ops": ("replica_ops",),
+    "internal_ops": ("replica_ops", "carried_state"),
+    "grad_util_ops": ("carried_state",),
+    "eager": ("carried_state",),
+    "eager.backprop": ("carried_state",),
+    "all_to_all_op": ("replica_ops",),
+    "reduce_scatter_op": ("replica_ops",),
+    "within_replica_ops": ("shard_ops",),
+    "sharding": ("shard_places",),
+    "custom_ops": ("user_ops",),
+    "slicing_ops": ("row_slices",),
+    "statistics_ops": ("row_slices",),
+    "serving": ("exported_models",),
+    "dataset_benchmark": ("dataset_benchmark",),
+    "data": ("dataset_benchmark",),
+    "data.ops": ("dataset_benchmark",),
+    "data.ops.dataset_ops": ("dataset_benchmark",),
+    "embedded_runtime": ("embedded_runtime",),
+    "application_compile_op": ("embedded_runtime",),
+    "ipu_estimator": ("ipu_estimator",),
+    "ipu_pipeline_estimator": ("ipu_pipeline_estimator",),
+    "ipu_run_config": ("ipu_run_config",),
+    "ipu_session_run_hooks": ("ipu_session_run_hooks",),
+    "distributed": ("host_collectives",),
+    "distributed.host_collective_ops": ("host_collectives",),
+    "distributed.popdist_strategy": ("popdist_strategy",),
+    "horovod.popdist_strategy": ("popdist_strategy",),
+    "horovod.ipu_horovod_strategy": ("popdist_strategy",),
+    "horovod.ipu_multi_replica_strategy": ("popdist_strategy",),
+    "horovod": ("host_collectives",),
+    "nn_ops": ("layer_ops", "replica_ops", "sequence_losses"),
+    "rand_ops": ("layer_ops",),
+    "normalization_ops": ("layer_ops",),
+    "embedding_ops": ("layer_ops", "host_embeddings"),
+    "math_ops": ("layer_ops",),
+    "image_ops": ("layer_ops",),
+}
+"""A module of the SDK -> our modules whose names it has."""
+_COLLECTIVES = {
+    "allreduce": "horovod_allreduce",
+    "allgather": "tensor_allgather",
+    "broadcast": "tensor_broadcast",
+    "init": "init_instances",
+    "shutdown": "end_instances",
+    "size": "instance_count",
+    "rank": "instance_rank",
+    "local_size": "instances_on_host",
+    "local_rank": "rank_on_host",
+    "mpi_threads_supported": "no_mpi",
+}
+NAMES: dict[str, dict[str, str]] = {
+    "loops": {"repeat": "repeat_loop"},
+    "pipelining_ops": {
+        "pipeline": "run_pipeline",
+        "recomputation_checkpoint": "ipu_recomputation_checkpoint",
+    },
+    "nn_ops": {
+        "gelu": "approximate_gelu",
+        "softmax": "stable_softmax",
+        "swish": "ipu_swish",
+        "hard_sigmoid": "ipu_hard_sigmoid",
+        "multi_conv": "ipu_multi_conv",
+        "sampled_softmax_loss": "ipu_sampled_softmax_loss",
+        "nce_loss": "ipu_nce_loss",
+        "ctc_beam_search_decoder": "label_paths_of_logits",
+        "ctc_beam_search_decoder_with_log_probs": "label_paths_of_log_probs",
+    },
+    "normalization_ops": {"group_norm": "ipu_group_norm", "layer_norm": "ipu_layer_norm"},
+    "functional_ops": {"function": "outlined_function"},
+    "horovod.ipu_horovod_strategy": {
+        "IPUHorovodStrategy": "PopDistStrategy",
+        "IPUHorovodStrategyV1": "PopDistStrategy",
+    },
+    "horovod.ipu_multi_replica_strategy": {
+        "IPUMultiReplicaStrategy": "PopDistStrategy",
+        "IPUMultiReplicaStrategyV1": "PopDistStrategy",
+    },
+    "math_ops": {"serialized_matmul": "ipu_serialized_matmul"},
+    "internal_ops": {"print_tensor": "printed_tensor", "remap_deduce": "remap"},
+    "rand_ops": {"dropout": "seeded_dropout"},
+    "all_to_all_op": {"all_to_all": "exchanged_between_replicas", "all_gather": "gathered_from_replicas"},
+    "slicing_ops": {"sequence_slice": "copied_rows"},
+    "statistics_ops": {"histogram": "counts_between_levels"},
+    "reduce_scatter_op": {"reduce_scatter": "reduced_and_scattered"},
+    "within_replica_ops": {
+        "all_gather": "shards_all_gathered",
+        "all_reduce": "shards_reduced",
+        "reduce_scatter": "shards_reduce_scattered",
+    },
+    "distributed": _COLLECTIVES | {"allreduce": "distributed_allreduce"},
+    "distributed.host_collective_ops": _COLLECTIVES | {"allreduce": "distributed_allreduce"},
+    "horovod": _COLLECTIVES,
+}
+"""Names of the SDK that are others in our modules."""
+REFUSED = {
+    "vertex_edsl": "codelet expressions; write the expression with TensorFlow's operations",
+    "popfloat_cast_to_gfloat": "popfloat; use float16 or float32",
+    "ipu_multi_worker_strategy": "IPUMultiWorkerStrategy; use PopDistStrategy or podrun --num-instances",
+    "autoshard": "automatic sharding; use scopes.ipu_shard",
+    "sharding_utils": "automatic sharding; use scopes.ipu_shard",
+    "f8_ops": "float8; use float16",
+    "dataset_extractor": "files for the Poplar executable runner; use tf.data",
+    "variable_extractor": "files for the Poplar executable runner; use tf.train.Saver",
+    "summary_ops": "summaries of compilations, which the SDK removed; use podrun profile",
+}
+OPTIMIZER_MODULES = (
+    "cross_replica_optimizer", "gradient_accumulation_optimizer", "map_gradient_optimizer", "sharded_optimizer",
+    "ipu_optimizer",
+)  # fmt: skip
+REFUSED_MEMBERS = {
+    "utils": dict.fromkeys(
+        ("KeyId", "VerificationOptions"), "verified transfers, which the SDK removed; leave them out"
+    ),
+}
+"""Module -> names in it that are refused, and what to use instead."""

@@ -1,0 +1,128 @@
+"""Queues that a program makes outside of a strategy's scope, counters of pipelines, captured gradients."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podrun.core.errors import UnsupportedError
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+
+
+@pytest.fixture
+def strategy(ipu: Any) -> Any:
+    """A strategy on two IPUs."""
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 2
+    config.configure_ipu_system()
+    return ipu.ipu_strategy.IPUStrategyV1()
+
+
+@pytest.mark.parametrize("scoped", [True, False])
+def test_a_pipeline_counts_the_mini_batches_of_an_update(ipu: Any, strategy: Any, scoped: bool) -> None:
+    import contextlib
+
+    import tensorflow as tf
+
+    counter = ipu.internal_ops.get_current_iteration_counter
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(12, dtype=np.int32)).batch(1, drop_remainder=True)
+    with strategy.scope() if scoped else contextlib.nullcontext():
+        infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(dataset)
+        outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+        def run() -> None:
+            ipu.pipelining_ops.pipeline(
+                [lambda x: (x, counter()), lambda x, first: (x, first, counter())],
+                gradient_accumulation_count=4,
+                repeat_count=3,
+                infeed_queue=infeed,
+                outfeed_queue=outfeed,
+            )
+
+        strategy.run(tf.function(run))
+    values, first, second = (np.ravel(v) for v in outfeed.dequeue())
+    np.testing.assert_array_equal(values, np.arange(12))
+    np.testing.assert_array_equal(first, np.tile(np.arange(4), 3))
+    np.testing.assert_array_equal(second, first)
+
+
+@pytest.mark.parametrize("by_tape", [True, False])
+def test_a_pipeline_gives_captured_gradients_to_their_outfeed(ipu: Any, strategy: Any, by_tape: bool) -> None:
+    import tensorflow as tf
+    import tf_keras
+
+    capture, backprop = ipu.grad_util_ops.capture_upstream_gradients, ipu.eager.backprop
+    outfeed, captured = (ipu.ipu_outfeed_queue.IPUOutfeedQueue() for _ in range(2))
+    with strategy.scope():
+        weight = tf.Variable(0.7)
+        optimizer = tf_keras.optimizers.legacy.SGD()
+
+    def run() -> None:
+        context = backprop.GradientCaptureTape() if by_tape else backprop.GradientCaptureContext()
+        where = {"tape": context} if by_tape else {"variables": [weight], "gradient_capture_context": context}
+        with context:
+            ipu.pipelining_ops.pipeline(
+                [lambda: tf.tanh(capture(weight, tag="a")), lambda y: tf.tanh(capture(y, tag="b"))],
+                4,
+                inputs=[],
+                outfeed_queue=outfeed,
+                optimizer_function=lambda loss: ipu.pipelining_ops.OptimizerFunctionOutput(
+                    optimizer, loss, captured_gradient_outfeed=captured, **where
+                ),
+            )
+
+    strategy.run(tf.function(run))
+    inner = np.tanh(0.7)
+    outer = 1 - np.tanh(inner) ** 2
+    gradients = captured.dequeue()
+    np.testing.assert_allclose(np.squeeze(gradients["b"]), 4 * outer, rtol=1e-5)
+    np.testing.assert_allclose(np.squeeze(gradients["a"]), 4 * outer * (1 - inner**2), rtol=1e-5)
+
+
+def test_gradients_are_captured_in_a_context_alone(strategy: Any, ipu: Any) -> None:
+    import tensorflow as tf
+
+    captured = tf.function(ipu.grad_util_ops.capture_upstream_gradients)
+    with pytest.raises(RuntimeError, match="may only be used within the context of "):
+        strategy.run(captured, args=[np.ones(4, np.float32)])
+
+
+def test_types_that_the_device_lacks_are_named(strategy: Any) -> None:
+    import tensorflow as tf
+
+    with pytest.raises(TypeError, match="Unsupported data type for input: float64"):
+        strategy.run(tf.function(lambda x: x), args=[np.float64(1)])
+    with pytest.raises(TypeError, match="Unsupported data type for output: float64"):
+        strategy.run(tf.function(lambda x: tf.cast(x, tf.float64)), args=[np.float32(1)])
+
+
+def test_rounding_is_that_of_the_configuration(strategy: Any, ipu: Any) -> None:
+    with ipu.scopes.stochastic_rounding(False):
+        pass
+    with (
+        pytest.raises(UnsupportedError, match=r"floating_point_behaviour\.esr"),
+        ipu.scopes.stochastic_rounding(True),
+    ):
+        pass
+
+
+def test_shards_are_read_back(strategy: Any, ipu: Any) -> None:
+    import tensorflow as tf
+
+    seen: list[Any] = []
+
+    def run(x: Any) -> Any:
+        with ipu.scopes.ipu_shard(1):
+            y = x + 1
+        seen.append((ipu.sharding.get_sharding(y.op), ipu.sharding.get_sharding((y * 2).op)))
+        return y
+
+    strategy.run(tf.function(run), args=[np.float32(1)])
+    assert seen == [((1,), None)]
