@@ -25,7 +25,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "all_to_all_op": ("replica_ops",),
     "reduce_scatter_op": ("replica_ops",),
     "within_replica_ops": ("shard_ops",),
-    "sharding": ("shard_places",),
+    "sharding": ("shard_ops",),
     "custom_ops": ("user_ops",),
     "slicing_ops": ("row_slices",),
     "statistics_ops": ("row_slices",),
