@@ -57,10 +57,10 @@ def _onwards(operation: tf.Operation, place: int) -> Iterator[tf.Tensor]:
                 yield outer
 
 
-def element_shape(made: tf.Operation) -> tuple[int, ...] | None:
+def element_shape(maker: tf.Operation) -> tuple[int, ...] | None:
     """The size of the elements of the list that an operation makes; None if nothing tells it."""
-    stated = _said(made.inputs[0])
-    waiting, seen = [made.outputs[0]], set[int]()
+    stated = _said(maker.inputs[0])
+    waiting, seen = [maker.outputs[0]], set[int]()
     while waiting and stated is None:
         tensor = waiting.pop()
         if id(tensor) in seen:

@@ -149,7 +149,7 @@ class _MiniBatch:
             with at_place(flat_mapping(self.mapping[-1:])[0], len(self.mapping) - 1):
                 output = _called(self.optimizer_function, values)
             effects.append(_update(output, self.accumulation))
-            effects += _captured_leave(output, self.accumulation, self.options.get("sums_captured", True))
+            effects += _outfed_gradients(output, self.accumulation, self.options.get("sums_captured", True))
             alone = self.options.get("outfeed_loss")
             results = output.loss if alone else _masked(values, self.options.get("outfeed_mask"))
         if self.outfeed is not None and results is not None:
@@ -239,7 +239,7 @@ def _update(output: Any, accumulation: Accumulation) -> Any:
     return accumulation.apply(pairs, lambda ready: opt.apply_gradients(ready, *args, **kwargs))
 
 
-def _captured_leave(
+def _outfed_gradients(
     output: OptimizerFunctionOutput, accumulation: Accumulation, sums: bool
 ) -> list[tf.Operation]:
     """Give the gradients that the program captured to their outfeed: reduced as those of a weight update, or each
