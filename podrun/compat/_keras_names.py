@@ -123,6 +123,15 @@ REFUSED_NAMES = {
         ("Model", "Sequential", "PipelineModel", "PipelineSequential"),
         "classes of SDK 2.2; use keras.Model and keras.Sequential under an IPUStrategy",
     ),
+    **dict.fromkeys(
+        ("ALSOptimizerAdam", "ALSOptimizerSGD", "ALSOptimizerRMSProp"),
+        "updates with scaled gradients; use ALSOptimizer around the optimizer of Keras",
+    ),
+    "ALSGradientAccumulationOptimizer": "use ALSOptimizer, and set_gradient_accumulation_options of the model",
+    **dict.fromkeys(
+        ("CaptureUpstreamGradients", "CaptureActivationGradients"),
+        "use grad_util_ops.capture_upstream_gradients in a GradientCaptureTape",
+    ),
     "keras.experimental": "pipelines by profile; use set_pipeline_stage_assignment",
 }
 """Names of the SDK's layers that are refused, and what to use instead."""
@@ -144,7 +153,9 @@ def _lazy_module(name: str, names: Mapping[str, str], below: Sequence[str]) -> t
             value = _entry(names[entry])
             setattr(module, entry, value)
             return value
-        if entry in REFUSED_NAMES and ("layers" in name or name in IPU_ROOTS):
+        if entry in REFUSED_NAMES and (
+            name in IPU_ROOTS or name.endswith((".layers", "ipu.optimizers", "keras.optimizers"))
+        ):
             raise NotImplementedError(f"podrun does not have {name}.{entry}: {REFUSED_NAMES[entry]}")
         if entry in below:
             return importlib.import_module(f"{name}.{entry}")

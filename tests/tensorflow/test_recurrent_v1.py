@@ -45,6 +45,15 @@ def _lstm(x: Any) -> Any:
     return loss, state.h, tf.train.GradientDescentOptimizer(0.1).minimize(loss)
 
 
+def _gru_of_lengths(x: Any) -> Any:
+    import tensorflow.compat.v1 as tf
+
+    lengths = tf.cast(tf.reduce_sum(x[:, 0] * 0.0, 1), tf.int32) + tf.constant([3, 4])
+    outputs, state = tf.nn.dynamic_rnn(tf.nn.rnn_cell.GRUCell(8), x, lengths, dtype=tf.float32)
+    loss = tf.reduce_mean(outputs**2)
+    return loss, state, tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+
 def _written_in_a_loop(x: Any) -> Any:
     import tensorflow.compat.v1 as tf
 
@@ -70,7 +79,9 @@ def _summarized(x: Any) -> Any:
     return [x * 2]
 
 
-@pytest.mark.parametrize("net", [_lstm, _written_in_a_loop, _mapped_and_scanned, _summarized])
+@pytest.mark.parametrize(
+    "net", [_lstm, _gru_of_lengths, _written_in_a_loop, _mapped_and_scanned, _summarized]
+)
 def test_it_computes_what_tensorflow_does(ipu: Any, net: Callable[..., Any]) -> None:
     mine, theirs = _results(ipu, net, True), _results(ipu, net, False)
     for run, expected in zip(mine, theirs, strict=True):

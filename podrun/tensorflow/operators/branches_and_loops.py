@@ -15,6 +15,8 @@ from podrun.tensorflow.operators.table import computes, kept_linear
 Array = Any
 MOST_COUNTED = 100_000
 """Most iterations of a loop that are counted while the program is compiled."""
+MOST_GUARDED = 1_000
+"""Most iterations of a loop that ends by its data, but has a limit, and is differentiable because of it."""
 
 
 @computes("Differentiate", attributes="graph targets sources incoming", random=True)
@@ -83,7 +85,16 @@ def _loop(ctx: Any, node: Any, *inputs: Array) -> Any:
         results = ctx.run(node["body"], state, iteration=count)
         return tuple(jnp.asarray(r).astype(v.dtype) for r, v in zip(results, state, strict=True))
 
-    trips = _trips(ctx, node, inputs)
+    def holds(state: Any) -> Any:
+        return jnp.asarray(ctx.run(node["condition"], state)[0])
+
+    trips, exact = _trips(ctx, node, inputs)
+    if trips is not None and not exact:
+
+        def guarded(state: Any, count: Array) -> Any:
+            return lax.cond(holds(state), lambda s: body(count, s), lambda s: s, state), None
+
+        return lax.scan(guarded, values, jnp.arange(trips))[0]
     if trips is not None:
 
         def scanned(state: Any, count: Array) -> Any:
@@ -94,36 +105,40 @@ def _loop(ctx: Any, node: Any, *inputs: Array) -> Any:
     def step(state: Any) -> Any:
         return (state[0] + 1, *body(state[0], state[1:]))
 
-    def holds(state: Any) -> Any:
-        return jnp.asarray(ctx.run(node["condition"], state[1:])[0])
-
-    return lax.while_loop(holds, step, (jnp.zeros((), jnp.int32), *values))[1:]
+    return lax.while_loop(lambda state: holds(state[1:]), step, (jnp.zeros((), jnp.int32), *values))[1:]
 
 
-def _trips(ctx: Any, node: Any, inputs: Any) -> int | None:
-    """How often a loop runs whose condition compares a counter with a constant; None if that is not known."""
+def _trips(ctx: Any, node: Any, inputs: Any) -> tuple[int | None, bool]:
+    """How often a loop runs at most, by the comparisons of a counter with a constant in its condition, and whether it
+    runs so often: no other test ends it. None if that is not known.
+    """
     condition, body = node["condition"], node["body"]
     makers = {o: n for n in condition.nodes for o in n.outputs}
-    counters = _counters(body)
-    limits, start = [], None
-    waiting = [condition.outputs[0]]
+    limits: list[int] = []
+    exact, waiting = True, [condition.outputs[0]]
     while waiting:
         test = makers.get(waiting.pop())
-        if test is None:
-            return None
-        if test.op_type == "LogicalAnd":
+        if test is not None and test.op_type == "LogicalAnd":
             waiting += list(test.inputs)
             continue
-        if test.op_type != "Less" or test.inputs[0] not in condition.inputs:
-            return None
-        place = condition.inputs.index(test.inputs[0])
-        first = ctx.known(place)
-        limit = _limit(ctx, makers, condition, body, test.inputs[1])
-        if place not in counters or first is None or limit is None:
-            return None
-        start = int(np.asarray(first))
-        limits.append(max(int(limit) - start, 0))
-    return min(limits) if limits and min(limits) <= MOST_COUNTED else None
+        count = None if test is None else _count(ctx, makers, condition, body, test)
+        exact = exact and count is not None
+        limits += [] if count is None else [count]
+    trips = min(limits) if limits else None
+    if trips is None or trips > (MOST_COUNTED if exact else MOST_GUARDED):
+        return None, False
+    return trips, exact
+
+
+def _count(ctx: Any, makers: Any, condition: Any, body: Any, test: Any) -> int | None:
+    """After how many iterations a comparison is false; None if it does not compare a counter with a constant."""
+    if test.op_type != "Less" or test.inputs[0] not in condition.inputs:
+        return None
+    place = condition.inputs.index(test.inputs[0])
+    first, limit = ctx.known(place), _limit(ctx, makers, condition, body, test.inputs[1])
+    if place not in _counters(body) or first is None or limit is None:
+        return None
+    return max(int(limit) - int(np.asarray(first)), 0)
 
 
 def _limit(ctx: Any, makers: Any, condition: Any, body: Any, name: str) -> int | None:
