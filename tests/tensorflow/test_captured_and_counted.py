@@ -126,3 +126,8 @@ def test_shards_are_read_back(strategy: Any, ipu: Any) -> None:
 
     strategy.run(tf.function(run), args=[np.float32(1)])
     assert seen == [((1,), None)]
+
+
+def test_identical_random_numbers_are_not_promised(strategy: Any, ipu: Any) -> None:
+    with pytest.warns(UserWarning, match="experimental_identical_replicas"):
+        ipu.utils.reset_ipu_seed(3, experimental_identical_replicas=True)

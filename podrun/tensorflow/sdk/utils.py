@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from enum import Enum
 from typing import Any
 
@@ -26,6 +27,12 @@ def reset_ipu_seed(
 ) -> Any:
     """Start the device's random numbers from ``seed``. In a graph an operation that does so."""
     ordinal = int(device.rpartition(":")[2])
+    if experimental_identical_replicas and DEVICES.count(ordinal) > 1:
+        warnings.warn(
+            "reset_ipu_seed(experimental_identical_replicas=True) has no effect in podrun: each replica draws random "
+            "numbers of its own.",
+            stacklevel=2,
+        )
 
     def start() -> Any:
         import numpy as np
