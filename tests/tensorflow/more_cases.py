@@ -118,6 +118,7 @@ MORE: dict[str, Case] = {
     "fill": (lambda x: x * tf.fill([4, 6], tf.constant(2.0, x.dtype)) + tf.ones_like(x) - tf.zeros_like(x), (X,)),
     "squeeze": (lambda x: tf.squeeze(tf.expand_dims(x, 1), 1), (X,)),
     "bitcast": (lambda x: _float(tf.bitcast(_float(x), tf.int32) % 3) * _float(x), (X,)),
+    "typed_products": (lambda a: tf.raw_ops.BatchMatMulV3(x=a, y=a, Tout=a.dtype, adj_y=True), (SQUARE,)),
     "resize_nearest": (lambda x: tf.image.resize(x, [5, 11], "nearest"), (IMAGE,)),
 }
 # fmt: on
