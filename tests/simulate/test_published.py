@@ -1,7 +1,6 @@
 """Published outcomes of failing systems: rows O11, O12, O16 and O28 to O34 of the reference, within their tolerances.
 
-Other rows: `test_closed_forms` has the formulas, `test_counted_pool` the logs. The logs of O21 to O24 (CTC, SDSC,
-Curie) and of O26 and O27 (NASA) are not among the reference's traces, so that these rows are not tested.
+Other rows: `test_closed_forms` has the formulas, `test_counted_pool` and `test_archive_logs` the logs.
 """
 
 from __future__ import annotations
