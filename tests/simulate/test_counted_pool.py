@@ -150,7 +150,10 @@ def test_lublin_has_the_reference_slowdown() -> None:
 
 def waits_first_come(servers: int, arrivals: np.ndarray, runs: np.ndarray) -> np.ndarray:
     """The wait of each job of one processor, in the order of arrivals."""
-    jobs = [job(str(i), float(at), float(run), 1, line=i) for i, (at, run) in enumerate(zip(arrivals, runs))]
+    jobs = [
+        job(str(i), float(at), float(run), 1, line=i)
+        for i, (at, run) in enumerate(zip(arrivals, runs, strict=True))
+    ]
     outcomes = sorted(CountedPool(servers, "fcfs").run(jobs), key=lambda outcome: outcome.job.line)
     return np.array([outcome.start - outcome.job.submit for outcome in outcomes]) / SECOND
 
