@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable
 from itertools import pairwise
@@ -187,6 +188,20 @@ def test_one_processor_jobs_wait_as_theory_says(
     error = float(corrected.std(ddof=2)) / math.sqrt(20)
     assert 3 * error < tolerance * wait
     assert float(corrected.mean()) == pytest.approx(wait, rel=tolerance)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_each_job_waits_as_the_recursion_of_queues_says(servers: int) -> None:
+    """Kiefer and Wolfowitz: whoever comes takes the server that is free first. It needs no law of arrivals or runs."""
+    rng = np.random.default_rng(7)
+    arrivals = np.cumsum(rng.integers(0, 20, 2000))  # Some come at the same time.
+    runs = np.where(rng.random(2000) < 0.9, rng.integers(1, 15, 2000), rng.integers(50, 200, 2000))
+    free, expected = [0] * servers, []
+    for at, run in zip(arrivals.tolist(), runs.tolist(), strict=True):
+        start = max(at, heapq.heappop(free))
+        heapq.heappush(free, start + run)
+        expected.append(start - at)
+    assert waits_first_come(servers, arrivals, runs).tolist() == expected
 
 
 def test_scaled_arrivals_are_whole_seconds_from_the_first() -> None:
