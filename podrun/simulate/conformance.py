@@ -6,7 +6,10 @@ Each workload is a virtual POD of its own; the scheduler's command is started fo
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,27 +83,33 @@ def judged(command: str, pod: Cluster, patience_s: float = PATIENCE_S) -> list[R
 
 
 def _run(words: Sequence[str], port: int, virtual: SteppedPod, patience_s: float) -> str:
-    """Run a scheduler to its end; what was wrong with how it ended, empty if nothing was."""
+    """Run a scheduler to its end; what was wrong with how it ended, empty if nothing was. Its own children end with it:
+    one that outlived a shell would hold its standard error open."""
     variables = {**environment(), ADDRESS_VARIABLE: f"127.0.0.1:{port}"}
     try:
-        process = subprocess.Popen(words, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            words, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
     except OSError as error:
         raise UsageError(
             f"{words[0]} cannot be started: {error.strerror}", hint="--conformance COMMAND"
         ) from error
     virtual.last_call = time.monotonic()
-    while True:
-        try:
-            _, errors = process.communicate(timeout=0.2)
-            break
-        except subprocess.TimeoutExpired:
-            if time.monotonic() - virtual.last_call > patience_s:
-                process.kill()
-                process.communicate()
-                return f"it did not call Advance for {patience_s:g} s, and was ended"
+    try:
+        while True:
+            try:
+                _, errors = process.communicate(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() - virtual.last_call > patience_s:
+                    return f"it did not call Advance for {patience_s:g} s, and was ended"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     if process.returncode:
-        last = errors.decode(errors="replace").strip().splitlines()[-1:] or [""]
-        return f"it ended with exit code {process.returncode}: {last[0][:200]}"
+        last = errors.decode(errors="replace").strip().splitlines()[-1:]
+        return f"it ended with exit code {process.returncode}" + "".join(f": {line[:200]}" for line in last)
     return "" if virtual.done.is_set() else "it ended before the POD had said that nothing more happens"
 
 

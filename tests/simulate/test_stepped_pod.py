@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -216,12 +217,17 @@ def test_the_example_keeps_all_rules(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("import time; time.sleep(100)", "did not call Advance for 2 s"),
-        ("raise SystemExit('no POD for me')", "exit code 1: no POD for me"),
-        ("", "ended before the POD"),
+        (f'{sys.executable} -c "import time; time.sleep(100)"', "did not call Advance for 2 s"),
+        ("sh -c 'sleep 100; true'", "did not call Advance for 2 s"),  # Of the shell the child is left.
+        (f"{sys.executable} -c \"raise SystemExit('no POD for me')\"", "exit code 1: no POD for me"),
+        ("false", "it ended with exit code 1"),
+        ("true", "ended before the POD"),
     ],
 )
 def test_a_scheduler_that_never_answers(program: str, words: str) -> None:
-    verdicts = judged(f'{sys.executable} -c "{program}"', POD16, patience_s=2.0)
+    begin = time.monotonic()
+    verdicts = judged(program, POD16, patience_s=2.0)
+    assert time.monotonic() - begin < 60
+    assert not any(v.broken.endswith(":") for v in verdicts)
     assert all(words in v.broken for v in verdicts if v.rule == "it answers")
     assert all(v.broken for v in verdicts if v.rule == "no request is lost")
