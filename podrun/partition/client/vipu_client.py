@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
+from typing import Self
 
 from podrun.partition.client.partition_calls import PartitionCalls
 from podrun.partition.client.pod_calls import PodCalls
@@ -38,7 +39,7 @@ class VipuClient(PartitionCalls, PodCalls):
     ``account``: user and access key at a server with users of its own; by default those of the environment.
     """
 
-    def __enter__(self) -> VipuClient:
+    def __enter__(self) -> Self:
         return self
 
     def server_version(self) -> ServerVersion:
