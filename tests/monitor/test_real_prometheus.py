@@ -167,4 +167,4 @@ def test_every_query_has_its_answer_in_a_pod_that_is_idle_works_and_is_faulty(
     assert all(all(answers) for title, answers in faulty.items() if title not in ONLY_WITH_ERRORS)
     error = next(alert for alert in ALERTS if alert.name == "PodrunIpuError")
     assert prometheus.ask(error.query)
-    assert prometheus.ask('ALERTS{alertname="PodrunIpuError"}')
+    prometheus.until('ALERTS{alertname="PodrunIpuError"}', bool)
