@@ -9,8 +9,9 @@ Weights are drawn, not trained: what it costs to serve a network does not depend
 import argparse
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from podrun.models import build
 from podrun.models.network import Random
@@ -31,5 +32,17 @@ model = onnx.load_from_string(network.model)
 for tensor in model.graph.initializer:  # As raw bytes, which every reader of ONNX takes, and fast.
     unpack(tensor)
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
+for output in list(model.graph.output):  # Servers divide a batch along the first dimension of outputs.
+    rows, *rest = (dimension.dim_value for dimension in output.type.tensor_type.shape.dim)
+    if rows == arguments.batch:
+        continue
+    shape = [arguments.batch, rows // arguments.batch, *rest]
+    model.graph.initializer.append(numpy_helper.from_array(np.array(shape), "shape_of_samples"))
+    model.graph.node.append(
+        helper.make_node("Reshape", [output.name, "shape_of_samples"], ["samples"], "samples")
+    )
+    model.graph.output.remove(output)
+    kind = output.type.tensor_type.elem_type
+    model.graph.output.append(helper.make_tensor_value_info("samples", kind, shape))
 onnx.save(model, arguments.file)
 print(f"{arguments.file}: {arguments.file.stat().st_size / 1e6:.0f} MB, inputs {', '.join(network.inputs)}")

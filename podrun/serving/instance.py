@@ -78,10 +78,21 @@ def _binding(
         raise ConfigError(f"{key} {name!r} has {kind}; the compiled model has {anchor.dtype}")
     batched = int(config.get("max_batch_size", 0)) > 0
     dims = [int(size) for size in entry.get("dims", ())]
-    shape = list(anchor.shape[1:] if batched else anchor.shape)
+    shape = list(anchor.shape[1:] if batched else anchor.shape) or [1]
     if len(dims) != len(shape) or any(a not in (-1, b) for a, b in zip(dims, shape, strict=True)):
         raise ConfigError(f"{key} {name!r} has dims {dims}; the compiled model has {shape}")
     return TensorBinding(name, anchor, dtype)
+
+
+def _check_batch(config: Mapping[str, Any], outputs: Sequence[TensorBinding], rows: int) -> None:
+    """ConfigError for requests that share a batch of a model that does not say what belongs to each."""
+    for binding in outputs:
+        if int(config.get("max_batch_size", 0)) > 0 and binding.anchor.shape[:1] != (rows,):
+            raise ConfigError(
+                f"output {binding.name!r} is {list(binding.anchor.shape)} for a batch of {rows}: max_batch_size "
+                "above 0 needs the batch as the first dimension",
+                hint="Change the model's output, or write max_batch_size: 0 and the whole shapes as dims.",
+            )
 
 
 def as_anchor(value: np.ndarray, binding: TensorBinding) -> np.ndarray:
@@ -175,6 +186,7 @@ class PoplarInstance:
         try:
             self.inputs = bindings(config, "input", self.runner.get_execute_inputs(), names)
             self.outputs = bindings(config, "output", self.runner.get_execute_outputs(), names)
+            _check_batch(config, self.outputs, self.runner.compiled_rows)
             self._tells_time = any(entry["name"] == TIME_OUTPUT for entry in config.get("output", ()))
         except BaseException:
             self.runner.close()
@@ -207,7 +219,7 @@ class PoplarInstance:
         return results
 
     def _shape(self, binding: TensorBinding, rows: int) -> tuple[int, ...]:
-        shape = binding.anchor.shape
+        shape = binding.anchor.shape or (1,)
         return (rows * shape[0] // self.runner.compiled_rows, *shape[1:])
 
 

@@ -15,7 +15,7 @@ from podrun.popef.reader import PopefReader
 from podrun.serving.model_folder import MODEL_FILE, versions_of
 from podrun.serving.request_incidents import VARIABLE as INCIDENTS
 
-_TIME_ENTRY = '{ name: "ipu_time_us", data_type: TYPE_FP32, dims: [ 3 ] }'
+_TIME_ENTRY = '{ name: "ipu_time_us", data_type: TYPE_FP32, dims: [ %s ] }'
 
 
 def check_repository(repository: Path) -> list[Path]:
@@ -38,11 +38,16 @@ def write_missing_config(model: Path) -> Path | None:
         return None
     metadata = PopefReader().parseFile(files[-1]).metadata()[0]
     rows = metadata.inputs()[0].tensorInfo.shape[0] if metadata.inputs() else 0
-    lines = ['backend: "poplar"', f"max_batch_size: {rows * metadata.replicationFactor}"]
+    # Without the batch as the first dimension of all outputs, nothing says what belongs to a request's rows.
+    batched = all(list(anchor.tensorInfo.shape[:1]) == [rows] for anchor in metadata.outputs())
+    lines = ['backend: "poplar"', f"max_batch_size: {rows * metadata.replicationFactor if batched else 0}"]
     for key, anchors in (("input", metadata.inputs()), ("output", metadata.outputs())):
-        entries = [_entry(anchor) for anchor in anchors] + ([_TIME_ENTRY] if key == "output" else [])
+        entries = [_entry(anchor, batched=batched) for anchor in anchors]
+        if key == "output":
+            entries.append(_TIME_ENTRY % ("3" if batched else "-1, 3"))
         lines.append(f"{key} [ {', '.join(entries)} ]")
-    lines += ["instance_group [ { kind: KIND_CPU, count: 1 } ]", "dynamic_batching { }", ""]
+    lines.append("instance_group [ { kind: KIND_CPU, count: 1 } ]")
+    lines += ["dynamic_batching { }", ""] if batched else [""]
     try:
         target.write_text("\n".join(lines))
     except OSError as error:
@@ -54,7 +59,7 @@ def write_missing_config(model: Path) -> Path | None:
     return target
 
 
-def _entry(anchor: PopefAnchor) -> str:
+def _entry(anchor: PopefAnchor, *, batched: bool) -> str:
     names = {
         ElementType.BOOL: "BOOL",
         ElementType.F16: "FP16",
@@ -62,7 +67,8 @@ def _entry(anchor: PopefAnchor) -> str:
         ElementType.U8: "UINT8",
     }
     kind = names.get(anchor.tensorInfo.dataType, anchor.tensorInfo.dataType.value.upper())
-    dims = ", ".join(map(str, anchor.tensorInfo.shape[1:] or (1,)))
+    shape = anchor.tensorInfo.shape
+    dims = ", ".join(map(str, (shape[1:] if batched else shape) or (1,)))
     return f'{{ name: "{anchor.name}", data_type: TYPE_{kind}, dims: [ {dims} ] }}'
 
 

@@ -81,9 +81,8 @@ class ModelRunner(ClosedAtEnd):
             raise
         size = self._rows * self._loaded.group
         self._waits = self.config.batching_dim != OFF or size > self._rows
-        divided = self.config.batching_dim != OFF and all(
-            d.shape[:1] == (self._rows,) for d in self._loaded.outputs.values()
-        )
+        self._undivided = outputs_without_rows(self._loaded.outputs, self._rows)
+        divided = self.config.batching_dim != OFF and not self._undivided
         rule = BatchingRule(size if self._waits else 1, whole_requests=not divided)
         self._queue = RequestQueue(rule, self._delay)
         self._in_flight: queue.SimpleQueue[tuple[list[RequestPart], AnyStarted] | None]
@@ -206,6 +205,13 @@ class ModelRunner(ClosedAtEnd):
                 f"a request of {rows} rows: the model was compiled for {self._rows}, and multiples of it are taken",
                 hint="RuntimeConfig(batching_dim=0) takes any number.",
             )
+        if self._undivided and rows % self._rows:
+            name = self._undivided[0]
+            raise UsageError(
+                f"a request of {rows} rows: output {name!r} is {list(self._loaded.outputs[name].shape)} for "
+                f"{self._rows} rows, which says of no row what belongs to it, so whole batches are taken",
+                hint="Give the model's outputs the batch as their first dimension.",
+            )
         for name, value in outputs.items():
             shape = self._loaded.outputs[name].shape
             wanted = (rows * shape[0] // self._rows, *shape[1:]) if shape else (rows // self._rows,)
@@ -285,7 +291,7 @@ class ModelRunner(ClosedAtEnd):
                 value = results[name]
                 if np.shares_memory(target, value):  # The device has filled the caller's array.
                     continue
-                if self._loaded.outputs[name].shape[:1] == (self._rows,):
+                if name not in self._undivided:
                     rows = target.reshape(request.rows, -1)[part.begin : part.end]
                     rows[...] = value[begin : begin + part.rows].reshape(part.rows, -1)
                 else:
@@ -305,6 +311,11 @@ def rows_of_batch(inputs: Mapping[str, DataDescription]) -> int:
     if len(sizes) != 1 or 0 in sizes:
         raise UsageError(f"the model's inputs do not share a batch axis: {sorted(sizes)}")
     return sizes.pop()
+
+
+def outputs_without_rows(outputs: Mapping[str, DataDescription], batch: int) -> list[str]:
+    """Outputs whose first dimension is not the batch of ``batch`` rows; their results are those of whole batches."""
+    return [name for name, description in outputs.items() if description.shape[:1] != (batch,)]
 
 
 def rows_of_input(name: str, value: np.ndarray, description: DataDescription, batch: int) -> int:

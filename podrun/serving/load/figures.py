@@ -80,4 +80,5 @@ def _row(level: Measured, batch: int) -> tuple[str, ...]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:.3g} ms" if milliseconds < 999.5 else f"{milliseconds:,.0f} ms"

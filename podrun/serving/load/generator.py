@@ -1,7 +1,7 @@
 """Load on a server: so many requests in flight, or so many a second at times that do not depend on the answers.
 
-A measurement is a row of windows of equal time without a gap between them. It ends when the last three are stable, or
-after so many windows; the figures are those of the last three.
+A measurement is a row of windows of equal time without a gap between them. It ends when the last three are stable or
+have errors alone, or after so many windows; the figures are those of the last three.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from podrun.core.terminal import report_step
 from podrun.serving.load.servers import ModelServer
-from podrun.serving.load.windows import STABLE_WINDOWS, LoadWindow, are_stable, joined
+from podrun.serving.load.windows import STABLE_WINDOWS, LoadWindow, are_refused, are_stable, joined
 
 MOST_IN_FLIGHT = 4096
 """Requests in flight beyond which no more are sent: a server that does not answer costs no memory without end."""
@@ -88,7 +88,7 @@ async def measure(server: ModelServer, level: LoadLevel, measuring: Measuring, c
             recorder.window.span_s, begin = now - begin, now
             windows.append(recorder.window)
             recorder.window = LoadWindow()
-            if are_stable(windows, measuring.share, measuring.percentile):
+            if are_refused(windows) or are_stable(windows, measuring.share, measuring.percentile):
                 break
     stable = are_stable(windows, measuring.share, measuring.percentile)
     return Measured(level, joined(windows[-STABLE_WINDOWS:]), len(windows), stable)

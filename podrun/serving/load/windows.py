@@ -115,6 +115,12 @@ def are_stable(windows: Sequence[LoadWindow], share: float, percentile: float) -
     )
 
 
+def are_refused(windows: Sequence[LoadWindow]) -> bool:
+    """True iff the last three windows have errors and no result: more windows would say nothing else."""
+    last = windows[-STABLE_WINDOWS:]
+    return len(last) == STABLE_WINDOWS and all(window.errors and not window.answered for window in last)
+
+
 def joined(windows: Sequence[LoadWindow]) -> LoadWindow:
     """One window of the answers of several."""
     whole = LoadWindow()

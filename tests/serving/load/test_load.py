@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +19,7 @@ from click.testing import CliRunner, Result
 from podrun.core.documents import load_schema
 from podrun.core.errors import PodrunError
 from podrun.serving.commands.load import load_range, load_verb
-from podrun.serving.load.windows import LoadWindow, ServerAnswer, are_stable, joined
+from podrun.serving.load.windows import LoadWindow, ServerAnswer, are_refused, are_stable, joined
 
 pytest.importorskip("hdrh")
 pytest.importorskip("aiohttp")
@@ -199,6 +200,14 @@ def test_windows_are_stable_when_three_agree_in_rate_and_latency() -> None:
     whole = joined(even)
     assert (whole.answered, whole.span_s, whole.rate) == (300, 3.0, 100.0)
     assert whole.latency_s(99) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_three_windows_with_errors_alone_say_enough() -> None:
+    refused = LoadWindow(errors=Counter({"HTTP 500": 2}))
+    assert are_refused([window(3, 1_000_000), *[refused] * 3])
+    assert not are_refused([refused] * 2)
+    assert not are_refused([refused, LoadWindow(), refused])
+    assert not are_refused([window(3, 1_000_000), refused, refused])
 
 
 def test_ranges_hold_their_ends() -> None:
