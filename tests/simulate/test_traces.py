@@ -62,6 +62,10 @@ def test_a_packed_log_is_read(tmp_path: Path) -> None:
             "job 41 asks for 64 processors, and there are 8",
         ),
         ("41 500 5 9 4 -1 -1 1e999 100 -1 1 1 1 -1 -1 -1 -1 -1", "not a number"),
+        (
+            "41 500 5 1e300 4 -1 -1 4 1e300 -1 1 1 1 -1 -1 -1 -1 -1",
+            "the run time is '1e300', more than 1e+15",
+        ),
     ],
 )
 def test_a_broken_line_is_counted_and_named_and_many_are_refused(tmp_path: Path, line: str, why: str) -> None:

@@ -78,6 +78,10 @@ def job_of(
     return TraceJob(name, submit, min(run, requested), requested, size, user, status, line)
 
 
+LARGEST_NUMBER = 1e15
+"""Of seconds that is 30 million years; a float still has each whole number up to there."""
+
+
 def read_number(text: str, what: str) -> float:
     """A number of a field. Raises BrokenLineError."""
     try:
@@ -86,6 +90,8 @@ def read_number(text: str, what: str) -> float:
         raise BrokenLineError(f"{what} is {text!r}, not a number") from None
     if value != value or value in (float("inf"), float("-inf")):
         raise BrokenLineError(f"{what} is {text!r}, not a number")
+    if abs(value) > LARGEST_NUMBER:
+        raise BrokenLineError(f"{what} is {text!r}, more than {LARGEST_NUMBER:g}")
     return value
 
 
