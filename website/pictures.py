@@ -1,8 +1,8 @@
 """Draws the site's pictures from podrun's own data: ``make pictures`` writes docs/pictures/*.svg.
 
 A run of the digits example gives the terminal picture, and its report the charts of memory and time. The pipelined
-transformer gives the pipeline chart, docs/fidelity.md the comparison with published measurements, and `podrun
-capacity` the curves of served networks.
+transformer gives the pipeline chart, a POD with a job the live view, docs/fidelity.md the comparison with published
+measurements, and `podrun capacity` the curves of served networks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
+from live_view import live_view
 from rich.console import Console
 from rich.text import Text
 
@@ -73,6 +74,7 @@ def main() -> None:
         digits = profile(Path(folder), "digits", RUN)
         tokens = ["--ipus-per-replica", "4", "examples/transformer/pipelined.py"]
         chain = profile(Path(folder), "transformer", tokens)
+        write("top", live_view(BIN, ROOT))
         for network in SERVED:
             write(f"capacity-{network}", capacity_curves(Path(folder), network))
     held, stage = digits.ipu_memory[0].memory, digits.stages[0]

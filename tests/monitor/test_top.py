@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from textual.app import App
 from textual.widgets import DataTable, Input, Static
 
 from podrun.core.errors import ServiceError
@@ -26,7 +28,7 @@ from podrun.monitor.live.arrangement import (
     totals_of,
 )
 from podrun.monitor.live.details import ipu_lines, job_lines, launch_lines
-from podrun.monitor.live.screen import JobDetails, MachineDetails, PodTop
+from podrun.monitor.live.screen import JobDetails, MachineDetails, PodTop, replace_rows
 from podrun.monitor.live.sighting import PodSighting, sighting_from_plain
 from podrun.monitor.live.sources import ServiceSource
 from podrun.partition.host.discovery import LAUNCHER, Registry, ServiceEntry, own_process_id
@@ -144,6 +146,24 @@ def test_the_screen_shows_sorts_filters_and_drills(seen: PodSighting) -> None:
             assert app.query_one("#filter", Input).value == ""
             assert table.row_count == 4
             assert "1 broken" in str(app.query_one("#headline", Static).content)
+
+    asyncio.run(drive())
+
+
+def test_a_column_grows_with_what_it_shows() -> None:
+    class Shown(App[None]):
+        def compose(self) -> Iterator[DataTable[str]]:
+            yield DataTable()
+
+    async def drive() -> None:
+        async with Shown().run_test() as pilot:
+            table = pilot.app.query_one(DataTable)
+            table.add_columns("IPU0", "IPU1")
+            replace_rows(table, [("▄ 54%", "▄ 54%")])
+            await pilot.pause()
+            replace_rows(table, [("█ 100%", "▄ 50%")])
+            await pilot.pause()
+            assert [column.content_width for column in table.ordered_columns] == [6, 5]
 
     asyncio.run(drive())
 

@@ -367,5 +367,6 @@ def replace_rows(table: DataTable[str], rows: list[tuple[str, ...]]) -> None:
     for number, row in enumerate(rows):
         old = table.get_row_at(number)
         for column, text in enumerate(row):
-            if str(old[column]) != text:
-                table.update_cell_at((number, column), cell(text))  # type: ignore[arg-type]
+            if (before := str(old[column])) != text:
+                wider = len(text) > len(before)
+                table.update_cell_at((number, column), cell(text), update_width=wider)  # type: ignore[arg-type]
