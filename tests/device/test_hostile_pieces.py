@@ -192,6 +192,22 @@ def _started(code: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
+@pytest.mark.system
+def test_the_child_ends_with_its_parent_while_it_compiles() -> None:
+    child = _started(
+        "import sys, threading; from podrun.device.xla import vetting_child; sys.argv = ['child', '']; "
+        "vetting_child._verdict = lambda header, piece: threading.Event().wait(); vetting_child.answer_requests()"
+    )
+    assert child.stdin is not None
+    child.stdin.write(vetting.LENGTHS.pack(2, 1) + b"{}x")
+    try:
+        child.stdin.close()
+        assert child.wait(60) == 0
+    finally:
+        child.kill()
+        child.wait(60)
+
+
 def test_a_piece_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vetting, "LONGEST", 10)
     with pytest.raises(RefusedPiece, match="has 11 bytes; machines take 10"):
