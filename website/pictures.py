@@ -67,6 +67,7 @@ ROW = re.compile(
 
 def main() -> None:
     """Write every picture."""
+
     PICTURES.mkdir(exist_ok=True)
     write("fidelity", comparison((ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory() as folder:
