@@ -117,6 +117,25 @@ def write_output(path: Path, text: str, *, hint: str | None = None) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
 
 
+def check_outputs_writable(
+    *paths: Path | None, hint: str = "Name a file in a folder where you may write."
+) -> None:
+    """Refuse files that `write_output` could not write, before the work whose result they are for. What stands there
+    stays; None is no file. Raises UsageError.
+    """
+    for path in paths:
+        if path is None or (path.exists() and not path.is_file() and not path.is_dir()):
+            continue  # Pipes and devices are written to when there is something to write.
+        try:
+            new = not path.exists()
+            with path.open("ab"):
+                pass
+            if new:
+                path.unlink()
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
+
+
 def parse_json(text: str, where: str, *, hint: str | None = None) -> Any:
     """The value that JSON holds. Raises ConfigError."""
     try:

@@ -154,7 +154,7 @@ def _check(options: Options) -> None:
             hint="Register what they compute: PODRUN_CUSTOM_OPS=ops.py poprt ... (podrun help popart).",
         )
     eight_bits = options["precision"] in ("fp8", "fp8_weight")
-    for name in ("calibration_with_data", "precision_compare"):
+    for name in ("calibration_with_data", "precision_compare", "fp8_params", "fp8_skip_op_names"):
         if options[name] and not eight_bits:
             raise UsageError(f"--{name} is for --precision fp8 and fp8_weight", hint="Add --precision fp8.")
     if options["calibration_with_data"] and options["fp8_params"]:

@@ -71,6 +71,11 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
         ([*PLAIN, "--skip_passes", "sort_graf"], "there is no pass 'sort_graf'"),
         ([*PLAIN, "--remap_mode", "after_matmul"], "needs --enable_insert_remap"),
         ([*PLAIN, "--calibration_with_data"], "is for --precision fp8"),
+        ([*PLAIN, "--fp8_params", "F143,F143,0,0"], "--fp8_params is for --precision fp8"),
+        (
+            [*PLAIN, "--precision", "fp16", "--fp8_skip_op_names", "a"],
+            "--fp8_skip_op_names is for --precision fp8",
+        ),
         ([*PLAIN, *calibration, "--fp8_params", "F143,F143,0,0"], "exclude each other"),
         ([*PLAIN, *calibration, "--data_preprocess", data], "does not open pickles"),
         ([*PLAIN, *calibration, "--calibration_loss_type", "gptq"], "gptq is for precision fp8_weight"),

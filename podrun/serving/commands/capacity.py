@@ -86,19 +86,21 @@ def capacity_verb(**options: object) -> int:
     Requests wait in virtual time for replicas whose runs take as long as the tile model says. MODEL is an ONNX
     file, or a compiled one (executable.popef). Exit code 1: the target does not hold it.
     """
+    from podrun.core.documents import check_outputs_writable, write_output
     from podrun.core.terminal import reporting
     from podrun.serving.capacity.answer import answer_capacity, answer_json
     from podrun.serving.capacity.presentation import answer_text, capacity_page
     from podrun.serving.capacity.quantities import read_prices
 
     request = CapacityRequest(**options)  # type: ignore[arg-type]  # click checks the types.
+    check_outputs_writable(request.json_file, request.html)
     with reporting("planning", sys.stderr, log_after=None):
         answer = answer_capacity(services_of(request), request.target, read_prices(request.price))
     click.echo(answer_text(answer), nl=False)
     if request.json_file is not None:
-        request.json_file.write_text(json.dumps(answer_json(answer), indent=1) + "\n", encoding="utf-8")
+        write_output(request.json_file, json.dumps(answer_json(answer), indent=1) + "\n")
     if request.html is not None:
-        request.html.write_text(capacity_page(answer), encoding="utf-8")
+        write_output(request.html, capacity_page(answer))
     return 0 if answer.holds else 1
 
 

@@ -93,18 +93,20 @@ def load_verb(**options: object) -> int:
     import asyncio
     import sys
 
+    from podrun.core.documents import check_outputs_writable, write_output
     from podrun.core.terminal import reporting
     from podrun.serving.load.figures import load_json, load_text
 
     request = LoadRequest(**options)  # type: ignore[arg-type]  # click checks the types.
     levels = load_levels(request)
     measuring = measuring_of(request)
+    check_outputs_writable(request.json_file)
     with reporting(f"measuring {request.model}", sys.stderr, log_after=None):
         measured = asyncio.run(_measured(request, levels, measuring))
     click.echo(load_text(measured, request.batch_size), nl=False)
     if request.json_file is not None:
         document = load_json(request.url, request.model, request.batch_size, measuring, measured)
-        request.json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_output(request.json_file, json.dumps(document, indent=1) + "\n")
     return 0 if any(level.whole.answered for level in measured) else 1
 
 

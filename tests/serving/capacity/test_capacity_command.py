@@ -48,6 +48,15 @@ def test_a_model_of_a_file_is_answered_as_text_json_and_page(model: Path, tmp_pa
     assert "<svg" in page.read_text()
 
 
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(option: str, tmp_path: Path) -> None:
+    """The model does not even exist: its absence would be told if anything was planned."""
+    for place in (tmp_path, tmp_path / "none" / "figures"):
+        result = asked(str(tmp_path / "no.onnx"), "--rate", "1/s", option, str(place))
+        assert f"{place} cannot be written" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_name_with_batch_stands_for_a_file_of_each_batch(model: Path, tmp_path: Path) -> None:
     for rows in (1, 4):
         fixed = onnx.load(model)

@@ -131,6 +131,13 @@ def test_a_rate_is_kept_whatever_the_answers_take(tmp_path: Path) -> None:
     assert level["answered"] >= 3  # One client that waits for answers would have had one or two a window.
 
 
+def test_figures_that_cannot_be_written_are_refused_before_any_request(tmp_path: Path) -> None:
+    """Nothing listens at the address, which would be told if it were asked."""
+    for place in (tmp_path, tmp_path / "none" / "load.json"):
+        result = asked("localhost:1", "-m", "net", "--json", str(place))
+        assert f"{place} cannot be written" in str(result.exception)
+
+
 def test_errors_are_counted_by_kind_and_none_answered_is_exit_code_1() -> None:
     with serving() as url:
         result = asked(url, "-m", "broken")
