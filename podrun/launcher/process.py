@@ -1,6 +1,6 @@
 """Instances as child processes of one host. Used by the launcher for its own host and by `remote` on others.
 
-Each instance leads a process group of its own, dies with the process that runs this (see ``trampoline``), and
+Each instance leads a process group of its own, dies with the process that runs this (see `podrun.core.trampoline`), and
 is known by its index. Nothing here prints: what happens comes out of `ProcessRunner.poll` as events.
 
 `LaunchResources` is what a launch may leave behind. It is recorded before it exists, so that it is removed whatever
@@ -17,7 +17,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from typing import IO, TYPE_CHECKING
 
 from podrun.core.environment import PODRUN_LAUNCH_ID
 from podrun.core.errors import present
+from podrun.core.trampoline import tied_words
 from podrun.launcher.output import OutputChannel
 from podrun.launcher.own_streams import Log
 from podrun.partition.host.discovery import (
@@ -116,9 +116,8 @@ class ProcessRunner:
 
     def start(self, command: Command) -> int:
         """Start an instance; returns its process id. Raises OSError if its directory does not exist."""
-        trampoline = str(Path(__file__).with_name("trampoline.py"))
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", trampoline, str(os.getpid()), *command.words],
+            tied_words(list(command.words)),
             cwd=command.directory,
             env=dict(command.environment),
             stdin=subprocess.DEVNULL if command.stdin is None else command.stdin,

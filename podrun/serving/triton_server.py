@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,10 @@ from types import FrameType
 import podrun
 from podrun.core.errors import MissingPackageError, PodrunError, UsageError
 from podrun.core.stop_signals import stop_signals_handled
+from podrun.core.trampoline import tied_words
 from podrun.serving.hang_watch import PATIENCE_SECONDS, HangWatch, server_lives
 from podrun.serving.instance_watch import InstanceWatch
+from podrun.serving.leftovers import remove_leftovers, server_folder
 from podrun.serving.repository import check_repository, write_missing_config
 
 USUAL_PLACE = Path("/opt/tritonserver/bin/tritonserver")
@@ -168,14 +169,15 @@ def serve(
     place = find_tritonserver(named, environ)
     for model in check_repository(repository):
         _complete(model)
-    with tempfile.TemporaryDirectory(prefix="podrun-serve-") as folder:
-        backends = Path(folder, "backends")
+    remove_leftovers()
+    with server_folder() as folder:
+        backends = folder / "backends"
         write_backends(place, backends)
         words = [*command(place, repository.resolve(), backends, ports), *_model_control(extra), *extra]
         http = f"{ports.address}:{ports.http}".replace("0.0.0.0:", "127.0.0.1:")
         while True:
             begin = time.monotonic()
-            process = subprocess.Popen(words, env=server_environment(place, environ))
+            process = subprocess.Popen(tied_words(words), env=server_environment(place, environ))
             hangs = HangWatch(process.kill, functools.partial(server_lives, http))
             with InstanceWatch(process.pid, http, repository.resolve()), hangs:
                 code, stopped = _wait(process)
@@ -183,6 +185,7 @@ def serve(
             if stopped or crash is None or time.monotonic() - begin < _SHORT_LIFE_SECONDS:
                 break
             _say(f"{place.program} crashed ({crash}) and is started again; its requests are lost")
+    remove_leftovers()
     if code not in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
         _say(
             f"{place.program} ended with exit code {code}; what it printed says why. podrun is tested "

@@ -4,6 +4,7 @@
 
 The kernel kills this process when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2)), however
 podrun ends; the setting survives exec. A forked child of podrun cannot do this safely, because podrun has threads.
+`tied_words` gives the words of such a command.
 """
 
 import ctypes
@@ -30,4 +31,10 @@ def main() -> None:
         os._exit(NOT_FOUND if missing else CANNOT_EXECUTE)
 
 
-main()
+def tied_words(words: list[str]) -> list[str]:
+    """A command's words with this file before them: the process dies with the thread that starts it."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *words]
+
+
+if __name__ == "__main__":
+    main()
