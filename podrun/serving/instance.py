@@ -6,7 +6,7 @@ What a server of any protocol needs and Triton's own module is not needed for. A
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from podrun.core.errors import ConfigError, UsageError
+from podrun.serving.fused_models import fused_graphs, graph_of
 from podrun.serving.loaded_model import DataDescription
 from podrun.serving.model_folder import served_model
 from podrun.serving.request_incidents import IncidentLog
@@ -84,14 +85,28 @@ def _binding(
     return TensorBinding(name, anchor, dtype)
 
 
-def _check_batch(config: Mapping[str, Any], outputs: Sequence[TensorBinding], rows: int) -> None:
+def _check_batch(
+    config: Mapping[str, Any], outputs: Sequence[TensorBinding], rows_behind: Callable[[str], int]
+) -> None:
     """ConfigError for requests that share a batch of a model that does not say what belongs to each."""
     for binding in outputs:
+        rows = rows_behind(binding.anchor.name)
         if int(config.get("max_batch_size", 0)) > 0 and binding.anchor.shape[:1] != (rows,):
             raise ConfigError(
                 f"output {binding.name!r} is {list(binding.anchor.shape)} for a batch of {rows}: max_batch_size "
                 "above 0 needs the batch as the first dimension",
                 hint="Change the model's output, or write max_batch_size: 0 and the whole shapes as dims.",
+            )
+
+
+def _check_optional(config: Mapping[str, Any], inputs: Sequence[TensorBinding]) -> None:
+    """ConfigError for inputs of a fused model that each request would have to have."""
+    optional = {entry["name"] for entry in config.get("input", ()) if entry.get("optional")}
+    for binding in inputs:
+        if binding.name not in optional:
+            raise ConfigError(
+                f"input {binding.name!r} is not optional: a request to a fused model has the inputs of one model",
+                hint=f'Write it so: {{ name: "{binding.name}", ..., optional: true }}',
             )
 
 
@@ -186,7 +201,10 @@ class PoplarInstance:
         try:
             self.inputs = bindings(config, "input", self.runner.get_execute_inputs(), names)
             self.outputs = bindings(config, "output", self.runner.get_execute_outputs(), names)
-            _check_batch(config, self.outputs, self.runner.compiled_rows)
+            _check_batch(config, self.outputs, self.runner.rows_behind)
+            self._fused = bool(fused_graphs(a.name for a in model.metadata.inputs()))
+            if self._fused:
+                _check_optional(config, self.inputs)
             self._tells_time = any(entry["name"] == TIME_OUTPUT for entry in config.get("output", ()))
         except BaseException:
             self.runner.close()
@@ -194,11 +212,15 @@ class PoplarInstance:
 
     def prepared(self, inputs: Mapping[str, np.ndarray], label: str = "") -> QueuedRequest:
         """A request for the runner, by the names of the configuration. UsageError if it does not fit; ``label``: the
-        client's id of it.
+        client's id of it. A request to a fused model has the inputs of one of its models, and gets that one's outputs.
         """
-        arrays = {b.anchor.name: as_anchor(inputs[b.name], b) for b in self.inputs}
-        rows = next(iter(arrays.values())).shape[0]
-        outputs = {b.anchor.name: np.empty(self._shape(b, rows), b.anchor.dtype) for b in self.outputs}
+        arrays = {b.anchor.name: as_anchor(inputs[b.name], b) for b in self.inputs if b.name in inputs}
+        if not arrays:
+            raise UsageError(f"the request has none of the inputs {sorted(b.name for b in self.inputs)}")
+        first, value = next(iter(arrays.items()))
+        rows = value.shape[0]
+        wanted = [b for b in self.outputs if not self._fused or graph_of(b.anchor.name) == graph_of(first)]
+        outputs = {b.anchor.name: np.empty(self._shape(b, rows), b.anchor.dtype) for b in wanted}
         return self.runner.prepared(arrays, outputs, label)
 
     def answer(self, requests: Sequence[QueuedRequest]) -> None:
@@ -213,14 +235,18 @@ class PoplarInstance:
     def results(self, request: QueuedRequest) -> dict[str, np.ndarray]:
         """The outputs of an answered request, by the names of the configuration. Raises its error."""
         request.future.wait(0)
-        results = {b.name: request.outputs[b.anchor.name].astype(b.dtype, copy=False) for b in self.outputs}
+        results = {
+            b.name: request.outputs[b.anchor.name].astype(b.dtype, copy=False)
+            for b in self.outputs
+            if b.anchor.name in request.outputs
+        }
         if self._tells_time:
             results[TIME_OUTPUT] = np.tile(times_us(request.future), (request.rows, 1))
         return results
 
     def _shape(self, binding: TensorBinding, rows: int) -> tuple[int, ...]:
         shape = binding.anchor.shape or (1,)
-        return (rows * shape[0] // self.runner.compiled_rows, *shape[1:])
+        return (rows * shape[0] // self.runner.rows_behind(binding.anchor.name), *shape[1:])
 
 
 def times_us(future: RunFuture) -> np.ndarray:

@@ -12,6 +12,7 @@ from podrun.core.errors import ConfigError
 from podrun.faults import parse_faults
 from podrun.popef.metadata import ElementType, PopefAnchor
 from podrun.popef.reader import PopefReader
+from podrun.serving.fused_models import INDEX, fused_graphs, graph_of
 from podrun.serving.model_folder import MODEL_FILE, versions_of
 from podrun.serving.request_incidents import VARIABLE as INCIDENTS
 
@@ -37,12 +38,19 @@ def write_missing_config(model: Path) -> Path | None:
     if target.exists() or not files:
         return None
     metadata = PopefReader().parseFile(files[-1]).metadata()[0]
-    rows = metadata.inputs()[0].tensorInfo.shape[0] if metadata.inputs() else 0
+    fused = bool(fused_graphs(anchor.name for anchor in metadata.inputs()))
+    inputs = [anchor for anchor in metadata.inputs() if not fused or anchor.name != INDEX]
+    rows = {graph_of(a.name) if fused else None: (a.tensorInfo.shape or (0,))[0] for a in reversed(inputs)}
     # Without the batch as the first dimension of all outputs, nothing says what belongs to a request's rows.
-    batched = all(list(anchor.tensorInfo.shape[:1]) == [rows] for anchor in metadata.outputs())
-    lines = ['backend: "poplar"', f"max_batch_size: {rows * metadata.replicationFactor if batched else 0}"]
-    for key, anchors in (("input", metadata.inputs()), ("output", metadata.outputs())):
-        entries = [_entry(anchor, batched=batched) for anchor in anchors]
+    batched = all(
+        list(anchor.tensorInfo.shape[:1]) == [rows.get(graph_of(anchor.name) if fused else None, 0)]
+        for anchor in metadata.outputs()
+    )
+    most = max(rows.values(), default=0) * metadata.replicationFactor
+    lines = ['backend: "poplar"', f"max_batch_size: {most if batched else 0}"]
+    for key, anchors in (("input", inputs), ("output", metadata.outputs())):
+        optional = fused and key == "input"
+        entries = [_entry(anchor, batched=batched, optional=optional) for anchor in anchors]
         if key == "output":
             entries.append(_TIME_ENTRY % ("3" if batched else "-1, 3"))
         lines.append(f"{key} [ {', '.join(entries)} ]")
@@ -59,7 +67,7 @@ def write_missing_config(model: Path) -> Path | None:
     return target
 
 
-def _entry(anchor: PopefAnchor, *, batched: bool) -> str:
+def _entry(anchor: PopefAnchor, *, batched: bool, optional: bool = False) -> str:
     names = {
         ElementType.BOOL: "BOOL",
         ElementType.F16: "FP16",
@@ -69,7 +77,8 @@ def _entry(anchor: PopefAnchor, *, batched: bool) -> str:
     kind = names.get(anchor.tensorInfo.dataType, anchor.tensorInfo.dataType.value.upper())
     shape = anchor.tensorInfo.shape
     dims = ", ".join(map(str, (shape[1:] if batched else shape) or (1,)))
-    return f'{{ name: "{anchor.name}", data_type: TYPE_{kind}, dims: [ {dims} ] }}'
+    told = ", optional: true" if optional else ""
+    return f'{{ name: "{anchor.name}", data_type: TYPE_{kind}, dims: [ {dims} ]{told} }}'
 
 
 def serving_environment(

@@ -111,6 +111,10 @@ class ModelRunner(ClosedAtEnd):
         """Rows of a compiled batch."""
         return self._rows
 
+    def rows_behind(self, name: str) -> int:
+        """Rows of the compiled batch that a tensor belongs to."""
+        return self._rows
+
     @property
     def failure(self) -> PodrunError | None:
         """The error that all requests get from now on; None if the runner works."""

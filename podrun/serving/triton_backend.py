@@ -20,6 +20,7 @@ import numpy as np
 
 from podrun.core.errors import CallError, PodrunError, ServiceError, UsageError
 from podrun.serving.instance import PoplarInstance
+from podrun.serving.leftovers import end_with_tritonserver
 from podrun.serving.runtime.requests import QueuedRequest
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class TritonPythonModel:
         """Load the model onto IPUs. Whatever is wrong is Triton's reason for the model not to be ready."""
         import triton_python_backend_utils as pb  # type: ignore[import-not-found]
 
+        end_with_tritonserver()
         self._pb = pb
         folder = Path(args["model_repository"], args["model_version"])
         try:
@@ -103,10 +105,8 @@ class TritonPythonModel:
         if request.is_cancelled():
             return CancelledError("the request was cancelled")
         try:
-            inputs = {
-                b.name: np.from_dlpack(pb.get_input_tensor_by_name(request, b.name))
-                for b in self._instance.inputs
-            }
+            tensors = {b.name: pb.get_input_tensor_by_name(request, b.name) for b in self._instance.inputs}
+            inputs = {name: np.from_dlpack(held) for name, held in tensors.items() if held is not None}
             return self._instance.prepared(inputs, request.request_id())
         except Exception as error:
             return error

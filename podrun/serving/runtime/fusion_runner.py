@@ -9,7 +9,7 @@ of its own, as in a `ModelRunner`; they take turns on the IPUs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from podrun.serving.fused_models import INDEX, FusedGraph, fused_graphs, graph_o
 from podrun.serving.loaded_model import DataDescription
 from podrun.serving.runner import ModelRunner
 from podrun.serving.runtime.config import RuntimeConfig
-from podrun.serving.runtime.requests import RunFuture
+from podrun.serving.runtime.requests import QueuedRequest, RunFuture
 
 
 class ModelFusionRunner(ClosedAtEnd):
@@ -88,6 +88,26 @@ class ModelFusionRunner(ClosedAtEnd):
         return self._runner_for(inputs).execute_async(*self._own(inputs, outputs))
 
     executeAsync = execute_async
+
+    def prepared(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> QueuedRequest:
+        """A checked request of one model that is not queued, for `enqueue` and `run_now`."""
+        return self._runner_for(inputs).prepared(*self._own(inputs, outputs))
+
+    def enqueue(self, request: QueuedRequest) -> None:
+        """Queue a prepared request, where requests to the same model join it."""
+        self._runner_for(request.inputs).enqueue(request)
+
+    def run_now(self, requests: Sequence[QueuedRequest]) -> None:
+        """Run requests in this thread, those of one model together; their futures have the results."""
+        together: dict[ModelRunner, list[QueuedRequest]] = {}
+        for request in requests:
+            together.setdefault(self._runner_for(request.inputs), []).append(request)
+        for runner, group in together.items():
+            runner.run_now(group)
+
+    def rows_behind(self, name: str) -> int:
+        """Rows of the compiled batch of the model that a tensor belongs to."""
+        return self.graph(graph_of(name) or 0).compiled_rows
 
     def close(self) -> None:
         """Answer what is queued, then give the IPUs back. Idempotent."""

@@ -1,4 +1,5 @@
-"""A `ModelRunner` that lives as long as a service: after errors that stay it is made anew.
+"""A runner that lives as long as a service: after errors that stay it is made anew. It is a `ModelRunner`, for fused
+models a `ModelFusionRunner`.
 
 An error that an IPU reset mends is the runner's own business (``auto_reset``). After another one, such as a machine
 that is lost, `LiveRunner` takes IPUs again: those that the partition has by then. It tries once in `retry_seconds`;
@@ -16,17 +17,19 @@ import numpy as np
 
 from podrun.core.errors import CallError, PodrunError, PoplarError, ServiceError
 from podrun.serving.compiler import ServedModel
+from podrun.serving.fused_models import fused_graphs
 from podrun.serving.loaded_model import DataDescription, needs_reset
 from podrun.serving.request_incidents import IncidentLog
 from podrun.serving.runner import ModelRunner
 from podrun.serving.runtime.config import RuntimeConfig
+from podrun.serving.runtime.fusion_runner import ModelFusionRunner
 from podrun.serving.runtime.requests import QueuedRequest
 
 RETRY_SECONDS = 1.0
 
 
 class LiveRunner:
-    """A `ModelRunner` that lives as long as a service: after errors that stay it is made anew. Thread-safe. UsageError
+    """A runner that lives as long as a service: after errors that stay it is made anew. Thread-safe. UsageError
     at the start where no IPUs are free.
     """
 
@@ -40,10 +43,11 @@ class LiveRunner:
         self._model, self.config, self._incidents = model, config, incidents
         self._retry_seconds = retry_seconds
         self._lock = threading.Lock()
-        self._runner: ModelRunner | None = ModelRunner(model, config)
+        self._runner: ModelRunner | ModelFusionRunner | None = self._made_anew()
         self._inputs = self._runner.get_execute_inputs()
         self._outputs = self._runner.get_execute_outputs()
-        self.compiled_rows = self._runner.compiled_rows
+        tensors = (*self._inputs, *self._outputs)
+        self._rows = {tensor.name: self._runner.rows_behind(tensor.name) for tensor in tensors}
         self._failure: PodrunError | None = None
         self._next_attempt = 0.0
         self._closed = False
@@ -52,6 +56,10 @@ class LiveRunner:
     def get_execute_inputs(self) -> list[DataDescription]:
         """The inputs of a request."""
         return list(self._inputs)
+
+    def rows_behind(self, name: str) -> int:
+        """Rows of the compiled batch that a tensor belongs to."""
+        return self._rows[name]
 
     def get_execute_outputs(self) -> list[DataDescription]:
         """The outputs of a request."""
@@ -99,7 +107,11 @@ class LiveRunner:
             rows = sum(request.rows for request in costs)
             self._incidents.note(error, [request.label for request in costs], rows, self._action(error))
 
-    def current(self) -> ModelRunner:
+    def _made_anew(self) -> ModelRunner | ModelFusionRunner:
+        fused = fused_graphs(anchor.name for anchor in self._model.metadata.inputs())
+        return (ModelFusionRunner if fused else ModelRunner)(self._model, self.config)
+
+    def current(self) -> ModelRunner | ModelFusionRunner:
         """The runner, a new one where the last one failed for good. ServiceError while there are no IPUs."""
         with self._lock:
             if self._closed:
@@ -113,7 +125,7 @@ class LiveRunner:
             time.sleep(max(0.0, min(self._retry_seconds, self._next_attempt - time.monotonic())))
             self._next_attempt = time.monotonic() + self._retry_seconds
             try:
-                self._runner = ModelRunner(self._model, self.config)
+                self._runner = self._made_anew()
             except PodrunError as error:
                 reason = "" if self._failure is None else f"; before: {self._failure.message}"
                 raise ServiceError(

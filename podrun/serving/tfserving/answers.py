@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from podrun.core.errors import CallError, UsageError
+from podrun.core.errors import CallError, UnsupportedError, UsageError
 from podrun.serving.compiler import ServedModel
+from podrun.serving.fused_models import fused_graphs
 from podrun.serving.instance import TensorBinding, as_anchor
 from podrun.serving.loaded_model import DataDescription
 from podrun.serving.model_folder import served_model
@@ -38,6 +39,11 @@ class VersionOnIpus:
         config = RuntimeConfig(
             batching_dim=0, auto_reset=True, timeout_ns=max(1, delay_us * 1000), first_machine=turn
         )
+        if fused_graphs(anchor.name for anchor in compiled.metadata.inputs()):
+            raise UnsupportedError(
+                f"{compiled.label} is a fused model: this protocol's requests have all inputs of a model",
+                hint="Triton serves it: podrun serve REPOSITORY. Or compile its models apart.",
+            )
         self._runner = LiveRunner(compiled, config, IncidentLog(label))
         self.inputs = {names.get(d.name, d.name): d for d in self._runner.get_execute_inputs()}
         self.outputs = {names.get(d.name, d.name): d for d in self._runner.get_execute_outputs()}
@@ -64,7 +70,9 @@ class VersionOnIpus:
 
     def _empty(self, description: DataDescription, rows: int) -> np.ndarray:
         shape = description.shape
-        return np.empty((rows * shape[0] // self._runner.compiled_rows, *shape[1:]), description.dtype)
+        return np.empty(
+            (rows * shape[0] // self._runner.rows_behind(description.name), *shape[1:]), description.dtype
+        )
 
     def revive(self) -> None:
         """Take IPUs again where an error has cost them. ServiceError while there are none."""
