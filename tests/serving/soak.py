@@ -11,6 +11,7 @@ instances. A client of its own process: this one.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import queue
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,8 @@ dynamic_batching { max_queue_delay_microseconds: 200 preserve_ordering: true }
 MODELS = {"steady": 2, "reloaded": 1, "killed": 1}
 """Models and their instances: one is left alone, one is reloaded all the time, one has its processes killed."""
 IN_FLIGHT = 32
+CONNECTIONS = 8
+"""Connections of HTTP, each with one request in flight."""
 PAUSE_SECONDS = 5.0
 ANSWER_SECONDS = 120.0
 PATTERNS = [(rows_of(1 + seed % 4, seed), seed) for seed in range(64)]
@@ -59,30 +62,39 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     answers: Counter[int] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    protocols: Counter[str] = field(default_factory=Counter)
     asked: int = 0
     out_of_order: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def number(self) -> int:
+    def number(self, protocol: str) -> int:
         """The number of a new request."""
         with self.lock:
             self.asked += 1
+            self.protocols[protocol] += 1
             return self.asked
 
     def answered(self, number: int, result: Any, error: Any, cancelled: bool = False) -> None:
         """Note an answer."""
-        kind = "right"
         if error is not None:
             kind = "cancelled" if cancelled else "error"
-        elif not np.allclose(result.as_numpy("y"), EXPECTED[number % 64], rtol=1e-5, atol=1e-6):
-            kind = "wrong"
-        elif len(result.as_numpy("y")) != len(EXPECTED[number % 64]):
-            kind = "padded"
+        else:
+            kind = kind_of(result.as_numpy("y"), EXPECTED[number % 64])
         with self.lock:
             self.answers[number] += 1
             self.kinds[kind] += 1
             if kind == "error":
                 self.errors[str(error)[:90]] += 1
+
+
+def kind_of(y: np.ndarray | None, wanted: np.ndarray) -> str:
+    """What an answer is: ``padded`` with more rows than the request has, ``wrong`` in any other way, or ``right``."""
+    if y is None or y.ndim != wanted.ndim:
+        return "wrong"
+    if len(y) > len(wanted):
+        return "padded"
+    same = y.shape == wanted.shape and np.allclose(y, wanted, rtol=1e-5, atol=1e-6)
+    return "right" if same else "wrong"
 
 
 def request(number: int) -> list[Any]:
@@ -100,7 +112,7 @@ def ask_model(address: str, name: str, requests: int, tally: Tally, seed: int) -
     for _ in range(requests):
         if not room.acquire(timeout=ANSWER_SECONDS):
             return  # What is without an answer is counted at the end.
-        number, cancelled = tally.number(), chance.random() < 0.02
+        number, cancelled = tally.number("grpc"), chance.random() < 0.02
 
         def done(result: Any, error: Any, number: int = number, cancelled: bool = cancelled) -> None:
             tally.answered(number, result, error, cancelled)
@@ -130,7 +142,7 @@ def ask_stream(address: str, requests: int, tally: Tally) -> None:
         tally.answered(said, result, error)
 
     for _ in range(requests):
-        number = tally.number()
+        number = tally.number("stream")
         waiting.append(number)
         client.async_stream_infer("steady", request(number), request_id=str(number))
         if len(waiting) >= IN_FLIGHT:
@@ -139,6 +151,52 @@ def ask_stream(address: str, requests: int, tally: Tally) -> None:
         take()
     client.stop_stream()
     client.close()
+
+
+class HttpAnswer:
+    """The outputs of an answer over HTTP: the head is JSON, the arrays lie behind it in its order."""
+
+    def __init__(self, body: bytes, head: int) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        for output in json.loads(body[:head])["outputs"]:
+            end = head + int(output["parameters"]["binary_data_size"])
+            self._arrays[output["name"]] = np.frombuffer(body[head:end], "<f4").reshape(output["shape"])
+            head = end
+
+    def as_numpy(self, name: str) -> np.ndarray | None:
+        """An output; None if there is none of that name."""
+        return self._arrays.get(name)
+
+
+def http_answer(connection: http.client.HTTPConnection, name: str, number: int) -> HttpAnswer:
+    """The answer to a request over HTTP with binary arrays. Raises for any error."""
+    x, _ = PATTERNS[number % 64]
+    entry = {"name": "x", "shape": list(x.shape), "datatype": "FP32"}
+    entry["parameters"] = {"binary_data_size": x.nbytes}
+    outputs = [{"name": "y", "parameters": {"binary_data": True}}]
+    head = json.dumps({"id": str(number), "inputs": [entry], "outputs": outputs}).encode()
+    size = {"Inference-Header-Content-Length": str(len(head))}
+    connection.request("POST", f"/v2/models/{name}/infer", head + x.tobytes(), size)
+    answer = connection.getresponse()
+    body = answer.read()
+    if answer.status != 200:
+        raise RuntimeError(f"HTTP {answer.status}: {body[:80].decode(errors='replace')}")
+    return HttpAnswer(body, int(answer.headers["Inference-Header-Content-Length"]))
+
+
+def ask_http(address: str, requests: int, tally: Tally) -> None:
+    """Requests over one HTTP connection, one after the other, to the steady and the reloaded model in turns."""
+    connection = http.client.HTTPConnection(address, timeout=ANSWER_SECONDS)
+    for turn in range(requests):
+        number = tally.number("http")
+        try:
+            result = http_answer(connection, ("steady", "reloaded")[turn % 2], number)
+        except Exception as error:
+            connection.close()  # The next request opens it again.
+            tally.answered(number, None, error)
+        else:
+            tally.answered(number, result, None)
+    connection.close()
 
 
 def stubs(server: int, name: str) -> list[psutil.Process]:
@@ -181,8 +239,10 @@ def memory(server: int) -> float:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[int, str]]:
-    """A server of the models: its process id and gRPC address. A fault loses the machine of each first instance."""
+def served(folder: Path) -> Iterator[tuple[int, str, str]]:
+    """A server of the models: its process id, its addresses of gRPC and of HTTP. A fault loses the machine of each
+    first instance.
+    """
     compiled = folder / "executable.popef"
     Compiler.compile_and_export(model(), None, compiled, OPTIONS)
     for name, instances in MODELS.items():
@@ -190,9 +250,9 @@ def served(folder: Path) -> Iterator[tuple[int, str]]:
         version.mkdir(parents=True)
         (version / "executable.popef").write_bytes(compiled.read_bytes())
         (version.parent / "config.pbtxt").write_text(CONFIG % instances)
-    grpc, http, metrics = free_ports(3)
+    grpc, web, metrics = free_ports(3)
     words = [sys.executable, "-m", "podrun", "serve", str(folder / "models"), "--grpc-port", str(grpc)]
-    words += ["--http-port", str(http), "--metrics-port", str(metrics)]
+    words += ["--http-port", str(web), "--metrics-port", str(metrics)]
     words += [
         "--fault",
         "ipu:0@batch=500:tile-parity:optional",
@@ -210,7 +270,7 @@ def served(folder: Path) -> Iterator[tuple[int, str]]:
                 raise SystemExit((folder / "log").read_text()[-3000:])
             time.sleep(0.2)
         client.close()
-        yield process.pid, f"127.0.0.1:{grpc}"
+        yield process.pid, f"127.0.0.1:{grpc}", f"127.0.0.1:{web}"
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -226,21 +286,34 @@ def _ready(client: Any) -> bool:
         return False
 
 
+def shares(
+    requests: int, address: str, web: str, tally: Tally
+) -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
+    """Who asks: a sixth of the requests for each model over gRPC, twice for the steady one, a sixth over HTTP
+    connections, the rest over a stream.
+    """
+    share = requests // 6
+    for seed, name in enumerate([*MODELS, "steady"]):
+        yield ask_model, (address, name, share, tally, seed)
+    for connection in range(CONNECTIONS):
+        yield (
+            ask_http,
+            (web, share * (connection + 1) // CONNECTIONS - share * connection // CONNECTIONS, tally),
+        )
+    yield ask_stream, (address, requests - 5 * share, tally)
+
+
 def run(requests: int) -> dict[str, Any]:
     """All of it; what came of the requests."""
     tally, told, ended = Tally(), Counter[str](), threading.Event()
     with (
         tempfile.TemporaryDirectory(prefix="podrun-soak-") as place,
-        served(Path(place)) as (server, address),
+        served(Path(place)) as (server, address, web),
     ):
-        share = requests // 5
         works = [
-            threading.Thread(target=ask_model, args=(address, name, share, tally, seed), daemon=True)
-            for seed, name in enumerate([*MODELS, "steady"])
+            threading.Thread(target=target, args=arguments, daemon=True)
+            for target, arguments in shares(requests, address, web, tally)
         ]
-        works.append(
-            threading.Thread(target=ask_stream, args=(address, requests - 4 * share, tally), daemon=True)
-        )
         disturbing = threading.Thread(
             target=disturb, args=(server, address, Path(place, "models"), ended, told), daemon=True
         )
@@ -262,6 +335,7 @@ def run(requests: int) -> dict[str, Any]:
     return {
         "requests": tally.asked,
         "seconds": round(seconds, 1),
+        "protocols": dict(tally.protocols),
         "kinds": dict(tally.kinds),
         "unanswered": sum(1 for number in range(1, tally.asked + 1) if not tally.answers[number]),
         "answered_twice": sum(1 for count in tally.answers.values() if count > 1),
