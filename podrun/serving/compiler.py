@@ -10,7 +10,9 @@ of `podrun.serving.compiler_options`.
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
     ModelSource = ModelProto | bytes | str | os.PathLike[str]
 
+GRAPHCORE = "ai.graphcore"
+"""The domain of PopART's and PopRT's own operators."""
 _PRODUCTS = ("MatMul", "Conv", "Gemm", "ConvTranspose")
 """Operators that the memory proportion is for."""
 _GRAPH_MODES = {"off": "Off", "manual": "Manual", "automatic": "Auto"}
@@ -121,6 +125,8 @@ class Compiler:
             entry.key: entry.value.encode() for entry in proto.metadata_props if entry.key == HOST_CONCAT_KEY
         }
         session.parts.files.save(in_folder(path, "executable.popef"), blobs=blobs | dict(chosen.opaque_blobs))
+        for line in tile_mapping_lines(proto, chosen):
+            sys.stderr.write(line + "\n")
         if chosen.serialize_ir:
             write_ir(proto, chosen.serialized_ir_dest)
 
@@ -191,6 +197,35 @@ def write_ir(proto: ModelProto, path: str) -> None:
     Path(path or "ir.json").write_text(json.dumps(graphs, indent=1) + "\n", encoding="utf-8")
 
 
+def tile_mapping_lines(proto: ModelProto, options: CompilerOptions) -> list[str]:
+    """What PrintTileMapping tells of tensors as a model is compiled: how many elements lie on how many tiles.
+
+    The tile model takes all tensors as spread evenly over an IPU's tiles, so that is what is told.
+    """
+    from podrun.costmodel.target import chip
+
+    nodes = [n for graph in _graphs_of(proto.graph) for n in graph.node if n.op_type == "PrintTileMapping"]
+    if not nodes:
+        return []
+    from podrun.serving.convert.type_inference import infer_types
+
+    tiles = chip("c600" if options.ipu_version == "ipu21" else "gc200").tiles
+    types = infer_types(proto)
+    lines = []
+    for node in nodes:
+        kind = types.get(node.input[0])
+        count = math.prod(kind.sizes) if kind is not None and kind.sizes is not None else None
+        told = "of unknown size" if count is None else _spread(count, tiles)
+        lines.append(f"PrintTileMapping {node.input[0]}: {told}")
+    return lines
+
+
+def _spread(count: int, tiles: int) -> str:
+    most = -(-count // tiles)
+    used = -(-count // most) if count else 0
+    return f"{count} elements on {used} of {tiles} tiles, at most {most} on one (modelled: spread evenly)"
+
+
 def _graphs_of(graph: GraphProto) -> list[GraphProto]:
     inner = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
     return [graph, *(deeper for one in inner for deeper in _graphs_of(one))]
@@ -206,18 +241,31 @@ def _patterns(options: CompilerOptions) -> Any:
 
 
 def model_proto(model: object) -> ModelProto:
-    """The model of a path, of bytes, or a copy of a ModelProto. UsageError for anything else."""
+    """The model of a path, of bytes, or a copy of a ModelProto. UsageError for anything else.
+
+    Models with operators of ai.graphcore need not import that domain: PopRT's examples do not.
+    """
     import onnx
 
-    from podrun.onnx_models.model_loader import load_model
+    from podrun.onnx_models.model_loader import check_onnx_model, read_onnx_model
 
     if isinstance(model, onnx.ModelProto):
         copied = onnx.ModelProto()
         copied.CopyFrom(model)
+        _import_graphcore(copied)
         return copied
     if not isinstance(model, (bytes, str, os.PathLike)):
         raise UsageError(f"a model is a path, bytes or a ModelProto, not {type(model).__name__}")
-    return load_model(model)
+    proto = read_onnx_model(model)
+    _import_graphcore(proto)
+    check_onnx_model(proto)
+    return proto
+
+
+def _import_graphcore(proto: ModelProto) -> None:
+    used = {node.domain for graph in _graphs_of(proto.graph) for node in graph.node}
+    if GRAPHCORE in used and all(entry.domain != GRAPHCORE for entry in proto.opset_import):
+        proto.opset_import.add(domain=GRAPHCORE, version=1)
 
 
 def _annotate(proto: ModelProto, options: CompilerOptions) -> None:

@@ -24,6 +24,9 @@ WITHOUT_EFFECT = (
 )
 """Options that are accepted and do nothing. A fused model needs no option: it is one model."""
 
+TRANSFORM_CHECKPOINTS = ("Fwd0", "Fwd1", "Bwd0", "Prealias", "MainLoops", "Final")
+"""Places of PopART's compiler at which it applies transforms of a program's own."""
+
 
 @dataclass(slots=True)
 class CompilerOptions:
@@ -111,12 +114,26 @@ class CompilerOptions:
             )
         if self.ipu_version not in ("", "ipu2", "ipu21"):
             raise UsageError(f"the compiler option ipu_version is ipu2 or ipu21, not {self.ipu_version!r}")
-        if self.transforms():
-            raise UnsupportedError(
-                "custom_transform_applier_settings: transforms are compiled code of PopART, which cannot run here",
-                hint="Change the model before: poprt --custom_pass_config my_pass.py --passes NAME.",
-            )
+        self._check_transforms()
         self.patterns()
+
+    def _check_transforms(self) -> None:
+        for checkpoint, names in self.transforms().items():
+            if checkpoint not in TRANSFORM_CHECKPOINTS:
+                raise UsageError(
+                    f"custom_transform_applier_settings: there is no checkpoint {checkpoint!r}",
+                    hint=f"The checkpoints are {', '.join(TRANSFORM_CHECKPOINTS)}.",
+                )
+            if not isinstance(names, (list, tuple)):
+                raise UsageError(
+                    f"custom_transform_applier_settings: {checkpoint} takes a list of names, not {names!r}"
+                )
+            if names:
+                raise UnsupportedError(
+                    f"custom_transform_applier_settings: {names[0]!r} at {checkpoint}: transforms are compiled code of "
+                    "PopART, which cannot run here",
+                    hint="Change the model before: poprt --custom_pass_config my_pass.py --passes NAME.",
+                )
 
     def patterns(self) -> dict[str, bool]:
         """Patterns by name, and whether each is on. UsageError for words that are none."""

@@ -20,6 +20,7 @@ from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.compiler import Compiler, ServedModel, model_proto
 from podrun.serving.compiler_options import CompilerOptions
 from podrun.serving.convert.reference_runs import ORTBackend
+from podrun.serving.convert.tensorflow_session import TensorflowSession
 from podrun.serving.loaded_model import LoadedModel
 
 EndInfo = dict[str, tuple[list[int], np.dtype]]
@@ -118,12 +119,28 @@ def _checked(loaded: LoadedModel, inputs: Mapping[str, np.ndarray]) -> dict[str,
 class ModelSession:
     """A model in one of several engines; see `get_session`."""
 
-    def __init__(self, engine: Backend | ORTBackend) -> None:
+    def __init__(self, engine: Backend | ORTBackend | TensorflowSession) -> None:
         self._engine = engine
 
-    def load(self) -> Backend | ORTBackend:
+    def load(self) -> Backend | ORTBackend | TensorflowSession:
         """Make the model ready; returns the engine's own session."""
         self._engine.load()
+        return self._engine
+
+    def set_input_names(self, names: Sequence[str]) -> None:
+        """The tensors of a TensorFlow model that `run` is given values of. UnsupportedError for ONNX models."""
+        self._of_tensorflow("set_input_names").set_input_names(names)
+
+    def set_output_names(self, names: Sequence[str]) -> None:
+        """The tensors of a TensorFlow model that `run` gives back. UnsupportedError for ONNX models."""
+        self._of_tensorflow("set_output_names").set_output_names(names)
+
+    def _of_tensorflow(self, call: str) -> TensorflowSession:
+        if not isinstance(self._engine, TensorflowSession):
+            raise UnsupportedError(
+                f"{call} is for models of TensorFlow: an ONNX model names its inputs and outputs itself",
+                hint="poprt --checkpoints NAME,NAME makes tensors within a model its outputs.",
+            )
         return self._engine
 
     def get_io_info(self) -> tuple[Any, Any]:
@@ -143,16 +160,15 @@ def get_session(
     output_dir: str | os.PathLike[str] | None = None,
     export_popef: bool = False,
 ) -> ModelSession:
-    """A session of ``poprt`` or ``onnxruntime``. ``batch``: size of axis 0 where the model leaves it open; ``options``:
-    those of the compiler. UnsupportedError for ``tensorflow``.
+    """A session of ``poprt`` or ``onnxruntime``, of an ONNX model, or of ``tensorflow``, of a SavedModel or a frozen
+    graph. ``batch``: size of axis 0 where the model leaves it open; ``options``: those of the compiler.
     """
     if backend == "tensorflow":
-        raise UnsupportedError(
-            "a session of TensorFlow is not there",
-            hint="get_frontend(path, 'tensorflow') converts a SavedModel.",
-        )
+        return ModelSession(TensorflowSession(model, batch))
     if backend not in ("poprt", "onnxruntime"):
-        raise UsageError(f"there is no backend {backend!r}", hint="Backends are poprt and onnxruntime.")
+        raise UsageError(
+            f"there is no backend {backend!r}", hint="Backends are poprt, onnxruntime and tensorflow."
+        )
     proto = model_proto(model)
     if batch is not None:
         from podrun.serving.convert.structure_passes import ConstBatchSize

@@ -124,6 +124,15 @@ def test_files_and_options_that_cannot_be(file: str, tmp_path: Path) -> None:
         CompilerOptions.from_dict({"num_ipu": 2})
     with pytest.raises(UnsupportedError, match="custom_transform_applier_settings"):
         CompilerOptions.from_dict({"custom_transform_applier_settings": "{'Fwd0': ['Own']}"})
+    for told, error, message in (
+        ({"MainLoops": [], "Prealias": ["Own"]}, UnsupportedError, "'Own' at Prealias"),
+        ({"MainLoop": ["Own"]}, UsageError, "no checkpoint 'MainLoop'"),
+        ({"Final": "Own"}, UsageError, "Final takes a list of names"),
+    ):
+        with pytest.raises(error, match=message):
+            CompilerOptions.from_dict({"custom_transform_applier_settings": told})
+    names = ("Fwd0", "Fwd1", "Bwd0", "Prealias", "MainLoops", "Final")
+    CompilerOptions.from_dict({"custom_transform_applier_settings": {key: [] for key in names}})
     for name, value in (
         ("num_ipus", "2"),
         ("enable_fast_reduce", 1),
@@ -150,3 +159,26 @@ def test_an_unknown_graph_mode_is_refused_by_name() -> None:
             Compiler.compile(model(), None, options)
         assert repr(mode) in caught.value.message
         assert caught.value.hint == "The modes are off, manual, automatic."
+
+
+def test_a_mapping_to_tiles_is_printed_as_a_model_is_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in PopRT's example of the operator: a product of 1024 elements, passed on as it is."""
+    shape = (4, 4, 8, 8)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["z"]),
+        helper.make_node("PrintTileMapping", ["z"], ["y"], domain="ai.graphcore"),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "w", "y")]
+    graph = helper.make_graph(nodes, "net", ends[:2], ends[2:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
+    Compiler.compile_and_export(proto.SerializeToString(), None, tmp_path, OPTIONS)
+    told = "PrintTileMapping z: 1024 elements on 1024 of 1472 tiles, at most 1 on one (modelled: spread evenly)\n"
+    assert told in capsys.readouterr().err
+    source = np.random.default_rng(0)
+    x, w = (source.standard_normal(shape).astype(np.float32) for _ in range(2))
+    with ModelRunner(str(tmp_path / "executable.popef")) as runner:
+        y = np.empty(shape, np.float32)
+        runner.execute({"x": x, "w": w}, {"y": y})
+    np.testing.assert_allclose(y, x.astype(np.float64) @ w, rtol=1e-4, atol=1e-5)

@@ -39,8 +39,11 @@ def graphcore_detach(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(GRAPHCORE, "Nop")
 @operator(GRAPHCORE, "TensorRemap")
+@operator(GRAPHCORE, "PrintTileMapping")
 def graphcore_nop(ctx: Context, node: Node, x: Array) -> Array:
-    """x: these operators only change how a tensor lies on tiles (PopART Nop, TensorRemap)."""
+    """x: these operators only change how a tensor lies on tiles, or tell it (PopART Nop, TensorRemap; PopRT
+    PrintTileMapping, which `podrun.serving.compiler` prints).
+    """
     return x
 
 

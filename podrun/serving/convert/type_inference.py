@@ -194,7 +194,18 @@ def _normalised_image(node: NodeProto, kinds: Kinds) -> Kinds:
 
 _RULES: dict[str, Callable[[NodeProto, Kinds], Kinds]] = {
     **dict.fromkeys(
-        ("Gelu", "GeluErf", "Swish", "Scale", "Nop", "TensorRemap", "Detach", "PrintTensor"), _like_first
+        (
+            "Gelu",
+            "GeluErf",
+            "Swish",
+            "Scale",
+            "Nop",
+            "TensorRemap",
+            "Detach",
+            "PrintTensor",
+            "PrintTileMapping",
+        ),
+        _like_first,
     ),
     "GroupNormalization": _normalised,
     "Pow2ScaleThenCast": _to_float8,

@@ -7,6 +7,9 @@
     queues.outputQueue("y").enqueue(y, callback)    # filled, then callback() is called
     session.runMainPrograms()                       # one run; a program calls this in a thread of its own
 
+    session.setUserInputHandler("x", fill)          # instead of a queue: fill(array) before each run
+    session.setUserOutputHandler("y", take)         # and take(array) after it
+
 Programs import `PopefSession` as ``model_runtime.Session``. Names are those of the SDK's guide and of programs in
 public repositories, which are C++; its Python form is not known in full, and this is podrun's reading of it.
 """
@@ -29,6 +32,9 @@ from podrun.serving.compiler import ServedModel
 from podrun.serving.loaded_model import DataDescription, LoadedModel
 from podrun.serving.runtime.config import LightRunnerConfig
 from podrun.serving.runtime.views import DeviceWaitConfig, PopefFiles, TensorDescription
+
+AnchorHandler = Callable[[np.ndarray], None]
+"""Fills the array of one micro-batch of an input, or takes that of an output."""
 
 
 class LaunchPolicy(Enum):
@@ -85,6 +91,8 @@ class SessionQueues:
         self.inputs = {d.name: SessionQueue(d, self._changed) for d in inputs}
         self.outputs = {d.name: SessionQueue(d, self._changed) for d in outputs}
         self._group, self._flush, self.connected = group, False, True
+        self.handled: set[str] = set()
+        """Anchors with a handler, whose queues are not used."""
 
     def inputQueue(self, name: str) -> SessionQueue:
         """The queue of an input. UsageError for another name."""
@@ -110,26 +118,31 @@ class SessionQueues:
         """The inputs of the next run, as many for each anchor, with their callbacks; None when disconnected. Waits."""
         with self._changed:
             while self.connected:
-                ready = min((len(queue.waiting) for queue in self.inputs.values()), default=0)
+                queues = self._queued(self.inputs)
+                ready = min((len(queue.waiting) for queue in queues.values()), default=self._group)
                 if ready >= self._group or (self._flush and ready):
                     self._flush = False
-                    return self._taken(self.inputs, min(ready, self._group))
+                    return self._taken(queues, min(ready, self._group))
                 self._changed.wait()
         return None
 
     def fill(self, results: dict[str, np.ndarray], count: int) -> None:
         """Copy results to the output arrays, waiting for arrays that are not there, and tell their owners."""
         with self._changed:
-            while self.connected and any(len(queue.waiting) < count for queue in self.outputs.values()):
+            queues = self._queued(self.outputs)
+            while self.connected and any(len(queue.waiting) < count for queue in queues.values()):
                 self._changed.wait()
             if not self.connected:
                 return
-            targets, callbacks = self._taken(self.outputs, count)
+            targets, callbacks = self._taken(queues, count)
         for name, arrays in targets.items():
             for array, value in zip(arrays, results[name].reshape(count, -1), strict=True):
                 array.reshape(-1)[...] = value
         for callback in callbacks:
             callback()
+
+    def _queued(self, queues: dict[str, SessionQueue]) -> dict[str, SessionQueue]:
+        return {name: queue for name, queue in queues.items() if name not in self.handled}
 
     @staticmethod
     def _taken(
@@ -153,6 +166,7 @@ class PopefSession(ClosedAtEnd):
         self._device: RunDevice | None = None
         self._loaded: LoadedModel | None = None
         self._queues: SessionQueues | None = None
+        self._handlers: dict[str, AnchorHandler] = {}
         if self._config.policy is LaunchPolicy.Immediate:
             self._load()
 
@@ -168,6 +182,28 @@ class PopefSession(ClosedAtEnd):
         """The outputs of a run."""
         return list(self._model.metadata.outputs())
 
+    def setUserInputHandler(self, name: str, handler: AnchorHandler | None) -> None:
+        """Have ``handler`` fill the input's array of each micro-batch before a run, in the thread of
+        `runMainPrograms`; None: its queue feeds it again. UsageError for another name.
+        """
+        self._handle(name, handler, [a.name for a in self.getUserInputAnchors()], "input")
+
+    def setUserOutputHandler(self, name: str, handler: AnchorHandler | None) -> None:
+        """Have ``handler`` take the output's array of each micro-batch after a run; as `setUserInputHandler`."""
+        self._handle(name, handler, [a.name for a in self.getUserOutputAnchors()], "output")
+
+    def _handle(self, name: str, handler: AnchorHandler | None, known: Sequence[str], what: str) -> None:
+        if name not in known:
+            raise UsageError(f"the model has no {what} {name!r}; it has {', '.join(known)}")
+        if handler is None:
+            self._handlers.pop(name, None)
+        elif callable(handler):
+            self._handlers[name] = handler
+        else:
+            raise UsageError(f"the handler of {name!r} is called with an array; {handler!r} cannot be")
+        if self._queues is not None:
+            self._queues.handled = set(self._handlers)
+
     def bindToDevice(self, device: RunDevice) -> None:
         """Run on IPUs that the caller holds. CallError after the load."""
         if self._loaded is not None:
@@ -180,6 +216,7 @@ class PopefSession(ClosedAtEnd):
         if self._queues is not None:
             self._queues.disconnectAll()
         self._queues = SessionQueues([*loaded.inputs.values()], [*loaded.outputs.values()], loaded.group)
+        self._queues.handled = set(self._handlers)
         return self._queues
 
     def runLoadPrograms(self) -> None:
@@ -190,8 +227,14 @@ class PopefSession(ClosedAtEnd):
             self._loaded.load()
 
     def runMainPrograms(self) -> bool:
-        """Run once with what the queues have, waiting for it; False when they are disconnected."""
+        """Run once with what handlers give and the queues have, waiting for it; False when they are disconnected."""
         loaded, queues = self._loaded, self._queues
+        if (
+            loaded is not None
+            and queues is None
+            and loaded.inputs.keys() | loaded.outputs.keys() == {*self._handlers}
+        ):
+            queues = self.createQueueManager()
         if loaded is None or queues is None:
             raise CallError(
                 "the session is not ready to run",
@@ -201,15 +244,22 @@ class PopefSession(ClosedAtEnd):
         if taken is None:
             return False
         arrays, callbacks = taken
-        count = len(next(iter(arrays.values()), ()))
+        count = len(next(iter(arrays.values()), ())) or loaded.group
         inputs = {
             name: np.stack([value.reshape(loaded.inputs[name].shape) for value in values])
             for name, values in arrays.items()
         }
+        for name in loaded.inputs.keys() & self._handlers.keys():
+            inputs[name] = np.zeros((count, *loaded.inputs[name].shape), loaded.inputs[name].dtype)
+            for part in range(count):
+                self._handlers[name](inputs[name][part, ...])
         results, _ = loaded.run(inputs, count)
         for callback in callbacks:
             callback()
         queues.fill(results, count)
+        for name in loaded.outputs.keys() & self._handlers.keys():
+            for array in results[name].reshape(count, *loaded.outputs[name].shape):
+                self._handlers[name](array)
         return True
 
     def reload(self, model: str | PopefFiles) -> None:

@@ -16,6 +16,7 @@ import pytest
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.serving.convert.frontends import TensorflowFrontend
 from podrun.serving.convert.reference_runs import run_onnxruntime
+from podrun.serving.sessions import get_session
 from tests.conftest import ROOT
 from tests.serving.convert.models import bert, convolutional, untidy
 from tests.serving.test_runner import expected, model, rows_of
@@ -54,8 +55,11 @@ def test_a_model_is_converted_and_run(poprt: Any, tmp_path: Path) -> None:
     other = poprt.backend.get_session(str(tmp_path / "net.onnx"), None, "onnxruntime")
     other.load()
     np.testing.assert_allclose(other.run(None, {"x": rows_of(4)})[0], y, rtol=1e-5, atol=1e-6)
-    with pytest.raises(UnsupportedError, match="TensorFlow"):
-        poprt.backend.get_session(str(tmp_path / "net.onnx"), None, "tensorflow")
+    for call in (other.set_input_names, other.set_output_names):
+        with pytest.raises(UnsupportedError, match=r"set_(in|out)put_names is for models of TensorFlow"):
+            call(["x"])
+    with pytest.raises(UsageError, match="no backend 'paddle'"):
+        poprt.backend.get_session(str(tmp_path / "net.onnx"), None, "paddle")
 
 
 def test_names_and_keywords_are_those_of_the_reference(poprt: Any) -> None:
@@ -110,7 +114,31 @@ def test_a_saved_model_is_read(tmp_path: Path) -> None:
         lambda x: tf.nn.relu(x @ weight), input_signature=[tf.TensorSpec([None, 4], tf.float32, name="x")]
     )
     tf.saved_model.save(module, str(tmp_path), signatures=module.f)
-    proto = TensorflowFrontend(tmp_path, signature_def="serving_default", tag="serve").load_model()
+    session = get_session(str(tmp_path), 2, "tensorflow")
     x = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
+    inputs, outputs = session.get_io_info()
+    assert list(inputs.values()) == [([2, 4], np.float32)]
+    assert list(outputs.values()) == [([2, 3], np.float32)]
+    (name,) = inputs
+    (y,) = session.run(None, {name: x})
+    np.testing.assert_allclose(y, np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-6)
+    (inner,) = [
+        op.outputs[0].name for op in session.load().load().graph.get_operations() if op.type == "MatMul"
+    ]
+    session.set_output_names([inner])
+    session.set_input_names([name])
+    assert list(session.get_io_info()[1]) == [inner]
+    np.testing.assert_allclose(session.run(None, {name: x})[0], x @ weight, rtol=1e-5, atol=1e-6)
+    for call, names, message in (
+        (session.set_output_names, ["nothing:0"], "no tensor 'nothing:0'"),
+        (session.set_input_names, "x:0", "takes a list of names"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            call(names)
+    with pytest.raises(UsageError, match="has no value"):
+        session.run(None, {})
+    graph = get_session(session.load().load().graph.as_graph_def().SerializeToString(), None, "tensorflow")
+    np.testing.assert_allclose(graph.run([inner], {name: x})[0], x @ weight, rtol=1e-5, atol=1e-6)
+    proto = TensorflowFrontend(tmp_path, signature_def="serving_default", tag="serve").load_model()
     (y,) = run_onnxruntime(proto, {proto.graph.input[0].name: x}).values()
     np.testing.assert_allclose(y, np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-6)

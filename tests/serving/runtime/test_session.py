@@ -103,3 +103,32 @@ def test_wrong_arrays_and_names_are_refused(paths: model_runtime.PopefPaths) -> 
                 queues.inputQueue("x").enqueue(wrong)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="no output 'x'; it has y"):
             queues.outputQueue("x")
+
+
+def test_handlers_take_the_place_of_queues(paths: model_runtime.PopefPaths) -> None:
+    xs, ys = [rows_of(4, seed) for seed in range(3)], [empty() for _ in range(3)]
+    given_out, taken = iter(xs), iter(ys)
+
+    def fill(array: np.ndarray) -> None:
+        array[...] = next(given_out)
+
+    def take(array: np.ndarray) -> None:
+        next(taken)[...] = array
+
+    with model_runtime.Session(paths) as session:
+        session.setUserInputHandler("x", fill)
+        session.setUserOutputHandler("y", take)
+        session.runLoadPrograms()
+        for _ in range(2):
+            assert session.runMainPrograms()
+        session.setUserOutputHandler("y", None)  # Its queue again, while the input keeps its handler.
+        queues = session.createQueueManager()
+        queues.outputQueue("y").enqueue(ys[2])
+        assert session.runMainPrograms()
+        for wrong, message in ((("z", fill), "no input 'z'; it has x"), (("x", 3), "3 cannot be")):
+            with pytest.raises(UsageError, match=message):
+                session.setUserInputHandler(*wrong)
+        with pytest.raises(UsageError, match="no output 'x'; it has y"):
+            session.setUserOutputHandler("x", take)
+    for x, y in zip(xs, ys, strict=True):
+        close_to(y, x)
