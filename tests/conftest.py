@@ -42,7 +42,7 @@ os.environ.setdefault("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
 os.environ["HOME"] = _RUNTIME.name
 SCRATCH = ("podrun-*", "pymp-*")
 """Temporary folders that podrun makes, and those that Python makes for processes that share data."""
-LEAK_SECONDS = 5.0
+LEAK_SECONDS = 60.0
 """Seconds that a process on its way out may take before it counts as left behind."""
 
 
@@ -155,7 +155,7 @@ class Commands:
     def run(
         self,
         *words: str | Path,
-        timeout: float = 60.0,
+        timeout: float = 180.0,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: str | None = None,

@@ -322,7 +322,7 @@ def strangers_server(
     try:
         yield bound
     finally:
-        fake.stop(None).wait(5)
+        fake.stop(None).wait(60)
 
 
 @pytest.fixture
@@ -403,7 +403,7 @@ def test_a_stranger_who_takes_the_port_is_not_believed_and_a_restarted_server_is
 
 def until_reached(client: VipuClient) -> Any:
     """The answer, once gRPC has connected again."""
-    for _ in range(200):
+    for _ in range(1200):
         try:
             return client.list_partitions()
         except access.StrangersServerError:
@@ -516,7 +516,7 @@ def test_the_kernel_knows_who_listens() -> None:
         thread = threading.Thread(target=lambda: taken.append(listener.accept()), daemon=True)
         thread.start()
         assert identity.user_of_server(host, port) == os.getuid()
-        thread.join(5)
+        thread.join(60)
         assert identity.user_of_server(host, port, patience=0.01) is None  # Nobody has taken the connection.
         taken[0][0].close()
     assert identity.user_of_server("127.0.0.1", port) is None
@@ -540,6 +540,6 @@ def test_a_server_that_is_silent_holds_no_other_call_and_no_closing_up() -> None
         ask(0.05)
         assert codes[0] in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
         channel.close()
-        first.join(20)
+        first.join(60)
         assert not first.is_alive()
         assert codes[1] in ("CANCELLED", "UNAVAILABLE")

@@ -79,9 +79,9 @@ from podrun.partition.state.values import PartitionState, Requirements
 with VipuClient("127.0.0.1", int(sys.argv[1]), 20) as client:
     for _ in range(40):
         client.create_partition(Requirements("alices", 4))
-        client.wait_for_state("alices", {PartitionState.ACTIVE}, 20)
+        client.wait_for_state("alices", {PartitionState.ACTIVE}, 60)
         client.remove_partition("alices")
-        client.wait_for_state("alices", {PartitionState.REMOVED}, 20)
+        client.wait_for_state("alices", {PartitionState.REMOVED}, 60)
 print(json.dumps("each of them was hers until she removed it"))
 """
 REMOVES = """
@@ -155,7 +155,7 @@ from podrun.partition.state.values import PartitionState, Requirements
 port = int(sys.argv[1])
 with VipuClient("127.0.0.1", port, 20) as client:
     client.create_partition(Requirements("alices", 4))
-    client.wait_for_state("alices", {PartitionState.ACTIVE}, 20)
+    client.wait_for_state("alices", {PartitionState.ACTIVE}, 60)
 names = {"HOST": "127.0.0.1", "PORT": str(port), "PARTITION_ID": "alices"}
 os.environ.update({f"IPUOF_VIPU_API_{name}": value for name, value in names.items()})
 import podrun.compat

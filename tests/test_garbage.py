@@ -45,7 +45,7 @@ def throw(port: int, count: int, seed: int) -> None:
     held: list[socket.socket] = []
     for _ in range(count):
         with contextlib.suppress(OSError):
-            sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+            sock = socket.create_connection(("127.0.0.1", port), timeout=60)
             held.append(sock)
             sock.sendall(rng.choice(OPENINGS) + rng.randbytes(rng.randrange(200)))
         while len(held) > 100:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -44,7 +45,7 @@ class Screen(io.StringIO):
 def test_what_is_quick_says_nothing() -> None:
     for terminal in (False, True):
         screen = Screen(terminal=terminal)
-        with reporting("preparing 'x'", screen):
+        with reporting("preparing 'x'", screen, log_after=600.0, terminal_after=600.0):
             assert list(reported_steps("piece", [1, 2])) == [1, 2]
         assert screen.getvalue() == ""
 
@@ -54,18 +55,18 @@ def test_a_log_gets_one_line_with_the_step_and_seconds() -> None:
     with reporting("preparing 'x'", screen, log_after=0.01):
         for number in reported_steps("compiling piece", [1, 2, 3]):
             if number == 2:
-                assert screen.written.wait(20)
+                assert screen.written.wait(60)
     (line,) = screen.getvalue().splitlines()
     assert line.startswith("podrun: preparing 'x': compiling piece ")
-    assert " of 3, 0 s so far" in line
+    assert re.search(r" of 3, \d+ s so far", line)
 
 
 def test_a_terminal_gets_a_line_that_is_written_over_and_taken_away() -> None:
     screen = Screen(terminal=True)
     with reporting("preparing 'x'", screen, terminal_after=0.01):
         report_step("loading")
-        assert screen.written.wait(20)
-    assert screen.getvalue().startswith("\rpodrun: preparing 'x': loading, 0 s")
+        assert screen.written.wait(60)
+    assert re.match(r"\rpodrun: preparing 'x': loading, \d+ s", screen.getvalue())
     assert screen.getvalue().endswith("\r\x1b[K")
     assert "\n" not in screen.getvalue()
 
@@ -73,10 +74,10 @@ def test_a_terminal_gets_a_line_that_is_written_over_and_taken_away() -> None:
 def test_one_preparation_inside_another_is_a_step_of_it() -> None:
     outer, inner = Screen(terminal=False), Screen(terminal=False)
     with reporting("outer", outer, log_after=0.01), reporting("inner", inner, log_after=0.0):
-        assert outer.written.wait(20)
+        assert outer.written.wait(60)
     assert inner.getvalue() == ""
     with reporting("next", inner, log_after=0.0):
-        assert inner.written.wait(20)
+        assert inner.written.wait(60)
 
 
 def test_its_words() -> None:
@@ -95,7 +96,7 @@ def test_a_line_fits_the_terminal() -> None:
 def test_what_is_printed_meanwhile_stands_above_the_line() -> None:
     screen = Screen(terminal=True)
     with reporting("preparing 'x'", screen, terminal_after=0.0):
-        assert screen.written.wait(20)
+        assert screen.written.wait(60)
         with above_status():
             before = screen.getvalue()
             screen.write("a whole line\n")
@@ -122,10 +123,10 @@ def test_another_process_reports_into_a_file_that_a_launch_follows(tmp_path: Pat
     log = Screen(terminal=False)
     with reporting("preparing 'training'", log, file=file), following(file, screen):
         report_step("compiling piece", 12, 40)
-        assert screen.written.wait(20)
+        assert screen.written.wait(60)
         while "piece 12 of 40" not in screen.getvalue():
             screen.written.clear()
-            assert screen.written.wait(20)
+            assert screen.written.wait(60)
     assert "\rpodrun: preparing 'training': compiling piece 12 of 40, " in screen.getvalue()
     assert screen.getvalue().endswith("\r\x1b[K")
     assert log.getvalue() == ""
@@ -153,13 +154,13 @@ def test_the_line_of_a_launch_goes_from_the_pod_to_the_program(
     report_step("machine processes up", 2, 4)
     variables = status.environment(lambda: str(tmp_path))
     file = Path(variables["PODRUN_PROGRESS_FILE"])
-    assert screen.written.wait(20)
+    assert screen.written.wait(60)
     assert screen.getvalue().startswith("\rpodrun: starting the POD: machine processes up 2 of 4, ")
     status.started()
     assert screen.getvalue().endswith("\r\x1b[K")
     screen.written.clear()
     with reporting("preparing 'training'", Screen(terminal=False), file=file):
-        assert screen.written.wait(20)
+        assert screen.written.wait(60)
     status.end()
     status.end()
     status.starting()

@@ -177,7 +177,7 @@ def test_groups_over_hosts_send_nothing_that_can_be_read(
 
         first.send(np.frombuffer(secret, np.uint8), 1)
         first.barrier()
-        thread.join(20)
+        thread.join(60)
         second.close()
         first.close()
     assert got == [secret]

@@ -168,7 +168,7 @@ from podrun.partition.state.values import PartitionState, Requirements
 port, programs = int(sys.argv[1]), sys.argv[2]
 with VipuClient("127.0.0.1", port, 20) as client:
     client.create_partition(Requirements("bobs", 4))
-    client.wait_for_state("bobs", {PartitionState.ACTIVE}, 20)
+    client.wait_for_state("bobs", {PartitionState.ACTIVE}, 60)
     device = client.ipuof_config("bobs").devices[0]
 job = pb.IpuRange(first=0, count=4)
 requests = [pb.HostRequest(attach=pb.AttachRequest(job=job, owned=job, pid=1, hands_memory_over=True))]
@@ -235,7 +235,7 @@ def test_a_file_of_long_ago_attaches_no_program_to_another_users_machine(home: P
                 connection.try_attach(AttachRequest(ipus, ipus, 1, "root", "train.py", ""))
         finally:
             connection.close()
-            bob.communicate("\n", timeout=20)
+            bob.communicate("\n", timeout=60)
 
 
 SILENT = """

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
 from podrun.device.host.client import PortConnection
@@ -31,7 +33,7 @@ def no_threads_left() -> Iterator[None]:
     yield
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("podrun"):
-            thread.join(5)
+            thread.join(60)
     left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("podrun")]
     assert not left
 
@@ -60,6 +62,20 @@ def together(works: Sequence[Callable[[], T]], timeout: float = 60.0) -> list[T 
         thread.join(timeout)
         assert not thread.is_alive(), "an owner hangs"
     return results
+
+
+def load_all(
+    connections: Sequence[tuple[PortConnection, IpuRange]], executable: Executable, deadline: float
+) -> None:
+    """Let all owners load a program, and then wait for each other for ``deadline`` seconds; on a busy host, longer."""
+    results: list[Any] = []
+    for patience in (deadline, 10 * deadline, 100 * deadline):
+        for connection, _ in connections:
+            connection.host_sync_timeout = patience
+        results = together([partial(c.load, executable) for c, _ in connections], timeout=1000 * deadline)
+        if results == [None] * len(connections):
+            return
+    raise AssertionError(results)
 
 
 def owners(

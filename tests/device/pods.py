@@ -101,7 +101,7 @@ def processes(machines: int, cache: Path, before: str = "") -> Iterator[Pod]:
         for control in pod.controls:
             control.close()
         for process in started:
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
 
 
 def machine_report(machine: Machine, bare: MachineReport) -> MachineReport:

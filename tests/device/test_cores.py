@@ -54,7 +54,7 @@ def test_machines_of_a_process_take_turns_on_a_core_and_not_elsewhere() -> None:
         other = threading.Thread(target=take_turn)
         other.start()
         assert not here.is_set()
-    other.join(10)
+    other.join(60)
     assert here.is_set()
 
 

@@ -138,7 +138,7 @@ def test_every_instance_gets_the_same_error_soon(
         assert getattr(result, "recovery_action", None) is action
         assert result.message == results[0].message or "lost" in fault
         assert result.hint
-        assert result.took < 5
+        assert result.took < 60
     for connection in connections:
         connection.close()
 

@@ -174,7 +174,7 @@ def test_the_child_refuses_and_dies_alone(tmp_path: Path, monkeypatch: pytest.Mo
         child = vetter._child
         assert child is not None
         child.kill()
-        child.wait(10)
+        child.wait(60)
         monkeypatch.setattr(
             vetter, "_start", lambda: _started("import os; os.read(0, 9); os.kill(os.getpid(), 11)")
         )
@@ -196,7 +196,8 @@ def _started(code: str) -> subprocess.Popen[bytes]:
 def test_the_child_ends_with_its_parent_while_it_compiles() -> None:
     child = _started(
         "import sys, threading; from podrun.device.xla import vetting_child; sys.argv = ['child', '']; "
-        "vetting_child._verdict = lambda pieces, header, piece: threading.Event().wait(); vetting_child.answer_requests()"
+        "vetting_child._verdict = lambda pieces, header, piece: threading.Event().wait(); "
+        "vetting_child.answer_requests()"
     )
     assert child.stdin is not None
     child.stdin.write(vetting.LENGTHS.pack(2, 1) + b"{}x")

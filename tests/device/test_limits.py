@@ -110,9 +110,12 @@ def test_a_session_that_stops_in_the_middle_of_a_message_is_ended(
 def test_an_attached_session_may_be_silent(
     silent: Callable[..., Silent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer, "ATTACH_SECONDS", 0.2)
-    holder = silent(attach())
-    assert not next(holder.call).error_json
+    for seconds in (0.2, 2.0, 20.0):
+        monkeypatch.setattr(servicer, "ATTACH_SECONDS", seconds)
+        holder = silent(attach())
+        with contextlib.suppress(grpc.RpcError):  # it was ended before it attached: the host is busy
+            assert not next(holder.call).error_json
+            break
     with pytest.raises(grpc.RpcError):
         list(silent().call)  # ended after the time in which the other would have been
     assert holder.call.is_active()
@@ -223,5 +226,5 @@ def test_two_thousand_connections_harm_nobody(machine: str) -> None:
         wait_until(lambda: this.num_fds() <= files + 50, 60, "files of closed connections")
     finally:
         chaos.kill()
-        chaos.wait(10)
+        chaos.wait(60)
         service.stop(grace=0)

@@ -17,7 +17,7 @@ from podrun.core.layout import IpuRange
 from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.xla.pieces import PieceCache
 
-from .conftest import owners, request, together
+from .conftest import load_all, owners, request, together
 from .programs import data, first_weights, linear
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
@@ -157,10 +157,7 @@ def test_owners_have_to_load_the_same_program(pieces: PieceCache, count: int) ->
 def test_a_missing_owner_is_named_within_the_deadline(pieces: PieceCache, count: int, absent: int) -> None:
     executable, twin = linear(8), InProcessMachines(8, pieces, grace=0.3)
     connections = both(twin, count)
-    for connection, _ in connections:
-        connection.host_sync_timeout = 0.5
-    loaded = together([partial(c.load, executable) for c, _ in connections])
-    assert loaded == [None] * count
+    load_all(connections, executable, 0.5)
     for connection, _ in connections:
         connection.write_variables(first_weights())
 
@@ -206,9 +203,9 @@ def test_an_owner_that_leaves_ends_the_run_of_the_others(pieces: PieceCache) -> 
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.extend(together([lambda: stays.run(1, inputs)])))
     thread.start()
-    assert running.wait(10)
+    assert running.wait(60)
     leaves.close()
-    thread.join(10)
+    thread.join(60)
     assert "which held IPUs 2-3 of this program, detached" in raised(results[0])
     assert stays.read_variables(["rate"]) == {"rate": np.float32(0.01)}, (
         "what is on the IPUs can still be read"

@@ -45,7 +45,7 @@ def test_imports_begin_once_and_are_over_when_waited_for() -> None:
     nicer = min(os.nice(0) + 1, 19)  # Linux counts it for each thread.
 
     def load(name: str) -> None:
-        assert let.wait(10)
+        assert let.wait(60)
         seen.append((name, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) >= nicer))
 
     ahead = Preload(("a", "b"), load)

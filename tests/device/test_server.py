@@ -144,14 +144,14 @@ def test_machines_that_wait_for_a_group_leave_room_for_who_attaches(
                 for rank in range(1, others + 1)
             ]
             waiters: Any = book._changed
-            wait_until(lambda: len(waiters._waiters) >= 24, 20, "claims that wait")
+            wait_until(lambda: len(waiters._waiters) >= 24, 60, "claims that wait")
             connection = PortConnection(
                 [Site(0, endpoint, IpuRange(0, 4))], lambda site, machines: RemotePort(site)
             )
             assert connection.try_attach(request(job, IpuRange(0, 4))) is None
             assert control.telemetry().agent_id == "first"
             book.publish(JobName(job), "d", {"name": "group"}, lambda error: None)
-            assert {reply.result(20).token_json for reply in waiting} == {'{"name": "group"}'}
+            assert {reply.result(60).token_json for reply in waiting} == {'{"name": "group"}'}
             connection.close()
     finally:
         control.close()
@@ -240,7 +240,7 @@ def test_a_lost_machine_is_named_with_its_endpoint(pod: Pod) -> None:
         assert "Fabric error: connection not established" in result.message
         assert pod.endpoints[1] in result.message
         assert "machine 1" in result.message
-    wait_until(lambda: not answers(pod.endpoints[1]), 20, "the lost machine is silent")
+    wait_until(lambda: not answers(pod.endpoints[1]), 60, "the lost machine is silent")
     for connection, _ in connections:
         connection.close()
 

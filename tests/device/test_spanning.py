@@ -33,7 +33,7 @@ from podrun.faults import parse_faults
 from tests.compiler.programs import Adam, Clipped, Momentum, Sgd, inputs_for, mlp, weights_for
 from tests.compiler.test_sharding import chain
 
-from .conftest import owners, request, together
+from .conftest import load_all, owners, request, together
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 FEW = settings(
@@ -292,10 +292,9 @@ def test_an_owner_that_does_not_come_is_named(pieces: PieceCache) -> None:
     program = chain([0, 4], ipus=8, replicas=2, accumulation_factor=2, pipelined=True)
     executable, twin = compile_program(program), InProcessMachines(16, pieces, grace=0.2)
     connections = owners(lambda: twin.connect(threaded=True), 16, 2)
+    load_all(connections, executable, 0.7)
 
     def work(connection: PortConnection, owned: IpuRange) -> Any:
-        connection.host_sync_timeout = 0.7
-        connection.load(executable)
         connection.write_variables(weights_for(program))
         if owned.first:
             return None

@@ -65,7 +65,7 @@ def test_stages_in_processes_give_the_bits_of_one_machine_and_hear_of_a_lost_one
         for message, seconds in results:  # type: ignore[misc]
             assert "machine 3 of the partition" in message
             assert pod.endpoints[3] in message
-            assert seconds < 5
+            assert seconds < 60
     assert pod.processes[3].returncode == -9
 
 

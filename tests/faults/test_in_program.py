@@ -66,16 +66,16 @@ def test_an_instance_is_killed_within_a_write() -> None:
 
 def test_an_instance_hangs_within_a_write_and_goes_on() -> None:
     (spec,) = parse_faults("instance:0@during=checkpoint-write:hung,seconds=0.2")
+    began = time.monotonic()
     child = os.fork()
     if not child:
         ProgramFaults(lambda: [spec], lambda found: True)._strike(spec)
         os._exit(7)
-    began = time.monotonic()
     _, status = os.waitpid(child, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
-    _, status = os.waitpid(child, 0)
+    if os.WIFSTOPPED(status):  # if not, it went on before this process looked
+        _, status = os.waitpid(child, 0)
     assert os.WEXITSTATUS(status) == 7
-    assert 0.15 < time.monotonic() - began < 20
+    assert time.monotonic() - began > 0.15
 
 
 def test_a_program_without_podrun_has_those_of_its_environment() -> None:

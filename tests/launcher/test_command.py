@@ -64,12 +64,12 @@ def test_the_first_failing_instance_decides_and_is_heard_last(commands: Commands
         "    except KeyError as error:\n"
         "        raise RuntimeError('boom') from error\n"
         "print('others', flush=True)\n"
-        "time.sleep(60)\n",
+        "time.sleep(600)\n",
     )
     before = time.monotonic()
     done = commands.run(*OFFLINE, "--num-replicas=4", "--num-instances=4", "train.py")
     assert done.returncode == 1
-    assert time.monotonic() - before < 20
+    assert time.monotonic() - before < 120
     assert done.stderr.splitlines()[-1] == "[1,2]<stderr>:RuntimeError: boom"
     last = done.stderr[
         done.stderr.index("podrun: instance 2 ended with exit code 1; the others were ended") :
@@ -198,7 +198,7 @@ def test_signals_end_everything(commands: Commands, tmp_path: Path, number: int)
     assert process.stdout.readline().endswith(":here\n")
     assert process.stdout.readline().endswith(":here\n")
     process.send_signal(number)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 128 + number
 
 
@@ -210,7 +210,7 @@ def test_kill_9_of_podrun_takes_the_instances_with_it(commands: Commands, tmp_pa
         process.stdout.readline()
     assert len(commands.processes()) >= 5
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     commands.wait_until_gone()
     scratch = list(commands.scratch.glob("podrun-*"))
     assert scratch == []
@@ -231,8 +231,8 @@ def test_the_next_command_sweeps_what_even_the_guardian_could_not(commands: Comm
     os.kill(process.pid, signal.SIGSTOP)
     os.kill(guardian, signal.SIGKILL)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=10)
-    wait_until(lambda: set(commands.processes().values()) == {"sleep 60"}, 5, "only the grandchild is left")
+    process.communicate(timeout=60)
+    wait_until(lambda: set(commands.processes().values()) == {"sleep 60"}, 60, "only the grandchild is left")
     assert list(commands.scratch.glob("podrun-scratch-*"))
     assert commands.run(*OFFLINE, "true").returncode == 0
     assert marked_processes(commands.mark) == {}
@@ -261,7 +261,7 @@ def test_progress_has_colour_on_a_terminal_and_none_in_a_pipe(commands: Commands
         stderr=there,
     )
     os.close(there)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     shown = os.read(here, 4096).decode()
     os.close(here)
     assert "\x1b[" in shown

@@ -105,7 +105,7 @@ def test_a_partition_ends_with_its_launch(launch: Launches) -> None:
     dead = SignsOfLife(see=lambda text: False)
     service._holders = HolderWatch(dead)  # The launch is killed.
     service.look_around()
-    wait_until(lambda: service.partitions() == [], 20, "the partition is removed")
+    wait_until(lambda: service.partitions() == [], 60, "the partition is removed")
     kept = launch("--num-replicas 4 --remove-partition=no --vipu-partition=stays")
     kept.prepare()
     assert service.partition("stays").holder == ""
@@ -173,7 +173,7 @@ def test_a_partition_that_its_server_denies_is_refused_before_anything_starts(
 def _remove(launch: Launches, name: str) -> None:
     """Remove a partition and wait until its IPUs are free."""
     launch.pod.client.remove_partition(name)
-    launch.pod.client.wait_for_state(name, {PartitionState.REMOVED}, 20)
+    launch.pod.client.wait_for_state(name, {PartitionState.REMOVED}, 60)
 
 
 def test_attempts_wait_for_ipus_that_others_have(launch: Launches) -> None:
@@ -233,10 +233,10 @@ def test_a_launch_waits_in_the_queue(launch: Launches) -> None:
     session = launch("--num-replicas 16 --vipu-partition mine --wait yes")
     waiter = threading.Thread(target=session.prepare)
     waiter.start()
-    wait_until(lambda: bool(launch.pod.client.list_queue()), 20, "the launch is not in the queue")
+    wait_until(lambda: bool(launch.pod.client.list_queue()), 60, "the launch is not in the queue")
     assert [told.name for told in launch.pod.client.list_queue()] == ["mine"]
     launch.pod.client.remove_partition("taken")
-    waiter.join(20)
+    waiter.join(60)
     assert not waiter.is_alive()
     session.wait_active()
     assert launch.pod.client.list_queue() == []

@@ -74,7 +74,7 @@ def test_nothing_of_a_launch_stays_on_another_host(tmp_path: Path, killed: bool)
         for pid in (*map(int, children), process.pid):
             os.kill(pid, signal.SIGKILL)
         process.communicate()
-        wait_until(lambda: not scratch.exists(), 10, "the directory is removed")
+        wait_until(lambda: not scratch.exists(), 60, "the directory is removed")
     else:
         actor, background = begin(str(scratch))
         assert scratch.is_dir()

@@ -27,7 +27,7 @@ class RealPod:
             pool = LocalMachinePool(pod, keep_spares=True, options=options)
             self.service = Service(pod, Store(None, cluster), pool)
             self.port = self.service.start("127.0.0.1", 0)
-            self.client = VipuClient("127.0.0.1", self.port, timeout=20)
+            self.client = VipuClient("127.0.0.1", self.port, timeout=60)
         self._published = Registry(directory).publish(
             ServiceEntry(VIPU_SERVER, "127.0.0.1", self.port, own_process_id(), cluster)
         )

@@ -140,7 +140,7 @@ def test_the_metrics_page_is_for_its_user_and_who_has_the_key(
 
         def asked(**headers: str) -> int:
             try:
-                return int(opener.open(urllib.request.Request(where, headers=headers), timeout=20).status)
+                return int(opener.open(urllib.request.Request(where, headers=headers), timeout=60).status)
             except urllib.error.HTTPError as error:
                 with error:
                     said.append(error.read())

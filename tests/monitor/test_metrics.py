@@ -36,9 +36,9 @@ def test_the_metrics_page(pod: Pod) -> None:
         where = f"http://127.0.0.1:{server.server_address[1]}"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            page = opener.open(f"{where}/metrics", timeout=20).read().decode()
+            page = opener.open(f"{where}/metrics", timeout=60).read().decode()
             with pytest.raises(urllib.error.HTTPError):
-                opener.open(f"{where}/other", timeout=20)
+                opener.open(f"{where}/other", timeout=60)
         finally:
             server.shutdown()
             thread.join()

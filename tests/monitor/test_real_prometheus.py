@@ -62,7 +62,7 @@ class RunningPrometheus:
     def ask(self, query: str) -> Values:
         """The values of a query now. An error of Prometheus is raised."""
         address = f"http://127.0.0.1:{self.port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        with self._opener.open(address, timeout=20) as reply:
+        with self._opener.open(address, timeout=60) as reply:
             document = json.load(reply)
         assert document["status"] == "success", (query, document)
         return [float(one["value"][1]) for one in document["data"]["result"]]
@@ -105,7 +105,7 @@ def real_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealPo
 def prometheus(real_pod: RealPod, tmp_path: Path) -> Iterator[RunningPrometheus]:
     """It scrapes the exporter of ``real_pod`` with the key, as the files of `podrun dashboards` have it."""
     (tmp_path / "exporter-key").write_text("key")
-    client = VipuClient("127.0.0.1", real_pod.port, timeout=20)
+    client = VipuClient("127.0.0.1", real_pod.port, timeout=60)
     with make_server(client, "127.0.0.1", 0, "key") as server:
         serving = threading.Thread(target=server.serve_forever, args=(0.05,))
         serving.start()

@@ -132,7 +132,7 @@ def test_a_server_that_knows_none_of_the_calls_is_named(
         where = ["--api-host", "127.0.0.1", "--api-port", str(port)]
         done = CliRunner().invoke(command, [*words, *where], standalone_mode=False)
     finally:
-        server.stop(0).wait(10)
+        server.stop(0).wait(60)
     told = done.output if done.exception is None else str(done.exception)
     assert f"the program at 127.0.0.1:{port} is no V-IPU server, or one of another release" in told
     assert done.exception is None or isinstance(done.exception, ServiceError)

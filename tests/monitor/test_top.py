@@ -242,21 +242,16 @@ def test_enter_on_a_job_opens_its_details(seen: PodSighting, tmp_path: Path) -> 
         app = PodTop(source, 0.05)
         async with app.run_test(size=(100, 30)) as pilot:
             table = app.query_one("#jobs", DataTable)
-            for _ in range(200):
-                await pilot.pause(0.01)
-                if table.row_count:
-                    break
+            await wait_until(app, lambda: table.row_count > 0)
             app.query_one("TabbedContent").active = "jobs-tab"  # type: ignore[attr-defined]
             table.focus()
             await pilot.press("enter")
-            await pilot.pause()
-            assert isinstance(app.screen, JobDetails)
+            await wait_until(app, lambda: isinstance(app.screen, JobDetails))
             said = "\n".join(str(part.content) for part in app.screen.query(Static))
             assert "last output:\n  [1,0]<stdout>:loss 0.25" in said
             assert "this launch is not recorded" in said
             await pilot.press("escape")
-            await pilot.pause()
-            assert not isinstance(app.screen, JobDetails)
+            await wait_until(app, lambda: not isinstance(app.screen, JobDetails))
 
     asyncio.run(asyncio.wait_for(drive(), DEADLINE_S))
 

@@ -33,7 +33,7 @@ class Web:
         self.feed, self.port = feed, port
 
     def get(self, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         body = answer.read().decode()
@@ -43,7 +43,7 @@ class Web:
     @contextmanager
     def events(self) -> Iterator[Iterator[dict[str, Any]]]:
         """The events as they come."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET", "/events", headers={"Cookie": f"{COOKIE}={TOKEN}"})
         answer = connection.getresponse()
         assert answer.getheader("Content-Type") == "text/event-stream"
@@ -118,15 +118,19 @@ def test_events_have_sightings_rates_and_changes(seen: PodSighting) -> None:
     later = replace(
         seen, time_s=1001.0, jobs=(replace(seen.jobs[0], batches=30), *seen.jobs[1:]), problems=()
     )
-    looks = iter([seen, later])
+    looks, first_read = iter([seen, later]), threading.Event()
 
     def look() -> PodSighting | None:
-        return next(looks, None)
+        one = next(looks, None)
+        if one is later:
+            assert first_read.wait(60)
+        return one
 
     with serving(look) as web, web.events() as events:
         first = next(events)
+        first_read.set()
         assert first["sighting"] == json.loads(json.dumps(seen.plain()))
-        second = first if first["rates"] else next(events)
+        second = next(events)
         assert second["rates"]["p"] == 30.0
         assert any("over: p ipum2" in line for line in second["changes"])
 

@@ -188,7 +188,7 @@ class Pod:
         accounts = Accounts(self.service.store) if secure else None
         self.desk = FrontDesk(accounts=accounts, audit=AuditLog(audit), admin_port=admin_port)
         self.port = self.service.start("127.0.0.1", 0, desk=self.desk)
-        self.client = VipuClient("127.0.0.1", self.port, timeout=20)
+        self.client = VipuClient("127.0.0.1", self.port, timeout=60)
 
     def stop(self, *, leave_machines: bool = False) -> None:
         self.client.close()

@@ -37,7 +37,7 @@ READS = [name for name, role in NEEDED.items() if role is Role.VIEWER]
 
 @contextmanager
 def as_user(pod: Pod, name: str, key: str, port: int = 0) -> Iterator[VipuClient]:
-    with VipuClient("127.0.0.1", port or pod.port, timeout=20, account=(name, key)) as client:
+    with VipuClient("127.0.0.1", port or pod.port, timeout=60, account=(name, key)) as client:
         yield client
 
 
@@ -173,7 +173,7 @@ def _first(client: VipuClient, count: int) -> list[tuple[str, str]]:
 def test_administrators_have_a_port_of_their_own(make_pod: MakePod) -> None:
     pod = make_pod(admin_port=0)
     assert pod.desk.admin_port not in (None, 0, pod.port)
-    with VipuClient("127.0.0.1", int(pod.desk.admin_port or 0), timeout=20) as admin:
+    with VipuClient("127.0.0.1", int(pod.desk.admin_port or 0), timeout=60) as admin:
         admin.set_maintenance("ipum1")
         assert admin.list_partitions() == []
     with pytest.raises(DeniedError, match="is answered at the port for administrators") as caught:

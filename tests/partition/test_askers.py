@@ -38,7 +38,7 @@ def divided(make_pod: MakePod) -> Iterator[tuple[Pod, VipuClient]]:
     pod = make_pod(secure=True)
     assert pod.desk.accounts is not None
     root = pod.desk.accounts.create(Account("root", Role.ADMIN, may_inject=True))
-    with VipuClient("127.0.0.1", pod.port, timeout=20, account=("root", root)) as client:
+    with VipuClient("127.0.0.1", pod.port, timeout=60, account=("root", root)) as client:
         client.remove_allocation("pod16")
         client.create_allocation(ALLOCATION, ["ipum1", "ipum2"])
         client.create_allocation("mine", ["ipum3", "ipum4"])
@@ -49,7 +49,7 @@ def divided(make_pod: MakePod) -> Iterator[tuple[Pod, VipuClient]]:
         client.create_partition(Requirements(QUEUED, 8, allocation=ALLOCATION), wait=True, priority=5)
         client.create_partition(Requirements("own-wait", 8, allocation="mine"), wait=True)
     key = pod.desk.accounts.create(Account("op", Role.OPERATOR, ("mine",), may_inject=True))
-    with VipuClient("127.0.0.1", pod.port, timeout=20, account=("op", key)) as client:
+    with VipuClient("127.0.0.1", pod.port, timeout=60, account=("op", key)) as client:
         yield pod, client
 
 

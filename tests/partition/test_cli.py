@@ -198,7 +198,7 @@ def test_a_drain_with_a_deadline_of_no_seconds_ends_now(shell: Shell, pod16: Pod
     now = pod16.service._clock()
     pod16.service._clock = lambda: now + 0.01
     pod16.service.look_around()
-    assert pod16.client.wait_for_state("p", {PartitionState.REMOVED}, 20) is PartitionState.REMOVED
+    assert pod16.client.wait_for_state("p", {PartitionState.REMOVED}, 60) is PartitionState.REMOVED
 
 
 def test_administration(shell: Shell, pod16: Pod) -> None:

@@ -23,7 +23,7 @@ S = PartitionState
 
 def remove(pod: Pod, name: str) -> None:
     pod.client.remove_partition(name)
-    pod.client.wait_for_state(name, {S.REMOVED}, 20)
+    pod.client.wait_for_state(name, {S.REMOVED}, 60)
 
 
 def divide(pod: Pod) -> None:
@@ -76,7 +76,7 @@ def test_a_partition_lies_in_the_cluster_that_is_named(pod16: Pod) -> None:
     pod16.client.create_partition(Requirements("waits", 4, cluster="right"), wait=True)
     assert pod16.client.list_queue()[0].blockers in (("a",), ("b",))
     remove(pod16, "a")
-    assert pod16.client.wait_for_state("waits", {S.ACTIVE}, 20) is S.ACTIVE
+    assert pod16.client.wait_for_state("waits", {S.ACTIVE}, 60) is S.ACTIVE
     assert pod16.client.get_partition("waits").agents == ("ipum4",)
 
 
@@ -93,7 +93,7 @@ def test_an_agent_is_added_and_used(pod16: Pod) -> None:
     assert pod16.client.get_partition("p").agents == ("ipum5", "ipum6")
     assert pod16.client.get_partition("runs").generation == generation
     pod16.pool.machine("ipum5", "p").die()
-    assert pod16.client.wait_for_state("p", {S.ERROR}, 20) is S.ERROR
+    assert pod16.client.wait_for_state("p", {S.ERROR}, 60) is S.ERROR
     remove(pod16, "p")
     pod16.client.remove_cluster("more")
     pod16.client.remove_agent("ipum5")
@@ -168,7 +168,7 @@ def test_requests_and_allocations_keep_their_cluster(pod16: Pod) -> None:
         pod16.client.remove_allocation("left")
     pod16.client.set_maintenance("ipum1")
     pod16.client.remove_partition("a", force=True)
-    pod16.client.wait_for_state("a", {S.REMOVED}, 20)
+    pod16.client.wait_for_state("a", {S.REMOVED}, 60)
     with pytest.raises(ConflictError, match="requests wait for allocation left: waits"):
         pod16.client.remove_allocation("left")
     with pytest.raises(ConflictError, match="requests wait for cluster left: waits"):

@@ -60,7 +60,7 @@ def test_entries_of_dead_owners_are_swept_with_what_they_left(registry: Registry
     registry.publish(entry)
     assert registry.find() is None
     assert registry.sweep() == [entry]
-    assert child.wait(timeout=20) == -9
+    assert child.wait(timeout=60) == -9
     assert not scratch.exists()
     assert precious.exists()
     assert registry.sweep() == []
@@ -85,10 +85,10 @@ def test_a_sweep_ends_writers_but_not_readers_of_a_directory(registry: Registry,
         child.stdout.readline()
     registry.publish(ServiceEntry(LAUNCHER, "h", 1, ProcessId(os.getpid(), 1), directories=(str(scratch),)))
     registry.sweep()
-    assert children[0].wait(timeout=20) == -9
+    assert children[0].wait(timeout=60) == -9
     assert children[1].poll() is None
     assert not scratch.exists()
-    children[1].communicate(timeout=20)
+    children[1].communicate(timeout=60)
 
 
 def test_a_process_of_the_same_number_is_not_touched(registry: Registry) -> None:

@@ -111,7 +111,7 @@ def test_changes_of_a_pod(pod16: Pod) -> None:
                 break
     assert states == ["PENDING", "PROVISIONING", "ACTIVE"]
     pod16.pool.machine("ipum1", "p").die()
-    assert pod16.client.wait_for_state("p", {PartitionState.ERROR}, 20)
+    assert pod16.client.wait_for_state("p", {PartitionState.ERROR}, 60)
     kinds = [(c.kind, c.name) for c in itertools.islice(pod16.client.watch(token=token), 2)]
     assert kinds == [("incident", "p"), ("partition", "p")]
 

@@ -77,7 +77,7 @@ def test_files_go_with_their_partition(
         pod16.client.set_maintenance("ipum1", drain=True, deadline_s=10.0)
     now[0] += 31
     pod16.service.look_around()
-    assert pod16.client.wait_for_state("p", {S.REMOVED}, 20) is S.REMOVED
+    assert pod16.client.wait_for_state("p", {S.REMOVED}, 60) is S.REMOVED
     assert names(folder) == ["own.conf", "q_ipuof.conf"]
 
 
@@ -113,13 +113,13 @@ def test_a_partition_that_comes_up_while_its_server_stops_leaves_no_file(
     def late(event: ev.Event) -> None:
         if isinstance(event, ev.OperationSucceeded):
             finishing.set()
-            assert closing.wait(20)
+            assert closing.wait(60)
         report(event)
 
     monkeypatch.setattr(pod.service._workers, "_report", late)
     monkeypatch.setattr(pod.pool, "close", lambda **given: (close(**given), closing.set()))
     pod.client.reset_partition("p")
-    assert finishing.wait(20)
+    assert finishing.wait(60)
     pod.stop()
     assert pod.service.partition("p").state is S.ACTIVE
     assert names(folder) == []
@@ -151,7 +151,7 @@ def test_two_services_of_one_host_leave_each_others_files_alone(
     make(two, "p", 4)
     make(one, "q", 4)
     one.client.remove_partition("p")
-    assert one.client.wait_for_state("p", {S.REMOVED}, 20) is S.REMOVED
+    assert one.client.wait_for_state("p", {S.REMOVED}, 60) is S.REMOVED
     assert names(folder) == ["p_ipuof.conf", "q_ipuof.conf"]
     two.stop()
     assert names(folder) == ["q_ipuof.conf"]

@@ -136,10 +136,10 @@ def test_a_partition_ends_with_its_holder(pod16: Pod) -> None:
     assert all(info.state is S.ACTIVE for info in pod16.client.list_partitions())
     alive[ME] = False
     pod16.service.look_around()
-    assert pod16.client.wait_for_state("mine", {S.REMOVED}, 20)
+    assert pod16.client.wait_for_state("mine", {S.REMOVED}, 60)
     now[0] += HOLD_LEASE_S
     pod16.service.look_around()
-    assert pod16.client.wait_for_state("far", {S.REMOVED}, 20)
+    assert pod16.client.wait_for_state("far", {S.REMOVED}, 60)
     assert [info.name for info in pod16.client.list_partitions()] == ["free", "kept"]
     with pytest.raises(UsageError, match="'nobody' names no process"):
         pod16.client.create_partition(Requirements("q", 1, holder="nobody"))
@@ -150,14 +150,14 @@ def test_a_client_that_waits_for_machines_gives_signs_of_life(pod16: Pod) -> Non
     pod16.service._holders = HolderWatch(SignsOfLife(lambda: now[0], lambda text: None))
     pod16.active("p", 4, holder=ELSEWHERE)
     pod16.pool.machine("ipum1", "p").die()
-    assert pod16.client.wait_for_state("p", {S.ERROR}, 20) is S.ERROR
+    assert pod16.client.wait_for_state("p", {S.ERROR}, 60) is S.ERROR
     now[0] = HOLD_LEASE_S + 1
     assert pod16.client.partition_state("p")[0] is S.ERROR
     pod16.service.look_around()
     assert pod16.client.partition_state("p")[0] is S.ERROR
     now[0] += HOLD_LEASE_S + 1
     pod16.service.look_around()
-    assert pod16.client.wait_for_state("p", {S.REMOVED}, 20) is S.REMOVED
+    assert pod16.client.wait_for_state("p", {S.REMOVED}, 60) is S.REMOVED
 
 
 def test_a_server_that_starts_sweeps(
@@ -171,7 +171,7 @@ def test_a_server_that_starts_sweeps(
         first.client.create_partition(Requirements(name, 16, holder=holder), wait=True)
     with caplog.at_level(logging.INFO, "podrun.partition"):
         second = make_pod("pod16", tmp_path / "state", left=left_by(first), keep_spares=True)
-        assert second.client.wait_for_state("c", {S.ACTIVE}, 20) is S.ACTIVE
+        assert second.client.wait_for_state("c", {S.ACTIVE}, 60) is S.ACTIVE
     assert [info.name for info in second.client.list_partitions()] == ["c"]
     assert [entry.name for entry in second.client.list_queue()] == ["e"]
     assert [text for text in caplog.messages if text.endswith(": created")] == ["partition c: created"]
@@ -187,7 +187,7 @@ def test_requests_of_clients_that_are_not_seen_wait_for_a_sign_of_life(
         first.client.create_partition(Requirements(name, 8, holder=holder), wait=True)
     second = make_pod("pod16", tmp_path / "state", left=left_by(first), keep_spares=True)
     second.client.remove_partition("p")
-    assert second.client.wait_for_state("p", {S.REMOVED}, 20)
+    assert second.client.wait_for_state("p", {S.REMOVED}, 60)
     second.service.look_around()
     assert [entry.name for entry in second.client.list_queue()] == ["far", "old"]
     second.client.hold_partition("far", ELSEWHERE)

@@ -170,7 +170,7 @@ def test_only_who_sees_the_whole_pod_captures_it(make_pod: object) -> None:
 
     key = accounts.create(Account("alice", Role.USER, (name,)))
     with (
-        VipuClient("127.0.0.1", pod.port, timeout=20, account=("alice", key)) as client,
+        VipuClient("127.0.0.1", pod.port, timeout=60, account=("alice", key)) as client,
         pytest.raises(DeniedError, match="whole POD"),
     ):
         client.capture()

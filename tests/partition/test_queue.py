@@ -248,7 +248,7 @@ def test_a_client_waits_and_is_served(pod16: Pod) -> None:
     assert (told.name, told.priority, told.position, told.blockers) == ("q", 3, 1, ("p",))
     pod16.client.remove_partition("p")
     pod16.client.wait_in_queue("q", 20)
-    assert pod16.client.wait_for_state("q", {S.ACTIVE}, 20) is S.ACTIVE
+    assert pod16.client.wait_for_state("q", {S.ACTIVE}, 60) is S.ACTIVE
     pod16.client.create_partition(Requirements("r", 16), wait=True)
     with pytest.raises(ConflictError, match="a request for partition r waits"):
         pod16.client.create_partition(Requirements("r", 16), wait=True)
@@ -296,7 +296,7 @@ def test_a_partition_in_use_is_not_removed_without_force(pod16: Pod) -> None:
     assert "vipu remove partition p --force" in str(refused.value.hint)
     assert pod16.client.partition_state("p")[0] is S.ACTIVE
     pod16.client.remove_partition("p", force=True)
-    assert pod16.client.wait_for_state("p", {S.REMOVED}, 20) is S.REMOVED
+    assert pod16.client.wait_for_state("p", {S.REMOVED}, 60) is S.REMOVED
 
 
 def test_health_and_the_last_answer_of_a_silent_machine(pod16: Pod) -> None:

@@ -29,7 +29,7 @@ def test_processes_of_a_failed_start_are_ended(tmp_path: Path) -> None:
         found = list(_started_for(tmp_path))
         assert found == [ProcessId.of(told.pid)]
         _end(tuple(found), patience=0.0)
-        assert told.wait(10) == -9
+        assert told.wait(60) == -9
         assert other.poll() is None
     finally:
         for process in (told, other):

@@ -134,7 +134,7 @@ def test_recovery_and_a_clean_stop(server: Server) -> None:
         assert template is not None
         assert "--template" in template.cmdline()
         os.kill(machine_pid(client, 1), signal.SIGKILL)
-        assert client.wait_for_state("p", {S.ERROR}, 5) is S.ERROR
+        assert client.wait_for_state("p", {S.ERROR}, 60) is S.ERROR
         assert client.machine_reports("p")[1].state == "lost"
         client.restart_agent("ipum2")
         client.reset_partition("p")
@@ -188,7 +188,7 @@ def test_machines_outlive_a_killed_server_and_end_with_stop(server: Server, comm
         assert client.get_partition("p").generation == generation
         assert [machine_pid(client, index) for index in range(2)] == before
         os.kill(machine_pid(client, 1), signal.SIGKILL)  # Machines that were taken over are watched.
-        client.wait_for_state("p", {S.ERROR}, 5)
+        client.wait_for_state("p", {S.ERROR}, 60)
     server.process.kill()
     server.process.wait(30)
     stopped = commands.run(

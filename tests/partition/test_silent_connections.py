@@ -18,7 +18,7 @@ from podrun.partition.server import grpc_listen
 
 from .conftest import Pod
 
-WAIT = 20.0
+WAIT = 60.0
 SOON = 0.3
 
 

@@ -128,7 +128,7 @@ def test_a_killed_owner_gives_its_file_up(tmp_path: Path) -> None:
             load(path)
     finally:
         owner.kill()
-        owner.communicate(timeout=20)
+        owner.communicate(timeout=60)
     load(path)
 
 

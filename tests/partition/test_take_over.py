@@ -54,7 +54,7 @@ def test_machines_in_order_go_on_untouched(make_pod: MakePod, tmp_path: Path) ->
     )
     assert second.client.ipuof_config("p").devices[0].server_port == int(left[0].endpoint.rpartition(":")[2])
     second.pool.machine("ipum1", "p").die()
-    assert second.client.wait_for_state("p", {S.ERROR}, 20) is S.ERROR
+    assert second.client.wait_for_state("p", {S.ERROR}, 60) is S.ERROR
 
 
 def test_a_machine_that_ended_meanwhile_is_lost(make_pod: MakePod, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_an_interrupted_operation_is_done_again_with_the_same_machines(
     left = left_by(first)
     left[0].configured["operation"] -= 1  # The last reset was stored, and did not reach the machine.
     second = make_pod("pod16", tmp_path / "state", left=left)
-    assert second.client.wait_for_state("p", {S.ACTIVE}, 20) is S.ACTIVE
+    assert second.client.wait_for_state("p", {S.ACTIVE}, 60) is S.ACTIVE
     assert second.client.get_partition("p").generation == 2
     assert second.pool.started == left
 
@@ -217,7 +217,7 @@ def test_a_keeper_is_ended_also_when_the_runtime_directory_is_gone(tmp_path: Pat
         assert keeper.running() is not None
         shutil.rmtree(registry.directory)
         keeper.end()
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(60) == -signal.SIGTERM
     keeper.end()
 
 
@@ -238,7 +238,7 @@ def test_a_keeper_of_another_build_ends_and_its_partitions_come_up_anew(
         path.write_text(json.dumps(plain))
         keeper = Keeper(registry, "pod16", "4711")
         assert keeper.running() is None
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(60) == -signal.SIGTERM
     assert f"started by {whose} build of podrun" in caplog.text
     assert f"process {process.pid}" in caplog.text
     assert keeper.running() is None

@@ -34,9 +34,9 @@ def add_twice() -> list[Any]:
     return found
 
 
-def results(count: int, fault: str, timeout: float = 20.0) -> list[Any]:
+def results(count: int, fault: str, timeout: float = 60.0) -> list[Any]:
     with Instances(count, parse_faults(fault), timeout) as instances:
-        found = together([partial(instances.run, index, add_twice) for index in range(count)], 30)
+        found = together([partial(instances.run, index, add_twice) for index in range(count)], 120)
         assert instances.plan.left() == []
     return found
 

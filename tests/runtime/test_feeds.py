@@ -244,8 +244,9 @@ def test_an_iterator_that_waits_too_long_is_named() -> None:
         go_on.wait(30)
         yield data(ROWS)
 
-    with DataFeed(waiting(), seconds=0.05) as feed:
+    with DataFeed(waiting()) as feed:
         feed.take(1)
+        feed._seconds = 0.05
         with pytest.raises(DeadlineError, match=r"waited 0\.05 s for element 1"):
             feed.take(1)
         go_on.set()

@@ -79,7 +79,7 @@ def triton(
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait(20)
+                process.wait(60)
 
 
 def tensor(x: np.ndarray, name: str = "x", kind: str = "FP32") -> list[Any]:

@@ -54,7 +54,7 @@ def pod(server: Commands, tmp_path: Path) -> Iterator[Commands]:
     """Commands beside the running server; every process that a test starts must be gone at its end."""
     before = set(server.processes())
     yield server
-    wait_until(lambda: set(server.processes()) <= before | _machines(server), 10, "the test's processes end")
+    wait_until(lambda: set(server.processes()) <= before | _machines(server), 60, "the test's processes end")
     published = {path.name for path in server.runtime.glob("podrun-*.json")}
     assert published == set(), "a launch left its entry behind"
 

@@ -46,18 +46,18 @@ def test_scripts_that_end_badly(pod: Commands, how: str, code: int, said: str) -
     done = pod.run(*RUN, SMALL, "100000", how) if how != "exit-after" else pod.run(*RUN, SMALL, "5", how)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
-    assert time.monotonic() - before < 40
-    wait_until(lambda: detached(pod), 5, "the machines notice that the processes are gone")
+    assert time.monotonic() - before < 150
+    wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")
 
 
 def test_ctrl_c_while_stepping(pod: Commands) -> None:
     process = pod.start(*RUN, SMALL, "1000000")
     until_stepping(process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=15)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "SIGINT: all instances were ended" in err
-    wait_until(lambda: detached(pod), 5, "the machines notice that the processes are gone")
+    wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")
 
 
 def test_podrun_stop_ends_a_launch_as_ctrl_c_does(pod: Commands) -> None:
@@ -68,10 +68,10 @@ def test_podrun_stop_ends_a_launch_as_ctrl_c_does(pod: Commands) -> None:
     assert "podrun --num-replicas=16" in listed.stdout
     stopped = pod.run("podrun", "stop", PARTITION)
     assert (stopped.returncode, stopped.stdout) == (0, f"{PARTITION} ended\n"), stopped.stderr
-    _, err = process.communicate(timeout=15)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 143
     assert "SIGTERM: all instances were ended" in err
-    wait_until(lambda: detached(pod), 5, "the machines notice that the processes are gone")
+    wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")
     again = pod.run("podrun", "stop", PARTITION)
     assert again.returncode == 2
     assert f"vipu remove partition {PARTITION}" in again.stderr
@@ -91,7 +91,7 @@ def test_a_partition_in_use_is_not_taken_away(pod: Commands) -> None:
     assert refused.returncode == 2
     assert f"partition {PARTITION} is in use by process" in refused.stderr
     process.terminate()
-    process.communicate(timeout=15)
+    process.communicate(timeout=60)
     assert process.returncode == 143
 
 
@@ -169,9 +169,9 @@ def test_cold_run_ended(commands: Commands, number: int) -> None:
     until_stepping(process)
     before = time.monotonic()
     process.send_signal(number)
-    process.communicate(timeout=20)
-    commands.wait_until_gone(8.0)
-    assert time.monotonic() - before < 10
+    process.communicate(timeout=60)
+    commands.wait_until_gone()
+    assert time.monotonic() - before < 60
     if number == signal.SIGKILL:
         assert commands.run("podrun", "--offline-mode=1", "true").returncode == 0
     else:
@@ -185,5 +185,5 @@ def test_ctrl_c_while_machines_start(commands: Commands) -> None:
     while "creating partition" not in (line := process.stderr.readline()):
         assert line
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 130

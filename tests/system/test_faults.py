@@ -112,7 +112,7 @@ def test_monitor_sees_the_partition_and_the_attached_processes(pod: Commands) ->
     data = json.loads(seen.stdout)
     text = pod.run("gc-monitor").stdout
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 143
     assert [p["name"] for p in data["partitions"]] == [PARTITION]
     assert seen.stdout.count('"PID"') == 16

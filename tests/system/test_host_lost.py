@@ -58,7 +58,7 @@ def test_a_host_that_ends_in_a_run(cluster: Cluster, instances: int) -> None:
     second = cluster.hosts[1].address
     assert re.search(rf"IPU-M {second}:\d+ \(machine [23] of the partition\)", out)
     assert len(re.findall(rf"machine ipum[34] is lost: its process at {second}", out)) == 2
-    wait_until(lambda: not left_on_first_host(cluster), 10, "the run's processes end on the other host")
+    wait_until(lambda: not left_on_first_host(cluster), 60, "the run's processes end on the other host")
 
 
 def test_a_host_is_lost_by_plan(cluster: Cluster) -> None:
@@ -71,5 +71,5 @@ def test_a_host_is_lost_by_plan(cluster: Cluster) -> None:
     assert "poplar_unrecoverable_runtime_error" in done.stdout + done.stderr
     assert "did not strike" not in done.stderr
     second = cluster.hosts[1].address
-    wait_until(lambda: not left_on_first_host(cluster), 10, "the run's processes end on the other host")
+    wait_until(lambda: not left_on_first_host(cluster), 60, "the run's processes end on the other host")
     assert f"IPU-M {second}" in done.stdout + done.stderr

@@ -133,6 +133,6 @@ def test_an_instance_that_is_killed_ends_the_launch_and_the_next_one_works(clust
     assert process.returncode != 0
     assert time.monotonic() - began < 30
     assert "instance 1" in out
-    wait_until(lambda: not cluster.run("pgrep", "--full", "goes.py").stdout, 10, "the launch leaves nothing")
+    wait_until(lambda: not cluster.run("pgrep", "--full", "goes.py").stdout, 60, "the launch leaves nothing")
     done = cluster.run(*words(cluster, 2, both=True), script(cluster.home, BITS))
     assert done.returncode == 0, done.stdout + done.stderr

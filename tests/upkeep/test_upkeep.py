@@ -253,7 +253,7 @@ def test_a_launch_is_listed_and_stopped(tmp_path: Path) -> None:
         assert find_run(found, "p16") is find_run(found, str(child.pid))
         # A child that nobody waits for is a zombie, which counts as ended.
         assert stop_run(found[0]) == "ended"
-        assert child.wait(10) == -signal.SIGTERM
+        assert child.wait(60) == -signal.SIGTERM
     finally:
         child.kill()
         child.wait()

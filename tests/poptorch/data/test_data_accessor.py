@@ -72,11 +72,11 @@ def test_it_loads_ahead_as_far_as_the_buffer_goes(tmp_path: Path) -> None:
     )
     try:
         # Four slots are full, and one more element waits for a slot.
-        wait_until(lambda: loads(trace) == 5, 20, "five elements are loaded before any is asked for")
+        wait_until(lambda: loads(trace) == 5, 60, "five elements are loaded before any is asked for")
         rows = iter(loader)
         first = next(rows)[1]
         next(rows)
-        wait_until(lambda: loads(trace) == 6, 20, "a slot that is given back is filled")
+        wait_until(lambda: loads(trace) == 6, 60, "a slot that is given back is filled")
         assert first.data_ptr() != next(rows)[1].data_ptr()
     finally:
         loader.terminate()
@@ -252,7 +252,7 @@ def test_handlers_of_the_program_do_not_run_in_the_copy(
     try:
         loader = loader_of(Waiting(4, str(tmp_path / "loading")))
         iter(loader)
-        wait_until((tmp_path / "loading").exists, 20, "the copy is inside the data set")
+        wait_until((tmp_path / "loading").exists, 60, "the copy is inside the data set")
         loader.terminate()
     finally:
         signal.signal(signal.SIGTERM, before)

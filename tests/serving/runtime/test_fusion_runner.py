@@ -67,7 +67,7 @@ def test_names_say_which_model_computes(fused: Path) -> None:
         jobs = [(number % 2, request(number % 2, 1 + number % 5, number)) for number in range(12)]
         futures = [runner.execute_async(*arrays) for _, arrays in jobs]
         for future, (graph, arrays) in zip(futures, jobs, strict=True):
-            future.wait(10)
+            future.wait(60)
             check(graph, *arrays)
         inputs, outputs = request(1, 3)
         runner.execute(inputs | {"index": np.asarray([1], np.int32)}, outputs)
@@ -80,7 +80,7 @@ def test_each_model_has_its_own_batch_and_cost(fused: Path) -> None:
         for graph in (0, 1):
             inputs, outputs = request(graph, 2 * ROWS[graph])
             future = runner.execute_async(inputs, outputs)
-            future.wait(10)
+            future.wait(60)
             check(graph, inputs, outputs)
             costs.append(future.modelled)
         small, large = (cost.compute_s for cost in costs if cost is not None)

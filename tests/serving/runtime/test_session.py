@@ -38,9 +38,9 @@ def test_queues_feed_runs_in_order(paths: model_runtime.PopefPaths) -> None:
             queues.inputQueue("x").enqueue(x)
         for y, event in zip(ys, done, strict=True):
             queues.outputQueue("y").enqueue(y, event.set)
-        assert all(event.wait(20) for event in done)
+        assert all(event.wait(60) for event in done)
         queues.disconnectAll()
-        main.join(20)
+        main.join(60)
         assert not main.is_alive()
     for x, y in zip(xs, ys, strict=True):
         close_to(y, x)

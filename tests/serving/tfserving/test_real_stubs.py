@@ -75,7 +75,7 @@ def test_the_real_stubs_are_answered(tmp_path: Path) -> None:
         end = time.monotonic() + 120
         while True:
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/v1/models/net", timeout=5).close()
+                urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/v1/models/net", timeout=60).close()
                 break
             except OSError:
                 assert time.monotonic() < end, (tmp_path / "log").read_text()
