@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podrun.core.errors import ConfigError, UsageError
@@ -49,6 +49,11 @@ class ModelCosts:
     name: str
     ipus_per_replica: int
     runs: tuple[RunCost, ...]
+
+    def with_host_time(self, seconds: float) -> ModelCosts:
+        """The model where the host works so long for each run besides, and the IPUs wait for it."""
+        runs = (replace(run, seconds=run.seconds + seconds, host_s=run.host_s + seconds) for run in self.runs)
+        return replace(self, runs=tuple(runs))
 
     @property
     def fitting(self) -> tuple[RunCost, ...]:

@@ -32,6 +32,7 @@ class CapacityRequest:
     preferred_batch: str
     rows: int
     ipus_per_replica: int | None
+    host_time: str
     price: tuple[str, ...]
     requests: int
     seed: int
@@ -71,6 +72,12 @@ class CapacityRequest:
 )
 @click.option("--rows", type=click.IntRange(1), default=1, metavar="N", help="Samples of a request [1].")
 @click.option("--ipus-per-replica", type=click.IntRange(1), metavar="N", help="Pipeline stages [1].")
+@click.option(
+    "--host-time",
+    default="0ms",
+    metavar="TIME",
+    help="The server's own work for each run, beside the model's [0ms].",
+)
 @click.option("--price", multiple=True, metavar="POD=N", help="What an hour of a POD costs.")
 @click.option(
     "--requests", type=click.IntRange(100), default=200_000, metavar="N", help="Of the final run [200000]."
@@ -134,6 +141,7 @@ def services_of(request: CapacityRequest) -> list[PlannedService]:
             rate, objectives, arrivals, request.rows, request.requests, request.seed, batcher
         )
         costs = model_costs(path, request.target, request.ipus_per_replica, batch_sizes(request.batch))
+        costs = costs.with_host_time(duration_seconds(request.host_time, "--host-time"))
         services.append(PlannedService(costs, demand, f"{number}:{path.name}"))
     return services
 

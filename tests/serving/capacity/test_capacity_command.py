@@ -57,6 +57,23 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(option: str, t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_servers_own_work_for_a_run_is_part_of_it(model: Path, tmp_path: Path) -> None:
+    runs = []
+    for more in ([], ["--host-time", "2ms"]):
+        figures = tmp_path / "figures.json"
+        asked(
+            str(model), "--rate", "100/s", "--batch", "4", "--requests", "200", "--json", str(figures), *more
+        )
+        (service,) = json.loads(figures.read_text())["services"]
+        runs.append((service["runs"][0], service["best"]["latency_s"]["p50"]))
+    assert runs[1][0]["seconds"] - runs[0][0]["seconds"] == pytest.approx(2e-3)
+    assert runs[1][0]["host_s"] - runs[0][0]["host_s"] == pytest.approx(2e-3)
+    assert runs[1][1] - runs[0][1] == pytest.approx(2e-3, rel=0.1)
+    assert "--host-time: '2' is no duration" in str(
+        asked(str(model), "--rate", "1/s", "--host-time", "2").exception
+    )
+
+
 def test_a_name_with_batch_stands_for_a_file_of_each_batch(model: Path, tmp_path: Path) -> None:
     for rows in (1, 4):
         fixed = onnx.load(model)
