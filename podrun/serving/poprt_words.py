@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
@@ -16,15 +16,7 @@ class ManyWords(click.Group):
     several: tuple[str, ...] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words: list[str] = []
-        option = ""
-        for word in args:
-            if word.startswith("-") or word in self.commands:
-                option = word if word in self.several else ""
-            elif option and words[-1] != option:
-                words.append(option)
-            words.append(word)
-        return super().parse_args(ctx, words)
+        return super().parse_args(ctx, option_before_each(args, self.several, self.commands))
 
     def invoke(self, ctx: click.Context) -> Any:
         """An error without a line on what to type gets one: errors of passes are raised for programs too."""
@@ -33,6 +25,32 @@ class ManyWords(click.Group):
         except UsageError as error:
             error.hint = error.hint or f"{ctx.command_path} --help says what options take."
             raise
+
+
+class SeveralWords(click.Command):
+    """A command whose options in ``several`` take all words up to the next option, as those of `ManyWords`."""
+
+    def __init__(self, *arguments: Any, several: tuple[str, ...] = (), **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._several = several
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, option_before_each(args, self._several))
+
+
+def option_before_each(
+    args: Sequence[str], several: Collection[str], commands: Collection[str] = ()
+) -> list[str]:
+    """Words in which an option of ``several`` stands before each of its words."""
+    words: list[str] = []
+    option = ""
+    for word in args:
+        if word.startswith("-") or word in commands:
+            option = word if word in several else ""
+        elif option and words[-1] != option:
+            words.append(option)
+        words.append(word)
+    return words
 
 
 def pairs_of(words: Sequence[str], option: str) -> dict[str, str]:

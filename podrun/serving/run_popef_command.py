@@ -6,6 +6,7 @@ share. Times are those of the emulation; what is modelled of the IPUs stands bes
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Mapping
@@ -139,9 +140,31 @@ def latency_lines(times: list[float], seconds: float, rows: int) -> Mapping[str,
     }
 
 
-@click.group("poprt_exec", context_settings=HELP_OPTIONS)
+SCRIPTS = {
+    "auto_sharding.py": "podrun.serving.convert.auto_sharding:auto_sharding_command",
+    "model_debugger.py": "podrun.serving.convert.model_debugger:debugger_command",
+}
+"""Programs that PopRT publishes as scripts, and where they are here. They are imported when they are asked for."""
+
+
+class ProgramGroup(click.Group):
+    """Programs by name; those of `SCRIPTS` also without ``.py``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *SCRIPTS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = SCRIPTS.get(cmd_name) or SCRIPTS.get(f"{cmd_name}.py")
+        if place is None:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = place.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group("poprt_exec", cls=ProgramGroup, context_settings=HELP_OPTIONS)
 def exec_command() -> None:
-    """Run a program of PopRT's: poprt_run_popef."""
+    """Run a program of PopRT's: poprt_run_popef, auto_sharding.py or model_debugger.py."""
 
 
 @exec_command.command("poprt_run_popef", context_settings=HELP_OPTIONS)

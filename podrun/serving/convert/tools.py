@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,16 @@ class PassOptimizer:
 
     def run(self, model: ModelProto) -> ModelProto:
         return self._manager.run(model)
+
+
+class LazyImport:
+    """A module that is imported when it is first used: ``tf = LazyImport("tensorflow")``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute_name: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute_name)
 
 
 def get_input_info_from_model_proto(model: ModelProto) -> tuple[dict[str, list[int]], dict[str, np.dtype]]:
