@@ -67,7 +67,12 @@ def triton(
         )
     client = grpcclient.InferenceServerClient(f"127.0.0.1:{grpc}")
     try:
-        wait_for(lambda: all(client.is_model_ready(name) for name in models), process, log, START_SECONDS)
+        wait_for(
+            lambda: client.is_server_live() and all(client.is_model_ready(name) for name in models),
+            process,
+            log,
+            START_SECONDS,
+        )
         yield TritonOfTest(
             client, f"127.0.0.1:{grpc}", f"127.0.0.1:{http}", f"127.0.0.1:{metrics}", process, log
         )
