@@ -203,10 +203,9 @@ class RankLink:
         )
 
     def wake(self) -> None:
-        """End all waiting on this link."""
-        for sock in (self.outgoing, self.incoming):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        """End all waiting on this link. The peer sees nothing of it: a connection that ends means a lost rank to it."""
+        with contextlib.suppress(OSError):
+            self.incoming.shutdown(socket.SHUT_RD)
         with self._changed:
             self._break()
 
@@ -215,7 +214,11 @@ class RankLink:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._sender.join(grace)
+            broken = self._broken
+        self._sender.join(0.0 if broken else grace)
+        for sock in (self.outgoing, self.incoming):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
         self.wake()
         self._sender.join()
         self.outgoing.close()

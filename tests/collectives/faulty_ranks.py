@@ -161,7 +161,7 @@ def _processes(names: str, *arguments: Any) -> Iterator[list[tuple[Any, Connecti
     finally:
         for process, pipe in started:
             process.kill()
-            process.join(10)
+            process.join(60)
             process.close()
             pipe.close()
 
@@ -175,7 +175,7 @@ def outcomes(names: str, timeout: float, seed: int, strike: Strike) -> dict[int,
     found: dict[int, Outcome] = {}
     with _processes(names, timeout, seed, strike) as started:
         pipes = {pipe: rank for rank, (_, pipe) in enumerate(started)}
-        deadline = time.monotonic() + 20 + 4 * timeout
+        deadline = time.monotonic() + 60 + 4 * timeout
         silent = {strike.rank} if strike.fate == "stopped" else set()
         made = False
         while set(pipes.values()) - silent:

@@ -52,7 +52,7 @@ def test_the_last_rank_gets_what_all_gave_in_the_order_of_ranks(count: int, redu
         thread.start()
         for _ in range(50):
             assert [run() for run in runs[:-1]] == [None] * (count - 1)
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
         results: list[np.ndarray] = []
         threads = [
@@ -62,7 +62,7 @@ def test_the_last_rank_gets_what_all_gave_in_the_order_of_ranks(count: int, redu
         for caller in threads:
             caller.start()
         for caller in threads:
-            caller.join(20)
+            caller.join(60)
     assert len(found) == 50
     assert len(results) == count  # the others' way, from the same values
     for one in (*found, *results):

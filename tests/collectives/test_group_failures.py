@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from collective_ranks import on_all, ranks
+from collective_ranks import PATIENCE, hold_clock, on_all, ranks
 from faulty_ranks import PROCESSES
 
 from podrun.collectives import Group, GroupError, RankLostError, RankMissingError, create, join_group
@@ -17,8 +17,9 @@ from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction
 
 
-def test_a_rank_that_does_not_come_is_named_on_every_rank() -> None:
-    with ranks(3, timeout=0.2) as groups:
+def test_a_rank_that_does_not_come_is_named_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ranks(3, timeout=20.0) as groups:
+        hold_clock(monkeypatch, waiting=2, seconds=20.0)
         groups[0].allocate("gradients", "float32", 8)
         groups[1].allocate("gradients", "float32", 8)
         errors = on_all(groups[:2], lambda group: group.all_reduce("gradients"))
@@ -28,7 +29,7 @@ def test_a_rank_that_does_not_come_is_named_on_every_rank() -> None:
         assert isinstance(error, RankMissingError)
         assert error.ranks == (2,)
         assert f"rank 2 (process {os.getpid()})" in error.message
-        assert "all_reduce('gradients': allocated float32[8], sum) waited 0.2 s" in error.message
+        assert "all_reduce('gradients': allocated float32[8], sum) waited 20.0 s" in error.message
 
 
 def test_a_rank_that_never_joined_is_named() -> None:
@@ -43,7 +44,7 @@ def test_a_rank_that_never_joined_is_named() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_a_rank_that_leaves_is_named_at_once() -> None:
-    with ranks(3) as groups:
+    with ranks(3, timeout=2 * PATIENCE) as groups:
 
         def work(group: Group) -> None:
             if group.rank == 1:
@@ -53,7 +54,7 @@ def test_a_rank_that_leaves_is_named_at_once() -> None:
 
         began = time.monotonic()
         results = on_all(groups, work)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE
     for rank in (0, 2):
         assert isinstance(results[rank], RankLostError)
         assert results[rank].rank == 1
@@ -124,7 +125,7 @@ def test_a_very_long_error_still_arrives() -> None:
 
 def _rank(token: dict[str, Any], rank: int, pipe: Any) -> None:
     """A rank in a process of its own: joins, sums once, then does as told."""
-    group = join_group(token, rank, timeout=20)
+    group = join_group(token, rank)
     group.allocate("gradients", "float32", 100_000)[:] = rank
     pipe.send(float(group.all_reduce("gradients")[rank]))
     if pipe.recv() == "die":
@@ -137,14 +138,14 @@ def _rank(token: dict[str, Any], rank: int, pipe: Any) -> None:
 
 
 def _answer(pipe: Any) -> Any:
-    assert pipe.poll(20), "no answer from a rank"
+    assert pipe.poll(PATIENCE), "no answer from a rank"
     return pipe.recv()
 
 
 @pytest.mark.system
 def test_a_killed_process_is_named_and_the_group_can_be_made_again() -> None:
     for attempt in range(2):
-        group, token = create(3, timeout=20)
+        group, token = create(3, timeout=2 * PATIENCE)
         pipes = [PROCESSES.Pipe() for _ in range(2)]
         peers = [PROCESSES.Process(target=_rank, args=(token, r, pipes[r - 1][1])) for r in (1, 2)]
         for peer in peers:
@@ -157,11 +158,11 @@ def test_a_killed_process_is_named_and_the_group_can_be_made_again() -> None:
         began = time.monotonic()
         with pytest.raises(RankLostError, match=rf"rank 2 of 3 \(process {peers[1].pid}\) died") as lost:
             group.barrier()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE
         assert _answer(pipes[0][0]) == str(lost.value)
         group.close()
         for peer in peers:
-            peer.join(timeout=20)
+            peer.join(PATIENCE)
         assert [peer.exitcode for peer in peers] == [0, -signal.SIGKILL]
         for peer, ends in zip(peers, pipes, strict=True):
             peer.close()
@@ -205,7 +206,7 @@ def test_ranks_killed_at_any_moment_are_named() -> None:
         assert [_answer(pipes[k][0]) for k in range(3) if k != victim] == [victim + 1] * 2
         group.close()
         for peer, ends in zip(peers, pipes, strict=True):
-            peer.join(timeout=20)
+            peer.join(timeout=60)
             peer.close()
             for end in ends:
                 end.close()

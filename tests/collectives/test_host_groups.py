@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_ranks import hosts, on_all
+from collective_ranks import PATIENCE, hosts, on_all, set_deadlines
 from faulty_ranks import PROCESSES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -179,8 +179,9 @@ def test_a_rank_that_never_joins_is_named() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named_on_every_host() -> None:
-    with hosts("ABB", timeout=0.5) as groups:
+    with hosts("ABB") as groups:
         on_all(groups, lambda group: group.barrier())
+        set_deadlines(groups, 0.3)
         errors = on_all(groups[:2], lambda group: group.barrier())
         with pytest.raises(RankMissingError):
             groups[2].barrier()
@@ -197,10 +198,10 @@ def test_a_rank_that_leaves_is_named_on_every_host() -> None:
         else:
             group.all_reduce("x")
 
-    with hosts("AABB") as groups:
+    with hosts("AABB", timeout=2 * PATIENCE) as groups:
         began = time.monotonic()
         errors = on_all(groups, work)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE
     for rank in (0, 1, 3):
         assert isinstance(errors[rank], RankLostError), errors[rank]
         assert errors[rank].rank == 2
@@ -247,8 +248,9 @@ def test_a_message_cut_short_is_named() -> None:
 
 
 def test_strangers_are_not_let_in() -> None:
-    group, token = create(2, address="127.0.0.1", timeout=0.3)
-    stranger = join_group({**token, "key": "0" * 32}, 1, timeout=0.3)
+    group, token = create(2, address="127.0.0.1")
+    stranger = join_group({**token, "key": "0" * 32}, 1)
+    set_deadlines([group], 0.3)
     for error in on_all([group, stranger], lambda g: g.barrier()):
         assert isinstance(error, RankMissingError | RankLostError)
     with socket.create_connection(("127.0.0.1", token["port"])) as sock:
@@ -259,9 +261,17 @@ def test_strangers_are_not_let_in() -> None:
 
 
 def test_a_taken_rank_and_a_taken_port_are_refused() -> None:
-    group, token = create(3, address="127.0.0.1", timeout=0.5)
+    group, token = create(3, address="127.0.0.1")
+
+    def come(taker: Group) -> None:
+        try:
+            taker.barrier()
+        except GroupError:  # the other one would wait for rank 2
+            group.abort({"type": "PoplarRuntimeError", "message": "enough"})
+            raise
+
     first, second = join_group(token, 1), join_group(token, 1)
-    refusals = [e for e in on_all([first, second], lambda g: g.barrier()) if isinstance(e, GroupError)]
+    refusals = [error for error in on_all([first, second], come) if isinstance(error, GroupError)]
     assert any("rank 1 of the group was already taken" in str(error) for error in refusals)
     with pytest.raises(ConflictError, match="cannot listen on"):
         create(2, address="127.0.0.1", port=token["port"])
@@ -289,21 +299,21 @@ def _remote_rank(token: dict[str, Any], pipe: Any) -> None:
 @pytest.mark.system
 def test_a_killed_remote_process_is_named_and_the_group_can_be_made_again() -> None:
     for _ in range(2):
-        group, token = create(2, address="127.0.0.1", timeout=20, host="A")
+        group, token = create(2, address="127.0.0.1", timeout=2 * PATIENCE, host="A")
         ours, theirs = PROCESSES.Pipe()
         peer = PROCESSES.Process(target=_remote_rank, args=(token, theirs))
         peer.start()
         group.allocate("x", "float32", 1000)[:] = 2
         assert float(group.all_reduce("x")[0]) == 3.0
-        assert ours.poll(20)
+        assert ours.poll(PATIENCE)
         assert ours.recv() == 3.0
         peer.kill()
         began = time.monotonic()
         with pytest.raises(RankLostError, match=r"rank 1 .*in all_reduce\('x'") as lost:
             group.all_reduce("x")
         assert lost.value.rank == 1
-        assert time.monotonic() - began < 5
-        peer.join(20)
+        assert time.monotonic() - began < PATIENCE
+        peer.join(PATIENCE)
         group.close()
         peer.close()
         for end in (ours, theirs):
@@ -353,8 +363,8 @@ def test_a_host_that_dies_or_freezes_while_reducing_is_named_on_every_rank_in_ti
     try:
         with pytest.raises(named) as error:
             _reduce_on_and_on(group, strike)
-        assert time.monotonic() - struck[0] < 10
-        assert ours.poll(10)
+        assert time.monotonic() - struck[0] < PATIENCE
+        assert ours.poll(PATIENCE)
         kind, message = ours.recv()
         assert kind == named.__name__
         for text in (str(error.value), message):  # each names the rank it found missing first
@@ -363,7 +373,7 @@ def test_a_host_that_dies_or_freezes_while_reducing_is_named_on_every_rank_in_ti
     finally:
         for peer in peers:
             peer.kill()
-            peer.join(20)
+            peer.join(60)
             peer.close()
         group.close()
         for end in (ours, theirs):

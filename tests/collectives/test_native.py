@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from collective_ranks import ranks
 
-from podrun.collectives import create, linux
+from podrun.collectives import Group, create, linux
 
 needs_module = pytest.mark.skipif(linux.c_module is None, reason="podrun was installed without its C module")
 
@@ -70,13 +70,16 @@ def test_waiting_can_be_interrupted() -> None:
     def interrupt(number: int, frame: object) -> None:
         raise InterruptedError("by a signal")
 
+    def wait(group: Group) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        group.all_reduce("vector")
+
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with ranks(2, timeout=60) as groups:
             groups[0].allocate("vector", "float32", 5)
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
             with pytest.raises(InterruptedError, match="by a signal"):
-                groups[0].all_reduce("vector")
+                wait(groups[0])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

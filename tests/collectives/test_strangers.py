@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from collective_ranks import hosts, on_all
+from collective_ranks import PATIENCE, hosts, on_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,12 +37,13 @@ NASTY = [
 @settings(max_examples=15)
 @given(st.lists(st.one_of(st.sampled_from(NASTY), st.binary(max_size=300)), min_size=1, max_size=6))
 def test_groups_come_together_whatever_strangers_say(said: list[bytes]) -> None:
-    first, token = create(2, address="127.0.0.1", timeout=10, host="A")
+    first, token = create(2, address="127.0.0.1", timeout=2 * PATIENCE, host="A")
     with contextlib.ExitStack() as closing:
         closing.callback(first.close)
         for text in said:
             stranger = closing.enter_context(socket.create_connection(("127.0.0.1", token["port"])))
-            stranger.sendall(text)
+            with contextlib.suppress(ConnectionError):  # it may be turned away in the middle
+                stranger.sendall(text)
         second = join_group(token, 1, host="B")
         closing.callback(second.close)
         first_listener = first._client.listener  # type: ignore[attr-defined]
@@ -52,17 +53,17 @@ def test_groups_come_together_whatever_strangers_say(said: list[bytes]) -> None:
                 stranger.sendall(text)
         began = time.monotonic()
         assert on_all([first, second], lambda group: group.barrier()) == [None, None]
-        assert time.monotonic() - began < 2, "silent strangers hold nobody up"
+        assert time.monotonic() - began < PATIENCE, "silent strangers hold nobody up"
 
 
 def test_crowds_of_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registrar, "MOST_STRANGERS", 5)
-    first, token = create(2, address="127.0.0.1", timeout=10, host="A")
+    first, token = create(2, address="127.0.0.1", timeout=PATIENCE, host="A")
     crowd = [socket.create_connection(("127.0.0.1", token["port"])) for _ in range(30)]
     second = join_group(token, 1, host="B")
     try:
         assert on_all([first, second], lambda group: group.barrier()) == [None, None]
-        crowd[0].settimeout(5)
+        crowd[0].settimeout(PATIENCE)
         assert crowd[0].recv(1) == b""
     finally:
         for each in (second, first, *crowd):
@@ -72,7 +73,7 @@ def test_crowds_of_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) ->
 def _met(admission: Admission, sock: socket.socket, count: int) -> bytes:
     """What the listener sends to a connection."""
     sock.settimeout(0.05)
-    end, data = time.monotonic() + 5, b""
+    end, data = time.monotonic() + PATIENCE, b""
     while len(data) < count and time.monotonic() < end:
         assert list(admission.admitted(0.05)) == []
         with contextlib.suppress(TimeoutError):
@@ -97,10 +98,10 @@ def test_a_hello_may_come_in_parts_and_a_wrong_proof_is_turned_away() -> None:
             slow.sendall(proof[:5])
             assert list(admission.admitted(0.05)) == []
             slow.sendall(proof[5:])
-            ((said, sock),) = admission.admitted(5)
+            ((said, sock),) = admission.admitted(PATIENCE)
             sock.close()
             assert said == hello
-            wrong.settimeout(5)
+            wrong.settimeout(PATIENCE)
             assert wrong.recv(1) == b""
 
 
@@ -117,7 +118,7 @@ def test_what_was_overheard_opens_nothing_and_who_listens_at_a_ranks_port_learns
             assert _met(admission, thief, heard.answer_bytes()) != answer
             thief.sendall(proof)
             assert list(admission.admitted(0.2)) == []
-            thief.settimeout(5)
+            thief.settimeout(PATIENCE)
             assert thief.recv(1) == b""
     again = Introduction(hello, key)
     assert again.said != heard.said
@@ -128,8 +129,8 @@ def test_what_was_overheard_opens_nothing_and_who_listens_at_a_ranks_port_learns
 
 @pytest.mark.parametrize("key", ["k", "x" * 100, "ключ"])
 def test_members_may_agree_on_any_key(key: str) -> None:
-    first, token = create(2, address="127.0.0.1", timeout=10, key=key, host="A")
-    second = join_group(hosts_token(2, "127.0.0.1", token["port"], key, 10), 1, host="B")
+    first, token = create(2, address="127.0.0.1", timeout=PATIENCE, key=key, host="A")
+    second = join_group(hosts_token(2, "127.0.0.1", token["port"], key, PATIENCE), 1, host="B")
     assert on_all([first, second], lambda group: group.barrier()) == [None, None]
     second.close()
     first.close()
@@ -149,7 +150,7 @@ def _server(answer: bytes) -> Iterator[int]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield door.getsockname()[1]
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[1]\n", b"[" * 5000 + b"\n"])
@@ -192,7 +193,7 @@ def test_addresses_that_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize("names", ["ABC", "AAB"])
 def test_who_is_lost_before_all_have_come_is_named_at_once(names: str) -> None:
     """Also where nobody has sent it anything yet."""
-    with hosts(names, timeout=60, absent=(2,)) as groups:
+    with hosts(names, timeout=2 * PATIENCE, absent=(2,)) as groups:
         began = time.monotonic()
 
         def work(group: Any) -> None:
@@ -205,4 +206,4 @@ def test_who_is_lost_before_all_have_come_is_named_at_once(names: str) -> None:
         assert isinstance(error, RankLostError)
         assert error.rank == 1
         assert "rank 1 of 3 died or left before all ranks were connected" in str(error)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE
