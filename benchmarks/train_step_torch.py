@@ -46,6 +46,8 @@ class TorchLayers:
 
 def main() -> None:
     """Serve."""
+    if len(sys.argv) != 3 or sys.argv[1] not in NETWORKS:
+        sys.exit(f"PYTHON train_step_torch.py NETWORK FOLDER; networks: {', '.join(NETWORKS)}")
     folder = Path(sys.argv[2])
     with np.load(folder / "weights.npz") as file:
         weights = {name: torch.tensor(file[name], requires_grad=True) for name in file.files}
