@@ -6,16 +6,27 @@ while it is being imported.
 
 from __future__ import annotations
 
-import errno
-import importlib
-import io
 import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial
-from types import FunctionType
-from typing import TYPE_CHECKING
+
+COMMANDS = ("podrun", "poprun", "poprt", "popef_dump", "vipu", "gc-")
+"""How the names of installed commands begin."""
+# First of all: Python answers Ctrl-C with the traceback of an import. An ignored signal (nohup) stays ignored.
+_quiet = (
+    os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "").startswith(COMMANDS)
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+)
+if _quiet:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import errno  # noqa: E402
+import importlib  # noqa: E402
+import io  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from functools import partial  # noqa: E402
+from types import FunctionType  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -190,8 +201,7 @@ def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
 def _run(module: str, name: str = "main") -> int:
     """Import a module, and run a function or a command (of click) in it."""
     open_standard_streams()
-    # Otherwise Python answers Ctrl-C with the traceback of an import. An ignored signal (nohup) stays ignored.
-    quietly = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    quietly = _quiet or signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if quietly:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     main = getattr(importlib.import_module(module), name)

@@ -48,6 +48,27 @@ def test_ctrl_c_during_the_import_ends_a_command_without_a_word(
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
+def test_ctrl_c_during_the_first_imports_ends_a_command_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "podrun").write_text(
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'functools':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.modules.pop('functools')\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from podrun.commands import podrun\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "podrun")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def test_the_command_itself_gets_python_s_ctrl_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text(
         "import signal\nBEFORE = signal.getsignal(signal.SIGINT)\n"
