@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from podrun.core.cluster import (
+    ANNOUNCED,
     IPUS_PER_MACHINE,
     MAX_ILD_IPUS,
     Agent,
@@ -140,8 +141,11 @@ def _dotted(at: Path_) -> str:
     return text or "the file"
 
 
-def find_cluster_file(name_or_path: str | Path) -> Path:
-    """The file of a POD by name, or the file itself if ``name_or_path`` is a path. Raises NotFoundError."""
+def find_cluster_file(name_or_path: str | Path, *, simulated: bool = False) -> Path:
+    """The file of a POD by name, or the file itself if ``name_or_path`` is a path. Raises NotFoundError.
+
+    ``simulated``: the error lists PODs that were never built as well.
+    """
     text = str(name_or_path)
     named = config_directory() / f"{text}.yaml"
     if re.fullmatch(ID_PATTERN, text) and named.is_file():
@@ -149,7 +153,7 @@ def find_cluster_file(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path
-    names = cluster_names()
+    names = [*cluster_names(), *(ANNOUNCED if simulated else ())]
     if "/" in text or text.endswith((".yaml", ".yml")):
         raise NotFoundError(f"there is no cluster file {text}", hint=f"Known clusters: {', '.join(names)}.")
     close = difflib.get_close_matches(text.lower(), names, n=1)
@@ -159,13 +163,13 @@ def find_cluster_file(name_or_path: str | Path) -> Path:
     )
 
 
-def load_cluster(name_or_path: str | Path) -> Cluster:
+def load_cluster(name_or_path: str | Path, *, simulated: bool = False) -> Cluster:
     """The POD of that name (``pod16``) or in that file.
 
-    Raises NotFoundError, which lists the known names, and ConfigError, which names file, line, key and what was
-    expected.
+    Raises NotFoundError, which lists the known names (``simulated``: also those of PODs that were never built), and
+    ConfigError, which names file, line, key and what was expected.
     """
-    return read_cluster(find_cluster_file(name_or_path))
+    return read_cluster(find_cluster_file(name_or_path, simulated=simulated))
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,10 +111,17 @@ def read_text(path: Path, most: int = MAX_BYTES, *, hint: str | None = None) -> 
 
 def write_output(path: Path, text: str, *, hint: str | None = None) -> None:
     """Write what a command was asked to put into a file. Raises UsageError that names a file which cannot be
-    written."""
+    written; ``hint``: instead of one that fits any command."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
+        if hint is None:
+            folder = (
+                "that is one"
+                if path.is_dir()
+                else f"ls -ld {shlex.quote(str(path.parent))} says who may write"
+            )
+            hint = f"Name a file, in a folder that you may write to: {folder}."
         raise UsageError(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
 
 

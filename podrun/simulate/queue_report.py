@@ -124,7 +124,7 @@ def _source(path: Path, trace: JobLog) -> dict[str, Any]:
 def _pod_size(request: SimulateRequest) -> int:
     from podrun.core.cluster_file import load_cluster
 
-    return load_cluster(request.pod or "").ipu_count
+    return load_cluster(request.pod or "", simulated=True).ipu_count
 
 
 def _outcomes(
@@ -138,7 +138,7 @@ def _outcomes(
     from podrun.simulate.pod_queue import PodQueue
     from podrun.simulate.stepped_pod import served_outcomes
 
-    pod = load_cluster(request.pod) if start is None else start.pod
+    pod = load_cluster(request.pod, simulated=True) if start is None else start.pod
     if request.serve is not None:
         return served_outcomes(pod, jobs, request.serve, request.patience), pod.ipu_count, {}
     queue = PodQueue(pod, seed=request.seed, start=start)

@@ -336,7 +336,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--replications", "0"], "at least one replication"),
+        (["--replications", "0"], "is not in the range 1<=x<=100000"),
+        (["--replications", "9" * 20], "is not in the range 1<=x<=100000"),
+        (["--pod", "nothing"], ", pod64k."),
         (["--sweep", "luck=1"], "'luck=1' sweeps no knob"),
         (["--sweep", "spares=a"], "'a' are no numbers"),
         (["--days", "0"], "0 days are no campaign"),
@@ -348,6 +350,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_bad_options_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert chaos(*words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_figures_that_go_to_a_folder_are_refused_with_a_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chaos("--pod", "pod16", "--days", "0.1", "--json", str(tmp_path)) == 2
+    said, hint = capsys.readouterr().err.splitlines()
+    assert said.endswith(f"{tmp_path} cannot be written: Is a directory")
+    assert "Name a file" in hint
 
 
 def test_intervals_come_from_replications() -> None:

@@ -106,7 +106,7 @@ def _judge(request: SimulateRequest) -> int:
     from podrun.core.cluster_file import load_cluster
     from podrun.simulate.conformance import conformance_run
 
-    pod = load_cluster(request.pod or "pod16")
+    pod = load_cluster(request.pod or "pod16", simulated=True)
     report, code = conformance_run(
         request.conformance or "", pod, request.patience, lambda text: click.echo(text, nl=False)
     )
