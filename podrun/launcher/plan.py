@@ -33,8 +33,9 @@ from podrun.launcher.spec import (
     OutputSpec,
     PartitionSpec,
     ServerSpec,
+    own_target_options,
 )
-from podrun.partition.machines.ray_starts import check_form
+from podrun.partition.machines.ray_starts import check_form, own_machines_per_process
 
 if TYPE_CHECKING:
     from podrun.faults import FaultSpec
@@ -73,7 +74,7 @@ def plan_launch(options: Mapping[str, Any], program: tuple[str, ...], context: L
             _instance(layout, i, command, context, [*for_all, single.get(i, MpiArguments())])
             for i in range(layout.instances)
         ),
-        server=_server(values),
+        server=_server(values, context),
         partition=None if offline else _partition(values, layout, context),
         output=OutputSpec(only, everywhere.output_directory or local.output_directory),
         cache_path=_cache_directory(values["executable-cache-path"], context),
@@ -116,7 +117,8 @@ def _instance(
     )
 
 
-def _server(values: Mapping[str, Any]) -> ServerSpec:
+def _server(values: Mapping[str, Any], context: LaunchContext) -> ServerSpec:
+    own_machines_per_process(context.environ)  # Wrong ones are refused before anything starts.
     if values["ray-address"] is not None:
         check_form(values["ray-address"])
     if values["private"] and values["vipu-server-host"] is not None:
@@ -141,6 +143,7 @@ def _partition(values: Mapping[str, Any], layout: LaunchLayout, context: LaunchC
     name = values["vipu-partition"] or context.environ.get(IPUOF_VIPU_API_PARTITION_ID) or None
     if name is not None:
         check_name(name, "a partition")
+    own_target_options(context.environ)
     if values["sync-type"] is not None:
         parse_sync_type(values["sync-type"])
     return PartitionSpec(

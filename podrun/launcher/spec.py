@@ -244,6 +244,21 @@ def compat_directory() -> Path:
     return Path(__file__).resolve().parent.parent / "compat"
 
 
+def own_target_options(environ: Mapping[str, str]) -> dict[str, str]:
+    """The user's POPLAR_TARGET_OPTIONS. Raises UsageError if they are not a JSON object."""
+    own = environ.get("POPLAR_TARGET_OPTIONS")
+    if not own:
+        return {}
+    hint = """Unset it, or correct it, as in '{"gatewayMode": "true"}'."""
+    try:
+        options = json.loads(own)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"POPLAR_TARGET_OPTIONS is not JSON: {error}", hint=hint) from error
+    if not isinstance(options, dict):
+        raise UsageError("POPLAR_TARGET_OPTIONS is not a JSON object", hint=hint)
+    return {str(key): str(value) for key, value in options.items()}
+
+
 def target_options(
     size: int, ild_ipus: int, instance_ipus: int, routing: str = "", environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
@@ -262,20 +277,7 @@ def target_options(
         "gatewayMode": "true",
         "instanceSize": str(instance_ipus),
     }
-    own = (environ or {}).get("POPLAR_TARGET_OPTIONS")
-    if own:
-        try:
-            extra = json.loads(own)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(
-                f"POPLAR_TARGET_OPTIONS is not JSON: {error}", hint="Unset it, or correct it."
-            ) from error
-        if not isinstance(extra, dict):
-            raise UsageError(
-                "POPLAR_TARGET_OPTIONS is not a JSON object", hint='As in \'{"gatewayMode": "true"}\''
-            )
-        options |= {str(key): str(value) for key, value in extra.items()}
-    return options
+    return options | own_target_options(environ or {})
 
 
 def layout_variables(layout: LaunchLayout, instance: InstanceSpec) -> dict[str, str]:

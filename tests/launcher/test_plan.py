@@ -283,3 +283,19 @@ def test_every_instance_is_told_which_api_of_tensorflow_it_gives(directory: Path
     chosen = plan("--num-replicas 2 --num-instances 2 --tensorflow 1 train.py", directory)
     assert [one.exports for one in chosen.instances] == [{"PODRUN_TENSORFLOW": "1"}] * 2
     assert plan("--num-replicas 2 train.py", directory).instances[0].exports == {}
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"POPLAR_TARGET_OPTIONS": "gatewayMode=true"}, "POPLAR_TARGET_OPTIONS is not JSON"),
+        ({"POPLAR_TARGET_OPTIONS": "[1]"}, "POPLAR_TARGET_OPTIONS is not a JSON object"),
+        ({"PODRUN_MACHINES_PER_PROCESS": "abc"}, "PODRUN_MACHINES_PER_PROCESS is 'abc'"),
+    ],
+)
+def test_variables_of_the_user_are_checked_before_anything_starts(
+    directory: Path, variables: dict[str, str], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        plan("--num-replicas 2", directory, {"PATH": "/bin", **variables})
+    assert "Unset it" in str(refused.value.hint)

@@ -18,6 +18,7 @@ from podrun.partition.machines.ray_starts import (
     host_of_agents,
     in_processes,
     machines_per_process,
+    own_machines_per_process,
 )
 
 GIB = 1 << 30
@@ -60,10 +61,15 @@ def test_machines_share_a_process_if_cores_or_memory_are_short() -> None:
     assert machines_per_process(64, 64, 64 * GIB) == 1
     assert machines_per_process(16, 64, 8 * MACHINE_BYTES) == 4
     assert machines_per_process(64, 1, 0) == MOST_TOGETHER
-    assert machines_per_process(64, 1, 0, "1") == 1
-    for wrong in ("0", "65", "some"):
+    assert machines_per_process(64, 1, 0, 1) == 1
+
+
+def test_the_users_number_of_machines_in_a_process_is_1_to_64() -> None:
+    assert own_machines_per_process({}) is None
+    assert own_machines_per_process({"PODRUN_MACHINES_PER_PROCESS": "64"}) == 64
+    for wrong in ("0", "65", "some", "9" * 5000):
         with pytest.raises(UsageError, match="PODRUN_MACHINES_PER_PROCESS"):
-            machines_per_process(64, 1, 0, wrong)
+            own_machines_per_process({"PODRUN_MACHINES_PER_PROCESS": wrong})
 
 
 def test_a_process_holds_neighbours_of_one_host_each_once() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from podrun.core.command_line import HELP_OPTIONS, SuggestingGroup, run_command
+from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.partition.commands.serve import serve_pod
 from podrun.partition.commands.shared_options import tls_options
@@ -66,6 +67,7 @@ def vipu_server_command(ctx: click.Context, /, **options: Any) -> int:
     """
     from podrun.core.cluster import cluster_names
     from podrun.core.cluster_file import load_cluster
+    from podrun.partition.machines.ray_starts import own_machines_per_process
 
     if ctx.invoked_subcommand is not None:
         _hand_over(ctx, ctx.invoked_subcommand)
@@ -76,6 +78,7 @@ def vipu_server_command(ctx: click.Context, /, **options: Any) -> int:
             cluster = load_cluster(name)
             click.echo(f"{name:12} {cluster.ipu_count:4} IPUs  {cluster.description}")
         return 0
+    own_machines_per_process(environment())
     use_tls(options)
     if options["verbose"]:
         logging.basicConfig(

@@ -26,6 +26,7 @@ from podrun.partition.machines.ray_starts import (
     host_of_agents,
     in_processes,
     machines_per_process,
+    own_machines_per_process,
 )
 
 log = logging.getLogger("podrun.partition")
@@ -109,7 +110,7 @@ class RayPlaces:
         for host in set(hosts.values()):
             count = sum(hosts[agent] == host for agent in agents)
             share[host] = machines_per_process(
-                count, host.cores, host.memory, environment().get(PER_PROCESS_VARIABLE, "")
+                count, host.cores, host.memory, own_machines_per_process(environment())
             )
         groups = in_processes(agents, hosts, share)
         shared = [group for group in groups if len(group) > 1]

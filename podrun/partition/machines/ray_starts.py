@@ -227,16 +227,24 @@ def host_of_agents(cluster: Cluster, hosts: Sequence[Host]) -> dict[str, Host]:
     }
 
 
-def machines_per_process(machines: int, cores: int, memory: int, wanted: str = "") -> int:
+def own_machines_per_process(environ: Mapping[str, str]) -> int | None:
+    """The user's number of machines in a process; None if they leave it to podrun. Raises UsageError."""
+    text = environ.get(PER_PROCESS_VARIABLE, "")
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > 2 or not 1 <= int(text) <= 64:
+        raise UsageError(
+            f"{PER_PROCESS_VARIABLE} is {text!r}; it can be 1 to 64", hint="Unset it, or correct it."
+        )
+    return int(text)
+
+
+def machines_per_process(machines: int, cores: int, memory: int, own: int | None = None) -> int:
     """How many of a host's ``machines`` share a process: 1 if the host has room for a process each, else the least
-    power of two that leaves at most one process for each core, or fewer if memory is short. ``wanted``: the user's
-    number from $PODRUN_MACHINES_PER_PROCESS."""
-    if wanted:
-        if not wanted.isdecimal() or not 1 <= int(wanted) <= 64:
-            raise UsageError(
-                f"{PER_PROCESS_VARIABLE} is {wanted!r}; it can be 1 to 64", hint="Unset it, or correct it."
-            )
-        return int(wanted)
+    power of two that leaves at most one process for each core, or fewer if memory is short. ``own``: the number of
+    `own_machines_per_process`."""
+    if own is not None:
+        return own
     room = max(int(memory * MEMORY_SHARE) // MACHINE_BYTES, 1)
     if machines <= min(PROCESSES_PER_CORE * cores, room):
         return 1
