@@ -22,6 +22,10 @@ from tests.serving.test_runner import OPTIONS, model, rows_of
 
 RUN_SECONDS = 0.5
 """What a run of the scaled model takes: the host's own milliseconds do not matter beside it."""
+LEVEL_SECONDS = 40.0
+"""How long requests of a load come."""
+ALONE = 20
+"""Requests one at a time, half of them before and half after those of a load."""
 CONFIG = """backend: "poplar"
 max_batch_size: 4
 input {{ name: "x", data_type: TYPE_FP32, dims: [ 8 ] }}
@@ -51,40 +55,53 @@ def test_a_run_takes_its_modelled_time_where_that_is_asked(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.system
 def test_the_planned_curve_is_that_of_the_real_server(tmp_path: Path) -> None:
-    """The same requests, measured and planned: medians and p90 within 15 % at three loads."""
+    """The same requests, measured and planned: p50, p90 and p99 within 15 % at three loads.
+
+    The server's own work for a run is measured beside, with requests one at a time, and planned with
+    (`podrun capacity --host-time`). Without it plans are too low by 5 to 19 % on a loaded host, most of all at p99 and
+    near full load: a few per cent of a run are a larger share of a queue.
+    """
     repository = tmp_path / "models"
     folder = repository / "net" / "1"
     folder.mkdir(parents=True)
     Compiler.compile_and_export(model(), None, folder, OPTIONS)
-    (cost,) = model_costs(folder / "executable.popef", "pod4", None, ()).runs
-    (repository / "net" / "config.pbtxt").write_text(CONFIG.format(scale=RUN_SECONDS / cost.seconds))
+    costs = model_costs(folder / "executable.popef", "pod4", None, ())
+    scale = RUN_SECONDS / costs.runs[0].seconds
+    (repository / "net" / "config.pbtxt").write_text(CONFIG.format(scale=scale))
+    differences = {}
     with triton(repository, ["net"]) as server:
         for load in (0.3, 0.5, 0.7):
             rate = load * 4 / RUN_SECONDS
-            times = ArrivalProcess().unit_times(round(rate * 25), 1, "planner") / rate
-            measured = asyncio.run(_latencies(f"grpc://{server.grpc}", times))
-            planned = open_loop(times, BatchingRule(4), 1, lambda rows: RUN_SECONDS).latency
-            for percent in (50, 90):
-                assert np.percentile(measured, percent) == pytest.approx(
-                    np.percentile(planned, percent), rel=0.15
-                ), f"p{percent} at load {load}"
+            times = ArrivalProcess().unit_times(round(rate * LEVEL_SECONDS), 1, "planner") / rate
+            alone, measured = asyncio.run(_latencies(f"grpc://{server.grpc}", times))
+            (run,) = costs.with_host_time((float(np.median(alone)) - RUN_SECONDS) / scale).runs
+            planned = open_loop(
+                times, BatchingRule(4), 1, lambda rows, run=run: scale * run.run_seconds(rows)
+            ).latency
+            for percent in (50, 90, 99):
+                ratio = np.percentile(measured, percent) / np.percentile(planned, percent)
+                differences[f"p{percent} at load {load}"] = round(float(ratio) - 1, 3)
+    assert {name: off for name, off in differences.items() if abs(off) > 0.15} == {}, differences
 
 
-async def _latencies(url: str, times: np.ndarray) -> np.ndarray:
-    """Latencies of requests that are sent at these times."""
+async def _latencies(url: str, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Latencies of requests one at a time, and of requests that are sent at these times."""
     server = connect_server(url, 60.0)
     form = await server.describe("net")
     server.prepare(form, request_arrays(form, 1, {}, "random", 1))
     await server.infer()
-    begin = time.perf_counter()
 
     async def latency(due: float) -> float:
-        await asyncio.sleep(max(0.0, begin + due - time.perf_counter()))
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
         answer = await server.infer()
         assert not answer.error
-        return time.perf_counter() - begin - due
+        return time.perf_counter() - due
 
     try:
-        return np.array(await asyncio.gather(*(latency(float(due)) for due in times)))
+        alone = [await latency(time.perf_counter()) for _ in range(ALONE // 2)]
+        begin = time.perf_counter()
+        measured = await asyncio.gather(*(latency(begin + float(due)) for due in times))
+        alone += [await latency(time.perf_counter()) for _ in range(ALONE // 2)]
+        return np.array(alone), np.array(measured)
     finally:
         await server.close()
