@@ -15,14 +15,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from podrun.core.errors import ConfigError
@@ -179,6 +181,63 @@ def test_a_malformed_request_is_answered_in_the_protocols_form(
     assert code in (400, 500), text  # Triton's own choice.
     assert said in json.loads(text)["error"]
     still_answers(served)
+
+
+def raw(
+    shape: list[int], size: int, datatype: str = "FP32", name: str = "x"
+) -> service_pb2.ModelInferRequest:
+    """A request over gRPC as no library would write it: what it states need not be what it has."""
+    request = service_pb2.ModelInferRequest(model_name="net", raw_input_contents=[bytes(size)])
+    entry = request.inputs.add(name=name, datatype=datatype)
+    entry.shape.extend(shape)
+    return request
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_a_wrong_request_over_grpc_names_what_is_wrong(served: TritonOfTest) -> None:
+    x = rows_of(2)
+    stub = served.client._client_stub
+    wrong: dict[str, Callable[[], object]] = {
+        "missing required input(s) ['x']": lambda: served.client.infer("net", []),
+        "expected 1 inputs but got 2": lambda: served.client.infer("net", [*tensor(x), *tensor(x, "z")]),
+        "input 'x' already exists": lambda: served.client.infer("net", [*tensor(x), *tensor(x)]),
+        "Expected [-1,8], got [1,2,8]": lambda: served.client.infer("net", tensor(x[None])),
+        "data-type is 'INT32'": lambda: served.client.infer("net", tensor(x.astype(np.int32), kind="INT32")),
+        "Expected 32, got 0": lambda: served.client.infer("net", tensor(x[:0])),
+        "Expected 32, got 8": lambda: stub.ModelInfer(raw([1, 8], 8), timeout=60),
+        "Expected 32, got 800": lambda: stub.ModelInfer(raw([1, 8], 800), timeout=60),
+        "Expected 32, got 67108864": lambda: stub.ModelInfer(raw([1, 8], 64 << 20), timeout=200),
+        "data-type is '<invalid>'": lambda: stub.ModelInfer(raw([1, 8], 32, "FP31"), timeout=60),
+        "max allowed is 4": lambda: stub.ModelInfer(raw([1 << 40, 8], 32), timeout=60),
+        "unknown model: 'none'": lambda: served.client.infer("none", tensor(x)),
+        "version 7 is not found": lambda: served.client.infer("net", tensor(x), model_version="7"),
+        "unexpected inference output 'q'": lambda: served.client.infer(
+            "net", tensor(x), outputs=[requested("q")]
+        ),
+        "Unable to find shared memory region: 'gone'": lambda: served.client.infer("net", in_region("gone")),
+    }
+    for said, ask in wrong.items():
+        with pytest.raises((InferenceServerException, grpc.RpcError)) as told:
+            ask()
+        assert said in str(told.value)
+        still_answers(served)
+
+
+def requested(name: str) -> object:
+    """An output that a request asks for."""
+    import tritonclient.grpc as grpcclient
+
+    return grpcclient.InferRequestedOutput(name)
+
+
+def in_region(name: str) -> list[object]:
+    """The inputs of a request that lie in shared memory."""
+    import tritonclient.grpc as grpcclient
+
+    entry = grpcclient.InferInput("x", [2, 8], "FP32")
+    entry.set_shared_memory(name, 64)
+    return [entry]
 
 
 @pytest.mark.slow
