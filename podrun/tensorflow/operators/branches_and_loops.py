@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.numerics.gradients import with_gradient
-from podrun.tensorflow.operators.table import computes, kept_linear
+from podrun.numerics.precision import is_float
+from podrun.tensorflow.operators.table import computes
 
 Array = Any
 MOST_COUNTED = 100_000
@@ -41,25 +43,32 @@ def _differentiate(ctx: Any, node: Any, *inputs: Array) -> Any:
 @computes("CustomGradient", attributes="backward positions", random=True)
 def _custom_gradient(ctx: Any, node: Any, *inputs: Array) -> Any:
     """The inputs. The gradients of those at ``positions`` are what the program's own function makes of the incoming
-    ones; the others have none.
+    ones, which it may clip or compare; the others have none.
     """
+    graph, positions = node["backward"], node["positions"]
+    tensors = {name: ctx.environment[name] for name in sorted(graph.captures())}
+    outside = {name: jnp.asarray(tensor.operand) for name, tensor in tensors.items() if not tensor.at_hand}
+    backward = replace(graph, inputs=(*graph.inputs, *outside))
 
-    values = [jnp.asarray(x) for x in inputs]
+    @jax.custom_vjp
+    def same(values: Sequence[Array], read: Sequence[Array]) -> Any:
+        return tuple(values)
 
-    def backward(*incoming: Array) -> list[Array]:
-        with kept_linear():
-            results = ctx.run(node["backward"], incoming)
-        return [
-            jnp.asarray(r).astype(values[i].dtype) for i, r in zip(node["positions"], results, strict=True)
+    def forward(values: Sequence[Array], read: Sequence[Array]) -> Any:
+        return tuple(values), (tuple(values), tuple(read))
+
+    def pull(kept: Any, incoming: Sequence[Any]) -> Any:
+        values, read = kept
+        own = [g if g.dtype == v.dtype else jnp.zeros_like(v) for g, v in zip(incoming, values, strict=True)]
+        results = dict(zip(positions, ctx.run(backward, [*own, *read]), strict=True))
+        gradients = [
+            jnp.asarray(results[i]).astype(v.dtype) if i in results and is_float(v) else None
+            for i, v in enumerate(values)
         ]
+        return gradients, [None] * len(read)
 
-    # The function is linear in the incoming gradients, so the derivative of its transpose is the function.
-    transposed = jax.linear_transpose(backward, *(jax.lax.stop_gradient(v) for v in values))
-    # Its coefficients depend on the values too: the second term takes away what they would add.
-    moving = transposed([values[i] for i in node["positions"]])
-    fixed = transposed([jax.lax.stop_gradient(values[i]) for i in node["positions"]])
-    carriers = [m - f for m, f in zip(moving, fixed, strict=True)]
-    return tuple(with_gradient(jax.lax.stop_gradient(v), c) for v, c in zip(values, carriers, strict=True))
+    same.defvjp(forward, pull)
+    return same([jnp.asarray(x) for x in inputs], list(outside.values()))
 
 
 @computes("Branch", attributes="branches", random=True)

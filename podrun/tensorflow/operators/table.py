@@ -6,10 +6,8 @@ numbers. Functions are registered by the modules of this room (`computes`).
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,25 +69,6 @@ EXACT = frozenset({
 """Operations that make no value greater than they are given, or whose parts are looked at one by one."""
 
 
-class _Linear(threading.local):
-    """Whether operations are being traced that must stay linear in what they are given."""
-
-    depth = 0
-
-
-_linear = _Linear()
-
-
-@contextlib.contextmanager
-def kept_linear() -> Iterator[None]:
-    """Operations inside are as they are defined: halves are not looked at, which would not be linear."""
-    _linear.depth += 1
-    try:
-        yield
-    finally:
-        _linear.depth -= 1
-
-
 @dataclass(frozen=True, slots=True)
 class HalfPrecision:
     """What becomes of halves that overflow: the largest finite ones, or NaN (``nan_on_overflow``). A division of a half
@@ -100,8 +79,6 @@ class HalfPrecision:
 
     def results(self, node: Node, inputs: Sequence[Any], results: Any) -> Any:
         """The results of an operation in the form that an IPU gives them."""
-        if _linear.depth:
-            return results
         single = not isinstance(results, tuple)
         values = [self._value(node, inputs, r) for r in ((results,) if single else results)]
         return values[0] if single else tuple(values)
