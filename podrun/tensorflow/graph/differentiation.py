@@ -50,6 +50,18 @@ def _behind_others(builder: GraphBuilder, sources: Sequence[str]) -> list[str]:
     return [name for name, maker in makers if maker is not None and not depends.isdisjoint(reads(maker))]
 
 
+def _behind(builder: GraphBuilder, names: Iterable[str]) -> set[int]:
+    """The nodes that tensors depend on. Incoming gradients need theirs before the node that differentiates."""
+    needed: set[int] = set()
+    waiting = list(names)
+    while waiting:
+        maker = builder.originals.get(waiting.pop())
+        if maker is not None and id(maker) not in needed:
+            needed.add(id(maker))
+            waiting.extend(reads(maker))
+    return needed
+
+
 def _shifted(path: Sequence[Node], names: Collection[str]) -> list[Node]:
     """The nodes where each of these tensors is its maker's result plus an input ``<name>/shift``, which is zero: the
     gradient of the input is that of the tensor, and gradients still pass through to what is before it.
@@ -81,7 +93,12 @@ def differentiate(
     gradients = [f"{label}:{i}" for i in range(len(sources))]
     staying = {id(node) for node in builder.nodes}
     names = {output for node in path for output in node.outputs}
-    taken = [n for n in builder.nodes if id(n) in staying and not names.isdisjoint(n.outputs)]
+    before = _behind(builder, incoming.values())
+    taken = [
+        n
+        for n in builder.nodes
+        if id(n) in staying and id(n) not in before and not names.isdisjoint(n.outputs)
+    ]
     own = [output for node in taken for output in node.outputs]
     inner = tuple(f"{name}/shift" if name in shifts else name for name in sources)
     graph = OperatorGraph(f"{label}/forward", tuple(path), inner, (*targets, *own), {}, {})
