@@ -31,6 +31,12 @@ def _anchor(graph: Any, source: Any) -> Any:
 _BLOCKING = {"StopGradient", "PreventGradient", "Floor", "Ceil", "Round", "Rint", "FloorDiv"}
 
 
+_WITHOUT = {"Zeta": (0,), "Polygamma": (0,), "Betainc": (0, 1)} | dict.fromkeys(
+    ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), (3, 4)
+)
+"""Inputs that have no gradient, of operations whose other inputs have one."""
+
+
 def _passes(operation: Any) -> bool:
     """Whether a gradient passes through an operation."""
     if operation.type in _BLOCKING:
@@ -54,7 +60,8 @@ def _reached(targets: Sequence[Any], stops: Sequence[Any]) -> set[int]:
         if id(tensor) in stopping:
             continue
         if _passes(tensor.op):
-            waiting += list(tensor.op.inputs)
+            without = _WITHOUT.get(tensor.op.type, ())
+            waiting += [source for i, source in enumerate(tensor.op.inputs) if i not in without]
     return seen
 
 

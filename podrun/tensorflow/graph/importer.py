@@ -59,6 +59,8 @@ UPDATES: dict[str, tuple[int, ...]] = {
     "ResourceScatterNdAdd": (0,),
     "ResourceScatterNdSub": (0,),
     "ResourceApplyProximalGradientDescent": (0,),
+    "ResourceApplyProximalAdagrad": (0, 1),
+    "ResourceApplyAdagradDA": (0, 1, 2),
     "ResourceApplyAddSign": (0, 1),
     "ResourceApplyPowerSign": (0, 1),
 }

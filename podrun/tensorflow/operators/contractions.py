@@ -128,7 +128,7 @@ def _batch_norm(
     ctx: Any, node: Any, x: Array, scale: Array, offset: Array, mean: Array, variance: Array
 ) -> Any:
     """Statistics in float32, in training over the batches of ``replicas`` neighbours; the running variance is the
-    unbiased one.
+    unbiased one. No gradient passes through the statistics that are results.
     """
     axes, shape = ((0, 2, 3), (1, -1, 1, 1)) if node["data_format"] == "NCHW" else ((0, 1, 2), (1, 1, 1, -1))
     wide = x.astype(jnp.float32)
@@ -152,4 +152,5 @@ def _batch_norm(
     results = (batch_mean, unbiased)
     if moving != 1.0:
         results = (mean * (1 - moving) + batch_mean * moving, variance * (1 - moving) + unbiased * moving)
-    return y.astype(x.dtype), *results, batch_mean, batch_variance, jnp.zeros((), jnp.float32)
+    others = (lax.stop_gradient(v) for v in (*results, batch_mean, batch_variance))
+    return y.astype(x.dtype), *others, jnp.zeros((), jnp.float32)

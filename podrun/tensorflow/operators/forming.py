@@ -182,6 +182,12 @@ def _reverse(ctx: Any, node: Any, x: Array, axes: Any) -> Array:
 
 @computes("SpaceToDepth", "DepthToSpace", attributes="block_size data_format")
 def _blocks(ctx: Any, node: Any, x: Array) -> Array:
+    if node.get("data_format", "NHWC") == "NCHW":
+        return jnp.moveaxis(_moved_blocks(node, jnp.moveaxis(x, 1, -1)), -1, 1)
+    return _moved_blocks(node, x)
+
+
+def _moved_blocks(node: Any, x: Array) -> Array:
     size = node["block_size"]
     batch, high, wide, channels = x.shape
     if node.op_type == "SpaceToDepth":

@@ -90,8 +90,3 @@ def _local_norm(ctx: Any, node: Any, x: Array) -> Array:
     window = (1, 1, 1, 2 * radius + 1)
     total = lax.reduce_window(x * x, np.array(0, x.dtype), lax.add, window, (1, 1, 1, 1), "SAME")
     return x / (node["bias"] + node["alpha"] * total) ** node["beta"]
-
-
-@computes("CTCLossV2", "CTCLoss", attributes="preprocess_collapse_repeated ctc_merge_repeated")
-def _ctc(ctx: Any, node: Any, *inputs: Array) -> Array:
-    raise NotImplementedError("sparse labels; nn_ops.ctc_loss_v2 of the IPU's API takes dense ones")

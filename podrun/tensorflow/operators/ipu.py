@@ -14,7 +14,7 @@ from podrun.compiler.model_collectives import (
     reduce_scatter,
     replica_position,
 )
-from podrun.core.errors import UsageError
+from podrun.core.errors import UnimplementedError, UsageError
 from podrun.numerics.ctc import alignment_losses, best_label_sequences
 from podrun.runtime.user_operators import attributes_in_text, find_user_operator, with_own_gradient
 from podrun.tensorflow.operators.table import computes
@@ -58,11 +58,6 @@ def _gather(ctx: Any, node: Any, x: Array) -> Array:
     if ctx.replicas == 1:
         return jnp.asarray(x)[None]
     return all_gather(jnp.asarray(x), neighbour_groups(ctx, None)).reshape(ctx.replicas, *jnp.shape(x))
-
-
-@computes("Podrun:gelu", attributes="approximate")
-def _gelu(ctx: Any, node: Any, x: Array) -> Array:
-    return jax.nn.gelu(x, approximate=node["approximate"])
 
 
 @computes("Podrun:group_norm", attributes="groups axis epsilon strided")
@@ -137,3 +132,30 @@ def _user_op(ctx: Any, node: Any, *inputs: Array) -> Any:
     values = [jnp.asarray(x) if i in able else jax.lax.stop_gradient(x) for i, x in enumerate(inputs)]
     results = function(*values, **attributes_in_text(node["attributes"]))
     return tuple(results) if isinstance(results, (list, tuple)) else results
+
+
+@computes("CTCLoss", "CTCLossV2",
+          attributes="preprocess_collapse_repeated ctc_merge_repeated ignore_longer_outputs_than_inputs")  # fmt: skip
+def _sparse_ctc(ctx: Any, node: Any, x: Array, places: Array, labels: Array, lengths: Array) -> Any:
+    """The losses, and their gradients for ``x [time, samples, classes]``, which are no probabilities yet. Labels are
+    sparse; the blank is the last class, of the second version the first one.
+    """
+    collapses, merges = node["preprocess_collapse_repeated"], node["ctc_merge_repeated"]
+    if collapses or not merges:
+        raise UnimplementedError(
+            f"{node.describe()}: labels are taken as they are, and repeated ones of the output merged.",
+            hint="Leave preprocess_collapse_repeated and ctc_merge_repeated as they are by default.",
+        )
+    samples, most = x.shape[1], int(jnp.shape(labels)[0])
+    blank = 0 if node.op_type == "CTCLossV2" else x.shape[2] - 1
+    rows, columns = jnp.asarray(places)[:, 0], jnp.asarray(places)[:, 1]
+    dense = jnp.full((samples, most), blank, jnp.int32).at[rows, columns].set(jnp.asarray(labels, jnp.int32))
+    counts = jnp.zeros(samples, jnp.int32).at[rows].add(1)
+
+    def losses(scores: Array) -> Array:
+        logs = jax.nn.log_softmax(scores.astype(jnp.float32))
+        return alignment_losses(logs, dense, jnp.asarray(lengths), counts, blank, pairwise=False)
+
+    loss = losses(x)
+    gradient = jax.grad(lambda scores: losses(scores).sum())(jax.lax.stop_gradient(x))
+    return loss.astype(x.dtype), jax.lax.stop_gradient(gradient)

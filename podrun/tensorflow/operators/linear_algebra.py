@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.core.errors import UnimplementedError
 from podrun.runtime.graph import Node
 from podrun.tensorflow.operators.table import computes
 
@@ -84,37 +84,85 @@ def _svd(ctx: Any, node: Node, x: Array) -> Any:
 
 @computes("SelfAdjointEigV2", attributes="compute_v")
 def _eigen(ctx: Any, node: Node, x: Array) -> Any:
-    values, vectors = _wide(lambda a: tuple(jnp.linalg.eigh(a)), x)
+    """Of the matrix whose lower triangle is that of ``x``, so that gradients go there too."""
+    whole = jnp.tril(x) + _turned(jnp.tril(x, -1))
+    values, vectors = _wide(lambda a: tuple(jnp.linalg.eigh(a, symmetrize_input=False)), whole)
     return values, vectors
 
 
-def _check_main(ctx: Any, node: Node, index: int) -> None:
-    """UnimplementedError for another diagonal than the main one."""
-    if np.any(np.asarray(ctx.constant(index)) != 0):
-        raise UnimplementedError(f"{node.describe()}: only the main diagonal is implemented.")
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """The diagonals ``low`` to ``high`` of a matrix, the highest in the first row, each as long as the longest: which
+    entries stand for elements, and where these are in the matrix.
+    """
+
+    valid: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+
+    @classmethod
+    def of(cls, low: int, high: int, sizes: tuple[int, int], align: str) -> _Band:
+        """``align``: on which side diagonals above and below the main one are shorter, such as RIGHT_LEFT."""
+        above, below = (word == "LEFT" for word in align.split("_"))
+        numbers = np.arange(high, low - 1, -1)[:, None]
+        lengths = np.minimum(sizes[0] + np.minimum(numbers, 0), sizes[1] - np.maximum(numbers, 0))
+        left = ((numbers >= 0) & above) | ((numbers <= 0) & below)
+        places = np.arange(lengths.max())[None] - np.where(left, 0, lengths.max() - lengths)
+        valid = (places >= 0) & (places < lengths)
+        rows, columns = places + np.maximum(-numbers, 0), places + np.maximum(numbers, 0)
+        return cls(valid, np.where(valid, rows, 0), np.where(valid, columns, 0))
+
+    @property
+    def at(self) -> tuple[Any, ...]:
+        """The elements' places, as an index."""
+        return (..., self.rows[self.valid], self.columns[self.valid])
+
+
+def _ends(ctx: Any, index: int) -> tuple[int, int]:
+    """The lowest and highest of the diagonals that input ``index`` says; without it, the main one."""
+    numbers = [int(v) for v in np.atleast_1d(ctx.constant(index))]
+    return numbers[0], numbers[-1]
+
+
+def _aligned(node: Node) -> str:
+    """Where short diagonals are put: the second version of the operations starts them all on the left."""
+    return str(node.get("align", "LEFT_LEFT"))
 
 
 @computes("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", attributes="align")
 def _diagonal(ctx: Any, node: Node, x: Array, *options: Array) -> Array:
-    if options:
-        _check_main(ctx, node, 1)
-    return x[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
+    low, high = _ends(ctx, 1) if options else (0, 0)
+    longest = x.shape[-1]
+    least = (longest - min(high, 0), longest + max(low, 0))
+    asked = tuple(int(np.asarray(ctx.constant(i)).item()) for i in (2, 3)) if options else (-1, -1)
+    if asked == (-1, -1):
+        sizes = (max(least), max(least))
+    else:
+        sizes = (asked[0] if asked[0] >= 0 else least[0], asked[1] if asked[1] >= 0 else least[1])
+    band = _Band.of(low, high, sizes, _aligned(node))
+    rows = x if low < high else x[..., None, :]
+    padding = options[3] if options else jnp.zeros((), x.dtype)
+    whole = jnp.broadcast_to(jnp.asarray(padding, x.dtype), (*rows.shape[:-2], *sizes))
+    return whole.at[band.at].set(rows[..., band.valid])
 
 
 @computes("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3", attributes="align")
 def _diagonal_part(ctx: Any, node: Node, x: Array, *options: Array) -> Array:
-    if options:
-        _check_main(ctx, node, 1)
-    return jnp.diagonal(x, axis1=-2, axis2=-1)
+    if not options:
+        return jnp.diagonal(x, axis1=-2, axis2=-1)
+    low, high = _ends(ctx, 1)
+    band = _Band.of(low, high, x.shape[-2:], _aligned(node))
+    padding = jnp.asarray(options[1], x.dtype)
+    rows = jnp.where(band.valid, x[..., band.rows, band.columns], padding)
+    return rows if low < high else rows[..., 0, :]
 
 
 @computes("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3", attributes="align")
 def _set_diagonal(ctx: Any, node: Node, x: Array, diagonal: Array, *options: Array) -> Array:
-    if options:
-        _check_main(ctx, node, 2)
-    size = diagonal.shape[-1]
-    place = jnp.arange(size)
-    return x.at[..., place, place].set(diagonal)
+    low, high = _ends(ctx, 2) if options else (0, 0)
+    band = _Band.of(low, high, x.shape[-2:], _aligned(node))
+    rows = diagonal if low < high else diagonal[..., None, :]
+    return x.at[band.at].set(rows[..., band.valid])
 
 
 @computes("Diag")

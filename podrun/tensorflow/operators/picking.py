@@ -127,8 +127,3 @@ def _list_stack(ctx: Any, node: Any, items: Array, shape: Any) -> Array:
 @computes("TensorListLength")
 def _list_length(ctx: Any, node: Any, items: Array) -> Array:
     return np.asarray(items.shape[0], np.int32)
-
-
-@computes("Reserve", attributes="shape dtype")
-def _reserve(ctx: Any, node: Any) -> Array:
-    return jnp.zeros(node["shape"], node["dtype"])

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.numerics.gradients import absolute, with_gradient
+from podrun.numerics.precision import is_float
 from podrun.tensorflow.operators.table import computes
 
 Array = Any
@@ -34,10 +36,10 @@ def _folded(types: str, name: str) -> None:
 
 
 for _types, _name in {
-    "Add AddV2": "add", "Sub": "subtract", "Mul": "multiply", "Maximum": "maximum", "Minimum": "minimum",
-    "Neg": "negative", "Equal": "equal", "NotEqual": "not_equal", "Less": "less", "LessEqual": "less_equal",
+    "Add AddV2": "add", "Sub": "subtract", "Mul": "multiply", "Neg": "negative",
+    "Equal": "equal", "NotEqual": "not_equal", "Less": "less", "LessEqual": "less_equal",
     "Greater": "greater", "GreaterEqual": "greater_equal", "LogicalAnd": "logical_and", "LogicalOr": "logical_or",
-    "LogicalNot": "logical_not", "FloorDiv": "floor_divide", "FloorMod": "mod", "Square": "square", "Sign": "sign",
+    "LogicalNot": "logical_not", "FloorMod": "mod", "Square": "square", "Sign": "sign",
     "Floor": "floor", "Ceil": "ceil", "OnesLike": "ones_like", "ZerosLike": "zeros_like",
     "RightShift": "right_shift", "LeftShift": "left_shift", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or",
     "BitwiseXor": "bitwise_xor", "Invert": "invert",
@@ -55,7 +57,45 @@ def _divide_no_nan(a: Array, b: Array) -> Array:
 
 
 def _multiply_no_nan(a: Array, b: Array) -> Array:
-    return jnp.where(b == 0, jnp.zeros((), a.dtype), a * b)
+    """a * b, and 0 where b is 0, where the gradient of b is a nevertheless."""
+    zero, none = b == 0, jnp.zeros((), a.dtype)
+    carrier = jnp.where(zero, none, a * lax.stop_gradient(b)) + lax.stop_gradient(a) * b
+    return with_gradient(jnp.where(zero, none, a * b), carrier)
+
+
+def _clipped(x: Array, low: Array, high: Array) -> Array:
+    """x within limits, to which the gradient goes where x lies beyond them, not where it is equal."""
+    bounded = jnp.where(x < low, low, jnp.where(x > high, high, x))
+    return with_gradient(jnp.clip(x, low, high), bounded) if is_float(x) else jnp.clip(x, low, high)
+
+
+def _relu6(x: Array) -> Array:
+    return with_gradient(jnp.clip(x, 0, 6), jnp.where((x > 0) & (x < 6), x, jnp.zeros((), x.dtype)))
+
+
+def _selu(x: Array) -> Array:
+    """Of the gradients at 0 that from above."""
+    scale, alpha = jnp.asarray(1.0507009873554805, x.dtype), jnp.asarray(1.7580993408473768, x.dtype)
+    below = x < 0
+    return jnp.where(below, alpha * jnp.expm1(jnp.where(below, x, jnp.zeros((), x.dtype))), scale * x)
+
+
+def _power(x: Array, y: Array) -> Array:
+    return _float_power(x, y) if is_float(x) else jnp.power(x, y)
+
+
+@jax.custom_jvp
+def _float_power(x: Array, y: Array) -> Array:
+    return jnp.power(x, y)
+
+
+@_float_power.defjvp
+def _float_power_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The gradient of the exponent is 0 where x is not positive. Source: TensorFlow's math_grad."""
+    (x, y), (own, exponents) = primals, tangents
+    power = _float_power(x, y)
+    logs = jnp.where(x > 0, jnp.log(jnp.where(x > 0, x, jnp.ones((), x.dtype))), jnp.zeros((), x.dtype))
+    return power, own * y * jnp.power(x, y - 1) + exponents * power * logs
 
 
 def _log_no_zero(x: Array, y: Array) -> Array:
@@ -69,23 +109,44 @@ def _divided_by_zero(x: Array, y: Array) -> Array:
 
 
 _FUNCTIONS: dict[str, Any] = {
-    "Abs": jnp.abs, "Exp": jnp.exp, "Expm1": jnp.expm1, "Log": jnp.log, "Log1p": jnp.log1p, "Sqrt": jnp.sqrt,
+    "Abs": absolute, "Exp": jnp.exp, "Expm1": jnp.expm1, "Log": jnp.log, "Log1p": jnp.log1p, "Sqrt": jnp.sqrt,
     "Rsqrt": lambda x: lax.rsqrt(x), "Sin": jnp.sin, "Cos": jnp.cos, "Tan": jnp.tan, "Asin": jnp.arcsin,
     "Acos": jnp.arccos, "Atan": jnp.arctan, "Atan2": jnp.arctan2, "Sinh": jnp.sinh, "Cosh": jnp.cosh,
     "Tanh": jnp.tanh, "Sigmoid": jax.nn.sigmoid, "Erf": lax.erf, "Erfc": lax.erfc, "Lgamma": lax.lgamma,
-    "Digamma": lax.digamma, "Relu": jax.nn.relu, "Relu6": jax.nn.relu6, "Elu": jax.nn.elu, "Selu": jax.nn.selu,
+    "Digamma": lax.digamma, "Relu": jax.nn.relu, "Relu6": _relu6, "Elu": jax.nn.elu, "Selu": _selu,
     "Softplus": jax.nn.softplus, "Softsign": jax.nn.soft_sign, "Reciprocal Inv": lambda x: 1 / x,
     "RealDiv": jnp.divide, "Div": lambda a, b: a / b if jnp.issubdtype(a.dtype, jnp.floating) else lax.div(a, b),
     "TruncateDiv": lambda a, b: lax.div(*jnp.broadcast_arrays(a, b)),
     "TruncateMod": lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)), "Mod": jnp.fmod,
     "DivNoNan": _divide_no_nan, "MulNoNan": _multiply_no_nan, "Xlogy": _log_no_zero, "Xdivy": _divided_by_zero,
-    "Pow": jnp.power, "SquaredDifference": lambda a, b: (a - b) ** 2, "Round": jnp.round, "Rint": jnp.round,
+    "Pow": _power, "SquaredDifference": lambda a, b: (a - b) ** 2, "Round": jnp.round, "Rint": jnp.round,
     "IsNan": jnp.isnan, "IsInf": jnp.isinf, "IsFinite": jnp.isfinite, "Asinh": jnp.arcsinh, "Acosh": jnp.arccosh,
     "Atanh": jnp.arctanh, "StopGradient PreventGradient": lax.stop_gradient, "SelectV2": jnp.where,
-    "ClipByValue": lambda x, low, high: jnp.clip(x, low, high), "L2Loss": lambda x: jnp.sum(x * x) / 2,
+    "ClipByValue": _clipped,
 }  # fmt: skip
 for _types, _function in _FUNCTIONS.items():
     _register(_types, _function)
+
+
+@computes("Maximum", "Minimum", folds=True)
+def _larger_or_smaller(ctx: Any, node: Any, a: Array, b: Array) -> Array:
+    """The gradient of equals goes to the first one."""
+    largest = node.op_type == "Maximum"
+    value = (ctx.xp.maximum if largest else ctx.xp.minimum)(a, b)
+    if ctx.xp is np or not is_float(value):
+        return value
+    return with_gradient(value, jnp.where(a >= b if largest else a <= b, a, b))
+
+
+@computes("FloorDiv", folds=True)
+def _floor_divide(ctx: Any, node: Any, a: Array, b: Array) -> Array:
+    """Floats are divided and then rounded down: 1.0 by 0.1 is 10."""
+    return ctx.xp.floor(a / b) if np.dtype(a.dtype).kind == "f" else ctx.xp.floor_divide(a, b)
+
+
+@computes("L2Loss")
+def _half_of_squares(ctx: Any, node: Any, x: Array) -> Array:
+    return _in_float32(lambda wide: jnp.sum(wide * wide) / 2, x)
 
 
 @computes("LeakyRelu", attributes="alpha")
@@ -179,7 +240,9 @@ _REDUCTIONS = {
 def _reduce(ctx: Any, node: Any, x: Array, axes: Any) -> Array:
     axis = tuple(int(a) for a in np.atleast_1d(np.asarray(ctx.constant(1))))
     if node.op_type == "EuclideanNorm":
-        return jnp.sqrt(jnp.sum(x * x, axis=axis, keepdims=node["keep_dims"]))
+        return _in_float32(
+            lambda wide: jnp.sqrt(jnp.sum(wide * wide, axis=axis, keepdims=node["keep_dims"])), x
+        )
     if ctx.xp is not np and node.op_type in ("Sum", "Prod", "Mean") and x.dtype == jnp.float16:
         wide = getattr(jnp, _REDUCTIONS[node.op_type])(
             x.astype(jnp.float32), axis=axis, keepdims=node["keep_dims"]
@@ -203,8 +266,10 @@ def _sparse(ctx: Any, node: Any, logits: Array, labels: Array) -> Any:
 
 @computes("SoftmaxCrossEntropyWithLogits")
 def _dense(ctx: Any, node: Any, logits: Array, labels: Array) -> Any:
+    """The gradient of logits is that of labels whose sum is 1, whatever it is."""
     wide, target = jnp.broadcast_arrays(logits.astype(jnp.float32), labels.astype(jnp.float32))
     logs = jax.nn.log_softmax(wide)
-    loss = -jnp.sum(target * logs, -1)
-    gradient = jax.lax.stop_gradient(jnp.exp(logs) * jnp.sum(target, -1, keepdims=True) - target)
-    return loss.astype(logits.dtype), gradient.astype(logits.dtype)
+    fixed, fixed_logs = lax.stop_gradient(target), lax.stop_gradient(logs)
+    carrier = jax.nn.logsumexp(wide, -1) - jnp.sum(fixed * wide, -1) - jnp.sum(target * fixed_logs, -1)
+    loss = with_gradient(-jnp.sum(fixed * fixed_logs, -1), carrier)
+    return loss.astype(logits.dtype), (jnp.exp(fixed_logs) - fixed).astype(logits.dtype)

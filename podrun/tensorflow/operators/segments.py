@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.numerics.precision import is_float
 from podrun.runtime.graph import Node
 from podrun.tensorflow.operators.table import computes
 
@@ -45,8 +46,9 @@ def _unsorted(ctx: Any, node: Node, x: Array, ids: Array, count: Any) -> Array:
 
 
 @computes(
-    *(f"Segment{kind}{version}" for kind in ("Mean", "Max", "Min", "Prod") for version in ("", "V2")),
+    *(f"Segment{kind}{version}" for kind in ("Max", "Min", "Prod") for version in ("", "V2")),
     "SegmentSum",
+    "SegmentMean",
 )
 def _sorted(ctx: Any, node: Node, x: Array, ids: Any, *counts: Array) -> Array:
     """As many segments as the program says, or as the ids do, which must be known then. Empty ones are 0, of Prod 1."""
@@ -58,7 +60,8 @@ def _sorted(ctx: Any, node: Node, x: Array, ids: Any, *counts: Array) -> Array:
         return jnp.where(rows.reshape(shape) > 0, _reduced(kind, x, ids, count), jnp.zeros((), x.dtype))
     if kind != "Mean":
         return _reduced(kind, x, ids, count)
-    return _reduced("Sum", x, ids, count) / jnp.maximum(rows, 1).reshape(shape).astype(x.dtype)
+    total, several = _reduced("Sum", x, ids, count), jnp.maximum(rows, 1).reshape(shape).astype(x.dtype)
+    return total / several if is_float(x) else lax.div(*jnp.broadcast_arrays(total, several))
 
 
 @computes("Roll")
@@ -159,7 +162,7 @@ def _log_cumulative(ctx: Any, node: Node, x: Array, axis: Any) -> Array:
         x = jnp.flip(x, along)
     total = lax.associative_scan(jnp.logaddexp, x, axis=along)
     if node["exclusive"]:
-        first = jnp.full_like(lax.slice_in_dim(total, 0, 1, axis=along), np.finfo(x.dtype).min)
+        first = jnp.full_like(lax.slice_in_dim(total, 0, 1, axis=along), -jnp.inf)
         total = jnp.concatenate([first, lax.slice_in_dim(total, 0, x.shape[along] - 1, axis=along)], along)
     return jnp.flip(total, along) if node["reverse"] else total
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.numerics.gradients import absolute, with_gradient
 from podrun.runtime.graph import Node
 from podrun.tensorflow.operators.table import computes
 
@@ -27,6 +28,16 @@ def _register(types: str, function: Callable[..., Any]) -> None:
     computes(*types.split())(call)
 
 
+def _next_after(x: Array, towards: Array) -> Array:
+    x, towards = jnp.broadcast_arrays(x, towards)
+    return with_gradient(jnp.nextafter(lax.stop_gradient(x), lax.stop_gradient(towards)), x)
+
+
+def _log1p_no_zero(x: Array, y: Array) -> Array:
+    zero = x == 0
+    return jnp.where(zero, jnp.zeros((), y.dtype), x * jnp.log1p(jnp.where(zero, jnp.zeros((), y.dtype), y)))
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Erfinv": lax.erf_inv,
     "Ndtri": jax.scipy.special.ndtri,
@@ -37,10 +48,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Zeta": jax.scipy.special.zeta,
     "BesselI0e": lax.bessel_i0e,
     "BesselI1e": lax.bessel_i1e,
-    "BesselI0": lambda x: lax.bessel_i0e(x) * jnp.exp(jnp.abs(x)),
-    "BesselI1": lambda x: lax.bessel_i1e(x) * jnp.exp(jnp.abs(x)),
-    "Xlog1py": jax.scipy.special.xlog1py,
-    "NextAfter": jnp.nextafter,
+    "BesselI0": lambda x: lax.bessel_i0e(x) * jnp.exp(absolute(x)),
+    "BesselI1": lambda x: lax.bessel_i1e(x) * jnp.exp(absolute(x)),
+    "Xlog1py": _log1p_no_zero,
+    "NextAfter": _next_after,
     "PopulationCount": lax.population_count,
 }
 for _types, _function in _FUNCTIONS.items():
@@ -99,7 +110,7 @@ def _adjusted(ctx: Any, node: Node, x: Array, change: Array) -> Array:
 
 def _fake(x: Array, least: Array, most: Array, bits: int, narrow: bool) -> Array:
     """``x`` rounded to as many steps as the bits have, between limits that are moved so that 0 is a step. The gradient
-    passes where ``x`` lies between the limits.
+    goes to ``x`` where it lies between the limits, else to the limit that it exceeds.
     """
     low, high = float(narrow), float(2**bits - 1)
     scale = (most - least) / (high - low)
@@ -107,7 +118,8 @@ def _fake(x: Array, least: Array, most: Array, bits: int, narrow: bool) -> Array
     moved_low, moved_high = (low - zero) * scale, (high - zero) * scale
     clipped = jnp.clip(x, moved_low, moved_high)
     steps = jnp.floor((clipped - moved_low) / scale + 0.5) * scale + moved_low
-    return clipped + lax.stop_gradient(steps - clipped)
+    carrier = jnp.where(x < moved_low, least, jnp.where(x > moved_high, most, x))
+    return with_gradient(lax.stop_gradient(steps), carrier)
 
 
 @computes("FakeQuantWithMinMaxArgs", attributes="min max num_bits narrow_range")

@@ -180,6 +180,27 @@ def _proximal(ctx: Any, node: Any, v: Array, rate: Array, l1: Array, l2: Array, 
     return jnp.sign(step) * jnp.maximum(jnp.abs(step) - rate * l1, 0) / (1 + rate * l2)
 
 
+@computes("ResourceApplyProximalAdagrad")
+def _proximal_adagrad(
+    ctx: Any, node: Any, v: Array, total: Array, rate: Array, l1: Array, l2: Array, g: Array
+) -> Any:
+    new = total + g * g
+    own = rate / jnp.sqrt(new)
+    step = v - own * g
+    return jnp.sign(step) * jnp.maximum(jnp.abs(step) - own * l1, 0) / (1 + own * l2), new
+
+
+@computes("ResourceApplyAdagradDA")
+def _dual_averaging(
+    ctx: Any, node: Any, v: Array, total: Array, squares: Array, g: Array, rate: Array, l1: Array, l2: Array,
+    count: Array,
+) -> Any:  # fmt: skip
+    """Adagrad that starts from all gradients so far, of ``count`` steps."""
+    new, square, steps = total + g, squares + g * g, jnp.asarray(count).astype(v.dtype)
+    clipped = jnp.sign(new) * jnp.maximum(jnp.abs(new) - l1 * steps, 0)
+    return -rate * clipped / (l2 * steps * rate + jnp.sqrt(square)), new, square
+
+
 @computes("ResourceApplyAddSign", "ResourceApplyPowerSign")
 def _signed(
     ctx: Any, node: Any, v: Array, m: Array, rate: Array, first: Array, decay: Array, beta: Array, g: Array
