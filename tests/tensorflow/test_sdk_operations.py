@@ -49,6 +49,7 @@ def run(ipu: Any) -> Run:
 
 def test_collectives_between_replicas(ipu: Any, run: Run) -> None:
     import tensorflow as tf
+    from tensorflow.compiler.plugin.poplar.ops import gen_ipu_ops
 
     def collectives(x: Any) -> Any:
         value = x + 10 * tf.cast(ipu.replication_ops.replication_index(), tf.float32)
@@ -57,13 +58,15 @@ def test_collectives_between_replicas(ipu: Any, run: Run) -> None:
             ipu.all_to_all_op.all_to_all(value, 1, 0, 2),
             ipu.reduce_scatter_op.reduce_scatter(tf.reshape(value, [-1])[:5], 2),
             ipu.cross_replica_ops.cross_replica_mean(value),
+            gen_ipu_ops.ipu_replication_normalise(value),
         )
 
-    gathered, exchanged, scattered, mean = run(collectives, X)
+    gathered, exchanged, scattered, mean, normalised = run(collectives, X)
     np.testing.assert_array_equal(gathered, [X, X + 10])
     np.testing.assert_array_equal(exchanged, np.concatenate([X[:, :2], X[:, :2] + 10]))
     np.testing.assert_array_equal(scattered, [10, 12, 14])
     np.testing.assert_array_equal(mean, X + 5)
+    np.testing.assert_array_equal(normalised, X / 2)
 
 
 def test_rows_are_copied_between_sequences(ipu: Any, run: Run) -> None:
