@@ -59,11 +59,12 @@ def test_machines_are_sorted_and_filtered(seen: PodSighting) -> None:
     assert shown_machines(seen, SortKey.NAME, "nobody-has-this") == []
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_the_head_line_fits_narrow_terminals(seen: PodSighting, width: int) -> None:
     line = headline(seen, width)
     assert "1 broken" in line
-    assert len(line) <= max(width, 100)
+    assert len(line) <= width
+    assert seen.server in headline(seen, 200)
 
 
 def test_lines_of_a_narrow_terminal_show_machines_and_ipus_alone(seen: PodSighting) -> None:
@@ -164,8 +165,43 @@ def test_a_column_grows_with_what_it_shows() -> None:
             replace_rows(table, [("█ 100%", "▄ 50%")])
             await pilot.pause()
             assert [column.content_width for column in table.ordered_columns] == [6, 5]
+            replace_rows(table, [("no answer 13s", "▄ 50%")])
+            await pilot.pause()
+            replace_rows(table, [("free", "▄ 50%")])
+            await pilot.pause()
+            assert [column.content_width for column in table.ordered_columns] == [4, 5]
 
     asyncio.run(drive())
+
+
+def test_a_long_command_leaves_room_for_the_rate(seen: PodSighting) -> None:
+    long = replace(seen.jobs[0], processes=("4711 python train.py --epochs 4000 --dataset /data (justina)",))
+    many = replace(seen, jobs=(long, seen.jobs[1]))
+
+    async def drive() -> None:
+        app = PodTop(Fixed(many), 60)
+        async with app.run_test(size=(80, 20)) as pilot:
+            table = app.query_one("#jobs", DataTable)
+            await wait_until(app, lambda: table.row_count == 4)
+            await pilot.press("2")
+            await pilot.pause()
+            command = str(table.get_row_at(1)[0])
+            assert command.startswith("└ 4711 python train.py")
+            assert command.endswith("...")
+            assert table.virtual_size.width <= 80
+
+    asyncio.run(drive())
+
+
+def test_keys_that_move_in_time_are_shown_for_recordings_alone(seen: PodSighting) -> None:
+    async def drive(source: Fixed) -> bool:
+        app = PodTop(source, 60)
+        async with app.run_test(size=(120, 30)):
+            return "left_square_bracket" in app.screen.active_bindings
+
+    recording = Fixed(seen)
+    recording.position = "replay 10:00:00 of 10:00:30 at 1x"
+    assert [asyncio.run(drive(source)) for source in (Fixed(seen), recording)] == [False, True]
 
 
 def test_a_narrow_screen_shows_fewer_columns(seen: PodSighting) -> None:

@@ -158,7 +158,7 @@ def _print_once(source: ReplaySource | ServiceSource, words: str, form: str) -> 
     from podrun.monitor.live.arrangement import SortKey, as_lines, ipu_rows_of
 
     seen = source.look()
-    width = shutil.get_terminal_size((110, 24)).columns
+    width = shutil.get_terminal_size((200, 24)).columns
     if seen is not None:
         print_output(
             form,

@@ -155,6 +155,18 @@ def job_rows(seen: PodSighting, rates: Mapping[str, float]) -> list[tuple[JobSig
     return rows
 
 
+JOB_COLUMNS = ("Partition and processes", "State", "IPUs", "Batches/s", "Owner", "Since")
+BETWEEN_COLUMNS = 2
+"""Characters around each cell of a table on the screen."""
+
+
+def fitted_names(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Rows of `JOB_COLUMNS` that fit into so many columns: first cells that are too long end in dots."""
+    others = (max(len(row[column]) for row in (JOB_COLUMNS, *rows)) for column in range(1, len(JOB_COLUMNS)))
+    most = max(width - sum(others) - BETWEEN_COLUMNS * len(JOB_COLUMNS), len(JOB_COLUMNS[0]))
+    return [(first if len(first) <= most else f"{first[: most - 3]}...", *rest) for first, *rest in rows]
+
+
 def changes_between(before: PodSighting | None, after: PodSighting) -> list[str]:
     """What began and ended between two sightings: problems, jobs and states of partitions, in words."""
     old = () if before is None else before.problems
@@ -186,23 +198,28 @@ def clock_time(time_s: float) -> str:
 
 
 def headline(seen: PodSighting, width: int) -> str:
-    """The POD in one line, shorter on narrow terminals."""
+    """The POD in one line; on narrow terminals without what matters least, and always with its health."""
     totals = totals_of(seen)
     broken = sum(problem.severity is Severity.BROKEN for problem in seen.problems)
     busy = "" if totals.busy_percent is None else f"  {totals.busy_percent:.0f}% busy"
     health = f"  {broken} broken" if broken else "  healthy"
-    if width < NARROW:
-        return f"{totals.ipus_held}/{totals.ipus} IPUs{busy}{health}"
     power = "" if totals.power_w is None else f"  {totals.power_w:.0f} W modelled"
-    counts = (
-        f"{totals.machines_answering}/{totals.machines} machines  {totals.ipus_held}/{totals.ipus} IPUs held"
+    machines = f"  {totals.machines_answering}/{totals.machines} machines"
+    ipus = f"  {totals.ipus_held}/{totals.ipus} IPUs"
+    waiting = f"  {len(seen.waiting)} waiting"
+    lines = (
+        f"{seen.server}{machines}{ipus} held{busy}{power}{waiting}{health}",
+        f"{seen.server}{machines}{ipus} held{busy}{waiting}{health}",
+        f"{machines}{ipus} held{busy}{waiting}{health}".lstrip(),
+        f"{ipus}{busy}{health}".lstrip(),
     )
-    return f"{seen.server}  {counts}{busy}{power}  {len(seen.waiting)} waiting{health}"
+    return next((line for line in lines[width < NARROW :] if len(line) <= width), lines[-1])
 
 
 def as_lines(seen: PodSighting, order: SortKey, words: str, width: int) -> Iterator[str]:
     """The whole sighting as text: for pipes, dumb terminals and ``--once``."""
-    yield f"{clock_time(seen.time_s)} UTC  {headline(seen, width)}"
+    clock = f"{clock_time(seen.time_s)} UTC  "
+    yield clock + headline(seen, width - len(clock))
     names = ("Machine", "Partition", "State", "IPU0", "IPU1", "IPU2", "IPU3", "Power", "Batches")
     columns = range(len(names)) if width >= NARROW else (0, 3, 4, 5, 6)
     rows = [names, *(machine_row(machine) for machine in shown_machines(seen, order, words))]

@@ -16,11 +16,13 @@ from textual.widgets import DataTable, Footer, Input, RichLog, Sparkline, Static
 
 from podrun.core.errors import PodrunError
 from podrun.monitor.live.arrangement import (
+    JOB_COLUMNS,
     NARROW,
     SortKey,
     batch_rates,
     changes_between,
     clock_time,
+    fitted_names,
     headline,
     job_rows,
     machine_row,
@@ -36,6 +38,8 @@ MACHINE_COLUMNS = ("Machine", "Partition", "State", "IPU0", "IPU1", "IPU2", "IPU
 NARROW_COLUMNS = ("Machine", "IPU0", "IPU1", "IPU2", "IPU3")
 TABS = ("machines", "jobs", "queue", "incidents")
 """What the tabs show; the keys 1 to 4 open them."""
+MOST_SPARE = 4
+"""Characters that a column keeps beyond its cells, so that it does not move with each figure."""
 STYLES = {"ERROR": "bold red", "free": "dim"}
 
 
@@ -176,9 +180,7 @@ class PodTop(App[None]):
     def on_mount(self) -> None:
         """Set up the tables, and look at the POD at the chosen interval."""
         self._set_columns()
-        self._table("jobs").add_columns(
-            "Partition and processes", "State", "IPUs", "Batches/s", "Owner", "Since"
-        )
+        self._table("jobs").add_columns(*JOB_COLUMNS)
         self._table("queue").add_columns("Place", "Request", "IPUs", "Owner", "Since", "Waits for")
         self.query_one("#machines").focus()
         self.set_interval(self._interval_s, self._look_again)
@@ -263,7 +265,7 @@ class PodTop(App[None]):
         position = self._source.position
         state = f"  {position}" if position else ""
         state += "  PAUSED" if self._paused else ""
-        self.query_one("#headline", Static).update(f"{headline(seen, self.size.width)}{state}")
+        self.query_one("#headline", Static).update(headline(seen, self.size.width - len(state)) + state)
         self._shown = shown_machines(seen, self._order, self._words)
         width = len(self._columns())
         picked = (0, 3, 4, 5, 6) if width == len(NARROW_COLUMNS) else range(width)
@@ -272,7 +274,7 @@ class PodTop(App[None]):
             [tuple(row[column] for column in picked) for row in map(machine_row, self._shown)],
         )
         self._job_rows = job_rows(seen, self._rates)
-        replace_rows(self._table("jobs"), [row for _, row in self._job_rows])
+        replace_rows(self._table("jobs"), fitted_names([row for _, row in self._job_rows], self.size.width))
         replace_rows(
             self._table("queue"),
             [
@@ -287,6 +289,10 @@ class PodTop(App[None]):
                 for request in seen.waiting
             ],
         )
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Only a recording can be moved: without one the keys are not shown. See `textual.dom.DOMNode.check_action`."""
+        return action != "jump" or bool(self._source.position)
 
     def action_tab(self, name: str) -> None:
         """Open a tab, with its rows in focus."""
@@ -350,7 +356,8 @@ class PodTop(App[None]):
 
 
 def replace_rows(table: DataTable[str], rows: list[tuple[str, ...]]) -> None:
-    """Make a table hold these rows: cells that changed alone are drawn again, so that a still POD costs nothing."""
+    """Make a table hold these rows: cells that changed alone are drawn again, so that a still POD costs nothing.
+    Columns grow with their cells, and shrink after long ones."""
     from rich.text import Text
 
     def cell(text: str) -> Text:
@@ -368,5 +375,5 @@ def replace_rows(table: DataTable[str], rows: list[tuple[str, ...]]) -> None:
         old = table.get_row_at(number)
         for column, text in enumerate(row):
             if (before := str(old[column])) != text:
-                wider = len(text) > len(before)
-                table.update_cell_at((number, column), cell(text), update_width=wider)  # type: ignore[arg-type]
+                fitting = len(text) > len(before) or len(before) - len(text) > MOST_SPARE
+                table.update_cell_at((number, column), cell(text), update_width=fitting)  # type: ignore[arg-type]
