@@ -172,15 +172,30 @@ def json_text(key: str, value: object) -> str:
     return json.dumps({"schema_version": JSON_SCHEMA_VERSION, key: value}, indent=2)
 
 
-class FiniteRange(click.FloatRange):
-    """A number within bounds, neither infinite nor NaN, which `click.FloatRange` takes."""
+class FiniteNumber(click.ParamType[float]):
+    """A number without bounds, neither infinite nor NaN, which `click.FLOAT` takes."""
+
+    name = "float"
 
     def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number. Fails as click's types do."""
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is no finite number.", param, ctx)
-        return number
+        return _finite(self, click.FLOAT.convert(value, param, ctx), param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds, at least one of them, neither infinite nor NaN, which `click.FloatRange` takes."""
+
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Fails as click's types do."""
+        return _finite(self, super().convert(value, param, ctx), param, ctx)
+
+
+def _finite(
+    kind: click.ParamType[float], number: float, param: click.Parameter | None, ctx: click.Context | None
+) -> float:
+    if not math.isfinite(number):
+        kind.fail(f"{number} is no finite number.", param, ctx)
+    return number
 
 
 MOST_SECONDS = 9_999_999

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, FiniteRange, PodName, run_command
+from podrun.core.command_line import HELP_OPTIONS, FiniteNumber, PodName, run_command
 from podrun.core.errors import PodrunError
 from podrun.core.terminal import show_error
 
@@ -60,7 +60,7 @@ def _product_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.option(
             "--available-memory-proportion",
-            type=FiniteRange(),
+            type=FiniteNumber(),
             default=0.6,
             metavar="SHARE",
             help="Of tile memory that a product may take while it runs, above 0 up to 1 [0.6].",

@@ -121,7 +121,7 @@ class _Handler(QuietHandler):
             self.wfile.write(f"Show the key of {KEY_FILE} (Authorization: Bearer KEY).\n".encode())
             return
         if self.path.split("?")[0] != "/metrics":
-            self.send_error(404, "There is only /metrics.")
+            self.send_error(404, "there is only /metrics")
             return
         try:
             body = self._page().encode()

@@ -192,8 +192,9 @@ def as_text(health: PodHealth, now: float) -> Iterator[str]:
     rest = len(health.problems) - broken
     state = "healthy" if not health.problems else f"{broken} broken, {rest} to look at"
     yield f"{health.server}: {state}"
+    partitions = "1 partition" if health.partitions == 1 else f"{health.partitions} partitions"
     yield (
-        f"  {health.agents} machines, {health.partitions} partitions with {health.ipus_in_partitions} IPUs, "
+        f"  {health.agents} machines, {partitions} with {health.ipus_in_partitions} IPUs, "
         f"{health.ipus_free} IPUs free, {health.requests_waiting} waiting"
     )
     for problem in health.problems:

@@ -21,6 +21,7 @@ from podrun.simulate.campaign_setup import UNLIMITED, CampaignSetup, RecoveryTim
 _HINT = "As in version: 1, checkpoint: {every-seconds: 1800, cost-seconds: 20}, spares: 16 (podrun help simulate)."
 OWN_KEYS = ("checkpoint", "spares", "times", "job")
 _JOB_KEYS = {"ipus": "ipus", "replicas": "replicas", "step-seconds": "step_s"}
+MOST_DAYS = 3650
 HOPELESS = 0.001
 """Share of useful time below which a job does not come forward."""
 
@@ -161,8 +162,10 @@ def check_setup(setup: CampaignSetup) -> None:
             f"a job of {size} IPUs is no partition of {setup.pod.name} with {setup.pod.ipu_count}",
             hint=f"A power of two up to {setup.pod.ipu_count}: --ipus {setup.pod.ipu_count}.",
         )
-    if not 0 < setup.days <= 3650:
-        raise UsageError(f"{setup.days:g} days are no campaign", hint="--days 30")
+    if not 0 < setup.days <= MOST_DAYS:
+        raise UsageError(
+            f"a campaign takes more than 0 and at most {MOST_DAYS} days, not {setup.days:g}", hint="--days 30"
+        )
     mttf = setup.mttf_s()
     if math.isinf(mttf):
         return

@@ -20,6 +20,8 @@ SLOW_S = 3600.0
 """How long a disturbance lasts that is not ended by a recovery."""
 _SLOW_KINDS = {"slow": 1.3, "throttled": 1.25, "degraded": 1.1}
 """Kinds that slow all down, and by what factor: a step is as slow as its slowest part."""
+_NEEDED_SETTINGS = {"corrupt": ",tensor=weights", "throttled": ",mhz=1064"}
+"""Settings that the form of a fault needs, of a campaign: which tensor is unknown; 1,064 MHz is 1,330 over 1.25."""
 
 
 @dataclass(slots=True)
@@ -53,10 +55,12 @@ class IncidentNote:
             "recovery_action": effect.action.value if effect and effect.action else "",
             "message": effect.state or kind if effect else kind,
         }
+        batch = int(self.at / SECOND / step_s)
+        fault = f"{target}:{self.place}@batch={batch}:{kind}{_NEEDED_SETTINGS.get(kind, '')}"
         incident = Incident(
             id=f"incident-{number}",
-            faults=(f"{target}:{self.place}@batch={int(self.at / SECOND / step_s)}:{kind}",),
-            batch=int(self.at / SECOND / step_s),
+            faults=(fault,),
+            batch=batch,
             instances=(),
             error=tuple(error.items()),
             component=f"{target} {self.unit} ({', '.join(self.agents)})",

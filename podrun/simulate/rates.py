@@ -228,9 +228,9 @@ def _source_of(document: Document, place: int) -> FailureSource:
 def _rate_of(document: Document, at: tuple[str | int, ...], values: Mapping[str, Any]) -> float:
     names = [name for name in RATE_KEYS if name in values]
     if len(names) != 1:
-        said = " and ".join(names) if names else "no rate"
+        said = f"here are {' and '.join(names)}" if names else "here is none"
         raise document.error(
-            at, f"a unit has exactly one rate, and here are {said}", hint=f"One of: {', '.join(RATE_KEYS)}."
+            at, f"a unit has exactly one rate, and {said}", hint=f"One of: {', '.join(RATE_KEYS)}."
         )
     value = _number(document, at, values, names[0], 0.0)
     if names[0] == "mtbf-hours":

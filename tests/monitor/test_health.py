@@ -46,7 +46,7 @@ def test_a_healthy_pod_has_no_problem(pod: Pod) -> None:
     assert done.return_value == 0
     assert done.stdout.splitlines() == [
         f"127.0.0.1:{pod.port}: healthy",
-        "  4 machines, 1 partitions with 8 IPUs, 8 IPUs free, 0 waiting",
+        "  4 machines, 1 partition with 8 IPUs, 8 IPUs free, 0 waiting",
     ]
     assert problems(run_health("--format", "json")) == []
 

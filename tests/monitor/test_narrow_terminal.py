@@ -82,6 +82,7 @@ def test_help_of_commands(name: str) -> None:
         done = CliRunner().invoke(command, [*words, "--help"], prog_name=name)
         assert done.exit_code == 0, done.output
         assert too_wide(done.output) == [], words
+        assert "None" not in done.output, words
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,14 @@ from podrun.core.cluster_file import load_cluster
 from podrun.core.command_line import run_command
 from podrun.core.documents import load_schema
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, UsageError
+from podrun.faults import parse_fault
 from podrun.launcher.recovery import Answer, FailureKind, RestartPolicy
 from podrun.simulate.campaign import Campaign, CampaignResult
 from podrun.simulate.campaign_setup import CampaignSetup, RecoveryTimes
 from podrun.simulate.chaos_report import campaign_figures, replicate
 from podrun.simulate.chaos_setup import check_setup, with_policy
 from podrun.simulate.commands.chaos import chaos_verb
+from podrun.simulate.damage import IncidentNote
 from podrun.simulate.engine import SECOND
 from podrun.simulate.rates import (
     FailureRates,
@@ -184,6 +186,14 @@ def test_presets_say_where_they_come_from(name: str) -> None:
     assert all(source.source for source in preset.sources)
 
 
+@pytest.mark.parametrize("name", preset_names())
+def test_incidents_of_presets_name_faults_that_a_replay_takes(name: str) -> None:
+    for source in read_rates(name).sources:
+        note = IncidentNote(10**12, source, 5, ("ipum2",), 10**9, "running", "reset the partition")
+        (text,) = note.plain(1, 2.0)["faults"]
+        assert parse_fault(text).kind == source.kind
+
+
 def test_presets_have_the_published_rates() -> None:
     pod = load_cluster("pod64k")
     assert unit_count(pod, "ipu") == 65_536
@@ -199,7 +209,7 @@ def test_presets_have_the_published_rates() -> None:
             "version: 1\nsources:\n  - {unit: machine, kind: lost, fit: 1, per-year: 2}\n",
             "exactly one rate, .* fit and per-year",
         ),
-        ("version: 1\nsources:\n  - {unit: machine, kind: lost}\n", "exactly one rate, and here are no rate"),
+        ("version: 1\nsources:\n  - {unit: machine, kind: lost}\n", "exactly one rate, and here is none"),
         ("version: 1\nsources:\n  - {unit: machine, kind: melts, fit: 1}\n", "machine has no fault 'melts'"),
         ("version: 1\nsources:\n  - {unit: machine, kind: lost, fit: -1}\n", "fit is -1"),
         ("version: 1\nsources:\n  - {unit: machine, kind: lost, mtbf-hours: 0}\n", "above 0"),
@@ -341,7 +351,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--pod", "nothing"], ", pod64k."),
         (["--sweep", "luck=1"], "'luck=1' sweeps no knob"),
         (["--sweep", "spares=a"], "'a' are no numbers"),
-        (["--days", "0"], "0 days are no campaign"),
+        (["--days", "0"], "more than 0 and at most 3650 days, not 0"),
         (["--spares", "-1"], "-1 spares"),
         (["--ipus", "3"], "a job of 3 IPUs"),
         (["--replay", "/nowhere"], "nowhere"),
@@ -359,6 +369,15 @@ def test_figures_that_go_to_a_folder_are_refused_with_a_hint(
     said, hint = capsys.readouterr().err.splitlines()
     assert said.endswith(f"{tmp_path} cannot be written: Is a directory")
     assert "Name a file" in hint
+
+
+@pytest.mark.parametrize("option", ["--json", "--incidents", "--html"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("podrun.simulate.commands.chaos.run_chaos", lambda *_: pytest.fail("it has run"))
+    assert chaos(option, str(tmp_path / "none" / "f")) == 2
+    assert "f cannot be written: No such file" in capsys.readouterr().err
 
 
 def test_intervals_come_from_replications() -> None:

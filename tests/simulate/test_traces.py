@@ -163,6 +163,8 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
         read_trace(written(tmp_path, "hello\n", "x"))
     with pytest.raises(PodrunError, match="nowhere"):
         read_trace(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"empty\.csv is empty"):
+        read_trace(written(tmp_path, "\n", "empty.csv"))
     with pytest.raises(ConfigError, match="has no job that ran"):
         read_trace(written(tmp_path, "; only a header\n"))
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, FiniteRange, PodName
-from podrun.core.documents import write_output
+from podrun.core.command_line import HELP_OPTIONS, FiniteNumber, PodName
+from podrun.core.documents import check_outputs_writable, write_output
 from podrun.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ChaosRequest:
       podrun chaos --pod pod256 --rates rates.yaml --tornado --html campaign.html""",
 )
 @click.option("--pod", type=PodName(), default="pod64", metavar="NAME", help="The POD; pod64k too [pod64].")
-@click.option("--days", type=FiniteRange(), default=30.0, metavar="N", help="How long [30].")
+@click.option("--days", type=FiniteNumber(), default=30.0, metavar="N", help="How long [30].")
 @click.option("--rates", default="llama3", metavar="NAME|FILE", help="A preset or a rates.yaml [llama3].")
 @click.option("--policy", type=click.Path(path_type=Path), metavar="FILE", help="Restarts and checkpoints.")
 @click.option("--ipus", type=int, metavar="N", help="IPUs of the job [all].")
@@ -98,6 +98,7 @@ def chaos_verb(**options: Any) -> int:
     """
     request = ChaosRequest(**options)
     setup = setup_of(request)
+    check_outputs_writable(request.json_file, request.incidents, request.html)
     if request.fit and request.replay is None:
         raise UsageError("--fit goes with --replay", hint="podrun chaos --replay RECORD --fit OTHER_RECORD")
     if request.replay is not None:

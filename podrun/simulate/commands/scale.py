@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from podrun.core.command_line import HELP_OPTIONS
-from podrun.core.documents import write_output
+from podrun.core.documents import check_outputs_writable, write_output
 from podrun.core.errors import UsageError
 
 
@@ -55,6 +55,7 @@ def scale_verb(
     names = pods_named(pods)
     if min(micro_batch, accumulation, ipus_per_replica) < 1:
         raise UsageError("a batch has at least one sample, on at least one IPU", hint="--micro-batch 1")
+    check_outputs_writable(plan, json_file)
     if model.suffix == ".json":
         work, micro_batch = read_scale_plan(model)
     else:

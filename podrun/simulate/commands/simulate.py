@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.command_line import HELP_OPTIONS, FiniteRange, PodName, seconds_range
-from podrun.core.documents import write_output
+from podrun.core.command_line import HELP_OPTIONS, FiniteNumber, PodName, seconds_range
+from podrun.core.documents import check_outputs_writable, write_output
 from podrun.core.errors import UsageError
 from podrun.simulate.counted_pool import POLICIES
 from podrun.simulate.traces.reading import MAX_BROKEN, READERS
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     help="How long your scheduler may be silent [30].",
 )
 @click.option(
-    "--scale", type=FiniteRange(), default=1.0, metavar="S", help="Arrivals in S of their time [1]."
+    "--scale", type=FiniteNumber(), default=1.0, metavar="S", help="Arrivals in S of their time [1]."
 )
 @click.option("--format", type=click.Choice(list(READERS)), help="Of JOBS [by its name and first line].")
 @click.option("--clairvoyant", is_flag=True, help="As if everybody asked for the time that the job takes.")
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @click.option("--write-swf", type=click.Path(path_type=Path), metavar="FILE", help="Write the jobs drawn.")
 @click.option(
     "--max-broken",
-    type=FiniteRange(),
+    type=FiniteNumber(),
     default=MAX_BROKEN,
     metavar="SHARE",
     help=f"Most lines that may make no sense [{MAX_BROKEN}].",
@@ -85,6 +85,7 @@ def simulate_verb(**options: Any) -> int:
     from podrun.simulate.queue_report import SimulateRequest, run_request, shown_figures, shown_users
 
     request = SimulateRequest(**options)
+    check_outputs_writable(request.json_file, request.write_swf)
     if request.conformance is not None:
         return _judge(request)
     _check(request)

@@ -72,6 +72,8 @@ def _text(path: Path) -> str:
 
 def format_of(path: Path, text: str) -> str:
     """The format of a log by its name and its first line. Raises ConfigError if it is none."""
+    if not text.strip():
+        raise ConfigError(f"{path} is empty", hint="podrun help simulate shows the formats of logs.")
     first = text.lstrip()[:2000].partition("\n")[0].strip()
     columns = {column.strip() for column in first.split(",")}
     if ".swf" in path.suffixes or first.startswith(";"):
