@@ -7,11 +7,13 @@ Answers from other terminals are lines of the file ``drill-answers`` in the dril
 
 from __future__ import annotations
 
+import logging
 import select
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from podrun.core.environment import environment
@@ -21,6 +23,8 @@ from podrun.drill.scenario import DrillScenario, check_answer_form
 from podrun.drill.scoring import DrillScore, Judgement, collateral_damage, judge, score_drill
 
 ANSWERS, REPLIES, READ = "drill-answers", "drill-replies", "drill-read"
+SERVICE_LOG = "vipu-server.log"
+"""What the service and its machines say, as the log of a server does."""
 REPLY_S = 10.0
 HINT_WORD, END_WORD = "hint", "give up"
 Say = Callable[[str], None]
@@ -91,11 +95,33 @@ class DrillGame:
 def play(scenario: DrillScenario, directory: Path, say: Say) -> DrillScore:
     """Run a drill in an empty directory until it is solved, given up or over. Ctrl-C gives up."""
     say(f"{scenario.title}\n\n{scenario.story}\n\nThe POD starts (up to a minute) ...")
+    with _logged_to(directory / SERVICE_LOG):
+        return _play(scenario, directory, say)
+
+
+@contextmanager
+def _logged_to(file: Path) -> Iterator[None]:
+    """Log to a file meanwhile: on the player's terminal a line about a lost machine would be the answer."""
+    handler, logger = logging.FileHandler(file, delay=True), logging.getLogger("podrun")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated
+        handler.close()
+
+
+def _play(scenario: DrillScenario, directory: Path, say: Say) -> DrillScore:
     pod = DrillPod(scenario, directory, environment())
     try:
         pod.start(say)
         say(f"\nIn another terminal:\n  export PODRUN_RUNTIME_DIR={directory}")
-        say("  podrun top, podrun health, gc-monitor, vipu, vipu-admin, podrun ps, the files above")
+        say(
+            f"  podrun top, podrun health, gc-monitor, vipu, vipu-admin, podrun ps, the files above, {SERVICE_LOG}"
+        )
         say(f"Answer here or with podrun drill answer TARGET:PLACE:KIND. Also: {HINT_WORD}, {END_WORD}.")
         (directory / ANSWERS).touch()
         pod.break_it()

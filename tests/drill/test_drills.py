@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from podrun.core.errors import ConfigError, NotFoundError, PodrunError
+from podrun.core.errors import ConfigError, DeadlineError, NotFoundError, PodrunError
 from podrun.core.telemetry import ControlEvent
 from podrun.drill.commands.drill import drill_verb
-from podrun.drill.play import ANSWERS, DrillGame, explained, send_answer
+from podrun.drill.play import ANSWERS, SERVICE_LOG, DrillGame, explained, play, send_answer
 from podrun.drill.scenario import built_in_drills, check_answer_form, load_scenario, normal_answer
 from podrun.drill.scoring import DAMAGE, Judgement, collateral_damage, judge, score_drill
 
@@ -115,6 +116,27 @@ def test_the_clock_runs_from_the_strike_to_the_healthy_pod() -> None:
     assert game.over
     score = game.score()
     assert (score.seconds, score.wrong_answers, score.points) == (30.0, 1, 90)
+
+
+def test_the_service_says_nothing_on_the_terminal_of_the_player(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class TalkingPod(FakePod):
+        def __init__(self, *_: object) -> None:
+            super().__init__("lost-machine")
+
+        def start(self, say: object) -> None:
+            logging.getLogger("podrun.partition").warning("machine ipum1 is lost")
+            raise DeadlineError("the jobs do not work")
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr("podrun.drill.play.DrillPod", TalkingPod)
+    with pytest.raises(DeadlineError):
+        play(load_scenario("lost-machine", 1), tmp_path, lambda line: None)
+    assert caplog.text == ""
+    assert "WARNING machine ipum1 is lost" in (tmp_path / SERVICE_LOG).read_text()
 
 
 def test_time_hints_and_giving_up() -> None:
