@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from jax import export
 
+from podrun.collectives.rendezvous import SoloGroup
 from podrun.core import executable_file
 from podrun.core.errors import InternalError
 from podrun.core.executable import Computation
@@ -119,3 +121,19 @@ def test_runs_in_place_give_the_bits_of_runs_that_are_not(
     np.testing.assert_array_equal(losses, plain_losses)
     for name, value in plain_weights.items():
         np.testing.assert_array_equal(weights[name], value)
+
+
+@pytest.mark.parametrize("initial", [0.0, -0.0, 0.5, float("nan")])
+@pytest.mark.parametrize("written", [False, True])
+def test_a_donated_arena_starts_with_the_bits_that_the_plain_one_had(initial: float, written: bool) -> None:
+    executable = linear(4)
+    variables = dict(executable.variables)
+    variables["b"] = replace(variables["b"], initial=initial)
+    buffers = Buffers(replace(executable, variables=variables), SoloGroup())
+    if written:
+        buffers.write({"w": np.arange(4, dtype=np.float32).reshape(4, 1)})
+    before = {name: np.array(buffers.read(name)) for name in ("w", "b")}
+    buffers.donor("arena_slice:weights", None, one_thread_device())
+    for name, value in before.items():
+        assert buffers.read(name).tobytes() == value.tobytes()
+    assert buffers.read("b").tobytes() == np.float32(initial).tobytes()

@@ -74,6 +74,7 @@ class Buffers(ProgramMemory):
         """Host writes, checked before; where a host keeps one copy only one of its machines writes it."""
         for name, value in values.items():
             member = self._members.get(name)
+            self._blank.discard(name if member is None else member.arena)
             if member is None:
                 self._variables[name][...] = value[self._rows(name)]
             elif self.writes_one_copy or not self.arenas[member.arena].one_copy:
@@ -230,7 +231,8 @@ class Buffers(ProgramMemory):
             old = self._variables[name]
             moved = DonatedArena(old.shape, old.dtype, device)
             self._variables[name] = moved.memory.reshape(old.shape)
-            self._variables[name][...] = old
+            if name not in self._blank:
+                self._variables[name][...] = old
             return moved
         arena = name.removeprefix(WHOLE).removeprefix(SLICE)
         if arena not in self._donated:
@@ -238,7 +240,8 @@ class Buffers(ProgramMemory):
             donated = self._donated[arena] = DonatedArena(
                 buffer.own.shape if shape is None else shape, buffer.own.dtype, device
             )
-            donated.memory[:] = buffer.own
+            if arena not in self._blank:
+                donated.memory[:] = buffer.own
             buffer.own = donated.memory
         return self._donated[arena]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from math import copysign
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,8 @@ class ProgramMemory:
         )
         self._variables: dict[str, Array] = {}
         self._unwritten: set[str] = set()
+        self._blank = {*self.arenas, *executable.variables} - set(self._members)
+        """Arenas, and variables outside of them, that hold zeros as they were allocated."""
         self._covers: dict[str, bool] = {}
         self._written: dict[str, frozenset[str]] = {}
         self._fill()
@@ -205,7 +208,9 @@ class ProgramMemory:
                 self._unwritten.add(name)
             else:
                 member = self._members.get(name)
-                if member is None or self.writes_one_copy or not self.arenas[member.arena].one_copy:
+                here = member is None or self.writes_one_copy or not self.arenas[member.arena].one_copy
+                if here and not _is_as_allocated(variable.initial):
+                    self._blank.discard(name if member is None else member.arena)
                     self._value_of(name)[...] = variable.initial
         offset = aligned_zeros((), np.dtype(np.int32))
         offset[...] = self._group.rank * layout.replicas_per_machine
@@ -218,3 +223,8 @@ class ProgramMemory:
             outputs = set(computation.outputs)
             self._covers[key] = WHOLE + arena.name in outputs or all(m.name in outputs for m in arena.members)
         return self._covers[key]
+
+
+def _is_as_allocated(initial: float) -> bool:
+    """Whether memory of zeros holds this value already, to the bit."""
+    return initial == 0 and copysign(1, initial) > 0
