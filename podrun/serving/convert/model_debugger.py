@@ -329,6 +329,7 @@ def node_lines(model: ModelProto, node: NodeProto, level: str) -> list[str]:
     lines = [f"  Node: {node.name}"]
     if level == "graph":
         return lines
+    known: dict[str, ValueInfoProto | TensorProto]
     known = {v.name: v for v in (*model.graph.input, *model.graph.output, *model.graph.value_info)}
     known |= {tensor.name: tensor for tensor in model.graph.initializer}
     for what, names in (("Inputs", node.input), ("Outputs", node.output)):
@@ -349,7 +350,12 @@ def _matching(model: ModelProto, pattern: str) -> list[str]:
     nodes = [node for node in model.graph.node if wanted.search(node.name)]
     if nodes:
         return [line for node in nodes for line in node_lines(model, node, "tensor")]
-    values = [*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer]
+    values: list[ValueInfoProto | TensorProto] = [
+        *model.graph.input,
+        *model.graph.output,
+        *model.graph.value_info,
+        *model.graph.initializer,
+    ]
     lines: list[str] = []
     for value in (value for value in values if wanted.search(value.name)):
         lines += tensor_lines(value, "")
