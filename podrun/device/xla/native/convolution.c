@@ -12,7 +12,7 @@
 #include "plans.h"
 #include "workers.h"
 
-enum { MOST_PARTS = 2, CHANNELS = 16, LEAST_ROWS = 4 };
+enum { CHANNELS = 16, LEAST_ROWS = 4 };
 
 typedef struct {
     Convolution c;
@@ -21,6 +21,29 @@ typedef struct {
     int64_t shuffle; /* the convolution's own, which the plan knows nothing of */
     const char *error;
 } Part;
+
+int
+convolution_decode(const int64_t *numbers, size_t count, Convolution *c, Manner *manner)
+{
+    if (count != CONVOLUTION_NUMBERS)
+        return -1;
+    for (int i = 0; i < CONVOLUTION_NUMBERS; i++)
+        if (numbers[i] < 0 || numbers[i] > INT32_MAX)
+            return -1;
+    memset(c, 0, sizeof *c);
+    memcpy(c, numbers, (CONVOLUTION_NUMBERS - 1) * sizeof *numbers);
+    c->src_row = c->c;
+    c->dst_row = c->m;
+    manner->parts = (int)numbers[CONVOLUTION_NUMBERS - 1];
+    manner->packed = (c->follows & PACKED) != 0;
+    c->follows &= ~(int64_t)PACKED;
+    if (manner->packed && c->kind != FORWARD)
+        return -1;
+    const int sizes = c->n && c->ih && c->iw && c->c && c->oh && c->ow && c->m && c->kh && c->kw && c->groups;
+    const int steps = c->stride[0] && c->stride[1] && c->dilation[0] && c->dilation[1];
+    const int shuffles = c->shuffle == 1 || (c->shuffle && c->kind == FORWARD && !(c->m % c->shuffle));
+    return sizes && steps && shuffles && c->kind <= OF_WEIGHTS && !(c->c % c->groups) && !(c->m % c->groups) ? 0 : -1;
+}
 
 static int64_t
 weights_of(const Convolution *c)
@@ -221,6 +244,47 @@ convolution_pack(const Convolution *c, int wanted, const float *weights, float *
     give_back_plans(plans);
     plan_leave(before);
     return error;
+}
+
+int
+convolution_take(const Convolution *c, int wanted, Plan **plans, const char **error)
+{
+    static const Arrays none;
+    Part parts[MOST_PARTS];
+    const int count = divide(c, &none, wanted, parts);
+    const Before before = plan_enter();
+    *error = take_plans(parts, count, plans);
+    plan_leave(before);
+    return *error ? 0 : count;
+}
+
+/* Where the second part's packed weights lie. */
+static size_t
+second_weights(const Convolution *c, const Part *parts, int count, Plan *const *plans)
+{
+    return divides_weights(c, parts, count) ? plan_packed(plans[0]) / sizeof(float) : 0;
+}
+
+int64_t
+convolution_weights(const Convolution *c, int wanted, int packed, Plan *const *plans)
+{
+    static const Arrays none;
+    Part parts[MOST_PARTS];
+    const int count = divide(c, &none, wanted, parts);
+    if (!packed)
+        return weights_of(c);
+    const int last = divides_weights(c, parts, count) ? 1 : 0;
+    return (int64_t)(second_weights(c, parts, count, plans) + plan_packed(plans[last]) / sizeof(float));
+}
+
+const char *
+convolution_compute_part(const Convolution *c, const Arrays *arrays, int wanted, int part, Plan *const *plans)
+{
+    Part parts[MOST_PARTS];
+    const int count = divide(c, arrays, wanted, parts);
+    if (arrays->packed && part)
+        parts[part].arrays.weights = arrays->weights + second_weights(c, parts, count, plans);
+    return run_plan(plans[part], &parts[part]);
 }
 
 /* The second part's packed weights lie behind the first's. */

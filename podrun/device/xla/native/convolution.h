@@ -23,6 +23,16 @@ typedef struct {
     int packed; /* the weights of a forward one are as convolution_pack left them */
 } Arrays;
 
+enum { CONVOLUTION_NUMBERS = 25, MOST_PARTS = 2 };
+
+/* How a convolution is called: into how many parts it is divided, and whether its weights are packed. */
+typedef struct {
+    int parts, packed;
+} Manner;
+
+/* A convolution from its numbers, the fields up to `order`, and the manner of the call. Not 0: they describe none. */
+int convolution_decode(const int64_t *numbers, size_t count, Convolution *c, Manner *manner);
+
 /* Compute it in so many parts, by at most as many threads. NULL, or what is wrong. The parts follow from the convolution
    alone, and so do the bits. */
 const char *convolution_compute(const Convolution *c, const Arrays *arrays, int parts);
@@ -33,5 +43,16 @@ const char *convolution_pack(const Convolution *c, int parts, const float *weigh
 
 /* Make what computing it takes. NULL, or what is wrong; `names` tells which of the library's algorithms were chosen. */
 const char *convolution_prepare(const Convolution *c, int parts, char *names, int size);
+
+/* For calls that are repeated: the plans of the parts of a forward one, to be given back, and how many parts there are. 0:
+   there are none, `*error` says why. */
+typedef struct Plan Plan;
+int convolution_take(const Convolution *c, int parts, Plan **plans, const char **error);
+
+/* Elements of the weights that these parts read. */
+int64_t convolution_weights(const Convolution *c, int parts, int packed, Plan *const *plans);
+
+/* One of its parts with these plans, in this thread, between plan_enter and plan_leave. NULL, or what is wrong. */
+const char *convolution_compute_part(const Convolution *c, const Arrays *arrays, int parts, int part, Plan *const *plans);
 
 #endif

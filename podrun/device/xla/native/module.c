@@ -2,45 +2,18 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "convolution.h"
 #include "library.h"
+#include "network.h"
 #include "plans.h"
 #include "workers.h"
 #include "xla_ffi.h"
 
-enum { NUMBERS = 25, OPERANDS = 4 };
+enum { OPERANDS = 4 };
 enum { WEIGHTS = 1 }; /* the operand of a forward one that may have room behind it, which is not read */
-
-/* How a convolution is called: into how many parts it is divided, and whether its weights are packed. */
-typedef struct {
-    int parts, packed;
-} Manner;
-
-/* A convolution from its numbers: the fields up to `order`, and the manner of the call. */
-static int
-decode(const int64_t *numbers, size_t count, Convolution *c, Manner *manner)
-{
-    if (count != NUMBERS)
-        return -1;
-    for (int i = 0; i < NUMBERS; i++)
-        if (numbers[i] < 0 || numbers[i] > INT32_MAX)
-            return -1;
-    memset(c, 0, sizeof *c);
-    memcpy(c, numbers, (NUMBERS - 1) * sizeof *numbers);
-    c->src_row = c->c;
-    c->dst_row = c->m;
-    manner->parts = (int)numbers[NUMBERS - 1];
-    manner->packed = (c->follows & PACKED) != 0;
-    c->follows &= ~(int64_t)PACKED;
-    if (manner->packed && c->kind != FORWARD)
-        return -1;
-    const int sizes = c->n && c->ih && c->iw && c->c && c->oh && c->ow && c->m && c->kh && c->kw && c->groups;
-    const int steps = c->stride[0] && c->stride[1] && c->dilation[0] && c->dilation[1];
-    const int shuffles = c->shuffle == 1 || (c->shuffle && c->kind == FORWARD && !(c->m % c->shuffle));
-    return sizes && steps && shuffles && c->kind <= OF_WEIGHTS && !(c->c % c->groups) && !(c->m % c->groups) ? 0 : -1;
-}
 
 /* Elements of the operands, in order, and last of the result. Gives how many operands there are. */
 static int
@@ -115,7 +88,7 @@ handle(FfiCall *call)
     Convolution c;
     Manner manner;
     if (!numbers || attributes->kinds[0] != FFI_ARRAY || numbers->type != FFI_S64 ||
-        decode(numbers->data, numbers->length, &c, &manner))
+        convolution_decode(numbers->data, numbers->length, &c, &manner))
         return failed(call, FFI_INVALID, "podrun_convolution: its numbers describe no convolution");
     int64_t sizes[OPERANDS + 1];
     float *operands[OPERANDS] = {0};
@@ -135,26 +108,77 @@ handle(FfiCall *call)
     return error ? failed(call, FFI_INTERNAL, error) : NULL;
 }
 
+/* The handler of the call `podrun_network`, whose attribute `numbers` says which. */
+static FfiError *
+handle_network(FfiCall *call)
+{
+    if (call->extension)
+        return described(call);
+    const FfiAttributes *attributes = &call->attributes;
+    const FfiArray *numbers = attributes->count == 1 ? attributes->values[0] : NULL;
+    const char *error = "podrun_network: it has no numbers";
+    if (!numbers || attributes->kinds[0] != FFI_ARRAY || numbers->type != FFI_S64)
+        return failed(call, FFI_INVALID, error);
+    Network *network = network_take(numbers->data, numbers->length, &error);
+    if (!network)
+        return failed(call, FFI_INVALID, error);
+    const size_t operands = network_operands(network), all = operands + network_results(network);
+    float **buffers = NULL;
+    int code = FFI_INVALID;
+    error = "podrun_network: other operands or results than its numbers say";
+    if ((size_t)call->arguments.count != operands || (size_t)call->results.count != all - operands)
+        goto end;
+    if (!(buffers = malloc(all * sizeof *buffers)))
+        goto end;
+    for (size_t i = 0; i < all; i++) {
+        const FfiBuffer *buffer = i < operands ? call->arguments.values[i] : call->results.values[i - operands];
+        if (elements(buffer) < network_reach(network, i))
+            goto end;
+        buffers[i] = buffer->data;
+    }
+    code = FFI_INTERNAL;
+    error = network_run(network, buffers);
+end:
+    free(buffers);
+    network_give_back(network);
+    return error ? failed(call, code, error) : NULL;
+}
+
 /* --- Python -------------------------------------------------------------------------------------------------------- */
 
 static int
 decode_python(PyObject *from, Convolution *c, Manner *manner)
 {
-    int64_t numbers[NUMBERS];
+    int64_t numbers[CONVOLUTION_NUMBERS];
     PyObject *items = PySequence_Fast(from, "a convolution is a sequence of integers");
     if (!items)
         return -1;
     const Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
-    for (Py_ssize_t i = 0; i < count && i < NUMBERS; i++)
+    for (Py_ssize_t i = 0; i < count && i < CONVOLUTION_NUMBERS; i++)
         numbers[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items, i));
     Py_DECREF(items);
     if (PyErr_Occurred())
         return -1;
-    if (decode(numbers, (size_t)count, c, manner)) {
+    if (convolution_decode(numbers, (size_t)count, c, manner)) {
         PyErr_SetString(PyExc_ValueError, "these numbers describe no convolution");
         return -1;
     }
     return 0;
+}
+
+/* Around a fork: networks hold plans, so theirs is the first lock. */
+static void
+hold(void)
+{
+    networks_hold();
+    plans_hold();
+}
+
+static void
+release(void)
+{
+    plans_release();
+    networks_release();
 }
 
 static PyObject *
@@ -168,7 +192,7 @@ load(PyObject *module, PyObject *path)
     if (error)
         return PyErr_Format(PyExc_OSError, "%s", error);
     loaded = 1;
-    workers_start(plans_hold, plans_release);
+    workers_start(hold, release);
     return Py_NewRef(Py_None);
 }
 
@@ -183,6 +207,12 @@ static PyObject *
 handler(PyObject *module, PyObject *unused)
 {
     return PyCapsule_New((void *)handle, NULL, NULL);
+}
+
+static PyObject *
+network_handler(PyObject *module, PyObject *unused)
+{
+    return PyCapsule_New((void *)handle_network, NULL, NULL);
 }
 
 static PyObject *
@@ -265,12 +295,67 @@ pack(PyObject *module, PyObject *args)
     return error ? PyErr_Format(PyExc_ValueError, "%s", error) : Py_NewRef(Py_None);
 }
 
+/* The buffers of a tuple or list, as so many floats as the network reaches at least. How many are held, -1 if one does not fit. */
+static Py_ssize_t
+hold_buffers(const Network *network, PyObject *items, size_t first, int writable, Py_buffer *views, float **buffers)
+{
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items); i++) {
+        Py_buffer *view = &views[first + (size_t)i];
+        if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(items, i), view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE))
+            return i;
+        buffers[first + (size_t)i] = view->buf;
+        if (view->len / (Py_ssize_t)sizeof(float) < network_reach(network, first + (size_t)i)) {
+            PyErr_SetString(PyExc_ValueError, "an operand or result is smaller than the network's numbers say");
+            return i + 1;
+        }
+    }
+    return PySequence_Fast_GET_SIZE(items);
+}
+
+static PyObject *
+network(PyObject *module, PyObject *args)
+{
+    Py_buffer numbers, *views = NULL;
+    PyObject *operands, *results;
+    float **buffers = NULL;
+    Py_ssize_t held = 0;
+    const char *error = "these numbers describe no network";
+    if (!PyArg_ParseTuple(args, "y*O!O!", &numbers, &PyTuple_Type, &operands, &PyTuple_Type, &results))
+        return NULL;
+    Network *taken = network_take(numbers.buf, (size_t)numbers.len / sizeof(int64_t), &error);
+    const size_t first = taken ? network_operands(taken) : 0, all = taken ? first + network_results(taken) : 0;
+    if (taken && ((size_t)PyTuple_GET_SIZE(operands) != first || (size_t)PyTuple_GET_SIZE(results) != all - first))
+        error = "another number of operands or results than the network's numbers say";
+    else if (taken && (views = calloc(all, sizeof *views)) && (buffers = calloc(all, sizeof *buffers))) {
+        held = hold_buffers(taken, operands, 0, 0, views, buffers);
+        if (!PyErr_Occurred())
+            held += hold_buffers(taken, results, first, 1, views, buffers);
+        if (!PyErr_Occurred()) {
+            Py_BEGIN_ALLOW_THREADS
+            error = network_run(taken, buffers);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    while (held)
+        PyBuffer_Release(&views[--held]);
+    free(views);
+    free(buffers);
+    if (taken)
+        network_give_back(taken);
+    PyBuffer_Release(&numbers);
+    if (error && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, error);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef functions[] = {
     {"load", load, METH_O, PyDoc_STR("Load the library from a path. OSError says why not.")},
     {"guard", guard, METH_NOARGS, PyDoc_STR("Before the first plan, for tests: a crash where the library leaves its scratch memory.")},
     {"handler", handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls, for `jax.ffi.register_ffi_target`.")},
+    {"network_handler", network_handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls of networks.")},
     {"prepare", prepare, METH_O, PyDoc_STR("Make what a convolution takes; the names of its algorithms. ValueError if there are none.")},
     {"compute", compute, METH_VARARGS, PyDoc_STR("compute(numbers, operands, result): one convolution on buffers of float32.")},
+    {"network", network, METH_VARARGS, PyDoc_STR("network(numbers, operands, results): a chain of layers on tuples of buffers of float32; numbers: a buffer of int64.")},
     {"pack", pack, METH_VARARGS, PyDoc_STR("pack(numbers, weights, result): weights in the library's order, in a result that is large enough. ValueError if they stay as they are.")},
     {NULL, NULL, 0, NULL},
 };

@@ -17,7 +17,7 @@
 #include "library.h"
 
 enum { SRC, WEIGHTS, DST, ADDEND, TENSORS };
-enum { MOST_PLANS = 1024, BUCKETS = 512 };
+enum { MOST_PLANS = 1024, BUCKETS = 512, OWN_BUFFERS = 3 };
 #define KEPT_SCRATCH ((size_t)64 << 20) /* bytes that a thread keeps between calls */
 
 struct Plan {
@@ -59,8 +59,8 @@ plan_leave(Before before)
 
 typedef struct {
     Stream stream;
-    float *buffer[2];
-    size_t bytes[2];
+    float *buffer[OWN_BUFFERS];
+    size_t bytes[OWN_BUFFERS];
 } Own;
 
 static pthread_key_t own_key;
@@ -118,7 +118,7 @@ own_free(void *value)
     Own *own = value;
     if (own->stream)
         onednn.dnnl_stream_destroy(own->stream);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < OWN_BUFFERS; i++)
         buffer_free(own->buffer[i], own->bytes[i]);
     free(own);
 }

@@ -7,8 +7,6 @@
 
 #include "convolution.h"
 
-typedef struct Plan Plan;
-
 /* The plan of a convolution, made if need be, to be given back. NULL: the library has none, `*error` says why. */
 Plan *plan_take(const Convolution *c, const char **error);
 void plan_give_back(Plan *plan);
@@ -28,7 +26,7 @@ const char *plan_pack(const Plan *plan, float *weights, float *packed);
 /* Run it in the calling thread, and in no other. NULL, or what is wrong. */
 const char *plan_run(const Plan *plan, const Arrays *arrays);
 
-/* A buffer of the calling thread's own, 0 or 1, for as long as no larger one is asked for. NULL without memory. */
+/* A buffer of the calling thread's own, 0, 1 or 2, for as long as no larger one is asked for. NULL without memory. */
 float *scratch(int which, size_t bytes);
 
 /* From now on a page that nobody may touch follows every buffer, so that writing or reading beyond it is a crash where it

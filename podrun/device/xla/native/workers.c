@@ -122,6 +122,12 @@ count_cores(void)
     cores = sched_getaffinity(getpid(), sizeof all, &all) ? 1 : CPU_COUNT(&all);
 }
 
+int
+workers_cores(void)
+{
+    return cores;
+}
+
 void
 workers_run(void (*part)(void *, int), void *what, int count)
 {

@@ -7,6 +7,9 @@
    have returned when this returns. Who runs a part, and when, is open: parts must not depend on it. */
 void workers_run(void (*part)(void *what, int i), void *what, int count);
 
+/* Cores that the process may use, once something was run. */
+int workers_cores(void);
+
 /* Prepare for forks and for the process's end. Once in a process. */
 void workers_start(void (*hold)(void), void (*release)(void));
 
